@@ -1,0 +1,1 @@
+"""Background jobs for Trio on PostgreSQL."""

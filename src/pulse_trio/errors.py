@@ -1,0 +1,74 @@
+"""Every exception pulse-trio raises, split by whose fault it is.
+
+Three families, so that a caller (and the command line's exit code) can tell them apart:
+
+- `UsageError`: yours. Bad arguments, bad configuration, an unknown handler. Nothing was written. Exit code 2.
+- `DatabaseError`: the database's. Unreachable, or its schema is not the one this version needs. Exit code 1.
+- `JobError`: the job's. What waiting for a job's result raises when there is no result.
+
+The split is h11's `LocalProtocolError` / `RemoteProtocolError`, with a third party added.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class PulseTrioError(Exception):
+    """The root: `except PulseTrioError` catches everything that is ours and nothing that is not."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class UsageError(PulseTrioError):
+    """The caller's fault; the message says what to do. Nothing was written."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class ConfigurationError(UsageError):
+    """A setting, a module path or a registration that cannot work."""
+
+
+class InvalidName(UsageError):
+    """A queue, kind or unique key with characters or a length that are not allowed."""
+
+
+class InvalidArguments(UsageError):
+    """Arguments that do not fit the handler's signature, or that JSON cannot carry."""
+
+
+class UnknownKind(UsageError):
+    """No handler is registered under that name."""
+
+
+class InvalidTransition(UsageError):
+    """The job is in a state in which that cannot be done to it (the state machine is `states.TRANSITIONS`)."""
+
+
+class UnknownJob(UsageError):
+    """No job has that id (or its retention has passed)."""
+
+
+class DatabaseError(PulseTrioError):
+    """The database's fault: what was asked for was right."""
+
+
+class DatabaseUnavailable(DatabaseError):
+    """No connection could be made, or it was lost and could not be made again in time."""
+
+
+class SchemaError(DatabaseError):
+    """The schema is missing, older or newer than this version of pulse-trio needs."""
+
+
+class JobError(PulseTrioError):
+    """The job's fault."""
+
+
+class JobFailed(JobError):
+    """The job is dead: its last attempt failed and its budget is used up. The message holds the last error."""
+
+
+class JobCancelled(JobError):
+    """The job was cancelled."""
