@@ -1,0 +1,185 @@
+"""The values that travel: what is asked for (`JobRequest`), held (`Claim`), reported (`Outcome`) and seen (`Job`).
+
+All frozen and free of I/O, so that the decisions in `states` are plain functions over them. `Job` is what a handler is
+given: a window on its claim and on the nursery it runs in.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import msgspec
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    import trio
+
+CancelReason = Literal["user", "timeout", "fence-lost", "lease-unproven", "shutdown", "parent"]
+"""Why a handler was cancelled: somebody asked, its time was up, another attempt owns the job, the lease could not be
+proven in time, the worker stops, or the program around the worker was cancelled."""
+
+OutcomeKind = Literal["completed", "failed", "timeout", "discarded", "cancelled", "snoozed", "released", "rescued"]
+
+
+class JobOptions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What stands in the row's `options` for the worker alone. Times are in seconds."""
+
+    timeout: float | None = None
+    backoff_base: float = 2.0
+    backoff_cap: float = 3600.0
+
+
+DEFAULT_OPTIONS = JobOptions()
+
+
+class JobRequest(msgspec.Struct, frozen=True):
+    """One job to enqueue, validated: made by `Handler.request`, written by the store.
+
+    `args` is a JSON object by parameter name; `delay` is seconds from the transaction's start; `run_at` an ISO time with
+    its offset. `options` is JSON, or None when every option is the default.
+    """
+
+    kind: str
+    args: str
+    queue: str = "default"
+    priority: int = 0
+    max_attempts: int = 20
+    delay: float | None = None
+    run_at: str | None = None
+    unique_key: str | None = None
+    options: str | None = None
+
+
+class Claim(msgspec.Struct, frozen=True, gc=False):
+    """One attempt this worker holds: the row as the claim returned it. (id, attempt, session) is the fence."""
+
+    id: int
+    attempt: int
+    max_attempts: int
+    failures: int
+    priority: int
+    run_at: str
+    queue: str
+    kind: str
+    args: str
+    options: str | None
+    session: int
+
+
+class Outcome(msgspec.Struct, frozen=True, gc=False):
+    """How one attempt ended. `result` is JSON (None for null); `delay` seconds until the job is due again; `error` text."""
+
+    claim: Claim
+    kind: OutcomeKind
+    result: str | None = None
+    delay: float = 0.0
+    error: str | None = None
+
+
+class Snooze(Exception):  # noqa: N818 -- raised as a verb, as in `raise Snooze(30)`
+    """Raised by a handler: put the job back for `seconds`; no attempt of its budget is used."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.seconds = seconds
+
+
+class RetryAfter(Exception):  # noqa: N818 -- see Snooze
+    """Raised by a handler: this attempt failed; try again after `seconds` instead of the backoff."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.seconds = seconds
+
+
+class Discard(Exception):  # noqa: N818 -- see Snooze
+    """Raised by a handler: the job can never succeed; it is dead at once, whatever is left of its budget."""
+
+
+class JobNursery(Protocol):
+    """The children of a job: `trio.Nursery`'s interface for starting tasks."""
+
+    @property
+    def cancel_scope(self) -> trio.CancelScope: ...
+
+    def start_soon(self, async_fn: Any, /, *args: Any, name: object = None) -> None: ...
+
+    async def start(self, async_fn: Any, /, *args: Any, name: object = None) -> Any: ...
+
+
+class JobRuntime(Protocol):
+    """What stands behind a `Job`: the runner's, or a test's."""
+
+    @property
+    def cancel_reason(self) -> CancelReason | None: ...
+
+    @property
+    def deadline(self) -> float: ...
+
+    @property
+    def nursery(self) -> JobNursery: ...
+
+    def cleanup(self) -> AbstractContextManager[object]: ...
+
+
+class Job:
+    """What a handler sees of its job. `(job.id, job.attempt)` is the key to deduplicate remote effects on."""
+
+    __slots__ = ("_claim", "_runtime")
+
+    def __init__(self, claim: Claim, runtime: JobRuntime) -> None:
+        self._claim = claim
+        self._runtime = runtime
+
+    def __repr__(self) -> str:
+        return f"<Job {self.id} {self.kind!r} attempt {self.attempt} of queue {self.queue!r}>"
+
+    @property
+    def id(self) -> int:
+        """The job's id: the same in every attempt."""
+        return self._claim.id
+
+    @property
+    def attempt(self) -> int:
+        """1 the first time; grows by one each time the job is claimed, never repeats."""
+        return self._claim.attempt
+
+    @property
+    def max_attempts(self) -> int:
+        """The attempt after which a failure is the last."""
+        return self._claim.max_attempts
+
+    @property
+    def kind(self) -> str:
+        return self._claim.kind
+
+    @property
+    def queue(self) -> str:
+        return self._claim.queue
+
+    @property
+    def priority(self) -> int:
+        return self._claim.priority
+
+    @property
+    def deadline(self) -> float:
+        """When this attempt will be cancelled, on Trio's clock (`trio.current_time()`). Moves on with every heartbeat
+        while the job has no timeout of its own."""
+        return self._runtime.deadline
+
+    @property
+    def cancel_reason(self) -> CancelReason | None:
+        """Why the handler is being cancelled; None while it is not. Set before `trio.Cancelled` is raised."""
+        return self._runtime.cancel_reason
+
+    @property
+    def nursery(self) -> JobNursery:
+        """The job's own nursery. Its tasks are part of the job: the job ends when they have ended, its cancellation
+        reaches them, and their failure is its failure. Cancelling its `cancel_scope` cancels this attempt."""
+        return self._runtime.nursery
+
+    def cleanup(self) -> AbstractContextManager[object]:
+        """`with job.cleanup():` shields what is awaited inside from cancellation, for at most the worker's `cleanup`
+        seconds (5 by default), with the lease still held. For what must be put right after a `Cancelled`."""
+        return self._runtime.cleanup()

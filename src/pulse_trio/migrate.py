@@ -1,0 +1,156 @@
+"""Applies and checks the schema: forward only, one transaction a migration, under an advisory lock.
+
+Eight processes that start at once apply each migration once; the others wait for the lock and find nothing left to do.
+A schema newer than this code is accepted by `check` only if the code knows all of its migrations: an old worker beside a
+new schema says so and stops, rather than guess.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import psycopg
+from psycopg.sql import SQL, Identifier
+
+from .errors import ConfigurationError, DatabaseUnavailable, SchemaError
+from .sql import render
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class Migration(NamedTuple):
+    """One file of migrations/: `NNNN_name.sql`."""
+
+    version: int
+    name: str
+    text: str
+
+    @property
+    def checksum(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+def migrations_folder() -> Path:
+    """The folder of migrations: inside the installed package, or the checkout's own when installed editable."""
+    shipped = Path(str(files("pulse_trio"))) / "migrations"
+    return shipped if shipped.is_dir() else Path(__file__).parents[2] / "migrations"
+
+
+def known_migrations() -> list[Migration]:
+    """Every migration this version of pulse-trio ships, in order."""
+    found: list[Migration] = []
+    for path in sorted(migrations_folder().glob("[0-9]*_*.sql")):
+        version, _, name = path.stem.partition("_")
+        found.append(Migration(int(version), name, path.read_text(encoding="utf-8")))
+    return found
+
+
+def migration_sql(schema: str = "pulse") -> str:
+    """The whole schema as one script, for those whose database is changed by other hands."""
+    parts = [_preamble(schema)]
+    for migration in known_migrations():
+        record = render(
+            'INSERT INTO :"schema".migration (version, name, checksum) '
+            f"VALUES ({migration.version}, '{migration.name}', '{migration.checksum}');",
+            schema,
+        )
+        parts.append(f"BEGIN;\n{render(migration.text, schema)}\n{record}\nCOMMIT;")
+    return "\n\n".join(parts) + "\n"
+
+
+def migrate_sync(dsn: str, schema: str = "pulse") -> list[str]:
+    """Applies what is missing; returns the names of the migrations it applied, `[]` when there was nothing to do.
+
+    Blocks: from Trio call it through `trio.to_thread.run_sync`.
+    Raises `DatabaseUnavailable`, or `SchemaError` when the schema was made by a newer version or changed by hand.
+    """
+    with _connect(dsn) as connection:
+        # Session-level, so that it is held over one transaction a migration; it goes with the connection at the latest.
+        connection.execute("SELECT pg_advisory_lock(hashtextextended(%s, 0))", [f"{schema} migrate"])
+        connection.execute(_preamble(schema).encode())
+        applied = _applied(connection, schema)
+        _refuse_strangers(applied)
+        missing = [m for m in known_migrations() if m.version not in applied]
+        for migration in missing:
+            _apply(connection, migration, schema)
+    return [f"{m.version:04}_{m.name}" for m in missing]
+
+
+def check_sync(dsn: str, schema: str = "pulse") -> None:
+    """Raises `SchemaError` unless the schema is exactly what this version of pulse-trio needs. Blocks."""
+    with _connect(dsn) as connection:
+        found = connection.execute(
+            "SELECT to_regclass(format('%%I.migration', %s::text)) IS NOT NULL", [schema]
+        ).fetchone()
+        check_versions(_applied(connection, schema) if found and found[0] else {}, schema)
+
+
+def check_versions(applied: dict[int, str], schema: str = "pulse") -> None:
+    """The decision behind `check_sync`, over `{version: checksum}` as recorded in the database."""
+    if not applied:
+        raise SchemaError(
+            f"The database has no pulse-trio schema {schema!r}. Create it with: pulse-trio migrate"
+        )
+    _refuse_strangers(applied)
+    missing = [m for m in known_migrations() if m.version not in applied]
+    if missing:
+        raise SchemaError(
+            f"The schema {schema!r} is older than this version of pulse-trio: {len(missing)} migration(s) missing, "
+            f"from {missing[0].version:04}_{missing[0].name} on. Bring it up to date with: pulse-trio migrate"
+        )
+
+
+def _refuse_strangers(applied: dict[int, str]) -> None:
+    known = {m.version: m for m in known_migrations()}
+    newer = sorted(set(applied) - set(known))
+    if newer:
+        raise SchemaError(
+            f"The schema is newer than this version of pulse-trio: it has migration {newer[-1]:04}, this version knows "
+            f"up to {max(known):04}. Upgrade pulse-trio here (pip install --upgrade pulse-trio)."
+        )
+    changed = [known[v] for v, checksum in applied.items() if known[v].checksum != checksum]
+    if changed:
+        raise SchemaError(
+            f"Migration {changed[0].version:04}_{changed[0].name} was applied from another text than the one this "
+            "version ships. Use the version of pulse-trio that applied it, or restore the schema from a backup."
+        )
+
+
+def _preamble(schema: str) -> str:
+    return render(
+        'CREATE SCHEMA IF NOT EXISTS :"schema";\n'
+        'CREATE TABLE IF NOT EXISTS :"schema".migration (\n'
+        "  version int PRIMARY KEY, name text NOT NULL, checksum text NOT NULL,\n"
+        "  applied_at timestamptz NOT NULL DEFAULT now());",
+        schema,
+    )
+
+
+def _apply(connection: psycopg.Connection[Any], migration: Migration, schema: str) -> None:
+    with connection.transaction():
+        connection.execute(render(migration.text, schema).encode())
+        connection.execute(
+            SQL("INSERT INTO {}.migration (version, name, checksum) VALUES (%s, %s, %s)").format(Identifier(schema)),
+            [migration.version, migration.name, migration.checksum],
+        )
+
+
+def _applied(connection: psycopg.Connection[Any], schema: str) -> dict[int, str]:
+    query = SQL("SELECT version, checksum FROM {}.migration").format(Identifier(schema))
+    rows: Iterable[tuple[int, str]] = connection.execute(query).fetchall()
+    return dict(rows)
+
+
+def _connect(dsn: str) -> psycopg.Connection[Any]:
+    try:
+        return psycopg.connect(dsn, autocommit=True, connect_timeout=10)
+    except psycopg.OperationalError as error:
+        raise DatabaseUnavailable(f"Cannot connect to PostgreSQL: {str(error).strip()}") from error
+    except psycopg.ProgrammingError as error:
+        raise ConfigurationError(
+            f"The DSN cannot be read: {str(error).strip()}. It looks like postgresql://user@host:5432/database"
+        ) from None

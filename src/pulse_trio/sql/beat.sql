@@ -1,0 +1,20 @@
+-- One heartbeat for a batch of running jobs. Renewed rows come back true; rows that are still ours but locked by somebody
+-- else come back false (they are not lost: SKIP LOCKED keeps one job's transaction from fencing the whole worker); rows
+-- that do not come back are lost. clock_timestamp(), because the lease counts from the write, not from the transaction.
+WITH report AS MATERIALIZED (
+  SELECT * FROM unnest(%(ids)s::bigint[], %(attempts)s::int[], %(sessions)s::bigint[]) AS r(id, attempt, session)
+), ours AS MATERIALIZED (
+  SELECT j.id FROM report r JOIN :"schema".job j
+    ON j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = 2
+), held AS MATERIALIZED (
+  SELECT j.id, r.attempt, r.session FROM report r JOIN :"schema".job j
+    ON j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = 2
+  FOR NO KEY UPDATE OF j SKIP LOCKED
+), renewed AS (
+  UPDATE :"schema".job j SET lease_until = clock_timestamp() + %(lease)s::interval
+  FROM held h WHERE j.id = h.id AND j.attempt = h.attempt AND j.locked_by = h.session AND j.state = 2
+  RETURNING j.id
+)
+SELECT id, true AS renewed FROM renewed
+UNION ALL
+SELECT id, false FROM ours WHERE id NOT IN (SELECT id FROM renewed)

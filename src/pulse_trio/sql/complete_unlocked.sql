@@ -1,0 +1,26 @@
+-- What exchange.sql does with completions, for the batch in which somebody else holds a row's lock: takes the free rows
+-- and says which of the others are still ours (locked, report again later) and which are not (the lease was lost).
+WITH report AS MATERIALIZED (
+  SELECT * FROM unnest(%(ids)s::bigint[], %(attempts)s::int[], %(sessions)s::bigint[], %(results)s::text[])
+    AS r(id, attempt, session, result)
+), ours AS MATERIALIZED (
+  SELECT j.id FROM report r JOIN :"schema".job j
+    ON j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = 2
+), free AS MATERIALIZED (
+  SELECT j.id, r.attempt, r.session, r.result FROM report r JOIN :"schema".job j
+    ON j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = 2
+  FOR UPDATE OF j SKIP LOCKED
+), done AS (
+  DELETE FROM :"schema".job j USING free r
+  WHERE j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = 2
+  RETURNING j.*, coalesce(r.result, 'null')::json AS result
+), archived AS (
+  INSERT INTO :"schema".job_archive (id, finished_at, started_at, run_at, created_at, locked_by, attempt, failures, max_attempts,
+                            priority, state, queue, kind, args, options, unique_key, result)
+  SELECT id, clock_timestamp(), started_at, run_at, created_at, locked_by, attempt, failures, max_attempts,
+         priority, 4, queue, kind, args, options, unique_key, result
+  FROM done WHERE %(keep)s::boolean
+)
+SELECT id, true AS accepted FROM done
+UNION ALL
+SELECT id, false FROM ours WHERE id NOT IN (SELECT id FROM done)

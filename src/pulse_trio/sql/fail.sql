@@ -1,0 +1,52 @@
+-- The one path of every attempt that ends without completing: a failure, a timeout, a discard, a cancellation, a snooze,
+-- a release, and a rescue (the watchdog passes the rows it found expired). Retry or dead letter is decided here, from the
+-- row's own budget, and nowhere else. Fenced by (id, attempt, session). SKIP LOCKED: it never waits, so it cannot deadlock.
+-- Returns the rows that were moved (next = retryable, scheduled, dead or cancelled) and those still ours but locked (NULL).
+WITH report AS MATERIALIZED (
+  SELECT * FROM unnest(%(ids)s::bigint[], %(attempts)s::int[], %(sessions)s::bigint[], %(outcomes)s::text[],
+                       %(delays)s::float8[], %(errors)s::text[])
+    AS r(id, attempt, session, outcome, delay, error)
+), ours AS MATERIALIZED (
+  SELECT j.id FROM report r JOIN :"schema".job j
+    ON j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = 2
+), held AS MATERIALIZED (
+  SELECT j.id, r.attempt, r.session, r.outcome, r.delay, r.error, j.started_at,
+         CASE WHEN r.outcome IN ('snoozed', 'released') THEN 'scheduled'
+              WHEN r.outcome = 'cancelled' THEN 'cancelled'
+              WHEN r.outcome = 'discarded' THEN 'dead'
+              WHEN j.attempt < j.max_attempts THEN 'retryable'
+              ELSE 'dead' END AS next
+  FROM report r JOIN :"schema".job j
+    ON j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = 2
+  ORDER BY j.id FOR UPDATE OF j SKIP LOCKED
+), back AS (
+  UPDATE :"schema".job j
+  SET state = CASE h.next WHEN 'retryable' THEN 3 ELSE 1 END, locked_by = 0, lease_until = 'infinity',
+      -- Lands above every floor: releases and rescues come due at once, but not in the past.
+      run_at = statement_timestamp() + make_interval(secs => h.delay),
+      failures = j.failures + (h.outcome IN ('failed', 'timeout'))::int,
+      -- attempt never goes back, so an attempt that used no budget raises the budget instead.
+      max_attempts = j.max_attempts + (h.outcome IN ('snoozed', 'released'))::int
+  FROM held h
+  WHERE j.id = h.id AND j.attempt = h.attempt AND j.locked_by = h.session AND j.state = 2
+    AND h.next IN ('retryable', 'scheduled')
+), finished AS (
+  DELETE FROM :"schema".job j USING held h
+  WHERE j.id = h.id AND j.attempt = h.attempt AND j.locked_by = h.session AND j.state = 2
+    AND h.next IN ('dead', 'cancelled')
+  RETURNING j.*, h.outcome, h.error, h.next
+), archived AS (
+  INSERT INTO :"schema".job_archive (id, finished_at, started_at, run_at, created_at, locked_by, attempt, failures, max_attempts,
+                            priority, state, queue, kind, args, options, unique_key, error, cancel_reason)
+  SELECT id, clock_timestamp(), started_at, run_at, created_at, locked_by, attempt,
+         failures + (outcome IN ('failed', 'timeout', 'discarded'))::int, max_attempts,
+         priority, CASE next WHEN 'dead' THEN 5 ELSE 6 END, queue, kind, args, options, unique_key,
+         CASE next WHEN 'dead' THEN error END, CASE next WHEN 'cancelled' THEN error END
+  FROM finished
+), noted AS (
+  INSERT INTO :"schema".attempt (job_id, attempt, session, started_at, ended_at, outcome, error)
+  SELECT id, attempt, session, started_at, clock_timestamp(), outcome, error FROM held
+)
+SELECT id, next FROM held
+UNION ALL
+SELECT id, NULL FROM ours WHERE id NOT IN (SELECT id FROM held)

@@ -1,0 +1,1 @@
+SELECT created, dropped FROM :"schema".maintain(%(retention)s::interval)

@@ -1,0 +1,2 @@
+INSERT INTO :"schema".session (id, host, pid, version, queues, concurrency, lease)
+VALUES (%(session)s::bigint, %(host)s, %(pid)s::int, %(version)s, %(queues)s::text[], %(concurrency)s::int, %(lease)s::interval)

@@ -1,0 +1,200 @@
+"""The state machine as one table, and the pure functions that decide what an attempt's end means.
+
+`TRANSITIONS` is the whole of it, end states included: what it lacks is illegal, and a look-up that fails says so. The
+same table is tried state by event against the real statements (tests/store/test_states.py) and drawn in the docs.
+The idea of the table is h11's; deciding here and waiting elsewhere is psycopg's.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import traceback
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from .errors import InvalidTransition
+from .jobs import DEFAULT_OPTIONS, Claim, Discard, JobOptions, Outcome, RetryAfter, Snooze
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .jobs import CancelReason
+
+
+class State(StrEnum):
+    """What a user sees in `pulse.jobs.state`."""
+
+    SCHEDULED = "scheduled"
+    AVAILABLE = "available"
+    RUNNING = "running"
+    RETRYABLE = "retryable"
+    COMPLETED = "completed"
+    DEAD = "dead"
+    CANCELLED = "cancelled"
+
+
+class Event(StrEnum):
+    """What can happen to a job."""
+
+    DUE = "due"
+    CLAIM = "claim"
+    COMPLETE = "complete"
+    FAIL = "fail"
+    FAIL_LAST = "fail, budget used up"
+    DISCARD = "discard"
+    SNOOZE = "snooze"
+    RELEASE = "release"
+    RESCUE = "rescue"
+    RESCUE_LAST = "rescue, budget used up"
+    CANCEL = "cancel"
+    RETRY = "retry"
+
+
+TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
+    State.SCHEDULED: {
+        Event.DUE: State.AVAILABLE,
+        Event.RETRY: State.AVAILABLE,
+    },
+    State.AVAILABLE: {
+        Event.CLAIM: State.RUNNING,
+    },
+    State.RUNNING: {
+        Event.COMPLETE: State.COMPLETED,
+        Event.FAIL: State.RETRYABLE,
+        Event.FAIL_LAST: State.DEAD,
+        Event.DISCARD: State.DEAD,
+        Event.SNOOZE: State.SCHEDULED,
+        Event.RELEASE: State.AVAILABLE,
+        Event.RESCUE: State.AVAILABLE,
+        Event.RESCUE_LAST: State.DEAD,
+        Event.CANCEL: State.CANCELLED,
+    },
+    State.RETRYABLE: {
+        Event.DUE: State.AVAILABLE,
+        Event.RETRY: State.AVAILABLE,
+    },
+    State.COMPLETED: {Event.RETRY: State.AVAILABLE},
+    State.DEAD: {Event.RETRY: State.AVAILABLE},
+    State.CANCELLED: {Event.RETRY: State.AVAILABLE},
+}
+
+FINISHED = frozenset({State.COMPLETED, State.DEAD, State.CANCELLED})
+
+
+def next_state(state: State, event: Event) -> State:
+    """Where `event` leads from `state`. Raises `InvalidTransition` where the table has no such move."""
+    try:
+        return TRANSITIONS[state][event]
+    except KeyError:
+        possible = ", ".join(TRANSITIONS[state]) or "nothing"
+        raise InvalidTransition(f"A job that is {state} cannot {event}; possible: {possible}.") from None
+
+
+def event_of(kind: str, attempt: int, max_attempts: int) -> Event:
+    """The event an outcome stands for: the one decision between retry and dead letter, as fail.sql makes it."""
+    last = attempt >= max_attempts
+    match kind:
+        case "completed":
+            return Event.COMPLETE
+        case "failed" | "timeout":
+            return Event.FAIL_LAST if last else Event.FAIL
+        case "rescued":
+            return Event.RESCUE_LAST if last else Event.RESCUE
+        case "discarded":
+            return Event.DISCARD
+        case "snoozed":
+            return Event.SNOOZE
+        case "released":
+            return Event.RELEASE
+        case "cancelled":
+            return Event.CANCEL
+        case _:
+            raise ValueError(f"unknown outcome {kind!r}")
+
+
+def outcome_of_error(claim: Claim, error: BaseException) -> Outcome:
+    """What an exception that left the handler means. Groups count as Snooze, RetryAfter or Discard when every leaf is one."""
+    leaves = list(_leaves(error))
+    if all(isinstance(leaf, Snooze) for leaf in leaves):
+        delay = max(leaf.seconds for leaf in leaves if isinstance(leaf, Snooze))
+        return Outcome(claim, "snoozed", delay=delay)
+    if all(isinstance(leaf, Discard) for leaf in leaves):
+        return Outcome(claim, "discarded", error=error_text(error))
+    if all(isinstance(leaf, RetryAfter) for leaf in leaves):
+        delay = max(leaf.seconds for leaf in leaves if isinstance(leaf, RetryAfter))
+        return Outcome(claim, "failed", delay=delay, error=error_text(error))
+    return Outcome(claim, "failed", delay=backoff(claim), error=error_text(error))
+
+
+def outcome_of_cancel(claim: Claim, reason: CancelReason) -> Outcome | None:
+    """What a cancellation means once the handler has ended; None when there is nothing left to report (the job is not
+    ours any more, or cannot be proven to be)."""
+    match reason:
+        case "timeout":
+            limit = options_of(claim).timeout
+            return Outcome(claim, "timeout", delay=backoff(claim), error=f"TimeoutError: ran longer than {limit:g} s")
+        case "user":
+            return Outcome(claim, "cancelled", error="cancelled by a user")
+        case "shutdown" | "parent" | "lease-unproven":
+            # An unproven lease may still be ours: the fenced release then gives the job back sooner than the watchdog.
+            return Outcome(claim, "released", error=None)
+        case "fence-lost":
+            return None
+
+
+def backoff(claim: Claim) -> float:
+    """Seconds until the next try: exponential with full jitter, over failures (not attempts: a snooze is no failure).
+
+    With the defaults the first retry comes within 4 s and the second within 8 s. The exponent is bounded: 2**attempt
+    overflows at attempt 2,000. Full jitter is AWS's "Exponential Backoff And Jitter".
+    """
+    options = options_of(claim)
+    ceiling = min(options.backoff_cap, options.backoff_base * 2.0 ** min(claim.failures + 1, 12))
+    return random.uniform(0, ceiling)  # noqa: S311 -- spreads load, guards nothing
+
+
+def options_of(claim: Claim) -> JobOptions:
+    """The claim's own options, decoded."""
+    return DEFAULT_OPTIONS if claim.options is None else msgspec.json.decode(claim.options, type=JobOptions)
+
+
+_LIMIT = 16_384
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+
+
+def error_text(error: BaseException) -> str:
+    """The error as it is kept on the job: `Type: message` on the first line, then the traceback, at most 16 KiB.
+
+    Never raises, whatever `str(error)` does: a failure that cannot be recorded would block its own dead letter. NUL and
+    lone surrogates, which PostgreSQL's text cannot hold, become U+FFFD.
+    """
+    name = type(error).__name__
+    try:
+        headline = f"{name}: {error}" if str(error) else name
+        trace = "".join(traceback.format_exception(error))
+    except Exception:
+        # The exception's own __str__ or __repr__ failed; its type is what can still be said.
+        headline, trace = f"{name}: (its message could not be rendered)", ""
+    return storable(f"{_cut(headline, _LIMIT // 4)}\n\n{_cut(trace, _LIMIT * 3 // 4)}".rstrip())
+
+
+def storable(text: str) -> str:
+    """`text` without what PostgreSQL's text cannot hold."""
+    return _UNSTORABLE.sub("\ufffd", text)
+
+
+def _cut(text: str, limit: int) -> str:
+    """Keeps both ends: the first lines say where it began, the last what went wrong."""
+    if len(text) <= limit:
+        return text
+    half = limit // 2 - 20
+    return f"{text[:half]}\n... {len(text) - 2 * half} characters cut ...\n{text[-half:]}"
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    return [error]
