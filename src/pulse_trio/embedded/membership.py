@@ -1,0 +1,188 @@
+"""One user's part in a shared server: joining, starting it if need be, and leaving. The theory is in `keeper`.
+
+Locks are let go of by closing their file, never by unlocking: a forked child shares them, and its end must not
+end ours.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any
+
+from pulse_trio.embedded import keeper
+from pulse_trio.embedded.folder import PROGRAM, find_binaries, prepare_folder
+from pulse_trio.errors import ConfigurationError, DatabaseUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+AVOID_NAMESPACE = "_PULSE_TRIO_EMBEDDED_AVOID_NAMESPACE"  # for tests of the way that containers go
+
+
+@dataclass(frozen=True)
+class EmbeddedServer:
+    """Where a running embedded PostgreSQL is."""
+
+    dsn: str
+    """A libpq URI over a Unix socket: database `postgres`, user `postgres`, no password."""
+    folder: Path
+    """Holds its data, its log (`server.log`) and its locks."""
+    version: str
+    """PostgreSQL's, as in "18.4"."""
+    note: str | None = None
+    """What a user should be told about where the server runs, if it is not the usual place."""
+
+
+class Membership:
+    """The locks that make this process a user of the server."""
+
+    def __init__(self, server: EmbeddedServer, present: IO[bytes], users: IO[bytes]) -> None:
+        self.server = server
+        self._present = present
+        self._users = users
+
+    @classmethod
+    def join(cls, folder: Path | None, settings: Mapping[str, str]) -> Membership:
+        """Join the server in `folder`, starting it if nobody uses it. Arguments and errors: `embedded_server`."""
+        check_settings(settings)
+        home = prepare_folder(folder)
+        with lock(home, "gate", fcntl.LOCK_EX) as gate, ExitStack() as on_failure:
+            present = on_failure.enter_context(lock(home, "present", fcntl.LOCK_SH))
+            users = on_failure.enter_context(lock(home, "users", fcntl.LOCK_SH))  # waits for a server that stops
+            described = describe_running(home) or start(home, settings, gate)
+            on_failure.pop_all()
+        server = EmbeddedServer(described["dsn"], home, described["version"], described["note"])
+        return cls(server, present, users)
+
+    def leave(self) -> None:
+        """Let go of the server; the last user waits until it has stopped. Leaving twice does nothing more."""
+        if self._users.closed:
+            return
+        home = self.server.folder
+        with lock(home, "gate", fcntl.LOCK_EX) as gate:
+            # `present` tells who is last: no keeper is after it, unlike `users`, and the gate keeps newcomers out.
+            self._present.close()
+            last = is_free(home, "present")
+            self._users.close()
+            if last:
+                see_out(home, gate)
+
+
+def see_out(home: Path, gate: IO[bytes]) -> None:
+    """Wait until the keeper has stopped the server and gone. If it was killed, another one stops the server it left."""
+    if is_free(home, "keeper") and keeper.description_file(home).exists():
+        start(home, {}, gate)
+    lock(home, "keeper", fcntl.LOCK_SH).close()
+
+
+def describe_running(home: Path) -> dict[str, Any] | None:
+    """What the keeper says of the server that runs; None if there is no keeper."""
+    if is_free(home, "keeper"):
+        return None
+    try:
+        return json.loads(keeper.description_file(home).read_text())
+    except FileNotFoundError:
+        raise DatabaseUnavailable(
+            f"The embedded PostgreSQL in {home} is in use, but files of it were removed. "
+            "Stop the processes that use it, then try again."
+        ) from None
+
+
+def start(home: Path, settings: Mapping[str, str], gate: IO[bytes]) -> dict[str, Any]:
+    """Start a keeper, which inherits the gate, and wait until its server accepts connections.
+
+    Raises:
+        ConfigurationError, DatabaseUnavailable: as the keeper reports.
+    """
+    site = find_binaries()
+    reader, writer = os.pipe()
+    with open(reader) as report, open(writer, "wb") as pipe, lock(home, "keeper", fcntl.LOCK_EX) as life:
+        order = {
+            "folder": str(home),
+            "site": str(site),
+            "program": PROGRAM,
+            "settings": dict(settings),
+            "report": pipe.fileno(),
+            "gate": gate.fileno(),
+            "avoid_namespace": AVOID_NAMESPACE in os.environ,
+        }
+        spawn_keeper(order, home, (pipe.fileno(), gate.fileno(), life.fileno()))
+        pipe.close()
+        return read_report(report.read(), home)
+
+
+def spawn_keeper(order: Mapping[str, Any], home: Path, inherited: tuple[int, ...]) -> None:
+    """Run the keeper's script, which detaches itself and returns at once."""
+    with keeper.open_log(keeper.log_file(home)) as log:
+        subprocess.run(  # noqa: S603 - our own script
+            [sys.executable, "-I", keeper.__file__, json.dumps(order)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd="/",
+            pass_fds=inherited,
+            start_new_session=True,
+            check=False,  # what went wrong is in its report, or in its log
+        )
+
+
+def read_report(report: str, home: Path) -> dict[str, Any]:
+    """The keeper's description of its server, or the error it reports."""
+    if not report:
+        raise DatabaseUnavailable(
+            f"The process that keeps the embedded PostgreSQL ended before it started. See {keeper.log_file(home)}."
+        )
+    said: dict[str, Any] = json.loads(report)
+    if "fault" not in said:
+        return said
+    raise (ConfigurationError if said["fault"] == "configuration" else DatabaseUnavailable)(said["message"])
+
+
+def check_settings(settings: Mapping[str, str]) -> None:
+    """Refuse the settings that decide where the server is found."""
+    taken = sorted(keeper.FIXED_SETTINGS & settings.keys())
+    if taken:
+        raise ConfigurationError(f"The embedded PostgreSQL sets {', '.join(taken)} itself: leave it out of `settings`.")
+
+
+def lock(home: Path, name: str, how: int) -> IO[bytes]:
+    """Take the lock `name`, waiting for it; closing the file lets go of it.
+
+    Raises:
+        ConfigurationError: the lock file is another user's.
+    """
+    file = open_lock(home, name)
+    try:
+        fcntl.flock(file, how)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def is_free(home: Path, name: str) -> bool:
+    """Whether nobody holds the lock `name`."""
+    with open_lock(home, name) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def open_lock(home: Path, name: str) -> IO[bytes]:
+    """Open a lock file, made if need be."""
+    try:
+        return keeper.lock_file(home, name).open("ab")
+    except OSError as error:
+        raise ConfigurationError(
+            f"The embedded PostgreSQL in {home} cannot be used by uid {os.geteuid()} ({error.strerror}): it belongs to "
+            "another user, or was removed. Choose another folder, or set PULSE_TRIO_DSN to a PostgreSQL of yours."
+        ) from error
