@@ -16,7 +16,7 @@ The server's stderr is a pipe read by the keeper: readiness is a line in it, and
 process has gone, which is the moment from which a crashed server can be started again.
 
 **Who runs it.** PostgreSQL refuses uid 0. Started by root, the keeper moves itself into a user namespace in which root
-appears as uid 1000: no file changes hands, no user is made, and a folder under a 0700 home works. Where namespaces
+appears as another uid: no file changes hands, no user is made, and a folder under a 0700 home works. Where namespaces
 are refused (most containers), the server alone runs as `nobody`; what `nobody` cannot reach (the binaries in root's
 home, the project folder) is copied to, or kept in, a private folder in the temporary directory, and the user is told.
 
@@ -59,7 +59,7 @@ SOCKET_PATH_LIMIT = 103 if sys.platform == "darwin" else 107  # bytes of sockadd
 STOP_FAST = 60.0  # seconds a fast shutdown (which writes a checkpoint) may take before the immediate one
 STOP_IMMEDIATE = 10.0  # seconds an immediate shutdown may take before SIGKILL
 LOG_LIMIT = 10_000_000  # bytes of server.log from which a start sets it aside
-NAMESPACE_UID = 1000  # what root appears as in the keeper's user namespace; any number but 0
+OVERFLOW_ID = 65534  # what the kernel shows for ids that a user namespace does not map; mostly nobody's too
 CLONE_NEWUSER = 0x1000_0000
 READY = b"database system is ready to accept connections"
 
@@ -177,8 +177,16 @@ class Identity:
 # --- Who runs the server, and what it can reach ---
 
 
+def namespace_uid() -> int:
+    """What we are to appear as in a user namespace: a uid with a name, because `initdb` looks it up.
+
+    Not 0, and not the overflow id, as which other people's files appear there.
+    """
+    return next((user.pw_uid for user in pwd.getpwall() if user.pw_uid not in {0, OVERFLOW_ID}), 1)
+
+
 def enter_user_namespace() -> None:
-    """Move this process into a user namespace of its own, where root appears as `NAMESPACE_UID`.
+    """Move this process into a user namespace of its own, where it appears as `namespace_uid()`.
 
     Raises:
         OSError: the kernel, or the container, does not allow it.
@@ -186,12 +194,13 @@ def enter_user_namespace() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "unshare"):
         raise OSError(errno.ENOSYS, "this platform has no user namespaces")
+    inside, uid, gid = namespace_uid(), os.geteuid(), os.getegid()
     if libc.unshare(CLONE_NEWUSER) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
     Path("/proc/self/setgroups").write_text("deny")
-    Path("/proc/self/uid_map").write_text(f"{NAMESPACE_UID} 0 1")
-    Path("/proc/self/gid_map").write_text(f"{NAMESPACE_UID} 0 1")
+    Path("/proc/self/uid_map").write_text(f"{inside} {uid} 1")
+    Path("/proc/self/gid_map").write_text(f"{inside} {gid} 1")
 
 
 def reachable(paths: list[Path], become: Callable[[], None]) -> list[bool]:
@@ -218,23 +227,42 @@ def needed_paths(order: Order) -> tuple[list[Path], list[Path]]:
     return [program / "bin", program / "share", program / "lib"], [order.folder]
 
 
+def has_name(uid: int) -> bool:
+    """Whether `uid` is in the user database; a container may be run under any number."""
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return True
+
+
 def choose_identity(order: Order) -> Identity:
-    """Ourselves; for root a namespace if everything can be reached from it, else `nobody`."""
-    if os.geteuid() != 0:
-        return Identity(os.geteuid(), os.getegid(), switch=False)
+    """Ourselves. For root, and for a uid without a name: in a namespace, if everything can be reached from there.
+
+    Otherwise root becomes `nobody` for the server's sake, and a uid without a name is left to `initdb`'s error.
+    """
+    uid = os.geteuid()
+    if uid != 0 and has_name(uid):
+        return Identity(uid, os.getegid(), switch=False)
     program, data = needed_paths(order)
     if not order.avoid_namespace and all(reachable(program + data, enter_user_namespace)):
         # What an earlier start as `nobody` made becomes root's again; inside the namespace we could not do it.
         for name in ("data", "run"):
             if (order.folder / name).exists():
-                Identity(0, 0, switch=False).take_over(order.folder / name)
+                Identity(uid, os.getegid(), switch=False).take_over(order.folder / name)
         enter_user_namespace()
+    if os.geteuid() != 0:
         return Identity(os.geteuid(), os.getegid(), switch=False)
+    return nobody()
+
+
+def nobody() -> Identity:
+    """The unprivileged identity to which root switches."""
     try:
-        nobody = pwd.getpwnam("nobody")
+        user = pwd.getpwnam("nobody")
     except KeyError:
-        return Identity(65534, 65534, switch=True)
-    return Identity(nobody.pw_uid, nobody.pw_gid, switch=True)
+        return Identity(OVERFLOW_ID, OVERFLOW_ID, switch=True)
+    return Identity(user.pw_uid, user.pw_gid, switch=True)
 
 
 def private_folder(name: str, identity: Identity, parent: Path | None = None) -> Path:
@@ -325,6 +353,12 @@ def explain(output: str, doing: str, places: Places) -> StartError:
     tail = "\n".join(output.strip().splitlines()[-8:])
     if "No space left on device" in output or "Disk quota exceeded" in output:
         return StartError("database", f"The disk is full: {doing} failed. Free some space at {places.data}.\n{tail}")
+    if "could not look up effective user ID" in output:
+        return StartError(
+            "configuration",
+            f"PostgreSQL needs a user with a name, and uid {os.geteuid()} has no line in /etc/passwd. Add one, "
+            "or set PULSE_TRIO_DSN to a PostgreSQL of yours.",
+        )
     return StartError("database", f"{doing} failed. The server's log is {places.log}.\n{tail}")
 
 
