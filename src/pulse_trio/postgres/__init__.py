@@ -1,0 +1,28 @@
+"""PostgreSQL from Trio: psycopg's connection with Trio's waiting and Trio's cancellation, and a structured pool.
+
+    async with await TrioConnection.connect(dsn) as connection:
+        async with connection.transaction():
+            cursor = await connection.execute("SELECT 42")
+
+Usable on its own by any Trio program; nothing here knows about jobs.
+"""
+
+from __future__ import annotations
+
+from pulse_trio.postgres.connection import QueryTimeout, TrioConnection
+from pulse_trio.postgres.cursors import TrioRawServerCursor, TrioServerCursor
+from pulse_trio.postgres.link import Link
+from pulse_trio.postgres.reconnecting import backoff, wait_for_database
+from pulse_trio.postgres.transaction import TrioPipeline, TrioTransaction
+
+__all__ = [
+    "Link",
+    "QueryTimeout",
+    "TrioConnection",
+    "TrioPipeline",
+    "TrioRawServerCursor",
+    "TrioServerCursor",
+    "TrioTransaction",
+    "backoff",
+    "wait_for_database",
+]

@@ -1,0 +1,84 @@
+"""From a connection string to the first server that answers: names resolved off the loop, hosts in turn, each with
+its time.
+
+libpq's asynchronous interface honours neither `connect_timeout` nor the step to the next host when one is silent, so,
+like psycopg itself, we make one attempt per address.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import trio
+from psycopg import errors as e
+from psycopg.conninfo import make_conninfo
+
+from pulse_trio.postgres.contract import conninfo_attempts, get_param, is_ip_address, timeout_from_conninfo
+from pulse_trio.postgres.waiting import drive_connecting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from psycopg.abc import ConnDict, PQGenConn
+
+C = TypeVar("C")
+
+
+async def connect_to_first(start: Callable[[str], PQGenConn[C]], params: ConnDict) -> C:
+    """Try every address in turn and return the first connection.
+
+    Args:
+        start: makes the connecting generator for one conninfo string.
+        params: connection parameters; `connect_timeout` (seconds) counts for each attempt.
+
+    Raises:
+        psycopg.OperationalError: no server answered; the message holds every failure.
+        psycopg.errors.ConnectionTimeout: the last of them ran out of time.
+    """
+    timeout = timeout_from_conninfo(params)
+    failures: list[tuple[ConnDict, e.Error]] = []
+    for attempt in await resolve(params):
+        try:
+            return await _connect(start(make_conninfo("", **attempt)), timeout)
+        except e.Error as ex:
+            failures.append((attempt, ex))
+    raise _summary(failures)
+
+
+async def resolve(params: ConnDict) -> list[ConnDict]:
+    """The attempts to make, one per address.
+
+    Only host names cost a thread (349 µs); the thread is abandoned on cancellation.
+    """
+    if _has_names(params):
+        return await trio.to_thread.run_sync(conninfo_attempts, params, abandon_on_cancel=True)
+    return conninfo_attempts(params)
+
+
+def _has_names(params: ConnDict) -> bool:
+    hosts = get_param(params, "host")
+    if not hosts or get_param(params, "hostaddr"):
+        return False
+    return any(host and not host.startswith(("/", "@")) and not is_ip_address(host) for host in hosts.split(","))
+
+
+async def _connect(gen: PQGenConn[C], seconds: float) -> C:
+    try:
+        with trio.move_on_after(seconds):
+            return await drive_connecting(gen)
+    finally:
+        gen.close()  # an unfinished attempt owns a socket
+    raise e.ConnectionTimeout("connection timeout expired")
+
+
+def _summary(failures: list[tuple[ConnDict, e.Error]]) -> e.Error:
+    _, last = failures[-1]
+    if len(failures) == 1:
+        return last.with_traceback(None)
+    lines = [f"- {_where(attempt)}: {error}" for attempt, error in failures]
+    text = "\n".join([str(last), "Multiple connection attempts failed, one for each address:", *lines])
+    return type(last)(text, pgconn=last.pgconn)
+
+
+def _where(attempt: ConnDict) -> str:
+    return ", ".join(f"{key}: {attempt.get(key)!r}" for key in ("host", "port", "hostaddr"))

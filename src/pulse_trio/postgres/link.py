@@ -1,0 +1,144 @@
+"""One reserved connection that makes itself again: what a worker claims, settles and beats on.
+
+A pool is wrong for these: a heartbeat must not queue behind a hundred handlers that hold every connection, and the
+worker has to know when the connection it claimed on was lost (its session is then void, see the fence in the
+contract). So each of them has a `Link`: first come first served, one statement at a time, and a deadline of its own,
+because a peer that is gone without a word (a pulled cable, a dropped NAT entry) answers nothing, not even an error.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import trio
+from psycopg import errors as e
+from psycopg import pq
+
+from pulse_trio.errors import DatabaseUnavailable
+from pulse_trio.postgres.dsn import redact
+from pulse_trio.postgres.lock import HandoverLock
+from pulse_trio.postgres.reconnecting import connect_or_unavailable
+from pulse_trio.postgres.shield import Mode, running_in
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from pulse_trio.postgres.connection import TrioConnection
+    from pulse_trio.postgres.reconnecting import Configure
+
+
+class Link:
+    """A self-reconnecting connection, used by one task at a time.
+
+    Args:
+        dsn: the connection string. Keepalives, `tcp_user_timeout` and `connect_timeout` are added unless it has them.
+        name: what it is for; appears in errors and, by default, in `pg_stat_activity.application_name`.
+        configure: called with each new connection, for the session's SETs. Connections are in autocommit mode.
+        statement_timeout: seconds a `use()` block may take. Kept on this side of the network: the server's own
+            statement_timeout cannot help when the server is not there.
+        application_name: instead of `pulse-trio NAME`.
+    """
+
+    cancel_timeout: float = 2.0
+    """Seconds the server has to answer a cancel request after the deadline; a silent peer is given up after both."""
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        name: str,
+        configure: Configure | None = None,
+        statement_timeout: float = 10.0,
+        application_name: str | None = None,
+    ) -> None:
+        self.name = name
+        self.statement_timeout = statement_timeout
+        self.generation = 0
+        """Grows by one each time a new connection is made; 0 means none yet."""
+        self._dsn = dsn
+        self._configure = configure
+        self._application_name = application_name or f"pulse-trio {name}"
+        self._lock = HandoverLock()
+        self._connection: TrioConnection[Any] | None = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Link {self.name!r} generation={self.generation} {redact(self._dsn, self._dsn)!r}>"
+
+    @asynccontextmanager
+    async def use(self, *, timeout: float | None = None) -> AsyncGenerator[TrioConnection[Any]]:  # noqa: ASYNC109
+        """The connection, for this task alone, in turn.
+
+        Connects (once) if there is no usable connection. On cancellation the connection is left usable or closed. A
+        transaction left open is rolled back.
+
+        Args:
+            timeout: seconds for the whole block, counted from having the connection's turn; default
+            `statement_timeout`.
+
+        Raises:
+            DatabaseUnavailable: no connection could be made, the connection was lost, or the time was up.
+            trio.ClosedResourceError: `aclose` was called.
+        """
+        seconds = self.statement_timeout if timeout is None else timeout
+        async with self._lock:
+            with trio.move_on_after(seconds) as deadline:
+                connection = await self._connected()
+                try:
+                    yield connection
+                except (e.OperationalError, e.InterfaceError) as ex:
+                    if connection.closed:
+                        raise DatabaseUnavailable(f"{self.name}: connection lost: {self._clean(ex)}") from ex
+                    raise
+                finally:
+                    await _left_usable_or_closed(connection)
+        if deadline.cancelled_caught:
+            raise DatabaseUnavailable(f"{self.name}: the database did not answer within {seconds:g} s")
+
+    async def aclose(self) -> None:
+        """Close the connection after the blocks that wait for it; `use` is refused from now on.
+
+        Bounded when cancelled.
+        """
+        self._closed = True
+        try:
+            with running_in(Mode.FINISH):
+                async with self._lock:
+                    pass
+        finally:
+            if self._connection is not None:
+                await self._connection.close()
+
+    async def _connected(self) -> TrioConnection[Any]:
+        if self._closed:
+            raise trio.ClosedResourceError(f"link {self.name!r} is closed")
+        if self._connection is None or self._connection.closed:
+            self._connection = await self._connect()
+            self.generation += 1
+        return self._connection
+
+    async def _connect(self) -> TrioConnection[Any]:
+        try:
+            connection = await connect_or_unavailable(
+                self._dsn, self._configure, autocommit=True, application_name=self._application_name
+            )
+        except DatabaseUnavailable as ex:
+            raise DatabaseUnavailable(f"{self.name}: {ex}") from None
+        connection.cancel_timeout = self.cancel_timeout
+        return connection
+
+    def _clean(self, ex: e.Error) -> str:
+        return redact(str(ex), self._dsn)
+
+
+async def _left_usable_or_closed(connection: TrioConnection[Any]) -> None:
+    """Whatever the block did: idle and out of any transaction, or closed."""
+    status = connection.pgconn.transaction_status
+    if status in (pq.TransactionStatus.INTRANS, pq.TransactionStatus.INERROR):
+        try:
+            await connection.rollback()
+        except e.Error:  # the error the block ends with matters more; the next use reconnects
+            connection.abort()
+    elif status != pq.TransactionStatus.IDLE:
+        connection.abort()

@@ -1,0 +1,106 @@
+"""Making a connection where failing is normal: one attempt with our own error, how long to wait, and waiting for a
+database.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import trio
+from psycopg import errors as e
+
+from pulse_trio.errors import ConfigurationError, DatabaseUnavailable
+from pulse_trio.postgres.connection import TrioConnection
+from pulse_trio.postgres.dsn import redact, with_liveliness
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    Configure = Callable[[TrioConnection[Any]], Awaitable[None]]
+
+
+def backoff(
+    attempt: int, base: float = 0.1, cap: float = 5.0, uniform: Callable[[float, float], float] = random.uniform
+) -> float:
+    """Seconds to wait before the attempt after this one: exponential with full jitter.
+
+    Full jitter (anything from 0 to the exponential) spreads a fleet that lost its database at the same moment best;
+    the idea and the comparison are from AWS's architecture blog, "Exponential Backoff And Jitter".
+
+    Args:
+        attempt: how many attempts have failed before, from 0.
+        base: the upper bound after the first failure, seconds.
+        cap: the upper bound ever, seconds.
+        uniform: the random source, `uniform(low, high)`.
+    """
+    # The exponent is bounded so that a worker that was cut off for a week does not overflow a float.
+    return uniform(0.0, min(cap, base * 2.0 ** min(attempt, 60)))
+
+
+async def connect_or_unavailable(dsn: str, configure: Configure | None = None, **options: Any) -> TrioConnection[Any]:
+    """One attempt to connect and configure a session, with liveliness parameters.
+
+    Args:
+        dsn: the connection string; its password appears in no error.
+        configure: called with the new connection; if it raises, the connection is closed.
+        options: further arguments of `TrioConnection.connect`.
+
+    Raises:
+        DatabaseUnavailable: no server could be reached, or the connection broke while it was configured.
+        ConfigurationError: the DSN is not a connection string.
+    """
+    try:
+        lively = with_liveliness(dsn)
+    except e.ProgrammingError as ex:
+        raise ConfigurationError(f"not a PostgreSQL connection string: {redact(str(ex), dsn)}") from None
+    try:
+        connection = await TrioConnection[Any].connect(lively, **options)
+        await _configure(connection, configure)
+    except (e.OperationalError, e.InterfaceError) as ex:
+        raise DatabaseUnavailable(redact(str(ex), dsn)) from None
+    return connection
+
+
+async def _configure(connection: TrioConnection[Any], configure: Configure | None) -> None:
+    if configure is None:
+        return
+    try:
+        await configure(connection)
+    except BaseException:
+        await connection.close()
+        raise
+
+
+async def wait_for_database(
+    dsn: str,
+    timeout: float,  # noqa: ASYNC109 - the last failure is what the caller wants to hear, not TooSlowError
+    on_wait: Callable[[DatabaseUnavailable], object] | None = None,
+) -> None:
+    """Return when the database accepts connections.
+
+    Args:
+        dsn: the connection string.
+        timeout: seconds to go on trying; 0 tries once.
+        on_wait: called after each failed attempt that will be followed by another.
+
+    Raises:
+        DatabaseUnavailable: it did not in time; the last failure.
+        ConfigurationError: the DSN is not a connection string.
+    """
+    deadline = trio.current_time() + timeout
+    attempt = 0
+    while True:
+        try:
+            connection = await connect_or_unavailable(dsn)
+        except DatabaseUnavailable as ex:
+            pause = backoff(attempt, cap=1.0)
+            if trio.current_time() + pause >= deadline:
+                raise
+            if on_wait is not None:
+                on_wait(ex)
+            await trio.sleep(pause)
+            attempt += 1
+        else:
+            await connection.close()
+            return

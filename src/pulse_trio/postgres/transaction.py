@@ -1,0 +1,65 @@
+"""Transaction and pipeline blocks whose ends survive cancellation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import trio
+from psycopg import pq
+
+from pulse_trio.postgres.contract import AsyncPipeline, AsyncTransaction
+from pulse_trio.postgres.shield import Mode, running_in
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from pulse_trio.postgres.connection import TrioConnection
+
+
+class TrioTransaction(AsyncTransaction):
+    """What `TrioConnection.transaction()` yields.
+
+    COMMIT and ROLLBACK are always sent and their answer awaited: an interrupted COMMIT would leave it unknown whether
+    the work is done. If the answer is not there `CLEANUP_SECONDS` after the cancellation, the connection is closed.
+    """
+
+    __module__ = "pulse_trio.postgres"
+    _conn: TrioConnection[Any]
+
+    async def __aenter__(self) -> Self:
+        # Only here may cancellation refuse: psycopg undoes a BEGIN that failed, and one that never began has no
+        # undoing.
+        await trio.lowlevel.checkpoint_if_cancelled()
+        with running_in(Mode.FINISH):
+            return await super().__aenter__()
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
+    ) -> bool:
+        try:
+            with running_in(Mode.FINISH):
+                return await super().__aexit__(exc_type, exc_val, exc_tb)
+        finally:
+            if self.status is self.Status.ACTIVE:  # never got to say COMMIT or ROLLBACK
+                self._conn.abort()
+
+
+class TrioPipeline(AsyncPipeline):
+    """What `TrioConnection.pipeline()` yields.
+
+    Leaving the block always collects every result. When cancelled, the running query is cancelled on the server first.
+    """
+
+    __module__ = "pulse_trio.postgres"
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
+    ) -> None:
+        try:
+            with running_in(Mode.SETTLE):
+                await super().__aexit__(exc_type, exc_val, exc_tb)
+        finally:
+            # exit_pipeline_mode() refuses while results are uncollected, and nothing else would ever collect them.
+            if self.level == 0 and self.pgconn.pipeline_status != pq.PipelineStatus.OFF:
+                cast("TrioConnection[Any]", self._conn).abort()
