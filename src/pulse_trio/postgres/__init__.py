@@ -12,17 +12,22 @@ from __future__ import annotations
 from pulse_trio.postgres.connection import QueryTimeout, TrioConnection
 from pulse_trio.postgres.cursors import TrioRawServerCursor, TrioServerCursor
 from pulse_trio.postgres.link import Link
+from pulse_trio.postgres.pool import PoolStatistics, PoolTimeout, TrioPool, open_pool
 from pulse_trio.postgres.reconnecting import backoff, wait_for_database
 from pulse_trio.postgres.transaction import TrioPipeline, TrioTransaction
 
 __all__ = [
     "Link",
+    "PoolStatistics",
+    "PoolTimeout",
     "QueryTimeout",
     "TrioConnection",
     "TrioPipeline",
+    "TrioPool",
     "TrioRawServerCursor",
     "TrioServerCursor",
     "TrioTransaction",
     "backoff",
+    "open_pool",
     "wait_for_database",
 ]

@@ -160,6 +160,30 @@ class TrioConnection(AsyncConnection[Row]):
         trio.lowlevel.notify_closing(self.pgconn.socket)
         self.pgconn.finish()
 
+    async def ping(self) -> None:
+        """One round trip that starts no transaction.
+
+        Raises:
+            psycopg.OperationalError: the connection is lost.
+        """
+        async with self.lock:
+            await self.wait(self._exec_command(b"SELECT"))
+
+    async def make_idle(self) -> None:
+        """Whatever was done with it: leave the connection outside any transaction, or closed.
+
+        Works in a cancelled scope.
+        """
+        status = self.pgconn.transaction_status
+        if status in (pq.TransactionStatus.INTRANS, pq.TransactionStatus.INERROR):
+            try:
+                await self.rollback()
+            except e.Error as ex:  # the caller is past caring for this connection, except that it must not be used
+                logger.warning("error ignored in rollback: %s", ex)
+                self.abort()
+        elif status != pq.TransactionStatus.IDLE:
+            self.abort()
+
     # Waiting
 
     async def wait(self, gen: PQGen[T], interval: float = 0.0, timeout: float | None = None) -> T:

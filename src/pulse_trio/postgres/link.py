@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 from psycopg import errors as e
-from psycopg import pq
 
 from pulse_trio.errors import DatabaseUnavailable
 from pulse_trio.postgres.dsn import redact
@@ -92,7 +91,7 @@ class Link:
                         raise DatabaseUnavailable(f"{self.name}: connection lost: {self._clean(ex)}") from ex
                     raise
                 finally:
-                    await _left_usable_or_closed(connection)
+                    await connection.make_idle()
         if deadline.cancelled_caught:
             raise DatabaseUnavailable(f"{self.name}: the database did not answer within {seconds:g} s")
 
@@ -130,15 +129,3 @@ class Link:
 
     def _clean(self, ex: e.Error) -> str:
         return redact(str(ex), self._dsn)
-
-
-async def _left_usable_or_closed(connection: TrioConnection[Any]) -> None:
-    """Whatever the block did: idle and out of any transaction, or closed."""
-    status = connection.pgconn.transaction_status
-    if status in (pq.TransactionStatus.INTRANS, pq.TransactionStatus.INERROR):
-        try:
-            await connection.rollback()
-        except e.Error:  # the error the block ends with matters more; the next use reconnects
-            connection.abort()
-    elif status != pq.TransactionStatus.IDLE:
-        connection.abort()
