@@ -1,0 +1,124 @@
+"""One PostgreSQL a run, one database a test. Under xdist the controller owns the server, and its workers share it."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+# `--import-mode=importlib` puts nothing on the path, and what tests share must be importable by them.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from typing import TYPE_CHECKING
+
+from support.databases import Databases, drop_databases
+from support.processes import Processes, open_processes
+from support.proxy import Proxy, open_proxy
+from support.server import open_server
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator
+
+SERVER = pytest.StashKey["RunServer"]()
+
+
+class RunServer:
+    """The run's server, started when it is first asked for, and the prefix of the run's databases on it."""
+
+    def __init__(self) -> None:
+        self.prefix = f"pulse_trio_{secrets.token_hex(4)}"
+        self.origin: str | None = None
+        self._dsn: str | None = None
+        self._open = ExitStack()
+
+    def dsn(self) -> str:
+        if self._dsn is None:
+            server = self._open.enter_context(open_server())
+            self._dsn, self.origin = server.dsn, server.origin
+            self._open.callback(drop_databases, server.dsn, self.prefix)
+        return self._dsn
+
+    def close(self) -> None:
+        self._open.close()
+
+
+def is_worker(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not is_worker(config):
+        config.stash[SERVER] = RunServer()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if SERVER in config.stash:
+        config.stash[SERVER].close()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: object) -> None:
+    """xdist's: runs in the controller for each worker before it starts."""
+    server = node.config.stash[SERVER]  # type: ignore[attr-defined]
+    node.workerinput["pulse_trio_server"] = (server.dsn(), server.prefix)  # type: ignore[attr-defined]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if SERVER in config.stash and config.stash[SERVER].origin is not None:
+        terminalreporter.write_line(f"PostgreSQL: {config.stash[SERVER].origin}")
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Every async test runs on Trio, on the real clock."""
+    return "trio"
+
+
+@pytest.fixture(scope="session")
+def databases(request: pytest.FixtureRequest) -> Generator[Databases]:
+    """Makes databases on the run's server, for tests that need more than one."""
+    config = request.config
+    if is_worker(config):
+        (dsn, prefix), worker = config.workerinput["pulse_trio_server"], config.workerinput["workerid"]
+    else:
+        dsn, prefix, worker = config.stash[SERVER].dsn(), config.stash[SERVER].prefix, "main"
+    databases = Databases(dsn, prefix, worker)
+    yield databases
+    databases.close()
+
+
+@pytest.fixture(scope="session")
+def server_dsn(databases: Databases) -> str:
+    """The run's server, as a superuser, in a database that no test may change."""
+    return databases.server_dsn
+
+
+@pytest.fixture
+def dsn(databases: Databases) -> Generator[str]:
+    """A database of the test's own, with the schema `pulse` in it."""
+    with databases.migrated() as dsn:
+        yield dsn
+
+
+@pytest.fixture
+def empty_dsn(databases: Databases) -> Generator[str]:
+    """A database of the test's own, without the schema."""
+    with databases.empty() as dsn:
+        yield dsn
+
+
+@pytest.fixture
+async def proxy(dsn: str) -> AsyncGenerator[Proxy]:
+    """A network of the test's own to break: `proxy.dsn` is `dsn` through it."""
+    async with open_proxy(dsn) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def processes(tmp_path: Path) -> AsyncGenerator[Processes]:
+    """Starts real processes, in `tmp_path`; whatever still runs at the end of the test is killed."""
+    async with open_processes(tmp_path) as processes:
+        yield processes

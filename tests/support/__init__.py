@@ -1,0 +1,1 @@
+"""What the tests share: a PostgreSQL, databases on it, a faulty network, real processes."""

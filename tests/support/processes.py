@@ -1,0 +1,214 @@
+"""Real processes for the acceptance tests: started, watched by the lines they print, signalled, killed at the end."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import sysconfig
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping
+
+WITHIN = 20.0  # seconds a step may take on a loaded machine; a step that works takes far less
+
+
+class Output:
+    """One of a process's two streams, so far."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.searched = 0
+        self.ended = False
+
+    @property
+    def text(self) -> str:
+        return "".join(f"{line}\n" for line in self.lines)
+
+    def search(self, pattern: str) -> re.Match[str] | None:
+        """Find the next line with `pattern` after the last one found; the lines before it are passed over for good."""
+        for number, line in enumerate(self.lines[self.searched :], self.searched):
+            if match := re.search(pattern, line):
+                self.searched = number + 1
+                return match
+        return None
+
+
+class Running:
+    """A process that was started, and what it printed so far."""
+
+    def __init__(self, process: trio.Process, name: str) -> None:
+        self.process = process
+        self._name = name
+        self._out = Output()
+        self._err = Output()
+        self._news = trio.Event()
+
+    @property
+    def stdout(self) -> str:
+        return self._out.text
+
+    @property
+    def stderr(self) -> str:
+        return self._err.text
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    async def line(self, pattern: str, *, within: float = WITHIN) -> re.Match[str]:
+        """Wait for a line that `pattern` is found in, on either stream, after the last one found on that stream.
+
+        Raises:
+            AssertionError: it did not come in `within` seconds, or the process ended without it.
+        """
+        with trio.move_on_after(within):
+            while (match := self._out.search(pattern) or self._err.search(pattern)) is None and not self._silent:
+                await self._news.wait()
+            if match is not None:
+                return match
+        raise AssertionError(f"no line like {pattern!r}\n{self.report()}")
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to this process alone."""
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """Send SIGKILL to this process alone: what it started lives on, as after a crash."""
+        self.process.kill()
+
+    async def ended(self, *, within: float = WITHIN) -> int:
+        """Wait for the process's end and its last line; returns its exit code (-N: killed by signal N).
+
+        Raises:
+            AssertionError: it still runs after `within` seconds.
+        """
+        with trio.move_on_after(within):
+            code = await self.process.wait()
+            while not self._silent:
+                await self._news.wait()
+            return code
+        raise AssertionError(f"still running\n{self.report()}")
+
+    def report(self) -> str:
+        """What the process printed, for a failed assertion's message."""
+        state = "running" if self.process.returncode is None else f"exit code {self.process.returncode}"
+        return f"{self._name} ({state})\n--- stdout\n{self.stdout}--- stderr\n{self.stderr}---"
+
+    async def read(self) -> None:
+        """Take in both streams to their ends."""
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._read, self.process.stdout, self._out)
+            nursery.start_soon(self._read, self.process.stderr, self._err)
+
+    @property
+    def _silent(self) -> bool:
+        return self._out.ended and self._err.ended
+
+    async def _read(self, stream: trio.abc.ReceiveStream, output: Output) -> None:
+        rest = b""
+        async with stream:
+            async for chunk in stream:
+                *lines, rest = (rest + bytes(chunk)).split(b"\n")
+                output.lines += [line.decode(errors="replace") for line in lines]
+                self._tell()
+        if rest:
+            output.lines.append(rest.decode(errors="replace"))
+        output.ended = True
+        self._tell()
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = trio.Event()
+
+
+class Processes:
+    """Starts processes in `folder`, each in a session of its own."""
+
+    def __init__(self, folder: Path, nursery: trio.Nursery) -> None:
+        self.folder = folder
+        self._nursery = nursery
+        self._running: list[Running] = []
+
+    async def pulse_trio(
+        self, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    ) -> Running:
+        """Start the installed `pulse-trio` command; arguments as of `start`."""
+        command = str(Path(sysconfig.get_path("scripts")) / "pulse-trio")
+        return await self.start(command, *arguments, env=env, cwd=cwd)
+
+    async def python(self, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Running:
+        """Start the Python that runs the tests; arguments as of `start`."""
+        return await self.start(sys.executable, *arguments, env=env, cwd=cwd)
+
+    async def start(self, *command: str, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Running:
+        """Start `command`, with no input.
+
+        Args:
+            command: the program and its arguments.
+            env: variables beside the inherited ones. None of pulse-trio's or PostgreSQL's own are inherited.
+            cwd: its current folder; default: the test's temporary folder.
+        """
+        process = await trio.lowlevel.open_process(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**clean_environment(), **(env or {})},
+            cwd=cwd or self.folder,
+            start_new_session=True,
+        )
+        running = Running(process, " ".join(command))
+        self._running.append(running)
+        self._nursery.start_soon(running.read)
+        return running
+
+    async def run(self, *arguments: str, code: int = 0, env: Mapping[str, str] | None = None) -> str:
+        """Run `pulse-trio` to its end, which must be exit code `code`; returns its stdout."""
+        running = await self.pulse_trio(*arguments, env=env)
+        ended = await running.ended()
+        assert ended == code, running.report()
+        return running.stdout
+
+    async def kill_all(self) -> None:
+        """Kill what runs, with all it started in its session's process group."""
+        for running in self._running:
+            kill_group(running.pid)
+            await running.process.wait()
+
+
+def clean_environment() -> dict[str, str]:
+    """Ours without what would point pulse-trio at another database or setting; output is not buffered."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PULSE_TRIO_", "PG"))}
+    kept.pop("DATABASE_URL", None)
+    return {**kept, "PYTHONUNBUFFERED": "1"}
+
+
+def kill_group(leader: int) -> None:
+    """Kill every process of the group that `leader` began, if any is left."""
+    try:
+        os.killpg(leader, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+@asynccontextmanager
+async def open_processes(folder: Path) -> AsyncGenerator[Processes]:
+    """Start processes in `folder` for as long as the block runs; what is left then is killed."""
+    async with trio.open_nursery() as nursery:
+        processes = Processes(folder, nursery)
+        try:
+            yield processes
+        finally:
+            with trio.CancelScope(shield=True):
+                await processes.kill_all()
+            nursery.cancel_scope.cancel()

@@ -1,0 +1,246 @@
+"""A network between a client and PostgreSQL that can be broken: a proxy on loopback, run by the test itself.
+
+Each direction has a `Flow` of its own:
+
+- `forward()`: bytes pass (what a flow does at first);
+- `delay(seconds)`: bytes pass that much later, in order, without limiting the throughput;
+- `hold()`: bytes wait in the proxy until the flow forwards again, as in a partition that heals;
+- `swallow()`: bytes and ends of stream vanish. What has lost bytes stays lost: its connections remain half-open,
+  silent, even when the flow forwards again (a NAT that forgot them); new ones are fine then.
+
+`Proxy.cut()` resets connections: both ends of them, or only the end towards the server or the client, the other end
+then being half-open. While `refuse()` is in force new connections are reset as they come.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import struct
+from contextlib import asynccontextmanager
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+import trio
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+CHUNK = 65536
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+LOST = (trio.BrokenResourceError, trio.ClosedResourceError)
+
+
+class Mode(Enum):
+    FORWARD = auto()
+    HOLD = auto()
+    SWALLOW = auto()
+
+
+class Flow:
+    """One direction of all connections, and what happens to its bytes."""
+
+    def __init__(self) -> None:
+        self.mode = Mode.FORWARD
+        self.latency = 0.0
+        self._changed = trio.Event()
+        self._arrivals = trio.lowlevel.ParkingLot()
+
+    def forward(self) -> None:
+        """Let bytes pass, those that were held first."""
+        self._set(Mode.FORWARD, 0.0)
+
+    def delay(self, seconds: float) -> None:
+        """Let bytes pass `seconds` after they came."""
+        self._set(Mode.FORWARD, seconds)
+
+    def hold(self) -> None:
+        """Keep bytes back until the flow forwards again."""
+        self._set(Mode.HOLD, 0.0)
+
+    def swallow(self) -> None:
+        """Let bytes and ends of stream vanish, without a reset."""
+        self._set(Mode.SWALLOW, 0.0)
+
+    async def arrival(self) -> None:
+        """Wait for the next bytes that come to the proxy in this direction, whatever becomes of them."""
+        await self._arrivals.park()
+
+    def arrived(self) -> None:
+        self._arrivals.unpark_all()
+
+    async def released(self) -> None:
+        """Wait while bytes are held."""
+        while self.mode is Mode.HOLD:
+            await self._changed.wait()
+
+    def _set(self, mode: Mode, latency: float) -> None:
+        self.mode, self.latency = mode, latency
+        self._changed.set()
+        self._changed = trio.Event()
+
+
+class Connection:
+    """One client's connection and its twin to the server."""
+
+    def __init__(self, client: trio.SocketStream, server: trio.SocketStream) -> None:
+        self.client = client
+        self.server = server
+
+
+class Proxy:
+    """The proxy's controls. `to_server` and `to_client` are the two directions."""
+
+    def __init__(self, dsn: str, upstream: str | tuple[str, int]) -> None:
+        self.dsn = dsn
+        self.to_server = Flow()
+        self.to_client = Flow()
+        self._upstream = upstream
+        self._connections: set[Connection] = set()
+        self._refusing = False
+        self._count_changed = trio.Event()
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open through the proxy, half-open ones included."""
+        return len(self._connections)
+
+    async def connected(self, count: int) -> None:
+        """Wait until exactly `count` connections are open through the proxy."""
+        while self.connections != count:
+            await self._count_changed.wait()
+
+    def forward(self) -> None:
+        """Both directions forward, and new connections are accepted."""
+        self._refusing = False
+        self.to_server.forward()
+        self.to_client.forward()
+
+    def hold(self) -> None:
+        """Both directions hold: a partition, which `forward` heals."""
+        self.to_server.hold()
+        self.to_client.hold()
+
+    def swallow(self) -> None:
+        """Both directions swallow: a partition that no connection survives, and that no end is told of."""
+        self.to_server.swallow()
+        self.to_client.swallow()
+
+    def delay(self, seconds: float) -> None:
+        """Each direction takes `seconds` longer."""
+        self.to_server.delay(seconds)
+        self.to_client.delay(seconds)
+
+    def refuse(self) -> None:
+        """Reset new connections from now on; `forward` ends it."""
+        self._refusing = True
+
+    def cut(self, *, client: bool = True, server: bool = True) -> None:
+        """Reset all open connections: their client ends, their server ends, or both."""
+        for connection in self._connections:
+            if client:
+                reset(connection.client)
+            if server:
+                reset(connection.server)
+
+    async def serve(self, client: trio.SocketStream) -> None:
+        """Carry one connection until both ends of it are done."""
+        async with client:
+            if self._refusing:
+                reset(client)
+                return
+            try:
+                server = await self._connect()
+            except OSError:
+                reset(client)  # what a network does when the server is not there
+                return
+            async with server:
+                await self._carry(Connection(client, server))
+
+    async def _connect(self) -> trio.SocketStream:
+        if isinstance(self._upstream, str):
+            return await trio.open_unix_socket(self._upstream)
+        return await trio.open_tcp_stream(*self._upstream)
+
+    async def _carry(self, connection: Connection) -> None:
+        self._connections.add(connection)
+        self._tell()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(relay, connection.client, connection.server, self.to_server)
+                nursery.start_soon(relay, connection.server, connection.client, self.to_client)
+        finally:
+            self._connections.discard(connection)
+            self._tell()
+
+    def _tell(self) -> None:
+        self._count_changed.set()
+        self._count_changed = trio.Event()
+
+
+async def relay(source: trio.SocketStream, sink: trio.SocketStream, flow: Flow) -> None:
+    """Carry one direction of one connection to its end."""
+    send, receive = trio.open_memory_channel[tuple[float, bytes]](math.inf)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(deliver, receive, sink, flow)
+        async with send:
+            await collect(source, send, flow)
+
+
+async def collect(source: trio.SocketStream, send: trio.MemorySendChannel[tuple[float, bytes]], flow: Flow) -> None:
+    """Queue what comes from `source`, with the time it came; an empty chunk is the end of the stream."""
+    while True:
+        try:
+            chunk = bytes(await source.receive_some(CHUNK))
+        except trio.ClosedResourceError:
+            return  # cut by the test at this end: the other one is to hear nothing of it
+        except trio.BrokenResourceError:
+            chunk = b""
+        flow.arrived()
+        send.send_nowait((trio.current_time(), chunk))
+        if not chunk:
+            return
+
+
+async def deliver(receive: trio.MemoryReceiveChannel[tuple[float, bytes]], sink: trio.SocketStream, flow: Flow) -> None:
+    """Send on what was queued, as the flow's mode says; after the first loss, nothing more."""
+    lost = False
+    async for came, chunk in receive:
+        await trio.sleep_until(came + flow.latency)
+        await flow.released()
+        lost = lost or flow.mode is Mode.SWALLOW
+        if lost:
+            continue
+        try:
+            await (sink.send_all(chunk) if chunk else sink.send_eof())
+        except LOST:
+            lost = True
+
+
+def reset(stream: trio.SocketStream) -> None:
+    """Close with a reset (on a Unix socket, which has none: at once)."""
+    if stream.socket.fileno() == -1:
+        return
+    if stream.socket.family != socket.AF_UNIX:
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+    stream.socket.close()
+
+
+def upstream_of(dsn: str) -> str | tuple[str, int]:
+    """Where `dsn` points to: a Unix socket's path, or a host and a port."""
+    fields = conninfo_to_dict(dsn)
+    host, port = str(fields.get("host") or "localhost"), int(fields.get("port") or 5432)
+    return f"{host}/.s.PGSQL.{port}" if host.startswith("/") else (host, port)
+
+
+@asynccontextmanager
+async def open_proxy(dsn: str) -> AsyncGenerator[Proxy]:
+    """A proxy in front of the server of `dsn`; `proxy.dsn` is the same database through it."""
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = listeners[0].socket.getsockname()[1]
+    proxy = Proxy(make_conninfo(dsn, host="127.0.0.1", port=port), upstream_of(dsn))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.serve_listeners, proxy.serve, listeners)
+        yield proxy
+        nursery.cancel_scope.cancel()
