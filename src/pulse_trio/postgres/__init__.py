@@ -10,7 +10,6 @@ Usable on its own by any Trio program; nothing here knows about jobs.
 from __future__ import annotations
 
 from pulse_trio.postgres.connection import QueryTimeout, TrioConnection
-from pulse_trio.postgres.cursors import TrioRawServerCursor, TrioServerCursor
 from pulse_trio.postgres.link import Link
 from pulse_trio.postgres.pool import PoolStatistics, PoolTimeout, TrioPool, open_pool
 from pulse_trio.postgres.reconnecting import backoff, wait_for_database
@@ -24,8 +23,6 @@ __all__ = [
     "TrioConnection",
     "TrioPipeline",
     "TrioPool",
-    "TrioRawServerCursor",
-    "TrioServerCursor",
     "TrioTransaction",
     "backoff",
     "open_pool",

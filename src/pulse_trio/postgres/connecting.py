@@ -76,7 +76,7 @@ def _summary(failures: list[tuple[ConnDict, e.Error]]) -> e.Error:
     if len(failures) == 1:
         return last.with_traceback(None)
     lines = [f"- {_where(attempt)}: {error}" for attempt, error in failures]
-    text = "\n".join([str(last), "Multiple connection attempts failed, one for each address:", *lines])
+    text = "\n".join([str(last), "Multiple connection attempts failed. All failures were:", *lines])
     return type(last)(text, pgconn=last.pgconn)
 
 

@@ -32,12 +32,10 @@ import trio
 from psycopg import AsyncConnection, AsyncCursor, pq
 from psycopg import errors as e
 from psycopg.adapt import AdaptersMap
-from psycopg.generators import notifies as notifies_generator
 from psycopg.rows import Row, tuple_row
 
 from pulse_trio.postgres.connecting import connect_to_first
-from pulse_trio.postgres.contract import AsyncPipeline, WaitTimeout, ready_now
-from pulse_trio.postgres.cursors import TrioServerCursor
+from pulse_trio.postgres.contract import AsyncPipeline, WaitTimeout, closes_a_cursor, ready_now, waits_for_news
 from pulse_trio.postgres.lock import HandoverLock
 from pulse_trio.postgres.shield import Mode, bounded_shield, current_mode, running_in
 from pulse_trio.postgres.transaction import TrioPipeline, TrioTransaction
@@ -91,7 +89,6 @@ class TrioConnection(AsyncConnection[Row]):
     def __init__(self, pgconn: PGconn, row_factory: AsyncRowFactory[Row] = _TUPLES) -> None:
         super().__init__(pgconn, row_factory)
         self.lock = cast("Any", HandoverLock())
-        self.server_cursor_factory = TrioServerCursor[Row]
 
     # Connecting and closing
 
@@ -125,7 +122,7 @@ class TrioConnection(AsyncConnection[Row]):
         """
         params = await cls._get_connection_params(conninfo, **kwargs)
         connection = await connect_to_first(cls._connect_gen, params)
-        connection._autocommit = autocommit
+        connection._autocommit = bool(autocommit)
         connection.prepare_threshold = prepare_threshold
         if row_factory:
             connection.row_factory = row_factory
@@ -196,7 +193,7 @@ class TrioConnection(AsyncConnection[Row]):
         """
         if timeout is not None:
             return await self._wait_at_most(gen, timeout)
-        if self.query_timeout is None or getattr(gen, "gi_code", None) is notifies_generator.__code__:
+        if self.query_timeout is None or waits_for_news(gen):
             return await self._wait(gen)
         with trio.move_on_after(self.query_timeout):
             return await self._wait(gen)
@@ -205,11 +202,11 @@ class TrioConnection(AsyncConnection[Row]):
     async def _wait(self, gen: PQGen[T]) -> T:
         mode = current_mode()
         if mode is Mode.QUERY:
-            await self._refuse_if_cancelled()
+            await self._refuse_if_cancelled(gen)
         try:
             return await drive(gen, self.pgconn.socket)
         except trio.Cancelled:
-            if mode is Mode.FINISH:
+            if mode is Mode.FINISH or closes_a_cursor(gen):
                 ended = await self._let_end(gen)
             else:
                 ended = await self._complete_or_cancel(gen)
@@ -232,11 +229,13 @@ class TrioConnection(AsyncConnection[Row]):
             return stop.value
         raise WaitTimeout("nothing arrived in time")
 
-    async def _refuse_if_cancelled(self) -> None:
+    async def _refuse_if_cancelled(self, gen: PQGen[Any]) -> None:
         """A checkpoint before anything is sent. If a `stream` or `copy` is under way, this is where it ends."""
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
         except trio.Cancelled:
+            if closes_a_cursor(gen):
+                return
             if self._is_active() and self._pipeline is None:
                 await self._cancel_then(drain(self.pgconn))
             raise
@@ -296,7 +295,7 @@ class TrioConnection(AsyncConnection[Row]):
         with trio.CancelScope(deadline=deadline, shield=current_mode() is not Mode.QUERY):
             await drive_connecting(self._cancel_gen())
             return
-        raise e.CancellationTimeout("the cancel request was not answered in time")
+        raise e.CancellationTimeout("cancellation timeout expired")
 
     async def _try_cancel(self, *, timeout: float = 5.0) -> None:
         with running_in(Mode.SETTLE):

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import AsyncConnection, errors, generators, waiting
-from psycopg._conninfo_utils import get_param, gssapi_requested, is_ip_address
+from psycopg._conninfo_utils import get_param, is_ip_address
 from psycopg._cursor_base import BaseCursor
 from psycopg._pipeline_async import AsyncPipeline
+from psycopg._server_cursor_base import ServerCursorMixin
 from psycopg.conninfo import conninfo_attempts, timeout_from_conninfo
 from psycopg.transaction import AsyncTransaction
 
@@ -38,6 +39,7 @@ _EXPECTED: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "AsyncPipeline.__init__": (AsyncPipeline.__init__, ("self", "conn", "_no_lock")),
     "AsyncPipeline._exit_gen": (AsyncPipeline._exit_gen, ("self",)),
     "BaseCursor._stream_fetchone_gen": (BaseCursor._stream_fetchone_gen, ("self", "first")),
+    "ServerCursorMixin._close_gen": (ServerCursorMixin._close_gen, ("self",)),
     "generators.copy_end": (generators.copy_end, ("pgconn", "error")),
     "generators.copy_from": (generators.copy_from, ("pgconn",)),
     "generators.notifies": (generators.notifies, ("pgconn",)),
@@ -78,6 +80,17 @@ WaitTimeout = errors._WaitTimeout
 ready_now: Callable[[int, int], int] = waiting._ready  # pyright: ignore[reportAssignmentType]
 """Which of the wanted directions a descriptor is ready for at this moment, without waiting."""
 
+
+def _is_made_by(*functions: Callable[..., Any]) -> Callable[[object], bool]:
+    codes = frozenset(function.__code__ for function in functions)
+    return lambda gen: getattr(gen, "gi_code", None) in codes
+
+
+waits_for_news = _is_made_by(generators.notifies)
+"""Whether a generator waits for notifications, which has no natural end."""
+closes_a_cursor = _is_made_by(ServerCursorMixin._close_gen)
+"""Whether a generator is the CLOSE of a server-side cursor: clean-up, whatever class the cursor is of."""
+
 __all__ = [
     "SUPPORTED",
     "AsyncPipeline",
@@ -85,10 +98,11 @@ __all__ = [
     "PsycopgContractError",
     "WaitTimeout",
     "check",
+    "closes_a_cursor",
     "conninfo_attempts",
     "get_param",
-    "gssapi_requested",
     "is_ip_address",
     "ready_now",
     "timeout_from_conninfo",
+    "waits_for_news",
 ]
