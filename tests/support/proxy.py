@@ -241,6 +241,6 @@ async def open_proxy(dsn: str) -> AsyncGenerator[Proxy]:
     port = listeners[0].socket.getsockname()[1]
     proxy = Proxy(make_conninfo(dsn, host="127.0.0.1", port=port), upstream_of(dsn))
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(trio.serve_listeners, proxy.serve, listeners)
+        await nursery.start(trio.serve_listeners, proxy.serve, listeners)
         yield proxy
         nursery.cancel_scope.cancel()
