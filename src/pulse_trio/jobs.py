@@ -51,8 +51,10 @@ class JobRequest(msgspec.Struct, frozen=True):
     options: str | None = None
 
 
-class Claim(msgspec.Struct, frozen=True, gc=False):
-    """One attempt this worker holds: the row as the claim returned it. (id, attempt, session) is the fence."""
+class Claim(msgspec.Struct, frozen=True, gc=False, eq=False):
+    """One attempt this worker holds: the row as the claim returned it. (id, attempt, session) is the fence.
+
+    Compared and hashed by identity: a claim is that one event, and the path of every job looks it up."""
 
     id: int
     attempt: int
@@ -67,7 +69,7 @@ class Claim(msgspec.Struct, frozen=True, gc=False):
     session: int
 
 
-class Outcome(msgspec.Struct, frozen=True, gc=False):
+class Outcome(msgspec.Struct, frozen=True, gc=False, eq=False):
     """How one attempt ended. `result` is JSON (None for null); `delay` seconds until the job is due again; `error` text."""
 
     claim: Claim

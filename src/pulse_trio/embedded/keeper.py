@@ -132,6 +132,8 @@ class Places:
     data: Path
     sockets: Path
     log: Path
+    temporary: list[Path]
+    """Folders that hold nothing worth keeping once the server has stopped."""
     note: str | None
     """What the user should know about these places, if they are not the usual ones."""
 
@@ -317,26 +319,26 @@ def socket_folder(folder: Path, tag: str, identity: Identity) -> Path:
 
 def choose_places(order: Order, identity: Identity) -> Places:
     """Everything where it is, or, as far as `identity` cannot reach it, in a private folder in the temp directory."""
-    program = order.site / order.program
-    log = log_file(order.folder)
-    name = hashlib.sha256(os.fsencode(order.folder)).hexdigest()[:16]
-    tag = f"{identity.uid}-{name}"
-    if not identity.switch:
-        sockets = socket_folder(order.folder, tag, identity)
-        return Places(program, order.folder / "data", sockets, log, note=None)
-    program_paths, data_paths = needed_paths(order)
-    seen = reachable(program_paths + data_paths, identity.assume)
+    program, home = order.site / order.program, order.folder
+    tag = f"{identity.uid}-{hashlib.sha256(os.fsencode(order.folder)).hexdigest()[:16]}"
     notes: list[str] = []
-    home = order.folder
-    if not all(seen[: len(program_paths)]):
-        program = copy_program(order, private_folder(f"pulse-trio-{tag}-program", identity) / "site", identity)
-        notes.append(f"from a copy of its binaries in {program}")
-    if not seen[-1]:
-        home = private_folder(f"pulse-trio-{tag}", identity)
-        notes.append(f"with its data in {home}, because it cannot reach {order.folder}")
-    who = f"started by root without user namespaces, PostgreSQL runs as uid {identity.uid}"
-    note = ", ".join([who, *notes]) if notes else None
-    return Places(program, home / "data", socket_folder(home, tag, identity), log, note)
+    temporary: list[Path] = []
+    if identity.switch:
+        program_paths, data_paths = needed_paths(order)
+        seen = reachable(program_paths + data_paths, identity.assume)
+        if not all(seen[: len(program_paths)]):
+            temporary.append(private_folder(f"pulse-trio-{tag}-program", identity))
+            program = copy_program(order, temporary[0] / "site", identity)
+            notes.append("from a copy of its binaries in the temporary directory")
+        if not seen[-1]:
+            home = private_folder(f"pulse-trio-{tag}", identity)
+            notes.append(f"with its data in {home} because it cannot reach {order.folder}")
+    sockets = socket_folder(home, tag, identity)
+    if sockets.parent != home:
+        temporary.append(sockets)
+    reason = f"started by root where there are no user namespaces, PostgreSQL runs as uid {identity.uid}"
+    note = ", ".join([reason, *notes]) if notes else None
+    return Places(program, home / "data", sockets, log_file(order.folder), temporary, note)
 
 
 # --- The data folder ---
@@ -470,7 +472,7 @@ class Keeper:
         }
         options = [f"-c{name}={value}" for name, value in ({"listen_addresses": ""} | dict(settings) | fixed).items()]
         self._command = [str(places.program / "bin" / "postgres"), "-D", str(places.data), *options]
-        self._places = places
+        self.places = places
         self._identity = identity
         self._log = log
         self._lock = threading.Lock()  # held to start a server and to stop it, so that none starts after the stop
@@ -496,7 +498,7 @@ class Keeper:
         server.wait()
         if self._stopping:
             return False
-        raise explain(b"".join(said).decode(errors="replace"), "The start of PostgreSQL", self._places)
+        raise explain(b"".join(said).decode(errors="replace"), "The start of PostgreSQL", self.places)
 
     def run(self) -> None:
         """Write the server's log until it has stopped for good; a server that crashed is started again.
@@ -646,6 +648,8 @@ def keep(order: Order) -> None:
         keeper.run()
     finally:
         description_file(order.folder).unlink(missing_ok=True)
+        for folder in keeper.places.temporary:
+            shutil.rmtree(folder, ignore_errors=True)  # at worst it stays for the next start, which uses it again
 
 
 def main() -> NoReturn:

@@ -90,8 +90,8 @@ def describe_running(home: Path) -> dict[str, Any] | None:
         return json.loads(keeper.description_file(home).read_text())
     except FileNotFoundError:
         raise DatabaseUnavailable(
-            f"The embedded PostgreSQL in {home} is in use, but files of it were removed. "
-            "Stop the processes that use it, then try again."
+            f"The embedded PostgreSQL in {home} is being stopped, or files of it were removed. "
+            "Try again; if that does not help, end the processes that use it."
         ) from None
 
 
@@ -115,7 +115,13 @@ def start(home: Path, settings: Mapping[str, str], gate: IO[bytes]) -> dict[str,
         }
         spawn_keeper(order, home, (pipe.fileno(), gate.fileno(), life.fileno()))
         pipe.close()
-        return read_report(report.read(), home)
+        said = report.read()
+    try:
+        return read_report(said, home)
+    except (ConfigurationError, DatabaseUnavailable):
+        # The next user is to find no keeper, rather than one that is about to end.
+        lock(home, "keeper", fcntl.LOCK_SH).close()
+        raise
 
 
 def spawn_keeper(order: Mapping[str, Any], home: Path, inherited: tuple[int, ...]) -> None:

@@ -50,5 +50,5 @@ WITH report AS (
  FROM claimed ORDER BY run_at, id)
 UNION ALL
 SELECT NULL, count(*)::int, NULL, NULL, NULL, NULL, NULL, NULL,
-       CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN array_agg(id)::text END, NULL
+       CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(id)::text, '{}') END, NULL
 FROM done

@@ -1,0 +1,182 @@
+"""One typed event for each thing that happened; sinks are adapters (the idea is stamina's instrumentation).
+
+Events are made only when somebody listens for that very type: the path of every job asks a dictionary once, at start.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, TypeVar
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStarted:
+    """The worker is registered and about to claim."""
+
+    session: int
+    queues: tuple[str, ...] | None
+    concurrency: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStopped:
+    """The worker's nursery has closed; `released` jobs were given back unfinished."""
+
+    released: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobStarted:
+    """A handler is about to be called."""
+
+    job_id: int
+    kind: str
+    queue: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnded:
+    """An attempt ended at the worker; `seconds` since its claim arrived. Whether its report counts, the settle says."""
+
+    job_id: int
+    kind: str
+    queue: str
+    attempt: int
+    outcome: str
+    seconds: float
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class FenceLost:
+    """A beat or a report matched no row: another attempt owns the job, or it is finished."""
+
+    job_id: int
+    kind: str
+    attempt: int
+    during: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseUnproven:
+    """The lease could not be renewed in time, so the handler was cancelled before anyone else may own the job."""
+
+    job_id: int
+    kind: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobsRescued:
+    """Expired leases were put back on their queues (or dead-lettered)."""
+
+    rescued: int
+    dead: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownKindReleased:
+    """A job of a kind this worker has no handler for was put back, its budget untouched."""
+
+    job_id: int
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseLost:
+    """A loop could not reach the database; it tries again in `retry_in` seconds."""
+
+    loop: str
+    error: str
+    retry_in: float
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseFound:
+    """The loop that lost the database has it again."""
+
+    loop: str
+
+
+Event = (
+    WorkerStarted
+    | WorkerStopped
+    | JobStarted
+    | JobEnded
+    | FenceLost
+    | LeaseUnproven
+    | JobsRescued
+    | UnknownKindReleased
+    | DatabaseLost
+    | DatabaseFound
+)
+E = TypeVar("E")
+
+
+class Instrument(Protocol):
+    """A sink: `listeners` gives, for each type of event it wants, the function to call with it. Must not block or raise."""
+
+    def listeners(self) -> Mapping[type[Any], Callable[[Any], None]]: ...
+
+
+class Observer:
+    """Hands each event to the instruments that listen for its type."""
+
+    def __init__(self, instruments: Iterable[Instrument] = ()) -> None:
+        self._listeners: dict[type[Any], list[Callable[[Any], None]]] = defaultdict(list)
+        for instrument in instruments:
+            for event_type, listener in instrument.listeners().items():
+                self._listeners[event_type].append(listener)
+
+    def emit(self, event: Event) -> None:
+        """Calls every listener of the event's type."""
+        for listener in self._listeners.get(type(event), ()):
+            listener(event)
+
+    def wanted(self, event_type: type[E]) -> bool:
+        """Whether anybody listens for a type: asked once at start by the path of every job."""
+        return event_type in self._listeners
+
+
+class LoggingInstrument:
+    """Logs what an operator should know, on the logger `pulse_trio`; arguments are never logged."""
+
+    def __init__(self, *, every_job: bool = False) -> None:
+        self._log = logging.getLogger("pulse_trio")
+        self._every_job = every_job
+
+    def listeners(self) -> Mapping[type[Any], Callable[[Any], None]]:
+        chosen: dict[type[Any], Callable[[Any], None]] = {
+            WorkerStarted: self._info,
+            WorkerStopped: self._info,
+            FenceLost: self._warning,
+            LeaseUnproven: self._warning,
+            JobsRescued: self._warning,
+            UnknownKindReleased: self._warning,
+            DatabaseLost: self._warning,
+            DatabaseFound: self._info,
+            JobEnded: self._job_ended,
+        }
+        return chosen
+
+    def _job_ended(self, event: JobEnded) -> None:
+        if event.outcome in ("failed", "timeout", "discarded"):
+            headline = (event.error or "").partition("\n")[0]
+            self._log.warning(
+                "job %d (%s) attempt %d %s: %s", event.job_id, event.kind, event.attempt, event.outcome, headline
+            )
+        elif self._every_job:
+            self._log.info(
+                "job %d (%s) attempt %d %s in %.3f s",
+                event.job_id, event.kind, event.attempt, event.outcome, event.seconds,
+            )  # fmt: skip
+
+    def _info(self, event: Any) -> None:
+        self._log.info("%s %s", type(event).__name__, asdict(event))
+
+    def _warning(self, event: Any) -> None:
+        self._log.warning("%s %s", type(event).__name__, asdict(event))

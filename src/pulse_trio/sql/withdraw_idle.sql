@@ -1,0 +1,1 @@
+SELECT pg_advisory_unlock_shared(hashtextextended(:'schema' || ' idle', 0))

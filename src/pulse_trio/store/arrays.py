@@ -1,0 +1,30 @@
+"""PostgreSQL array literals for whole batches.
+
+psycopg dumps a list element by element (about 1 us each, in Python); joining the text takes a tenth of that, and the
+statement casts it: `%(ids)s::bigint[]`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def numbers(values: Iterable[int | float]) -> str:
+    """`{1,2,3}`"""
+    return "{" + ",".join(map(str, values)) + "}"
+
+
+def texts(values: Iterable[str | None]) -> str:
+    """`{"a","b \\"c\\"",NULL}`: every element quoted, so that no text can be taken for syntax or for NULL."""
+    return "{" + ",".join([_quoted(value) for value in values]) + "}"
+
+
+def _quoted(value: str | None) -> str:
+    if value is None:
+        return "NULL"
+    if "\\" in value or '"' in value:
+        value = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{value}"'

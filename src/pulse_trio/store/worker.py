@@ -1,0 +1,400 @@
+"""What a worker does with the database: one method for each business operation.
+
+Three reserved connections, so that none of these can hold up another: *claims* (and the completions that travel with
+them), *settles*, and *beats*. The watchdog and the listener have their own where they run. Every method raises
+`DatabaseUnavailable` when its connection is lost or silent for too long; then what it sent may or may not have been done.
+
+Sessions: a session id is 63 random bits, made at start and again whenever the claiming connection was lost, because a
+server that failed over may hand out an attempt a second time. A claim keeps the session it was made under.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import socket
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import psycopg
+import trio
+
+from ..jobs import Claim, Outcome
+from ..migrate import check_versions
+from ..postgres import Link, TrioConnection
+from ..sql import render, statement
+from .arrays import numbers, texts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+
+# One plan for each statement, whatever the table held when it was made: a generic plan from an empty table turned the claim
+# into a seq scan (123 ms at 100k rows), a custom plan each time costs 0.5 ms of planning.
+_WORKER_SETTINGS: dict[str, str] = {
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "jit": "off",
+    "plan_cache_mode": "force_generic_plan",
+    "lock_timeout": "1s",
+    "TimeZone": "UTC",
+}
+# The watchdog reads the BRIN index, which only a bitmap scan can.
+_WATCHDOG_SETTINGS = _WORKER_SETTINGS | {"enable_bitmapscan": "on", "enable_indexscan": "off"}
+
+
+class Slot(NamedTuple):
+    """A place to claim from, and where to start in it: the greatest (run_at, id) it gave so far."""
+
+    queue: str
+    priority: int
+    floor_run_at: str = "-infinity"
+    floor_id: int = 0
+
+
+class Found(NamedTuple):
+    """A slot that has live jobs; `next_due_in` seconds until the first that is not due yet, None if there is none."""
+
+    queue: str
+    priority: int
+    next_due_in: float | None
+
+
+class Exchange(NamedTuple):
+    """What one exchange brought. `sent` is Trio's clock just before the statement went out: leases count from there."""
+
+    claims: list[Claim]
+    sent: float
+    settlement: Settlement
+
+
+class Settlement(NamedTuple):
+    """Outcomes by what became of their report: written, refused (the lease was lost), or to be sent again (row locked)."""
+
+    accepted: list[Outcome]
+    refused: list[Outcome]
+    again: list[Outcome]
+
+
+class Beat(NamedTuple):
+    """One heartbeat's answer, by job id: renewed, or still ours but locked by another transaction. The rest is lost."""
+
+    sent: float
+    renewed: frozenset[int]
+    locked: frozenset[int]
+
+
+class Rescue(NamedTuple):
+    rescued: int
+    dead: int
+
+
+class WorkerStore:
+    """The store of one worker. `lease` in seconds; `keep` False deletes completed jobs instead of archiving them."""
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        schema: str = "pulse",
+        lease: float = 30.0,
+        queues: Sequence[str] | None = None,
+        concurrency: int = 100,
+        keep: bool = True,
+    ) -> None:
+        self._schema = schema
+        self._lease = f"{lease} s"
+        self._patience = lease / 3
+        self._keep = keep
+        self._identity = {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "version": version("pulse-trio"),
+            "queues": list(queues) if queues is not None else None,
+            "concurrency": concurrency,
+            "lease": self._lease,
+        }
+        self._claims = self._link(dsn, "claims", _WORKER_SETTINGS)
+        self._settles = self._link(dsn, "settles", _WORKER_SETTINGS)
+        self._beats = self._link(dsn, "beats", _WORKER_SETTINGS)
+        self._watch = self._link(dsn, "watchdog", _WATCHDOG_SETTINGS)
+        self._listen = self._link(dsn, "listener", {})
+        self._generation = 0
+        self._idle_generation = 0
+        self.session = 0
+        self._sessions: list[int] = []
+
+    def _link(self, dsn: str, name: str, settings: dict[str, str]) -> Link:
+        async def configure(connection: TrioConnection[Any]) -> None:
+            chosen = ", ".join(f"set_config('{key}', '{value}', false)" for key, value in settings.items())
+            if chosen:
+                await connection.execute(f"SELECT {chosen}".encode())
+            # Claims must not be forgotten by a crash of the server: with this off, kill -9 of the server was seen to hand
+            # out one (job, worker, attempt) twice. Stronger settings are the owner's to choose.
+            await connection.execute(
+                b"SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+            )
+
+        return Link(dsn, name=name, configure=configure, statement_timeout=self._patience, application_name=f"pulse-trio {name}")
+
+    async def aclose(self) -> None:
+        """Closes every connection."""
+        for link in (self._claims, self._settles, self._beats, self._watch, self._listen):
+            await link.aclose()
+
+    # Sessions
+
+    async def check_schema(self) -> None:
+        """Raises `SchemaError` unless the schema is exactly what this version needs."""
+        async with self._claims.use() as connection:
+            found = await (
+                await connection.execute("SELECT to_regclass(format('%%I.migration', %s::text)) IS NOT NULL", [self._schema])
+            ).fetchone()
+            if not found or not found[0]:
+                check_versions({}, self._schema)
+            rows = await (
+                await connection.execute(render('SELECT version, checksum FROM :"schema".migration', self._schema).encode())
+            ).fetchall()
+        check_versions(dict(rows), self._schema)
+
+    async def open_session(self) -> int:
+        """Registers this worker under a new session id."""
+        async with self._claims.use() as connection:
+            await self._ensure_session(connection)
+        return self.session
+
+    async def _ensure_session(self, connection: TrioConnection[Any]) -> None:
+        if self._generation == self._claims.generation:
+            return
+        session = secrets.randbits(63) or 1
+        await connection.execute(statement("open_session", self._schema), {"session": session, **self._identity})
+        self._generation = self._claims.generation
+        self.session = session
+        self._sessions.append(session)
+
+    async def touch(self, running: int, *, draining: bool) -> None:
+        """Shows that this worker lives, and what it runs."""
+        async with self._beats.use() as connection:
+            await connection.execute(
+                statement("touch_sessions", self._schema),
+                {"session": self.session, "sessions": self._sessions, "running": running, "draining": draining},
+                prepare=True,
+            )
+
+    async def end_sessions(self) -> None:
+        """Says that this worker is gone, for good."""
+        async with self._beats.use() as connection:
+            await connection.execute(statement("end_sessions", self._schema), {"sessions": self._sessions})
+
+    # Claiming and settling
+
+    async def exchange(self, limit: int, slots: Sequence[Slot], completed: Sequence[Outcome] = ()) -> Exchange:
+        """Claims up to `limit` jobs from `slots` and archives completed ones, in one statement and one commit."""
+        async with self._claims.use() as connection:
+            await self._ensure_session(connection)
+            try:
+                return await self._exchange(connection, limit, slots, completed)
+            except psycopg.errors.LockNotAvailable:
+                # One of the completed rows is locked by somebody: that job is late, the others and the claim are not.
+                settlement = await self._complete_unlocked(connection, completed)
+                claims, sent, _ = await self._exchange(connection, limit, slots, ())
+                return Exchange(claims, sent, settlement)
+
+    async def _exchange(
+        self, connection: TrioConnection[Any], limit: int, slots: Sequence[Slot], completed: Sequence[Outcome]
+    ) -> Exchange:
+        # In id order: the order in which every settler takes its row locks.
+        ordered = sorted(completed, key=_by_id) if len(completed) > 1 else completed
+        session = self.session
+        parameters = self._report(ordered) | {
+            "results": texts([o.result for o in ordered]),
+            "keep": self._keep,
+            "session": session,
+            "lease": self._lease,
+            "limit": limit,
+            "queues": texts([s.queue for s in slots]),
+            "priorities": numbers([s.priority for s in slots]),
+            "floor_run_ats": texts([s.floor_run_at for s in slots]),
+            "floor_ids": numbers([s.floor_id for s in slots]),
+        }
+        sent = trio.current_time()
+        cursor = await connection.execute(statement("exchange", self._schema), parameters, prepare=True)
+        rows = await cursor.fetchall()
+        tail = rows.pop()
+        claims = [Claim(*row, session) for row in rows]
+        settlement = Settlement(list(ordered), [], []) if tail[8] is None else _sort_out(ordered, tail[8])
+        return Exchange(claims, sent, settlement)
+
+    async def settle(self, outcomes: Sequence[Outcome], *, unsure: bool = False) -> Settlement:
+        """Writes outcomes with their fence. `unsure`: an earlier try of these may have been done without our hearing of it;
+        an attempt that ended under our own session then counts as accepted."""
+        completed = [o for o in outcomes if o.kind == "completed"]
+        others = [o for o in outcomes if o.kind != "completed"]
+        async with self._settles.use() as connection:
+            parts: list[Settlement] = []
+            if completed:
+                parts.append(await self._complete(connection, completed))
+            if others:
+                parts.append(await self._fail(connection, others))
+            accepted, refused, again = ([o for part in parts for o in part[i]] for i in range(3))
+            if unsure and refused:
+                done = await self._settled(connection, refused)
+                accepted += [o for o in refused if o.claim.id in done]
+                refused = [o for o in refused if o.claim.id not in done]
+        return Settlement(accepted, refused, again)
+
+    async def _complete(self, connection: TrioConnection[Any], completed: Sequence[Outcome]) -> Settlement:
+        try:
+            return (await self._exchange(connection, 0, (), completed)).settlement
+        except psycopg.errors.LockNotAvailable:
+            return await self._complete_unlocked(connection, completed)
+
+    async def _complete_unlocked(self, connection: TrioConnection[Any], completed: Sequence[Outcome]) -> Settlement:
+        cursor = await connection.execute(
+            statement("complete_unlocked", self._schema),
+            self._report(completed) | {"results": texts([o.result for o in completed]), "keep": self._keep},
+            prepare=True,
+        )
+        return _three_ways(completed, await cursor.fetchall())
+
+    async def _fail(self, connection: TrioConnection[Any], outcomes: Sequence[Outcome]) -> Settlement:
+        cursor = await connection.execute(
+            statement("fail", self._schema),
+            self._report(outcomes)
+            | {
+                "outcomes": texts([o.kind for o in outcomes]),
+                "delays": numbers([o.delay for o in outcomes]),
+                "errors": texts([o.error for o in outcomes]),
+            },
+            prepare=True,
+        )
+        return _three_ways(outcomes, await cursor.fetchall())
+
+    async def _settled(self, connection: TrioConnection[Any], outcomes: Sequence[Outcome]) -> set[int]:
+        cursor = await connection.execute(statement("settled", self._schema), self._report(outcomes))
+        return {row[0] for row in await cursor.fetchall()}
+
+    def _report(self, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+        return _fences([o.claim for o in outcomes])
+
+    # Slots
+
+    async def slots(self, queues: Sequence[str] | None) -> list[Found]:
+        """Every (queue, priority) that has live jobs, paused queues left out; all queues when `queues` is None."""
+        async with self._claims.use() as connection:
+            cursor = await connection.execute(
+                statement("slots", self._schema), {"queues": list(queues) if queues is not None else None}, prepare=True
+            )
+            return [Found(*row) for row in await cursor.fetchall()]
+
+    # Leases
+
+    async def beat(self, claims: Collection[Claim]) -> Beat:
+        """Renews the leases of running jobs, all in one statement."""
+        async with self._beats.use() as connection:
+            sent = trio.current_time()
+            cursor = await connection.execute(
+                statement("beat", self._schema), _fences(claims) | {"lease": self._lease}, prepare=True
+            )
+            rows = await cursor.fetchall()
+        return Beat(
+            sent,
+            renewed=frozenset(row[0] for row in rows if row[1]),
+            locked=frozenset(row[0] for row in rows if not row[1]),
+        )
+
+    async def rescue(self, limit: int = 1000) -> Rescue:
+        """Sends expired leases through the retry-or-dead-letter path, due at once."""
+        return await self._rescue("expired", {"limit": limit}, "lease expired: the worker was gone or cut off")
+
+    async def rescue_sessions(self, sessions: Sequence[int], limit: int = 1000) -> Rescue:
+        """The same for all that dead sessions hold, before their leases run out."""
+        return await self._rescue("held_by", {"sessions": list(sessions), "limit": limit}, "the worker process died")
+
+    async def _rescue(self, source: str, parameters: dict[str, Any], error: str) -> Rescue:
+        async with self._watch.use(timeout=60) as connection, connection.transaction():
+            found = await (await connection.execute(statement(source, self._schema), parameters, prepare=True)).fetchall()
+            if not found:
+                return Rescue(0, 0)
+            ids, attempts, sessions = zip(*found, strict=True)
+            cursor = await connection.execute(
+                statement("fail", self._schema),
+                {
+                    "ids": numbers(ids),
+                    "attempts": numbers(attempts),
+                    "sessions": numbers(sessions),
+                    "outcomes": texts(["rescued"] * len(ids)),
+                    "delays": numbers([0] * len(ids)),
+                    "errors": texts([error] * len(ids)),
+                },
+                prepare=True,
+            )
+            ends = [row[1] for row in await cursor.fetchall()]
+        return Rescue(rescued=ends.count("retryable"), dead=ends.count("dead"))
+
+    async def maintain(self, retention: float) -> None:
+        """Makes the archive's coming days and drops those older than `retention` seconds."""
+        async with self._watch.use(timeout=60) as connection:
+            await connection.execute(statement("maintain", self._schema), {"retention": f"{retention} s"})
+
+    # Waking
+
+    async def announce_idle(self) -> None:
+        """From now on producers notify: see wake() in the schema. Ends with `withdraw_idle` or the connection."""
+        async with self._claims.use() as connection:
+            if self._idle_generation != self._claims.generation:
+                await connection.execute(statement("announce_idle", self._schema), prepare=True)
+                self._idle_generation = self._claims.generation
+
+    async def withdraw_idle(self) -> None:
+        """Producers need not notify any more: this worker asks for itself."""
+        async with self._claims.use() as connection:
+            if self._idle_generation == self._claims.generation:
+                self._idle_generation = 0
+                await connection.execute(statement("withdraw_idle", self._schema), prepare=True)
+
+    @property
+    def idle(self) -> bool:
+        """Whether producers were told to notify, and still believe it."""
+        return self._idle_generation != 0 and self._idle_generation == self._claims.generation
+
+    async def listen(self, on_notify: Callable[[str], None]) -> None:
+        """Calls `on_notify(queue)` for each wake-up, and once with "" when it begins to listen. Ends only by raising."""
+        async with self._listen.use(timeout=math.inf) as connection:
+            await connection.execute(render('LISTEN :"schema"', self._schema).encode())
+            on_notify("")
+            async for notify in connection.notifies():
+                on_notify(notify.payload)
+
+
+def _by_id(outcome: Outcome) -> int:
+    return outcome.claim.id
+
+
+def _fences(claims: Iterable[Claim]) -> dict[str, Any]:
+    claims = list(claims)
+    return {
+        "ids": numbers([c.id for c in claims]),
+        "attempts": numbers([c.attempt for c in claims]),
+        "sessions": numbers([c.session for c in claims]),
+    }
+
+
+def _sort_out(outcomes: Sequence[Outcome], accepted_ids: str) -> Settlement:
+    accepted = {int(i) for i in accepted_ids.strip("{}").split(",") if i}
+    return Settlement(
+        [o for o in outcomes if o.claim.id in accepted], [o for o in outcomes if o.claim.id not in accepted], []
+    )
+
+
+def _three_ways(outcomes: Sequence[Outcome], rows: Sequence[tuple[int, object]]) -> Settlement:
+    """Splits by the rows that came back: (id, truthy) was written, (id, falsy) is ours but locked, the rest is refused."""
+    written = {row[0] for row in rows if row[1]}
+    locked = {row[0] for row in rows if not row[1]}
+    return Settlement(
+        [o for o in outcomes if o.claim.id in written],
+        [o for o in outcomes if o.claim.id not in written and o.claim.id not in locked],
+        [o for o in outcomes if o.claim.id in locked],
+    )

@@ -1,0 +1,273 @@
+"""Claims jobs for the free slots of this worker, and no more.
+
+The accept loop of the worker: a claim is an accept, the jobs nursery is the handler nursery.
+
+**Batches overlap.** One claim takes at most half of the worker's concurrency, so that PostgreSQL prepares one half while
+Python runs the other; completions of the last batch travel with the next claim, in one statement and one commit.
+
+**Slots and floors.** A slot is a (queue, priority). The claimer remembers the greatest (run_at, id) it was given in each
+and starts there, so it never reads again the dead index entries that somebody's old snapshot keeps alive: the failure that
+brings PostgreSQL queues down. A *sweep* finds the slots anew and drops the floors, and so finds what appeared below them:
+late commits, backdated rows, rows that were locked. It comes at start, when a claim brings less than was asked for, and
+every second; never at more than a twentieth of the time.
+
+**Idle.** With nothing to claim the worker announces that it waits, looks once more, and sleeps until a notification, the
+next due time of any slot, or the poll interval. Producers notify only while somebody waits.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from ..errors import DatabaseUnavailable
+from ..observe import DatabaseFound, DatabaseLost
+from .signal import Signal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ..jobs import Claim, Outcome
+    from ..observe import Observer
+    from ..store import Exchange, Found, Slot, Settlement
+
+_SWEEP_EVERY = 1.0
+_SWEEP_SHARE = 20
+"""A sweep that took t seconds is not repeated for 20 t."""
+_BUSY = 16
+"""A claim of so many jobs (or all that was asked for) means the worker need not be told of work."""
+
+
+class ClaimStore(Protocol):
+    @property
+    def idle(self) -> bool: ...
+
+    async def exchange(self, limit: int, slots: Sequence[Slot], completed: Sequence[Outcome] = ()) -> Exchange: ...
+
+    async def slots(self, queues: Sequence[str] | None) -> list[Found]: ...
+
+    async def announce_idle(self) -> None: ...
+
+    async def withdraw_idle(self) -> None: ...
+
+
+class Carrier(Protocol):
+    """Whoever holds completions that may travel along: the settler."""
+
+    def take_completed(self) -> list[Outcome]: ...
+
+    def settled(self, settlement: Settlement) -> None: ...
+
+    def put_back(self, outcomes: list[Outcome]) -> None: ...
+
+    def nudge(self) -> None: ...
+
+
+class SlotBook:
+    """The slots this worker may claim from, in its order, with their floors."""
+
+    def __init__(self, queues: Sequence[str] | None, make: Callable[[str, int], Slot]) -> None:
+        self._make = make
+        self._listed = {queue: place for place, queue in enumerate(queues)} if queues is not None else None
+        self._slots: dict[tuple[str, int], Slot] = {}
+        self.next_due_in: float | None = None
+
+    @property
+    def slots(self) -> list[Slot]:
+        """In claiming order: priority first, then the listed order of queues."""
+        return list(self._slots.values())
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __contains__(self, queue: str) -> bool:
+        return any(slot.queue == queue for slot in self._slots.values())
+
+    def swept(self, found: Sequence[Found]) -> None:
+        """Takes a sweep's findings: these slots, no floors."""
+        ordered = sorted(found, key=lambda f: (-f.priority, self._place(f.queue), f.queue))
+        self._slots = {(f.queue, f.priority): self._make(f.queue, f.priority) for f in ordered}
+        self.next_due_in = min((f.next_due_in for f in found if f.next_due_in is not None), default=None)
+
+    def _place(self, queue: str) -> int:
+        return self._listed[queue] if self._listed is not None else 0
+
+    def claimed(self, claims: list[Claim]) -> None:
+        """Raises the floors to what was claimed, and puts the claims in the slots' order (they come first in first out)."""
+        last = {(claim.queue, claim.priority): claim for claim in claims}
+        for key, claim in last.items():
+            self._slots[key] = self._slots[key]._replace(floor_run_at=claim.run_at, floor_id=claim.id)
+        if len(self._slots) > 1:
+            order = {key: place for place, key in enumerate(self._slots)}
+            claims.sort(key=lambda c: order[c.queue, c.priority])
+
+
+class Claimer:
+    """`free()` is how many jobs may start now; `start(claims, sent)` starts them. `poll` in seconds."""
+
+    def __init__(
+        self,
+        store: ClaimStore,
+        carrier: Carrier,
+        book: SlotBook,
+        *,
+        queues: Sequence[str] | None,
+        concurrency: int,
+        free: Callable[[], int],
+        start: Callable[[list[Claim], float], None],
+        poll: float,
+        backoff: Callable[[int], float],
+        observer: Observer,
+    ) -> None:
+        self._store = store
+        self._carrier = carrier
+        self._book = book
+        self._queues = list(queues) if queues is not None else None
+        self._batch = max(1, math.ceil(concurrency / 2))
+        self._free = free
+        self._start = start
+        self._poll = poll
+        self._backoff = backoff
+        self._observer = observer
+        self._wake = Signal()
+        self._freed = Signal()
+        self._sweep_wanted = True
+        self._last_sweep = -math.inf
+        self._sweep_cost = 0.0
+        self._failures = 0
+        self.hungry = True
+        """Whether completions given to the settler now will soon be taken along."""
+        self.dry = Signal()
+        """Given when a sweep found nothing due: what a burst waits for."""
+
+    # What others tell the claimer
+
+    def notified(self, queue: str) -> None:
+        """A producer says that `queue` has a due job ("": look at everything)."""
+        if self._queues is not None and queue and queue not in self._queues:
+            return
+        if queue not in self._book:
+            self._sweep_wanted = True
+        self._wake.give()
+
+    def look_again(self) -> None:
+        """Sweep, whatever is known."""
+        self._sweep_wanted = True
+        self._wake.give()
+
+    def freed(self) -> None:
+        """A slot of this worker is free again."""
+        self._freed.give()
+
+    # The loop
+
+    async def run(self) -> None:
+        """Claims until cancelled."""
+        try:
+            while True:
+                try:
+                    await self._round()
+                except DatabaseUnavailable as error:
+                    await self._pause(error)
+                else:
+                    self._found()
+        finally:
+            # Whatever was to travel with the next claim must find another way.
+            self._rest()
+
+    async def _round(self) -> None:
+        while (free := self._free()) <= 0:
+            await self._freed.wait()
+        swept = self._may_sweep()
+        if swept:
+            await self._sweep()
+        if not self._book:
+            await self._wait_idle(swept)
+            return
+        limit = min(free, self._batch)
+        claimed = await self._claim(limit)
+        if claimed >= limit:
+            self.hungry = True
+        elif not swept and self._sweep_allowed_now():
+            # Less than asked for: what there is more stands below a floor, or in a slot not known yet.
+            self._sweep_wanted = True
+        else:
+            await self._wait_idle(swept and not claimed)
+            return
+        if claimed >= min(limit, _BUSY) and self._store.idle:
+            await self._store.withdraw_idle()
+
+    async def _claim(self, limit: int) -> int:
+        completed = self._carrier.take_completed()
+        try:
+            claims, sent, settlement = await self._store.exchange(limit, self._book.slots, completed)
+        except BaseException:
+            # Lost on the way, there or back: the settler finds out which.
+            self._carrier.put_back(completed)
+            raise
+        # Nothing may be awaited from here to start(): these jobs are ours already.
+        self._book.claimed(claims)
+        if claims:
+            self._start(claims, sent)
+        self._carrier.settled(settlement)
+        return len(claims)
+
+    # Sweeping
+
+    def _may_sweep(self) -> bool:
+        due = trio.current_time() >= self._last_sweep + max(_SWEEP_EVERY, _SWEEP_SHARE * self._sweep_cost)
+        return due or (self._sweep_wanted and self._sweep_allowed_now())
+
+    def _sweep_allowed_now(self) -> bool:
+        return trio.current_time() >= self._last_sweep + _SWEEP_SHARE * self._sweep_cost
+
+    async def _sweep(self) -> None:
+        began = trio.current_time()
+        # Before, not after: whoever wants another look while this one is under way shall have it.
+        self._sweep_wanted = False
+        self._book.swept(await self._store.slots(self._queues))
+        self._last_sweep = trio.current_time()
+        self._sweep_cost = self._last_sweep - began
+
+    # Waiting
+
+    async def _wait_idle(self, nothing_due: bool) -> None:
+        self._rest()
+        if nothing_due and not self._sweep_wanted:
+            self.dry.give()
+        if not self._store.idle:
+            # Announce first, then look again: a job committed in between would have told nobody.
+            await self._store.announce_idle()
+            self._sweep_wanted = True
+            return
+        with trio.move_on_after(min(self._poll, self._next_due())):
+            await self._wake.wait()
+            self.hungry = True
+            return
+        self._sweep_wanted = True
+
+    def _next_due(self) -> float:
+        due_in = self._book.next_due_in
+        if due_in is None:
+            return math.inf
+        return max(0.001, self._last_sweep + due_in - trio.current_time())
+
+    def _rest(self) -> None:
+        self.hungry = False
+        self._carrier.nudge()
+
+    async def _pause(self, error: DatabaseUnavailable) -> None:
+        self._rest()
+        pause = self._backoff(self._failures)
+        self._failures += 1
+        if self._failures == 1:
+            self._observer.emit(DatabaseLost("claimer", str(error), pause))
+        self._sweep_wanted = True
+        await trio.sleep(pause)
+
+    def _found(self) -> None:
+        if self._failures:
+            self._failures = 0
+            self._observer.emit(DatabaseFound("claimer"))

@@ -1,0 +1,266 @@
+"""The nursery tree of a worker. Shutdown is nesting:
+
+    services {settler, heartbeats, watchdog}  >  jobs  >  intake {claimer, listener}
+
+To stop, the intake is cancelled; the jobs nursery has its grace, heartbeats going on to the last job; what is left is
+cancelled, with clean-up time and the lease still held, and released unharmed; the settler drains; the heartbeats end.
+
+A worker that is cancelled from outside does the same without any grace: its handlers see `Cancelled` with the reason
+"parent" at once, and their leases are given back under a shield with a deadline of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import trio
+
+from ..errors import DatabaseUnavailable
+from ..handlers import Handlers, check_queue
+from ..observe import Observer, WorkerStarted, WorkerStopped
+from ..postgres import backoff
+from ..settings import WorkerSettings
+from ..store import Slot, WorkerStore
+from .claimer import Claimer, SlotBook
+from .leases import Leases
+from .listener import Listener
+from .runner import Runner
+from .settler import Settler
+from .watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from ..jobs import Claim
+    from ..observe import Instrument
+    from .held import Held
+
+_FAREWELL = 5.0
+"""Seconds the last reports may take when the worker was cancelled or its grace has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    """What a worker did in its life: jobs by outcome, and how many were given back unfinished when it stopped."""
+
+    ended: dict[str, int]
+    released: int
+
+
+class Worker:
+    """A worker for a Trio program: `async with trio.open_nursery() as n: n.start_soon(Worker(handlers, dsn).run)`.
+
+    Args: `dsn` as libpq takes it; every setting of `WorkerSettings` by name (times in seconds); `burst` ends `run` when
+    nothing is due and nothing runs; `keep` False deletes completed jobs instead of archiving them; `instruments` get the
+    events of `pulse_trio.observe`.
+    """
+
+    def __init__(
+        self,
+        handlers: Handlers,
+        dsn: str,
+        *,
+        burst: bool = False,
+        keep: bool = True,
+        instruments: Iterable[Instrument] = (),
+        store: WorkerStore | None = None,
+        settings: WorkerSettings | None = None,
+        **given: Any,
+    ) -> None:
+        self.settings = settings or WorkerSettings(**given)
+        for queue in self.settings.queues or ():
+            check_queue(queue)
+        self._handlers = handlers
+        self._burst = burst
+        self._observer = Observer(instruments)
+        self._store = store or WorkerStore(
+            dsn,
+            schema=self.settings.schema,
+            lease=self.settings.lease,
+            queues=self.settings.queues,
+            concurrency=self.settings.concurrency,
+            keep=keep,
+        )
+        self._stopping = trio.Event()
+        self._stopping_now = trio.Event()
+        self._running_count = 0
+        self._ended: dict[str, int] = {}
+        self._released = 0
+
+    # What a program may ask of a running worker
+
+    def stop(self) -> None:
+        """Stop claiming; let running jobs end within the grace; then cancel and release what is left."""
+        self._stopping.set()
+
+    def stop_now(self) -> None:
+        """Stop claiming and cancel what runs, at once; jobs are released unharmed."""
+        self._stopping.set()
+        self._stopping_now.set()
+
+    @property
+    def running(self) -> int:
+        """Jobs whose handler runs now."""
+        return self._running_count
+
+    # Life
+
+    async def run(self, *, task_status: trio.TaskStatus[Worker] = trio.TASK_STATUS_IGNORED) -> WorkerReport:
+        """Claims and runs jobs until `stop`, cancellation, or (with `burst`) until nothing is due.
+
+        `nursery.start(worker.run)` returns when the worker is registered. Raises `SchemaError` if the schema is not what
+        this version needs, `DatabaseUnavailable` if the database cannot be reached at the start; later it reconnects.
+        """
+        try:
+            await self._store.check_schema()
+            session = await self._store.open_session()
+            self._build()
+            self._observer.emit(WorkerStarted(session, self.settings.queues, self.settings.concurrency))
+            task_status.started(self)
+            await self._live()
+        finally:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + _FAREWELL):
+                await self._store.aclose()
+        self._observer.emit(WorkerStopped(self._released))
+        return WorkerReport(dict(self._ended), self._released)
+
+    def _build(self) -> None:
+        s = self.settings
+        self._leases = Leases(
+            self._store, heartbeat=s.heartbeat, proven_for=s.lease - s.margin, observer=self._observer
+        )
+        self._runner = Runner(
+            self._handlers,
+            on_start=self._leases.add,
+            on_end=self._job_ended,
+            observer=self._observer,
+            margin=s.margin,
+            lease=s.lease,
+            heartbeat=s.heartbeat,
+            cleanup=s.cleanup,
+            threads=trio.CapacityLimiter(s.concurrency),
+        )
+        self._settler = Settler(
+            self._store,
+            carried=lambda: self._claimer.hungry,
+            on_settled=self._leases.remove,
+            backoff=backoff,
+            observer=self._observer,
+        )
+        self._claimer = Claimer(
+            self._store,
+            self._settler,
+            SlotBook(s.queues, Slot),
+            queues=s.queues,
+            concurrency=s.concurrency,
+            free=lambda: s.concurrency - self._running_count,
+            start=self._start,
+            poll=s.poll,
+            backoff=backoff,
+            observer=self._observer,
+        )
+        self._listener = Listener(
+            self._store, on_notify=self._claimer.notified, backoff=backoff, observer=self._observer
+        )
+        self._watchdog = Watchdog(
+            self._store,
+            tick=s.watchdog,
+            retention=s.retention,
+            on_rescue=self._claimer.look_again,
+            backoff=backoff,
+            observer=self._observer,
+        )
+
+    async def _live(self) -> None:
+        async with trio.open_nursery() as outer:
+            services = trio.CancelScope(shield=True)
+            outer.start_soon(self._services, services)
+            try:
+                await self._jobs()
+            finally:
+                await self._farewell()
+                services.cancel()
+
+    async def _services(self, scope: trio.CancelScope) -> None:
+        # Shielded: a cancelled worker still has to give its leases back. The coordinator ends this scope itself.
+        with scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._leases.run)
+                nursery.start_soon(self._settler.run)
+                nursery.start_soon(self._watchdog.run)
+
+    async def _jobs(self) -> None:
+        async with trio.open_nursery() as enders:
+            async with trio.open_nursery() as self._jobs_nursery:
+                await self._intake()
+                self._leases.draining = True
+                enders.start_soon(self._end_what_is_left)
+            enders.cancel_scope.cancel()
+
+    async def _intake(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._claimer.run)
+            nursery.start_soon(self._listener.run)
+            if self._burst:
+                nursery.start_soon(self._end_burst)
+            await self._stopping.wait()
+            nursery.cancel_scope.cancel()
+
+    async def _end_burst(self) -> None:
+        """Ends the worker when a sweep that began after the last job had ended found nothing due."""
+        while True:
+            await self._claimer.dry.wait()
+            # If something still runs, its end asks for another look: it may have enqueued something.
+            if not self._running_count:
+                await self._settler.drained()
+                self.stop()
+
+    async def _end_what_is_left(self) -> None:
+        with trio.move_on_after(self.settings.grace):
+            await self._stopping_now.wait()
+        for held in list(self._leases.held):
+            if held.outcome is None:
+                held.cancel("shutdown")
+
+    async def _farewell(self) -> None:
+        """The last reports and the end of the session, within a deadline when somebody is waiting for us to go."""
+        cancelled = trio.current_effective_deadline() == -math.inf
+        hurried = cancelled or self._stopping_now.is_set() or self._released > 0
+        limit = _FAREWELL if hurried else max(_FAREWELL, self.settings.lease)
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + limit):
+            await self._settler.drained()
+            try:
+                await self._store.end_sessions()
+            except DatabaseUnavailable:
+                # pulse.workers will show it as stale; nothing else depends on it.
+                return
+
+    # One job
+
+    def _start(self, claims: list[Claim], sent: float) -> None:
+        self._running_count += len(claims)
+        start_soon = self._jobs_nursery.start_soon
+        run = self._runner.run
+        for claim in claims:
+            start_soon(run, claim, sent)
+
+    def _job_ended(self, held: Held) -> None:
+        self._running_count -= 1
+        outcome = held.outcome
+        if outcome is None:
+            self._leases.remove(held.claim)
+            self._count("lost")
+        else:
+            self._settler.add(outcome)
+            self._count(outcome.kind)
+            if outcome.kind == "released" and held.cancel_reason in ("shutdown", "parent"):
+                self._released += 1
+        self._claimer.freed()
+        if self._burst and not self._running_count:
+            self._claimer.look_again()
+
+    def _count(self, kind: str) -> None:
+        self._ended[kind] = self._ended.get(kind, 0) + 1

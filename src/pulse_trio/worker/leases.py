@@ -1,0 +1,127 @@
+"""The heartbeats of everything this worker holds, sent together: one statement for all that are due.
+
+A job is beaten for from one interval after its claim until its report is written, whether its handler still runs or not.
+Jobs shorter than the interval are never in a beat. The heartbeat task that joins a job's nursery (held.py) is told here.
+
+Trade-off: the due list is a scan over what is held (10,000 jobs: about a millisecond, twice a second at most), so that
+nothing has to be kept in order on the path of every job.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from ..errors import DatabaseUnavailable
+from ..observe import DatabaseFound, DatabaseLost
+from .signal import Signal
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from ..jobs import Claim
+    from ..observe import Observer
+    from ..store import Beat
+    from .held import Held
+
+
+class BeatStore(Protocol):
+    async def beat(self, claims: Collection[Claim]) -> Beat: ...
+
+    async def touch(self, running: int, *, draining: bool) -> None: ...
+
+
+class Leases:
+    """Holds the leases of one worker. Times in seconds: `heartbeat` between beats, `proven_for` = lease - margin."""
+
+    def __init__(self, store: BeatStore, *, heartbeat: float, proven_for: float, observer: Observer) -> None:
+        self._store = store
+        self._heartbeat = heartbeat
+        self._proven_for = proven_for
+        self._observer = observer
+        self._held: dict[Claim, Held] = {}
+        self._added = Signal()
+        self._lost_database = False
+        self.draining = False
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def held(self) -> Iterable[Held]:
+        """Everything held now."""
+        return self._held.values()
+
+    def add(self, held: Held) -> None:
+        """From now on this lease is kept."""
+        if not self._held:
+            self._added.give()
+        self._held[held.claim] = held
+
+    def remove(self, claim: Claim) -> None:
+        """The attempt is settled, or lost: nothing to keep."""
+        self._held.pop(claim, None)
+
+    async def run(self) -> None:
+        """Beats until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._show_signs_of_life)
+            while True:
+                if not self._held:
+                    await self._added.wait()
+                    continue
+                await trio.sleep_until(min(held.beat_due for held in self._held.values()))
+                await self._beat(trio.current_time())
+
+    async def _beat(self, now: float) -> None:
+        # A little early for some rather than a statement for each.
+        latest = now + self._heartbeat / 20
+        due = [held for held in self._held.values() if held.beat_due <= latest]
+        if not due:
+            return
+        for held in due:
+            held.join_heartbeat()
+        try:
+            beat = await self._store.beat([held.claim for held in due])
+        except DatabaseUnavailable as error:
+            await self._pause(error)
+            return
+        self._found()
+        for held in due:
+            self._answer(held, beat)
+
+    def _answer(self, held: Held, beat: Beat) -> None:
+        job_id = held.claim.id
+        if job_id in beat.renewed:
+            held.renew(beat.sent + self._proven_for, beat.sent + self._heartbeat)
+        elif job_id in beat.locked:
+            # Somebody's transaction holds the row. It is still ours; ask again well before the lease ends.
+            held.beat_due = beat.sent + self._heartbeat / 4
+        elif self._held.get(held.claim) is held and held.outcome is None:
+            self.remove(held.claim)
+            held.lose()
+
+    async def _show_signs_of_life(self) -> None:
+        while True:
+            await trio.sleep(self._heartbeat)
+            try:
+                await self._store.touch(sum(held.outcome is None for held in self._held.values()), draining=self.draining)
+            except DatabaseUnavailable as error:
+                # What beats matters is said by _beat; a missed sign of life is shown by pulse.workers.
+                self._lose(error, self._heartbeat)
+
+    async def _pause(self, error: DatabaseUnavailable) -> None:
+        pause = self._heartbeat / 10
+        self._lose(error, pause)
+        await trio.sleep(pause)
+
+    def _lose(self, error: DatabaseUnavailable, pause: float) -> None:
+        if not self._lost_database:
+            self._lost_database = True
+            self._observer.emit(DatabaseLost("heartbeats", str(error), pause))
+
+    def _found(self) -> None:
+        if self._lost_database:
+            self._lost_database = False
+            self._observer.emit(DatabaseFound("heartbeats"))

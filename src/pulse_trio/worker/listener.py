@@ -1,0 +1,55 @@
+"""Keeps listening for wake-ups; polling remains the safety net while it cannot."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from ..errors import DatabaseUnavailable
+from ..observe import DatabaseFound, DatabaseLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..observe import Observer
+
+
+class ListenStore(Protocol):
+    async def listen(self, on_notify: Callable[[str], None]) -> None: ...
+
+
+class Listener:
+    """`on_notify(queue)` for each wake-up, and with "" whenever it begins to listen (something may have been missed)."""
+
+    def __init__(
+        self,
+        store: ListenStore,
+        *,
+        on_notify: Callable[[str], None],
+        backoff: Callable[[int], float],
+        observer: Observer,
+    ) -> None:
+        self._store = store
+        self._on_notify = on_notify
+        self._backoff = backoff
+        self._observer = observer
+        self._failures = 0
+
+    async def run(self) -> None:
+        """Listens until cancelled."""
+        while True:
+            try:
+                await self._store.listen(self._notified)
+            except DatabaseUnavailable as error:
+                pause = self._backoff(self._failures)
+                self._failures += 1
+                if self._failures == 1:
+                    self._observer.emit(DatabaseLost("listener", str(error), pause))
+                await trio.sleep(pause)
+
+    def _notified(self, queue: str) -> None:
+        if self._failures:
+            self._failures = 0
+            self._observer.emit(DatabaseFound("listener"))
+        self._on_notify(queue)

@@ -1,0 +1,174 @@
+"""Runs one job: a nursery of its own, the handler in it, an outcome out of it.
+
+The nursery holds the handler, its children and, once the first beat is due, its heartbeat; its deadline is the lease.
+Whatever leaves the handler becomes an `Outcome` by the pure functions of `states`; nothing a handler raises reaches its
+siblings or the worker, except what is not the job's: an outer cancellation, and a real Ctrl-C.
+
+Cost: with a handler that returns at once, a job is a task, a nursery and a dictionary entry. There is no logging, no
+event and no `Job` unless somebody asked for them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import trio
+
+from ..errors import InvalidArguments
+from ..handlers import check_json
+from ..jobs import Job, Outcome
+from ..observe import FenceLost, JobEnded, JobStarted, LeaseUnproven, UnknownKindReleased
+from ..states import error_text, outcome_of_cancel, outcome_of_error
+from .held import Held
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..handlers import Handler, Handlers
+    from ..jobs import Claim
+    from ..observe import Observer
+
+UNKNOWN_KIND_DELAY = 15.0
+"""Seconds before a job of a kind this worker lacks is due again: time for a worker that has it (a deploy under way)."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Runner:
+    """Turns claims into outcomes. `on_end(held)` is called when a job has ended and `held.outcome` is set."""
+
+    def __init__(
+        self,
+        handlers: Handlers,
+        *,
+        on_start: Callable[[Held], None],
+        on_end: Callable[[Held], None],
+        observer: Observer,
+        margin: float,
+        lease: float,
+        heartbeat: float,
+        cleanup: float,
+        threads: trio.CapacityLimiter,
+    ) -> None:
+        self._handlers = handlers
+        self._on_start = on_start
+        self._on_end = on_end
+        self._observer = observer
+        self._proven_for = lease - margin
+        self._heartbeat = heartbeat
+        self._cleanup = cleanup
+        self._threads = threads
+        self._calls: dict[str, Callable[[Job, str], Any]] = {h.kind: self._call_of(h) for h in handlers}
+        self._tell_start = observer.wanted(JobStarted)
+        self._tell_end = observer.wanted(JobEnded)
+
+    def _call_of(self, handler: Handler[..., Any]) -> Callable[[Job, str], Any]:
+        if handler.runs == "trio":
+            return handler.signature.bind(handler.function)
+
+        call = handler.signature.bind(handler.function)
+
+        async def in_thread(job: Job, args: str) -> Any:
+            # A thread cannot be cancelled: the slot and the lease are kept until it ends, whatever happens meanwhile.
+            return await trio.to_thread.run_sync(call, job, args, abandon_on_cancel=False, limiter=self._threads)
+
+        return in_thread
+
+    async def run(self, claim: Claim, sent: float) -> None:
+        """Runs one claimed job to its end. `sent` is Trio's clock before the claim was sent: the lease counts from it."""
+        held = Held(claim, sent, sent + self._proven_for, sent + self._heartbeat, self._cleanup)
+        self._on_start(held)
+        try:
+            held.outcome = await self._outcome(held)
+        except BaseException:
+            # Not the job's: the worker is being cancelled (or the program ends). The job goes back unharmed.
+            if held.outcome is None:
+                held.outcome = Outcome(claim, "released")
+            raise
+        finally:
+            held.end_heartbeat()
+            if self._tell_end:
+                self._emit_end(held)
+            self._on_end(held)
+
+    async def _outcome(self, held: Held) -> Outcome | None:
+        claim = held.claim
+        call = self._calls.get(claim.kind)
+        if call is None:
+            self._observer.emit(UnknownKindReleased(claim.id, claim.kind))
+            return Outcome(claim, "released", delay=UNKNOWN_KIND_DELAY)
+        if self._tell_start:
+            self._observer.emit(JobStarted(claim.id, claim.kind, claim.queue, claim.attempt))
+        outcome: Outcome | None = None
+        try:
+            async with trio.open_nursery() as nursery:
+                held.opened(nursery)
+                try:
+                    outcome = _completed(claim, await call(Job(claim, held), claim.args))
+                except Exception as error:
+                    # Caught here, inside the nursery, where it is still itself; outside it would be a group of one.
+                    if _has_cancelled(error):
+                        raise
+                    outcome = _failed(claim, error)
+                    nursery.cancel_scope.cancel()
+                held.body_ended()
+        except BaseExceptionGroup as group:
+            # A child's failure is the job's; so is a SystemExit. An outer cancellation and a Ctrl-C are the program's.
+            if _has_cancelled(group) or _is_real_interrupt(group):
+                raise
+            return outcome_of_error(claim, group)
+        return outcome if outcome is not None else self._after_cancel(held)
+
+    def _after_cancel(self, held: Held) -> Outcome | None:
+        reason = held.cancel_reason
+        if reason == "lease-unproven":
+            self._observer.emit(LeaseUnproven(held.claim.id, held.claim.kind, held.claim.attempt))
+        elif reason == "fence-lost":
+            self._observer.emit(FenceLost(held.claim.id, held.claim.kind, held.claim.attempt, "heartbeat"))
+        elif reason is None:
+            return Outcome(held.claim, "failed", error="CancelledError: the handler cancelled its own nursery (job.nursery)")
+        return outcome_of_cancel(held.claim, reason)
+
+    def _emit_end(self, held: Held) -> None:
+        claim, outcome = held.claim, held.outcome
+        self._observer.emit(
+            JobEnded(
+                claim.id,
+                claim.kind,
+                claim.queue,
+                claim.attempt,
+                outcome.kind if outcome is not None else "lost",
+                trio.current_time() - held.started,
+                outcome.error if outcome is not None else None,
+            )
+        )
+
+
+def _completed(claim: Claim, value: Any) -> Outcome:
+    if value is None:
+        return Outcome(claim, "completed")
+    return Outcome(claim, "completed", result=check_json(_encode(value), f"The result of {claim.kind!r}"))
+
+
+def _failed(claim: Claim, error: Exception) -> Outcome:
+    if isinstance(error, InvalidArguments):
+        # The row's arguments will not fit next time either.
+        return Outcome(claim, "discarded", error=error_text(error))
+    return outcome_of_error(claim, error)
+
+
+def _has_cancelled(error: BaseException) -> bool:
+    return isinstance(error, BaseExceptionGroup) and error.subgroup(trio.Cancelled) is not None
+
+
+def _is_real_interrupt(error: BaseException) -> bool:
+    """Whether a KeyboardInterrupt in the group came from Ctrl-C: then Trio's signal handler is where it was raised."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(_is_real_interrupt(inner) for inner in error.exceptions)
+    if not isinstance(error, KeyboardInterrupt):
+        return False
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_globals.get("__name__") == "trio._core._ki"

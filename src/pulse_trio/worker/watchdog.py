@@ -1,0 +1,85 @@
+"""Rescues what dead workers held: expired leases go through the normal retry-or-dead-letter path, due at once.
+
+Needs no handlers, no leader and no clock but the database's; any number of watchdogs may run. A tick that took t seconds
+is not repeated for 20 t, because below PostgreSQL 16 the scan is sequential (289 ms at 1.2M rows).
+
+It also keeps the archive's partitions (maintain()).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from ..errors import DatabaseUnavailable
+from ..observe import DatabaseFound, DatabaseLost, JobsRescued
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..observe import Observer
+    from ..store import Rescue
+
+_SHARE = 20
+_BATCH = 1000
+_MAINTAIN_EVERY = 3600.0
+
+
+class WatchStore(Protocol):
+    async def rescue(self, limit: int = 1000) -> Rescue: ...
+
+    async def maintain(self, retention: float) -> None: ...
+
+
+class Watchdog:
+    """`tick` and `retention` in seconds. `on_rescue()` is called after a tick that put jobs back."""
+
+    def __init__(
+        self,
+        store: WatchStore,
+        *,
+        tick: float,
+        retention: float,
+        on_rescue: Callable[[], None],
+        backoff: Callable[[int], float],
+        observer: Observer,
+    ) -> None:
+        self._store = store
+        self._tick = tick
+        self._retention = retention
+        self._on_rescue = on_rescue
+        self._backoff = backoff
+        self._observer = observer
+        self._maintain_at = trio.current_time()
+
+    async def run(self) -> None:
+        """Watches until cancelled."""
+        failures = 0
+        while True:
+            began = trio.current_time()
+            try:
+                full = await self._rescue()
+                if not full and trio.current_time() >= self._maintain_at:
+                    await self._store.maintain(self._retention)
+                    self._maintain_at = trio.current_time() + _MAINTAIN_EVERY
+            except DatabaseUnavailable as error:
+                pause = max(self._backoff(failures), self._tick / 10)
+                if failures == 0:
+                    self._observer.emit(DatabaseLost("watchdog", str(error), pause))
+                failures += 1
+            else:
+                if failures:
+                    self._observer.emit(DatabaseFound("watchdog"))
+                failures = 0
+                cost = trio.current_time() - began
+                pause = 0 if full else max(self._tick, _SHARE * cost)
+            await trio.sleep(pause)
+
+    async def _rescue(self) -> bool:
+        """One tick; True when there may be more."""
+        rescued, dead = await self._store.rescue(_BATCH)
+        if rescued or dead:
+            self._observer.emit(JobsRescued(rescued, dead))
+            self._on_rescue()
+        return rescued + dead >= _BATCH
