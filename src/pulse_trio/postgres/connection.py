@@ -37,7 +37,7 @@ from psycopg.rows import Row, tuple_row
 from pulse_trio.postgres.connecting import connect_to_first
 from pulse_trio.postgres.contract import AsyncPipeline, WaitTimeout, closes_a_cursor, ready_now, waits_for_news
 from pulse_trio.postgres.lock import HandoverLock
-from pulse_trio.postgres.shield import Mode, bounded_shield, current_mode, running_in
+from pulse_trio.postgres.shield import CLEANUP_SECONDS, Mode, bounded_shield, current_mode, running_in
 from pulse_trio.postgres.transaction import TrioPipeline, TrioTransaction
 from pulse_trio.postgres.waiting import drain, drive, drive_connecting
 
@@ -79,6 +79,8 @@ class TrioConnection(AsyncConnection[Row]):
 
     cancel_timeout: float = 5.0
     """Seconds the server has to answer a cancel request before the connection is closed."""
+    cleanup_timeout: float = CLEANUP_SECONDS
+    """Seconds a COMMIT, ROLLBACK or CLOSE under way may take after its scope was cancelled."""
     query_timeout: float | None = None
     """Seconds one operation may wait for the server before it is cancelled and `QueryTimeout` raised; None: no
     limit.
@@ -271,7 +273,7 @@ class TrioConnection(AsyncConnection[Row]):
             logger.warning("cancel request failed: %s", ex)
 
     async def _let_end(self, gen: PQGen[T]) -> tuple[T] | None:
-        with bounded_shield():
+        with bounded_shield(self.cleanup_timeout):
             return (await drive(gen, self.pgconn.socket),)
         logger.warning("clean-up did not end in time: closing %r", self)
         self.abort()

@@ -9,7 +9,7 @@ the program at import with the name of what changed, not corrupt a connection at
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
 from psycopg import AsyncConnection, errors, generators, waiting
@@ -88,7 +88,7 @@ def _is_made_by(*functions: Callable[..., Any]) -> Callable[[object], bool]:
 
 waits_for_news = _is_made_by(generators.notifies)
 """Whether a generator waits for notifications, which has no natural end."""
-closes_a_cursor = _is_made_by(ServerCursorMixin._close_gen)
+closes_a_cursor = _is_made_by(cast("Callable[..., Any]", ServerCursorMixin._close_gen))
 """Whether a generator is the CLOSE of a server-side cursor: clean-up, whatever class the cursor is of."""
 
 __all__ = [

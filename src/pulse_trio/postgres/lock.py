@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import trio
 from psycopg import errors as e
 
-from pulse_trio.postgres.shield import Mode, bounded_shield, current_mode
+from pulse_trio.postgres.shield import CLEANUP_SECONDS, Mode, bounded_shield, current_mode
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -47,7 +47,7 @@ class HandoverLock:
             await self._insist()
 
     async def _insist(self) -> None:
-        with bounded_shield():
+        with bounded_shield(CLEANUP_SECONDS):
             await self._waiters.park()
             return
         raise e.OperationalError("clean-up gave up: another task kept the connection busy")

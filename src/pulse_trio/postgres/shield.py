@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 CLEANUP_SECONDS = 5.0
-"""How long clean-up may go on after its scope was cancelled."""
+"""How long clean-up may go on after its scope was cancelled, unless the connection says otherwise."""
 
 
 class Mode(Enum):
@@ -56,6 +56,6 @@ class running_in:
         _mode.reset(self._token)
 
 
-def bounded_shield(seconds: float = CLEANUP_SECONDS) -> trio.CancelScope:
+def bounded_shield(seconds: float) -> trio.CancelScope:
     """A scope that outer cancellation does not reach and that ends by itself."""
     return trio.CancelScope(shield=True, deadline=trio.current_time() + seconds)
