@@ -1,1 +1,56 @@
-"""Background jobs for Trio on PostgreSQL."""
+"""Background jobs for Trio on PostgreSQL: every job in a nursery, every write fenced, no job lost."""
+
+from .client import Client, JobRef, SyncClient, open_client
+from .errors import (
+    ConfigurationError,
+    DatabaseError,
+    DatabaseUnavailable,
+    InvalidArguments,
+    InvalidName,
+    InvalidTransition,
+    JobCancelled,
+    JobError,
+    JobFailed,
+    PulseTrioError,
+    SchemaError,
+    UnknownJob,
+    UnknownKind,
+    UsageError,
+)
+from .handlers import Handler, Handlers
+from .jobs import Discard, Job, JobRequest, RetryAfter, Snooze
+from .settings import WorkerSettings
+from .states import State
+from .worker import Worker, WorkerReport
+
+__all__ = [
+    "Client",
+    "ConfigurationError",
+    "DatabaseError",
+    "DatabaseUnavailable",
+    "Discard",
+    "Handler",
+    "Handlers",
+    "InvalidArguments",
+    "InvalidName",
+    "InvalidTransition",
+    "Job",
+    "JobCancelled",
+    "JobError",
+    "JobFailed",
+    "JobRef",
+    "JobRequest",
+    "PulseTrioError",
+    "RetryAfter",
+    "SchemaError",
+    "Snooze",
+    "State",
+    "SyncClient",
+    "UnknownJob",
+    "UnknownKind",
+    "UsageError",
+    "Worker",
+    "WorkerReport",
+    "WorkerSettings",
+    "open_client",
+]

@@ -56,7 +56,8 @@ if TYPE_CHECKING:
 MAJOR = "18"
 PORT = 5432
 SOCKET_PATH_LIMIT = 103 if sys.platform == "darwin" else 107  # bytes of sockaddr_un.sun_path before its closing NUL
-STOP_FAST = 60.0  # seconds a fast shutdown (which writes a checkpoint) may take before the immediate one
+STOP_FAST = 20.0  # seconds for a fast shutdown, which writes a checkpoint; the immediate one after it loses nothing
+
 STOP_IMMEDIATE = 10.0  # seconds an immediate shutdown may take before SIGKILL
 LOG_LIMIT = 10_000_000  # bytes of server.log from which a start sets it aside
 OVERFLOW_ID = 65534  # what the kernel shows for ids that a user namespace does not map; mostly nobody's too
@@ -354,7 +355,9 @@ def explain(output: str, doing: str, places: Places) -> StartError:
     """The error for a PostgreSQL program that failed: what it said last, and what to do about the known cases."""
     tail = "\n".join(output.strip().splitlines()[-8:])
     if "No space left on device" in output or "Disk quota exceeded" in output:
-        return StartError("database", f"The disk is full: {doing} failed. Free some space at {places.data}.\n{tail}")
+        return StartError(
+            "database", f"The disk is full: {doing} failed. Free some space at {places.data.parent}.\n{tail}"
+        )
     if "could not look up effective user ID" in output:
         return StartError(
             "configuration",

@@ -23,4 +23,5 @@ def statement(name: str, schema: str) -> bytes:
     text = files(__name__).joinpath(f"{name}.sql").read_text(encoding="utf-8")
     # Comments are for readers; without them the server's logs and pg_stat_statements show the statement itself.
     bare = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("--"))
-    return render(f"/* pulse-trio {name} */ {bare}", schema).encode()
+    # Every statement is executed with parameters, so a percent sign in the schema's name must not look like one.
+    return render(f"/* pulse-trio {name} */ {bare}", schema.replace("%", "%%")).encode()

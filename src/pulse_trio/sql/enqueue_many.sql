@@ -4,7 +4,7 @@ WITH request AS MATERIALIZED (
                        %(delays)s::float8[], %(max_attempts)s::int[], %(options)s::text[], %(unique_keys)s::text[])
     WITH ORDINALITY AS r(kind, args, queue, priority, run_at, delay, max_attempts, options, unique_key, ordinal)
 ), numbered AS MATERIALIZED (
-  SELECT r.*, nextval(pg_get_serial_sequence(%(table)s, 'id')) AS id FROM request r ORDER BY r.ordinal
+  SELECT r.*, nextval(format('%%I.job_id_seq', :'schema')::regclass) AS id FROM request r ORDER BY r.ordinal
 ), added AS (
   INSERT INTO :"schema".job (id, kind, args, queue, priority, run_at, max_attempts, options, unique_key)
   SELECT id, kind, args::json, queue, priority, coalesce(run_at, now() + make_interval(secs => coalesce(delay, 0))),

@@ -345,7 +345,7 @@ class WorkerStore:
         """From now on producers notify: see wake() in the schema. Ends with `withdraw_idle` or the connection."""
         async with self._claims.use() as connection:
             if self._idle_generation != self._claims.generation:
-                await connection.execute(statement("announce_idle", self._schema), prepare=True)
+                await connection.execute(statement("announce_idle", self._schema), {}, prepare=True)
                 self._idle_generation = self._claims.generation
 
     async def withdraw_idle(self) -> None:
@@ -353,7 +353,7 @@ class WorkerStore:
         async with self._claims.use() as connection:
             if self._idle_generation == self._claims.generation:
                 self._idle_generation = 0
-                await connection.execute(statement("withdraw_idle", self._schema), prepare=True)
+                await connection.execute(statement("withdraw_idle", self._schema), {}, prepare=True)
 
     @property
     def idle(self) -> bool:

@@ -1,0 +1,3 @@
+SELECT id, queue, kind, state, priority, attempt, max_attempts, run_at, created_at, started_at, finished_at, worker,
+       lease_until, args::text AS args, result::text AS result, error, cancel_reason, unique_key
+FROM :"schema".jobs WHERE id = %(id)s::bigint

@@ -1,0 +1,260 @@
+"""What clients do with the database, written once for every driver.
+
+Each operation is a generator that yields the statements it needs and is sent their rows; it never waits. `run` drives
+one over an async psycopg connection (Trio's or asyncio's), `run_sync` over a blocking one. Deciding and waiting are apart,
+as in psycopg itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import psycopg
+
+from ..errors import (
+    DatabaseUnavailable,
+    InvalidArguments,
+    InvalidTransition,
+    PulseTrioError,
+    SchemaError,
+    UnknownJob,
+    UsageError,
+)
+from ..states import Event, State, next_state
+from ..sql import statement
+from .arrays import numbers, texts
+
+if TYPE_CHECKING:
+    from ..jobs import JobRequest
+
+T = TypeVar("T")
+Row = Sequence[Any]
+
+
+class Query(NamedTuple):
+    """One statement to run: its name in `sql/` and its parameters."""
+
+    name: str
+    parameters: Mapping[str, Any]
+
+
+Operation = Generator[Query, Sequence[Row], T]
+
+
+class Enqueued(NamedTuple):
+    """What an enqueue did: the job's id, and whether it is new (False: a live job had the unique key)."""
+
+    id: int
+    added: bool
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """A job as `pulse.jobs` shows it."""
+
+    id: int
+    queue: str
+    kind: str
+    state: State
+    priority: int
+    attempt: int
+    max_attempts: int
+    run_at: datetime
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    worker: int | None
+    lease_until: datetime | None
+    args: dict[str, Any]
+    result: Any
+    error: str | None
+    cancel_reason: str | None
+    unique_key: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRecord:
+    """One attempt of a job as `pulse.attempts` shows it."""
+
+    job_id: int
+    attempt: int
+    worker: int
+    started_at: datetime | None
+    ended_at: datetime | None
+    outcome: str
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRecord:
+    """A worker's session as `pulse.workers` shows it."""
+
+    id: int
+    host: str
+    pid: int
+    state: str
+    started_at: datetime
+    seen_at: datetime
+    queues: list[str]
+    concurrency: int
+    running: int
+    version: str
+
+
+def enqueue(request: JobRequest) -> Operation[Enqueued]:
+    """Adds one job. With a unique key that a live job has, adds nothing and gives that job's id."""
+    while True:
+        rows = yield Query(
+            "enqueue",
+            {
+                "kind": request.kind,
+                "args": request.args,
+                "queue": request.queue,
+                "priority": request.priority,
+                "run_at": request.run_at,
+                "delay": request.delay,
+                "max_attempts": request.max_attempts,
+                "options": request.options,
+                "unique_key": request.unique_key,
+            },
+        )
+        if rows:
+            return Enqueued(rows[0][0], added=True)
+        live = yield Query("live_job_of_key", {"queue": request.queue, "unique_key": request.unique_key})
+        if live:
+            return Enqueued(live[0][0], added=False)
+        # The live job finished between the two statements: there is room now.
+
+
+def enqueue_many(requests: Sequence[JobRequest]) -> Operation[list[Enqueued]]:
+    """Adds a batch in one statement; the answers come in the order of the requests."""
+    if not requests:
+        return []
+    rows = yield Query(
+        "enqueue_many",
+        {
+            "kinds": texts([r.kind for r in requests]),
+            "args": texts([r.args for r in requests]),
+            "queues": texts([r.queue for r in requests]),
+            "priorities": numbers([r.priority for r in requests]),
+            "run_ats": texts([r.run_at for r in requests]),
+            "delays": texts([None if r.delay is None else str(r.delay) for r in requests]),
+            "max_attempts": numbers([r.max_attempts for r in requests]),
+            "options": texts([r.options for r in requests]),
+            "unique_keys": texts([r.unique_key for r in requests]),
+        },
+    )
+    answers: list[Enqueued] = []
+    for request, (_, added, new_id, *_) in zip(requests, rows, strict=True):
+        answers.append(Enqueued(new_id, added=True) if added else (yield from enqueue(request)))
+    return answers
+
+
+def job(job_id: int) -> Operation[JobRecord]:
+    """One job. Raises `UnknownJob`."""
+    rows = yield Query("job", {"id": job_id})
+    if not rows:
+        raise UnknownJob(f"There is no job {job_id} (finished jobs are removed when their retention has passed).")
+    return _job_record(rows[0])
+
+
+def jobs(
+    *, state: str | None = None, queue: str | None = None, kind: str | None = None, before: int | None = None, limit: int
+) -> Operation[list[JobRecord]]:
+    """Jobs, newest first; the next page is the one `before` the last id of this."""
+    filters = {"state": state, "queue": queue, "kind": kind, "before": before or 2**63 - 1, "limit": limit}
+    rows = yield Query("jobs", filters)
+    return [_job_record(row) for row in rows]
+
+
+def attempts(job_id: int) -> Operation[list[AttemptRecord]]:
+    """Every attempt of a job, in order."""
+    rows = yield Query("attempts", {"id": job_id})
+    return [AttemptRecord(*row) for row in rows]
+
+
+def retry(job_id: int) -> Operation[State]:
+    """A person's retry: a finished job goes back on its queue, a waiting one is due now. Returns the new state.
+
+    Raises `UnknownJob`, or `InvalidTransition` for a job that is running or available already.
+    """
+    rows = yield Query("retry_job", {"id": job_id})
+    requeued, hurried, _ = rows[0]
+    if requeued is None and hurried is None:
+        found = yield from job(job_id)
+        return next_state(found.state, Event.RETRY)
+    return State.AVAILABLE
+
+
+def workers(*, gone: bool = False) -> Operation[list[WorkerRecord]]:
+    """Worker sessions, newest first; those that have ended only if asked for."""
+    rows = yield Query("workers", {"gone": gone})
+    return [WorkerRecord(*row) for row in rows]
+
+
+def count_by_state(*, queue: str | None = None) -> Operation[dict[State, int]]:
+    """How many jobs are in each state, finished ones included."""
+    rows = yield Query("count_by_state", {"queue": queue})
+    return {State(state): count for state, count in rows}
+
+
+def _job_record(row: Row) -> JobRecord:
+    fields = list(row)
+    fields[3] = State(fields[3])
+    fields[13] = json.loads(fields[13])
+    fields[14] = json.loads(fields[14]) if fields[14] is not None else None
+    return JobRecord(*fields)
+
+
+# Driving
+
+
+async def run(connection: psycopg.AsyncConnection[Any], schema: str, operation: Operation[T]) -> T:
+    """Drives an operation over an async connection, in whatever transaction that is in."""
+    try:
+        query = next(operation)
+        while True:
+            cursor = await connection.execute(statement(query.name, schema), query.parameters)
+            query = operation.send(await cursor.fetchall())
+    except StopIteration as stop:
+        return stop.value
+    except psycopg.Error as error:
+        raise translate(error, schema) from error
+
+
+def run_sync(connection: psycopg.Connection[Any], schema: str, operation: Operation[T]) -> T:
+    """Drives an operation over a blocking connection, in whatever transaction that is in."""
+    try:
+        query = next(operation)
+        while True:
+            cursor = connection.execute(statement(query.name, schema), query.parameters)
+            query = operation.send(cursor.fetchall())
+    except StopIteration as stop:
+        return stop.value
+    except psycopg.Error as error:
+        raise translate(error, schema) from error
+
+
+def translate(error: psycopg.Error, schema: str) -> PulseTrioError:
+    """psycopg's error as one of ours, by whose fault it is. The one place where that is decided for clients."""
+    text = str(error).strip()
+    headline = text.partition("\n")[0]
+    match error:
+        case psycopg.errors.UndefinedTable() | psycopg.errors.InvalidSchemaName() | psycopg.errors.UndefinedFunction():
+            return SchemaError(
+                f"The database has no usable pulse-trio schema {schema!r} ({headline}). Create it with: pulse-trio migrate"
+            )
+        case psycopg.errors.InFailedSqlTransaction():
+            return UsageError("The transaction is aborted already by an earlier error; roll it back before enqueuing.")
+        case psycopg.errors.UniqueViolation():
+            return InvalidTransition("Another live job on that queue has the same unique key.")
+        case psycopg.errors.CheckViolation() | psycopg.DataError():
+            return InvalidArguments(f"The database refused the job: {headline}.")
+        case psycopg.errors.InsufficientPrivilege():
+            return UsageError(f"The database role may not do that: {headline}.")
+        case _:
+            return DatabaseUnavailable(f"The database could not do that: {headline}")
