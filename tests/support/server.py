@@ -73,8 +73,9 @@ def container() -> Generator[TestServer]:
 def embedded() -> Generator[TestServer]:
     """The embedded PostgreSQL in a folder of its own, with a short name (socket paths are limited)."""
     folder = Path(tempfile.mkdtemp(prefix="pulse-trio-tests-"))
+    folder.chmod(0o711)  # root in a container runs PostgreSQL as `nobody`, who has to come through
     try:
-        with embedded_server(folder) as server:
+        with embedded_server(folder / "pg") as server:
             yield TestServer(server.dsn, f"embedded {server.version}")
     finally:
         shutil.rmtree(folder)

@@ -475,7 +475,7 @@ class Keeper:
         }
         options = [f"-c{name}={value}" for name, value in ({"listen_addresses": ""} | dict(settings) | fixed).items()]
         self._command = [str(places.program / "bin" / "postgres"), "-D", str(places.data), *options]
-        self.places = places
+        self._places = places
         self._identity = identity
         self._log = log
         self._lock = threading.Lock()  # held to start a server and to stop it, so that none starts after the stop
@@ -501,7 +501,7 @@ class Keeper:
         server.wait()
         if self._stopping:
             return False
-        raise explain(b"".join(said).decode(errors="replace"), "The start of PostgreSQL", self.places)
+        raise explain(b"".join(said).decode(errors="replace"), "The start of PostgreSQL", self._places)
 
     def run(self) -> None:
         """Write the server's log until it has stopped for good; a server that crashed is started again.
@@ -589,10 +589,12 @@ def describe(places: Places, identity: Identity) -> dict[str, Any]:
     return {"dsn": dsn, "version": version, "note": places.note, "keeper": os.getpid()}
 
 
-def prepare(order: Order) -> tuple[Places, Identity]:
+def prepare(order: Order, at_end: contextlib.ExitStack) -> tuple[Places, Identity]:
     """Choose who runs the server and where, and have a data folder ready there."""
     identity = choose_identity(order)
     places = choose_places(order, identity)
+    for folder in places.temporary:
+        at_end.callback(shutil.rmtree, folder, ignore_errors=True)  # at worst the next start uses it again
     initialise(places, identity)
     check_data(places)
     identity.take_over(places.data)
@@ -600,20 +602,22 @@ def prepare(order: Order) -> tuple[Places, Identity]:
     return places, identity
 
 
-def start(order: Order) -> tuple[Keeper, dict[str, Any]]:
-    """Start the server and write server.json.
+def start(order: Order, at_end: contextlib.ExitStack) -> tuple[Keeper, dict[str, Any]]:
+    """Start the server and write server.json; `at_end` is given what is to be removed when the keeper ends.
 
     Raises:
         StartError: with a message for the user.
     """
     try:
-        places, identity = prepare(order)
+        places, identity = prepare(order, at_end)
         description = describe(places, identity)
+        # Nobody reads it before the gate opens; what can fail comes before there is a server to leave behind.
+        at_end.callback(description_file(order.folder).unlink, missing_ok=True)
+        description_file(order.folder).write_text(json.dumps(description))
         keeper = Keeper(places, identity, order.settings, open_log(places.log))
         signal.signal(signal.SIGTERM, lambda _number, _frame: threading.Thread(target=keeper.stop).start())
         if not keeper.start():
             raise StartError("database", "The embedded PostgreSQL was told to stop while it started.")
-        description_file(order.folder).write_text(json.dumps(description))
     except OSError as error:
         full = error.errno in {errno.ENOSPC, errno.EDQUOT}
         advice = f"The disk is full: free some space at {order.folder}." if full else f"Look at {order.folder}."
@@ -640,19 +644,15 @@ def stop_when_alone(order: Order, keeper: Keeper) -> None:
 
 def keep(order: Order) -> None:
     """Start the server, tell how that went, and stay until the last user has left."""
-    try:
-        keeper, description = start(order)
-    except StartError as error:
-        tell(order, {"fault": error.fault, "message": error.message})
-        return
-    tell(order, description)
-    threading.Thread(target=stop_when_alone, args=(order, keeper), daemon=True).start()
-    try:
+    with contextlib.ExitStack() as at_end:
+        try:
+            keeper, description = start(order, at_end)
+        except StartError as error:
+            tell(order, {"fault": error.fault, "message": error.message})
+            return
+        tell(order, description)
+        threading.Thread(target=stop_when_alone, args=(order, keeper), daemon=True).start()
         keeper.run()
-    finally:
-        description_file(order.folder).unlink(missing_ok=True)
-        for folder in keeper.places.temporary:
-            shutil.rmtree(folder, ignore_errors=True)  # at worst it stays for the next start, which uses it again
 
 
 def main() -> NoReturn:
