@@ -25,7 +25,7 @@ from .states import FINISHED, State
 from .store import operations
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+    from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -115,7 +115,7 @@ class Client:
     async def enqueue(self, handler: Handler[P, R], /, *args: P.args, **kwargs: P.kwargs) -> JobRef[R]: ...
     @overload
     async def enqueue(self, handler: str, args: Mapping[str, Any] | None = None, /, **options: Any) -> JobRef[Any]: ...
-    async def enqueue(self, handler: Handler[..., Any] | str, /, *args: Any, **kwargs: Any) -> JobRef[Any]:
+    async def enqueue(self, handler: Handler[Any, Any] | str, /, *args: Any, **kwargs: Any) -> JobRef[Any]:
         """Enqueues one job: a handler with its arguments, or a kind with its arguments by name and options as keywords.
 
         Raises `InvalidArguments`, `InvalidName` (nothing was written) or `DatabaseUnavailable`.
@@ -177,7 +177,7 @@ class Client:
             return await operations.run(connection, self._schema, operation)
 
     @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+    async def _connection(self) -> AsyncGenerator[psycopg.AsyncConnection[Any]]:
         if isinstance(self._source, TrioPool):
             async with self._source.connection() as connection:
                 yield connection
@@ -185,7 +185,7 @@ class Client:
             yield self._source
 
     @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+    async def _transaction(self) -> AsyncGenerator[psycopg.AsyncConnection[Any]]:
         # In the caller's transaction this is a savepoint: a failed batch leaves the caller's own writes alone.
         async with self._connection() as connection, connection.transaction():
             yield connection
@@ -203,7 +203,7 @@ def _chunks(requests: Iterable[JobRequest]) -> Iterator[list[JobRequest]]:
 
 
 @asynccontextmanager
-async def open_client(dsn: str, *, schema: str = "pulse", max_connections: int = 10) -> AsyncIterator[Client]:
+async def open_client(dsn: str, *, schema: str = "pulse", max_connections: int = 10) -> AsyncGenerator[Client]:
     """A client with a pool of its own, for as long as the block runs. Raises `DatabaseUnavailable`."""
     async with open_pool(dsn, min_size=1, max_size=max_connections) as pool:
         yield Client(pool, schema=schema)
@@ -223,13 +223,14 @@ class SyncClient:
     @overload
     def enqueue(self, handler: Handler[P, R], /, *args: P.args, **kwargs: P.kwargs) -> operations.Enqueued: ...
     @overload
-    def enqueue(self, handler: str, args: Mapping[str, Any] | None = None, /, **options: Any) -> operations.Enqueued: ...
-    def enqueue(self, handler: Handler[..., Any] | str, /, *args: Any, **kwargs: Any) -> operations.Enqueued:
+    def enqueue(
+        self, handler: str, args: Mapping[str, Any] | None = None, /, **options: Any
+    ) -> operations.Enqueued: ...
+    def enqueue(self, handler: Handler[Any, Any] | str, /, *args: Any, **kwargs: Any) -> operations.Enqueued:
         """Enqueues one job; see `Client.enqueue`."""
-        if isinstance(handler, str):
-            request = request_by_name(handler, *args, **kwargs)
-        else:
-            request = handler.request(*args, **kwargs)
+        request = (
+            request_by_name(handler, *args, **kwargs) if isinstance(handler, str) else handler.request(*args, **kwargs)
+        )
         return self.run(operations.enqueue(request))
 
     def enqueue_many(self, requests: Iterable[JobRequest]) -> list[operations.Enqueued]:
@@ -254,7 +255,7 @@ class SyncClient:
             return operations.run_sync(connection, self._schema, operation)
 
     @contextmanager
-    def _connection(self) -> Iterator[psycopg.Connection[Any]]:
+    def _connection(self) -> Generator[psycopg.Connection[Any]]:
         if not isinstance(self._source, str):
             yield self._source
             return

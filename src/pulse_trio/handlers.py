@@ -10,15 +10,29 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, cast, get_type_hints, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    cast,
+    get_type_hints,
+    overload,
+)
 
 import msgspec
 
 from .errors import ConfigurationError, InvalidArguments, InvalidName, UnknownKind
 from .jobs import DEFAULT_OPTIONS, Job, JobRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -249,7 +263,9 @@ class Signature:
 def check_json(encoded: bytes, what: str) -> str:
     """JSON as text that PostgreSQL will take and show: below the size cap, without NUL and lone surrogates."""
     if len(encoded) > MAX_ARGS:
-        raise InvalidArguments(f"{what} take {len(encoded):,} bytes of JSON; the limit is {MAX_ARGS:,}. Store a reference.")
+        raise InvalidArguments(
+            f"{what} take {len(encoded):,} bytes of JSON; the limit is {MAX_ARGS:,}. Store a reference."
+        )
     text = encoded.decode()
     if "\\u0000" in text and _NUL.search(text):
         raise InvalidArguments(f"{what} hold a NUL character, which PostgreSQL's JSON cannot hold.")
@@ -333,7 +349,7 @@ class Handlers:
         backoff_cap: float = 3600.0,
         runs: Runs | None = None,
     ) -> _Decorator: ...
-    def job(self, function: Callable[..., Any] | None = None, /, **given: Any) -> Any:
+    def job(self, *function: Callable[..., Any], **given: Any) -> Any:
         """Registers a function as the handler of a kind.
 
         `name` is the kind (the function's name by default). `timeout` is seconds for one attempt. A retry waits a random
@@ -341,9 +357,13 @@ class Handlers:
         "thread" for plain ones. A parameter annotated `Job` is given the job; the others are the job's arguments.
         Raises `ConfigurationError` for a signature that cannot be stored, an unknown `runs`, or a kind registered twice.
         """
-        if function is not None:
-            return self._register(function)
-        return lambda function: self._register(function, **given)
+        if function:
+            return self._register(*function)
+
+        def register(function: Callable[..., Any]) -> Handler[..., Any]:
+            return self._register(function, **given)
+
+        return register
 
     def _register(
         self, function: Callable[..., Any], *, name: str | None = None, runs: str | None = None, **given: Any
@@ -371,7 +391,7 @@ class Handlers:
         self._by_kind[handler.kind] = handler
 
 
-class _Decorator:
+class _Decorator(Protocol):
     """The type of `handlers.job(...)`: takes the job's parameter, if there is one, out of what callers pass."""
 
     @overload
@@ -382,8 +402,7 @@ class _Decorator:
     def __call__(self, function: Callable[Concatenate[Job, P], R], /) -> Handler[P, R]: ...
     @overload
     def __call__(self, function: Callable[P, R], /) -> Handler[P, R]: ...
-    def __call__(self, function: Callable[..., Any], /) -> Any:
-        raise NotImplementedError  # pragma: no cover -- a type only
+    def __call__(self, function: Callable[..., Any], /) -> Any: ...
 
 
 def _how_it_runs(kind: str, function: Callable[..., Any], runs: str | None) -> Runs:

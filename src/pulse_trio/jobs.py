@@ -79,7 +79,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False, eq=False):
     error: str | None = None
 
 
-class Snooze(Exception):  # noqa: N818 -- raised as a verb, as in `raise Snooze(30)`
+class Snooze(Exception):
     """Raised by a handler: put the job back for `seconds`; no attempt of its budget is used."""
 
     def __init__(self, seconds: float) -> None:
@@ -87,7 +87,7 @@ class Snooze(Exception):  # noqa: N818 -- raised as a verb, as in `raise Snooze(
         self.seconds = seconds
 
 
-class RetryAfter(Exception):  # noqa: N818 -- see Snooze
+class RetryAfter(Exception):
     """Raised by a handler: this attempt failed; try again after `seconds` instead of the backoff."""
 
     def __init__(self, seconds: float) -> None:
@@ -95,7 +95,7 @@ class RetryAfter(Exception):  # noqa: N818 -- see Snooze
         self.seconds = seconds
 
 
-class Discard(Exception):  # noqa: N818 -- see Snooze
+class Discard(Exception):
     """Raised by a handler: the job can never succeed; it is dead at once, whatever is left of its budget."""
 
 

@@ -32,7 +32,9 @@ class WorkerSettings:
     )
     concurrency: int = _setting(100, "Jobs that may run at once in one process.")
     processes: int = _setting(1, "Worker processes; this version runs one.")
-    lease: float = _setting(30.0, "How long a claim or beat holds a job; a vanished worker's jobs are rescued after it.")
+    lease: float = _setting(
+        30.0, "How long a claim or beat holds a job; a vanished worker's jobs are rescued after it."
+    )
     heartbeat: float = _setting(10.0, "How often a running job's lease is renewed; at most a third of the lease.")
     poll: float = _setting(1.0, "How long an idle worker waits for a notification before it looks by itself.")
     watchdog: float = _setting(5.0, "How often expired leases are looked for.")
@@ -52,7 +54,9 @@ class WorkerSettings:
         self._require(
             "heartbeat", self.heartbeat <= self.lease / 3, f"must be at most a third of the lease ({self.lease:g} s)"
         )
-        self._require("schema", 1 <= len(self.schema.encode()) <= 63 and "\0" not in self.schema, "must have 1 to 63 bytes")
+        self._require(
+            "schema", 1 <= len(self.schema.encode()) <= 63 and "\0" not in self.schema, "must have 1 to 63 bytes"
+        )
         self._require("queues", self.queues is None or len(self.queues) > 0, "must name at least one queue")
 
     def _require(self, name: str, holds: bool, what: str) -> None:
@@ -130,7 +134,15 @@ def _parse(name: str, value: Any, where: str) -> Any:
 
 
 def _kind_of(default: Any) -> str:
-    return {int: "a whole number", float: "a number of seconds", str: "text"}.get(type(default), "a list of queues")
+    match default:
+        case int():
+            return "a whole number"
+        case float():
+            return "a number of seconds"
+        case str():
+            return "text"
+        case _:
+            return "a list of queues"
 
 
 def parse_queues(text: str) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import random
 import re
 import traceback
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -117,7 +117,7 @@ def event_of(kind: str, attempt: int, max_attempts: int) -> Event:
 
 def outcome_of_error(claim: Claim, error: BaseException) -> Outcome:
     """What an exception that left the handler means. Groups count as Snooze, RetryAfter or Discard when every leaf is one."""
-    leaves = list(_leaves(error))
+    leaves = leaves_of(error)
     if all(isinstance(leaf, Snooze) for leaf in leaves):
         delay = max(leaf.seconds for leaf in leaves if isinstance(leaf, Snooze))
         return Outcome(claim, "snoozed", delay=delay)
@@ -194,7 +194,9 @@ def _cut(text: str, limit: int) -> str:
     return f"{text[:half]}\n... {len(text) - 2 * half} characters cut ...\n{text[-half:]}"
 
 
-def _leaves(error: BaseException) -> list[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
-    return [error]
+def leaves_of(error: BaseException) -> list[BaseException]:
+    """The exceptions inside an ExceptionGroup, however deep; the exception itself if it is none."""
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    group = cast("BaseExceptionGroup[BaseException]", error)
+    return [leaf for inner in group.exceptions for leaf in leaves_of(inner)]

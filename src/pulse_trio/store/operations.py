@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import psycopg
@@ -24,11 +23,13 @@ from ..errors import (
     UnknownJob,
     UsageError,
 )
-from ..states import Event, State, next_state
 from ..sql import statement
+from ..states import Event, State, next_state
 from .arrays import numbers, texts
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from ..jobs import JobRequest
 
 T = TypeVar("T")
@@ -163,7 +164,12 @@ def job(job_id: int) -> Operation[JobRecord]:
 
 
 def jobs(
-    *, state: str | None = None, queue: str | None = None, kind: str | None = None, before: int | None = None, limit: int
+    *,
+    state: str | None = None,
+    queue: str | None = None,
+    kind: str | None = None,
+    before: int | None = None,
+    limit: int,
 ) -> Operation[list[JobRecord]]:
     """Jobs, newest first; the next page is the one `before` the last id of this."""
     filters = {"state": state, "queue": queue, "kind": kind, "before": before or 2**63 - 1, "limit": limit}

@@ -15,7 +15,7 @@ import os
 import secrets
 import socket
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import psycopg
 import trio
@@ -28,6 +28,8 @@ from .arrays import numbers, texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
+
+_ClaimedRow = tuple[int, int, int, int, int, str, str, str, str, str | None]
 
 # One plan for each statement, whatever the table held when it was made: a generic plan from an empty table turned the claim
 # into a seq scan (123 ms at 100k rows), a custom plan each time costs 0.5 ms of planning.
@@ -137,7 +139,9 @@ class WorkerStore:
                 b"SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
             )
 
-        return Link(dsn, name=name, configure=configure, statement_timeout=self._patience, application_name=f"pulse-trio {name}")
+        return Link(
+            dsn, name=name, configure=configure, statement_timeout=self._patience, application_name=f"pulse-trio {name}"
+        )
 
     async def aclose(self) -> None:
         """Closes every connection."""
@@ -150,12 +154,16 @@ class WorkerStore:
         """Raises `SchemaError` unless the schema is exactly what this version needs."""
         async with self._claims.use() as connection:
             found = await (
-                await connection.execute("SELECT to_regclass(format('%%I.migration', %s::text)) IS NOT NULL", [self._schema])
+                await connection.execute(
+                    "SELECT to_regclass(format('%%I.migration', %s::text)) IS NOT NULL", [self._schema]
+                )
             ).fetchone()
             if not found or not found[0]:
                 check_versions({}, self._schema)
             rows = await (
-                await connection.execute(render('SELECT version, checksum FROM :"schema".migration', self._schema).encode())
+                await connection.execute(
+                    render('SELECT version, checksum FROM :"schema".migration', self._schema).encode()
+                )
             ).fetchall()
         check_versions(dict(rows), self._schema)
 
@@ -223,7 +231,7 @@ class WorkerStore:
         cursor = await connection.execute(statement("exchange", self._schema), parameters, prepare=True)
         rows = await cursor.fetchall()
         tail = rows.pop()
-        claims = [Claim(*row, session) for row in rows]
+        claims = [Claim(*row, session) for row in cast("list[_ClaimedRow]", rows)]
         settlement = Settlement(list(ordered), [], []) if tail[8] is None else _sort_out(ordered, tail[8])
         return Exchange(claims, sent, settlement)
 
@@ -315,7 +323,9 @@ class WorkerStore:
 
     async def _rescue(self, source: str, parameters: dict[str, Any], error: str) -> Rescue:
         async with self._watch.use(timeout=60) as connection, connection.transaction():
-            found = await (await connection.execute(statement(source, self._schema), parameters, prepare=True)).fetchall()
+            found = await (
+                await connection.execute(statement(source, self._schema), parameters, prepare=True)
+            ).fetchall()
             if not found:
                 return Rescue(0, 0)
             ids, attempts, sessions = zip(*found, strict=True)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from ..jobs import Claim, Outcome
     from ..observe import Observer
-    from ..store import Exchange, Found, Slot, Settlement
+    from ..store import Exchange, Found, Settlement, Slot
 
 _SWEEP_EVERY = 1.0
 _SWEEP_SHARE = 20

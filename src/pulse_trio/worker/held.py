@@ -92,7 +92,9 @@ class Held:
         """
         if self._heartbeat_end is None and self.scope_nursery is not None:
             self._heartbeat_end = trio.Event()
-            self.scope_nursery.start_soon(self._heartbeat, self._heartbeat_end, name=f"heartbeat of job {self.claim.id}")
+            self.scope_nursery.start_soon(
+                self._heartbeat, self._heartbeat_end, name=f"heartbeat of job {self.claim.id}"
+            )
 
     async def _heartbeat(self, end: trio.Event) -> None:
         """Waits for the one thing a beat can say that matters here. Renewals only move the deadline."""

@@ -106,7 +106,9 @@ class Leases:
         while True:
             await trio.sleep(self._heartbeat)
             try:
-                await self._store.touch(sum(held.outcome is None for held in self._held.values()), draining=self.draining)
+                await self._store.touch(
+                    sum(held.outcome is None for held in self._held.values()), draining=self.draining
+                )
             except DatabaseUnavailable as error:
                 # What beats matters is said by _beat; a missed sign of life is shown by pulse.workers.
                 self._lose(error, self._heartbeat)

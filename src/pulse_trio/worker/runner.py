@@ -19,7 +19,7 @@ from ..errors import InvalidArguments
 from ..handlers import check_json
 from ..jobs import Job, Outcome
 from ..observe import FenceLost, JobEnded, JobStarted, LeaseUnproven, UnknownKindReleased
-from ..states import error_text, outcome_of_cancel, outcome_of_error
+from ..states import error_text, leaves_of, outcome_of_cancel, outcome_of_error
 from .held import Held
 
 if TYPE_CHECKING:
@@ -100,7 +100,6 @@ class Runner:
             return Outcome(claim, "released", delay=UNKNOWN_KIND_DELAY)
         if self._tell_start:
             self._observer.emit(JobStarted(claim.id, claim.kind, claim.queue, claim.attempt))
-        outcome: Outcome | None = None
         try:
             async with trio.open_nursery() as nursery:
                 held.opened(nursery)
@@ -110,7 +109,7 @@ class Runner:
                     # Caught here, inside the nursery, where it is still itself; outside it would be a group of one.
                     if _has_cancelled(error):
                         raise
-                    outcome = _failed(claim, error)
+                    outcome = held.outcome = _failed(claim, error)
                     nursery.cancel_scope.cancel()
                 held.body_ended()
         except BaseExceptionGroup as group:
@@ -118,7 +117,10 @@ class Runner:
             if _has_cancelled(group) or _is_real_interrupt(group):
                 raise
             return outcome_of_error(claim, group)
-        return outcome if outcome is not None else self._after_cancel(held)
+        if nursery.cancel_scope.cancelled_caught:
+            # Something of the job was cut short: the handler, or a child of one that had returned.
+            return held.outcome or self._after_cancel(held)
+        return outcome
 
     def _after_cancel(self, held: Held) -> Outcome | None:
         reason = held.cancel_reason
@@ -127,7 +129,9 @@ class Runner:
         elif reason == "fence-lost":
             self._observer.emit(FenceLost(held.claim.id, held.claim.kind, held.claim.attempt, "heartbeat"))
         elif reason is None:
-            return Outcome(held.claim, "failed", error="CancelledError: the handler cancelled its own nursery (job.nursery)")
+            return Outcome(
+                held.claim, "failed", error="CancelledError: the handler cancelled its own nursery (job.nursery)"
+            )
         return outcome_of_cancel(held.claim, reason)
 
     def _emit_end(self, held: Held) -> None:
@@ -159,16 +163,18 @@ def _failed(claim: Claim, error: Exception) -> Outcome:
 
 
 def _has_cancelled(error: BaseException) -> bool:
-    return isinstance(error, BaseExceptionGroup) and error.subgroup(trio.Cancelled) is not None
+    return any(isinstance(leaf, trio.Cancelled) for leaf in leaves_of(error))
 
 
 def _is_real_interrupt(error: BaseException) -> bool:
-    """Whether a KeyboardInterrupt in the group came from Ctrl-C: then Trio's signal handler is where it was raised."""
-    if isinstance(error, BaseExceptionGroup):
-        return any(_is_real_interrupt(inner) for inner in error.exceptions)
-    if not isinstance(error, KeyboardInterrupt):
-        return False
+    """Whether a KeyboardInterrupt among these came from Ctrl-C: then Trio's signal handler is where it was raised."""
+    return any(
+        isinstance(leaf, KeyboardInterrupt) and _raised_in(leaf) == "trio._core._ki" for leaf in leaves_of(error)
+    )
+
+
+def _raised_in(error: BaseException) -> str | None:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    return trace is not None and trace.tb_frame.f_globals.get("__name__") == "trio._core._ki"
+    return trace.tb_frame.f_globals.get("__name__") if trace is not None else None
