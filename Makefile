@@ -36,7 +36,7 @@ lint: $(VENV)/.dev
 
 clean:
 	rm -rf $(VENV) .pulse-trio .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage .coverage.* build dist
-	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	find $(wildcard src tests benchmarks examples) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
