@@ -27,7 +27,6 @@ import trio
 from psycopg import errors as e
 
 from pulse_trio.errors import DatabaseUnavailable, UsageError
-from pulse_trio.postgres.contract import ready_now
 from pulse_trio.postgres.dsn import redact
 from pulse_trio.postgres.reconnecting import backoff, connect_or_unavailable
 
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 
     Connection = TrioConnection[Any]
 
-_READABLE = 1
 _CHECK_SECONDS = 5.0
 
 
@@ -199,7 +197,7 @@ class TrioPool:
 
     async def _is_alive(self, slot: _Slot) -> bool:
         """Whether an idle connection still works; asks the server only if it was idle for long."""
-        if _said_farewell(slot.connection):
+        if slot.connection.was_closed_by_server():
             return False
         if trio.current_time() - slot.idle_since < self._limits.check_after:
             return True
@@ -324,16 +322,6 @@ class TrioPool:
             trio.lowlevel.reschedule(self._queue.popleft(), outcome.Error(closed))
         while self._idle:
             await self._idle.pop().connection.close()
-
-
-def _said_farewell(connection: Connection) -> bool:
-    """Whether the server closed an idle connection: its socket is then readable, and reading it fails."""
-    try:
-        while not connection.closed and ready_now(connection.pgconn.socket, _READABLE):
-            connection.pgconn.consume_input()
-    except e.OperationalError:
-        connection.abort()
-    return connection.closed
 
 
 @asynccontextmanager
