@@ -20,6 +20,7 @@ from .jobs import DEFAULT_OPTIONS, Claim, Discard, JobOptions, Outcome, RetryAft
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from types import TracebackType
 
     from .jobs import CancelReason
 
@@ -174,7 +175,7 @@ def error_text(error: BaseException) -> str:
     name = type(error).__name__
     try:
         headline = f"{name}: {error}" if str(error) else name
-        trace = "".join(traceback.format_exception(error))
+        trace = "".join(traceback.format_exception(type(error), error, _without_our_frames(error.__traceback__)))
     except Exception:
         # The exception's own __str__ or __repr__ failed; its type is what can still be said.
         headline, trace = f"{name}: (its message could not be rendered)", ""
@@ -184,6 +185,19 @@ def error_text(error: BaseException) -> str:
 def storable(text: str) -> str:
     """`text` without what PostgreSQL's text cannot hold."""
     return _UNSTORABLE.sub("\ufffd", text)
+
+
+def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback from the handler on: how the worker came to call it is no news to anyone."""
+    inner = trace
+    while inner is not None and _is_ours(inner):
+        inner = inner.tb_next
+    return inner or trace
+
+
+def _is_ours(trace: TracebackType) -> bool:
+    module = str(trace.tb_frame.f_globals.get("__name__", ""))
+    return module.startswith(("pulse_trio.worker.", "pulse_trio.handlers", "trio."))
 
 
 def _cut(text: str, limit: int) -> str:

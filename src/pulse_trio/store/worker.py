@@ -14,20 +14,24 @@ import math
 import os
 import secrets
 import socket
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import psycopg
 import trio
 
+from ..errors import DatabaseUnavailable, SchemaError
 from ..jobs import Claim, Outcome
 from ..migrate import check_versions
 from ..postgres import Link, TrioConnection
 from ..sql import render, statement
+from ..states import storable
 from .arrays import numbers, texts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
 
 _ClaimedRow = tuple[int, int, int, int, int, str, str, str, str, str | None]
 
@@ -89,8 +93,13 @@ class Beat(NamedTuple):
 
 
 class Rescue(NamedTuple):
+    """Jobs put back on their queues, and jobs whose budget the lost attempt had used up."""
+
     rescued: int
     dead: int
+
+
+_Write = Callable[[TrioConnection[Any], list[Outcome]], Awaitable[Settlement]]
 
 
 class WorkerStore:
@@ -148,11 +157,29 @@ class WorkerStore:
         for link in (self._claims, self._settles, self._beats, self._watch, self._listen):
             await link.aclose()
 
+    @asynccontextmanager
+    async def _using(self, link: Link, *, timeout: float | None = None) -> AsyncGenerator[TrioConnection[Any]]:
+        """A link's connection, and the boundary: what PostgreSQL may say at any time leaves here as one of our errors."""
+        try:
+            async with link.use(timeout=timeout) as connection:
+                yield connection
+        except (
+            psycopg.errors.UndefinedTable,
+            psycopg.errors.InvalidSchemaName,
+            psycopg.errors.UndefinedFunction,
+        ) as error:
+            raise SchemaError(
+                f"The schema {self._schema!r} is gone or was changed: {error}. See: pulse-trio migrate"
+            ) from error
+        except (psycopg.OperationalError, psycopg.InternalError) as error:
+            # Full disk, deadlock, read-only after a failover, too many connections: try again, with backoff.
+            raise DatabaseUnavailable(f"{link.name}: {str(error).strip()}") from error
+
     # Sessions
 
     async def check_schema(self) -> None:
         """Raises `SchemaError` unless the schema is exactly what this version needs."""
-        async with self._claims.use() as connection:
+        async with self._using(self._claims) as connection:
             found = await (
                 await connection.execute(
                     "SELECT to_regclass(format('%%I.migration', %s::text)) IS NOT NULL", [self._schema]
@@ -169,7 +196,7 @@ class WorkerStore:
 
     async def open_session(self) -> int:
         """Registers this worker under a new session id."""
-        async with self._claims.use() as connection:
+        async with self._using(self._claims) as connection:
             await self._ensure_session(connection)
         return self.session
 
@@ -184,7 +211,7 @@ class WorkerStore:
 
     async def touch(self, running: int, *, draining: bool) -> None:
         """Shows that this worker lives, and what it runs."""
-        async with self._beats.use() as connection:
+        async with self._using(self._beats) as connection:
             await connection.execute(
                 statement("touch_sessions", self._schema),
                 {"session": self.session, "sessions": self._sessions, "running": running, "draining": draining},
@@ -193,14 +220,14 @@ class WorkerStore:
 
     async def end_sessions(self) -> None:
         """Says that this worker is gone, for good."""
-        async with self._beats.use() as connection:
+        async with self._using(self._beats) as connection:
             await connection.execute(statement("end_sessions", self._schema), {"sessions": self._sessions})
 
     # Claiming and settling
 
     async def exchange(self, limit: int, slots: Sequence[Slot], completed: Sequence[Outcome] = ()) -> Exchange:
         """Claims up to `limit` jobs from `slots` and archives completed ones, in one statement and one commit."""
-        async with self._claims.use() as connection:
+        async with self._using(self._claims) as connection:
             await self._ensure_session(connection)
             try:
                 return await self._exchange(connection, limit, slots, completed)
@@ -240,18 +267,37 @@ class WorkerStore:
         an attempt that ended under our own session then counts as accepted."""
         completed = [o for o in outcomes if o.kind == "completed"]
         others = [o for o in outcomes if o.kind != "completed"]
-        async with self._settles.use() as connection:
+        async with self._using(self._settles) as connection:
             parts: list[Settlement] = []
             if completed:
-                parts.append(await self._complete(connection, completed))
+                parts.append(await self._singly_if_refused(connection, self._complete, completed))
             if others:
-                parts.append(await self._fail(connection, others))
+                parts.append(await self._singly_if_refused(connection, self._fail, others))
             accepted, refused, again = ([o for part in parts for o in part[i]] for i in range(3))
             if unsure and refused:
                 done = await self._settled(connection, refused)
                 accepted += [o for o in refused if o.claim.id in done]
                 refused = [o for o in refused if o.claim.id not in done]
         return Settlement(accepted, refused, again)
+
+    async def _singly_if_refused(
+        self, connection: TrioConnection[Any], write: _Write, outcomes: list[Outcome]
+    ) -> Settlement:
+        """One value that PostgreSQL will not store must not hold up its batch: find it, and write its failure instead."""
+        try:
+            return await write(connection, outcomes)
+        except (psycopg.DataError, psycopg.IntegrityError) as error:
+            if len(outcomes) == 1 and outcomes[0].kind != "completed":
+                raise
+            parts: list[Settlement] = []
+            if len(outcomes) == 1:
+                text = storable(f"The result could not be stored: {error}")
+                parts.append(await self._fail(connection, [Outcome(outcomes[0].claim, "failed", error=text)]))
+            else:
+                middle = len(outcomes) // 2
+                for half in (outcomes[:middle], outcomes[middle:]):
+                    parts.append(await self._singly_if_refused(connection, write, half))
+        return Settlement(*([o for part in parts for o in part[i]] for i in range(3)))
 
     async def _complete(self, connection: TrioConnection[Any], completed: Sequence[Outcome]) -> Settlement:
         try:
@@ -291,7 +337,7 @@ class WorkerStore:
 
     async def slots(self, queues: Sequence[str] | None) -> list[Found]:
         """Every (queue, priority) that has live jobs, paused queues left out; all queues when `queues` is None."""
-        async with self._claims.use() as connection:
+        async with self._using(self._claims) as connection:
             cursor = await connection.execute(
                 statement("slots", self._schema), {"queues": list(queues) if queues is not None else None}, prepare=True
             )
@@ -301,7 +347,7 @@ class WorkerStore:
 
     async def beat(self, claims: Collection[Claim]) -> Beat:
         """Renews the leases of running jobs, all in one statement."""
-        async with self._beats.use() as connection:
+        async with self._using(self._beats) as connection:
             sent = trio.current_time()
             cursor = await connection.execute(
                 statement("beat", self._schema), _fences(claims) | {"lease": self._lease}, prepare=True
@@ -322,7 +368,7 @@ class WorkerStore:
         return await self._rescue("held_by", {"sessions": list(sessions), "limit": limit}, "the worker process died")
 
     async def _rescue(self, source: str, parameters: dict[str, Any], error: str) -> Rescue:
-        async with self._watch.use(timeout=60) as connection, connection.transaction():
+        async with self._using(self._watch, timeout=60) as connection, connection.transaction():
             found = await (
                 await connection.execute(statement(source, self._schema), parameters, prepare=True)
             ).fetchall()
@@ -346,21 +392,21 @@ class WorkerStore:
 
     async def maintain(self, retention: float) -> None:
         """Makes the archive's coming days and drops those older than `retention` seconds."""
-        async with self._watch.use(timeout=60) as connection:
+        async with self._using(self._watch, timeout=60) as connection:
             await connection.execute(statement("maintain", self._schema), {"retention": f"{retention} s"})
 
     # Waking
 
     async def announce_idle(self) -> None:
         """From now on producers notify: see wake() in the schema. Ends with `withdraw_idle` or the connection."""
-        async with self._claims.use() as connection:
+        async with self._using(self._claims) as connection:
             if self._idle_generation != self._claims.generation:
                 await connection.execute(statement("announce_idle", self._schema), {}, prepare=True)
                 self._idle_generation = self._claims.generation
 
     async def withdraw_idle(self) -> None:
         """Producers need not notify any more: this worker asks for itself."""
-        async with self._claims.use() as connection:
+        async with self._using(self._claims) as connection:
             if self._idle_generation == self._claims.generation:
                 self._idle_generation = 0
                 await connection.execute(statement("withdraw_idle", self._schema), {}, prepare=True)
@@ -372,7 +418,7 @@ class WorkerStore:
 
     async def listen(self, on_notify: Callable[[str], None]) -> None:
         """Calls `on_notify(queue)` for each wake-up, and once with "" when it begins to listen. Ends only by raising."""
-        async with self._listen.use(timeout=math.inf) as connection:
+        async with self._using(self._listen, timeout=math.inf) as connection:
             await connection.execute(render('LISTEN :"schema"', self._schema).encode())
             on_notify("")
             async for notify in connection.notifies():

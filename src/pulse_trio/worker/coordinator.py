@@ -84,6 +84,7 @@ class Worker:
             concurrency=self.settings.concurrency,
             keep=keep,
         )
+        self._hushed = trio.Event()
         self._stopping = trio.Event()
         self._stopping_now = trio.Event()
         self._running_count = 0
@@ -94,11 +95,16 @@ class Worker:
 
     def stop(self) -> None:
         """Stop claiming; let running jobs end within the grace; then cancel and release what is left."""
+        self._hushed.set()
         self._stopping.set()
+
+    def quiet(self) -> None:
+        """Stop claiming, and go on running what runs until `stop`: for draining a machine without a deadline."""
+        self._hushed.set()
 
     def stop_now(self) -> None:
         """Stop claiming and cancel what runs, at once; jobs are released unharmed."""
-        self._stopping.set()
+        self.stop()
         self._stopping_now.set()
 
     @property
@@ -197,6 +203,7 @@ class Worker:
             async with trio.open_nursery() as self._jobs_nursery:
                 await self._intake()
                 self._leases.draining = True
+                await self._stopping.wait()
                 enders.start_soon(self._end_what_is_left)
             enders.cancel_scope.cancel()
 
@@ -206,7 +213,7 @@ class Worker:
             nursery.start_soon(self._listener.run)
             if self._burst:
                 nursery.start_soon(self._end_burst)
-            await self._stopping.wait()
+            await self._hushed.wait()
             nursery.cancel_scope.cancel()
 
     async def _end_burst(self) -> None:
