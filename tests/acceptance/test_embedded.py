@@ -19,7 +19,11 @@ import psycopg
 import pytest
 import trio
 
-from pulse_trio.embedded import default_folder, embedded_server, folder, keeper, membership, open_embedded
+from pulse_trio.embedded import default_folder, embedded_server, folder, membership, open_embedded
+from pulse_trio.embedded.keeper.cluster import explain
+from pulse_trio.embedded.keeper.identity import Identity, nobody
+from pulse_trio.embedded.keeper.order import StartError
+from pulse_trio.embedded.keeper.places import Places, private_folder
 from pulse_trio.errors import ConfigurationError, DatabaseUnavailable
 
 if TYPE_CHECKING:
@@ -232,8 +236,8 @@ async def test_a_path_too_long_for_a_socket_moves_the_socket_to_the_temporary_di
 def test_a_socket_folder_that_others_can_enter_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "theirs").mkdir(mode=0o755)
-    with pytest.raises(keeper.StartError, match="not a private folder"):
-        keeper.private_folder("theirs", keeper.Identity(os.geteuid(), os.getegid(), switch=False))
+    with pytest.raises(StartError, match="not a private folder"):
+        private_folder("theirs", Identity(os.geteuid(), os.getegid(), switch=False))
 
 
 @as_root
@@ -241,7 +245,7 @@ async def test_root_without_namespaces_runs_the_server_as_nobody(monkeypatch: py
     monkeypatch.setenv(membership.AVOID_NAMESPACE, "1")
     async with open_embedded(home) as server:
         await ask(server.dsn, "CREATE TABLE kept ()")
-        assert (home / "data").stat().st_uid == keeper.nobody().uid
+        assert (home / "data").stat().st_uid == nobody().uid
     # With namespaces again, the same data is root's again.
     monkeypatch.delenv(membership.AVOID_NAMESPACE)
     async with open_embedded(home) as server:
@@ -329,8 +333,8 @@ def test_binaries_of_another_platform_say_so(monkeypatch: pytest.MonkeyPatch, ho
 
 
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
-    places = keeper.Places(tmp_path, tmp_path, tmp_path, tmp_path, [], None)
-    error = keeper.explain("FATAL: could not write: No space left on device", "initdb", places)
+    places = Places(tmp_path, tmp_path, tmp_path, tmp_path, [], None)
+    error = explain("FATAL: could not write: No space left on device", "initdb", places)
     assert error.fault == "database"
     assert "disk is full" in error.message
 

@@ -13,16 +13,19 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from pulse_trio.embedded import keeper
 from pulse_trio.embedded.folder import PROGRAM, find_binaries, prepare_folder
+from pulse_trio.embedded.keeper.order import description_file, lock_file, log_file, open_log
+from pulse_trio.embedded.keeper.server import FIXED_SETTINGS
 from pulse_trio.errors import ConfigurationError, DatabaseUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
+# Found beside this file, not through `pulse_trio`: that would import everything the keeper can do without.
+RUN_KEEPER = "import runpy, sys; sys.path.insert(0, sys.argv[1]); runpy.run_module('keeper', run_name='__main__')"
 AVOID_NAMESPACE = "_PULSE_TRIO_EMBEDDED_AVOID_NAMESPACE"  # for tests of the way that containers go
 
 
@@ -77,7 +80,7 @@ class Membership:
 
 def see_out(home: Path, gate: IO[bytes]) -> None:
     """Wait until the keeper has stopped the server and gone. If it was killed, another one stops the server it left."""
-    if is_free(home, "keeper") and keeper.description_file(home).exists():
+    if is_free(home, "keeper") and description_file(home).exists():
         start(home, {}, gate)
     lock(home, "keeper", fcntl.LOCK_SH).close()
 
@@ -87,7 +90,7 @@ def describe_running(home: Path) -> dict[str, Any] | None:
     if is_free(home, "keeper"):
         return None
     try:
-        return json.loads(keeper.description_file(home).read_text())
+        return json.loads(description_file(home).read_text())
     except FileNotFoundError:
         raise DatabaseUnavailable(
             f"The embedded PostgreSQL in {home} is being stopped, or files of it were removed. "
@@ -126,9 +129,9 @@ def start(home: Path, settings: Mapping[str, str], gate: IO[bytes]) -> dict[str,
 
 def spawn_keeper(order: Mapping[str, Any], home: Path, inherited: tuple[int, ...]) -> None:
     """Run the keeper's script, which detaches itself and returns at once."""
-    with keeper.open_log(keeper.log_file(home)) as log:
+    with open_log(log_file(home)) as log:
         subprocess.run(  # noqa: S603 - our own script
-            [sys.executable, "-I", keeper.__file__, json.dumps(order)],
+            [sys.executable, "-I", "-S", "-c", RUN_KEEPER, str(Path(__file__).parent), json.dumps(order)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -143,7 +146,7 @@ def read_report(report: str, home: Path) -> dict[str, Any]:
     """The keeper's description of its server, or the error it reports."""
     if not report:
         raise DatabaseUnavailable(
-            f"The process that keeps the embedded PostgreSQL ended before it started. See {keeper.log_file(home)}."
+            f"The process that keeps the embedded PostgreSQL ended before it started. See {log_file(home)}."
         )
     said: dict[str, Any] = json.loads(report)
     if "fault" not in said:
@@ -153,7 +156,7 @@ def read_report(report: str, home: Path) -> dict[str, Any]:
 
 def check_settings(settings: Mapping[str, str]) -> None:
     """Refuse the settings that decide where the server is found."""
-    taken = sorted(keeper.FIXED_SETTINGS & settings.keys())
+    taken = sorted(FIXED_SETTINGS & settings.keys())
     if taken:
         raise ConfigurationError(f"The embedded PostgreSQL sets {', '.join(taken)} itself: leave it out of `settings`.")
 
@@ -186,7 +189,7 @@ def is_free(home: Path, name: str) -> bool:
 def open_lock(home: Path, name: str) -> IO[bytes]:
     """Open a lock file, made if need be."""
     try:
-        return keeper.lock_file(home, name).open("ab")
+        return lock_file(home, name).open("ab")
     except OSError as error:
         raise ConfigurationError(
             f"The embedded PostgreSQL in {home} cannot be used by uid {os.geteuid()} ({error.strerror}): it belongs to "

@@ -47,7 +47,7 @@ WITH report AS (
   RETURNING j.id, j.attempt, j.max_attempts, j.failures, j.priority, j.run_at, j.queue, j.kind, j.args, j.options
 )
 (SELECT id, attempt, max_attempts, failures, priority, run_at::text, queue, kind, args::text, options::text
- FROM claimed ORDER BY run_at, id)
+ FROM claimed ORDER BY claimed.run_at, id)
 UNION ALL
 SELECT NULL, count(*)::int, NULL, NULL, NULL, NULL, NULL, NULL,
        CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(id)::text, '{}') END, NULL

@@ -158,10 +158,10 @@ class WorkerStore:
             await link.aclose()
 
     @asynccontextmanager
-    async def _using(self, link: Link, *, timeout: float | None = None) -> AsyncGenerator[TrioConnection[Any]]:
+    async def _using(self, link: Link, *, patience: float | None = None) -> AsyncGenerator[TrioConnection[Any]]:
         """A link's connection, and the boundary: what PostgreSQL may say at any time leaves here as one of our errors."""
         try:
-            async with link.use(timeout=timeout) as connection:
+            async with link.use(timeout=patience) as connection:
                 yield connection
         except (
             psycopg.errors.UndefinedTable,
@@ -295,8 +295,8 @@ class WorkerStore:
                 parts.append(await self._fail(connection, [Outcome(outcomes[0].claim, "failed", error=text)]))
             else:
                 middle = len(outcomes) // 2
-                for half in (outcomes[:middle], outcomes[middle:]):
-                    parts.append(await self._singly_if_refused(connection, write, half))
+                halves = (outcomes[:middle], outcomes[middle:])
+                parts += [await self._singly_if_refused(connection, write, half) for half in halves]
         return Settlement(*([o for part in parts for o in part[i]] for i in range(3)))
 
     async def _complete(self, connection: TrioConnection[Any], completed: Sequence[Outcome]) -> Settlement:
@@ -368,7 +368,7 @@ class WorkerStore:
         return await self._rescue("held_by", {"sessions": list(sessions), "limit": limit}, "the worker process died")
 
     async def _rescue(self, source: str, parameters: dict[str, Any], error: str) -> Rescue:
-        async with self._using(self._watch, timeout=60) as connection, connection.transaction():
+        async with self._using(self._watch, patience=60) as connection, connection.transaction():
             found = await (
                 await connection.execute(statement(source, self._schema), parameters, prepare=True)
             ).fetchall()
@@ -392,7 +392,7 @@ class WorkerStore:
 
     async def maintain(self, retention: float) -> None:
         """Makes the archive's coming days and drops those older than `retention` seconds."""
-        async with self._using(self._watch, timeout=60) as connection:
+        async with self._using(self._watch, patience=60) as connection:
             await connection.execute(statement("maintain", self._schema), {"retention": f"{retention} s"})
 
     # Waking
@@ -418,7 +418,7 @@ class WorkerStore:
 
     async def listen(self, on_notify: Callable[[str], None]) -> None:
         """Calls `on_notify(queue)` for each wake-up, and once with "" when it begins to listen. Ends only by raising."""
-        async with self._using(self._listen, timeout=math.inf) as connection:
+        async with self._using(self._listen, patience=math.inf) as connection:
             await connection.execute(render('LISTEN :"schema"', self._schema).encode())
             on_notify("")
             async for notify in connection.notifies():
