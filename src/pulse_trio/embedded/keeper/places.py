@@ -1,0 +1,105 @@
+"""Where the binaries, the data and the socket are, for the identity that is to reach them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from .identity import Identity, reachable
+from .order import Order, StartError, log_file
+
+PORT = 5432
+SOCKET_PATH_LIMIT = 103 if sys.platform == "darwin" else 107  # bytes of sockaddr_un.sun_path before its closing NUL
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where everything is, once it is known who runs the server and what that identity can reach."""
+
+    program: Path
+    data: Path
+    sockets: Path
+    log: Path
+    temporary: list[Path]
+    """Folders that hold nothing worth keeping once the server has stopped."""
+    note: str | None
+    """What the user should know about these places, if they are not the usual ones."""
+
+
+def private_folder(name: str, identity: Identity, parent: Path | None = None) -> Path:
+    """A 0700 folder of `identity` in the temporary directory (or `parent`).
+
+    Raises:
+        StartError: somebody else made it first; nothing in it can be trusted.
+    """
+    path = (parent or Path(tempfile.gettempdir())) / name
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        found = path.lstat()
+        owners = {identity.uid, os.geteuid()}
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid not in owners or found.st_mode & 0o077:
+            raise StartError(
+                "configuration",
+                f"{path} exists and is not a private folder of ours. Remove it, or set TMPDIR to a folder of your own.",
+            ) from None
+    if identity.switch:
+        os.chown(path, identity.uid, identity.gid)
+    return path
+
+
+def copy_program(order: Order, into: Path, identity: Identity) -> Path:
+    """Copy the PostgreSQL installation and its libraries into `into`; returns the copy's root."""
+    shutil.rmtree(into, ignore_errors=True)
+    shutil.copytree(order.site / order.program, into / order.program, symlinks=True)
+    for libraries in order.site.glob(f"{Path(order.program).parts[0]}.libs"):
+        shutil.copytree(libraries, into / libraries.name, symlinks=True)
+    identity.take_over(into)
+    return into / order.program
+
+
+def fits_socket(folder: Path) -> bool:
+    """Whether the path of a socket in `folder` is short enough for the kernel."""
+    return len(os.fsencode(folder / f".s.PGSQL.{PORT}")) <= SOCKET_PATH_LIMIT
+
+
+def socket_folder(folder: Path, tag: str, identity: Identity) -> Path:
+    """The 0700 folder of the server's socket: inside `folder` unless the path is too long for a socket's name."""
+    path = folder / "run"
+    if not fits_socket(path):
+        name = f"pulse-trio-{tag}-run"
+        temporary = Path(tempfile.gettempdir())
+        return private_folder(name, identity, temporary if fits_socket(temporary / name) else Path("/tmp"))  # noqa: S108
+    path.mkdir(mode=0o700, exist_ok=True)
+    path.chmod(0o700)
+    identity.take_over(path)
+    return path
+
+
+def choose_places(order: Order, identity: Identity) -> Places:
+    """Everything where it is, or, as far as `identity` cannot reach it, in a private folder in the temp directory."""
+    program, home = order.site / order.program, order.folder
+    tag = f"{identity.uid}-{hashlib.sha256(os.fsencode(order.folder)).hexdigest()[:16]}"
+    notes: list[str] = []
+    temporary: list[Path] = []
+    if identity.switch:
+        *program_seen, folder_seen = reachable([*order.program_folders, order.folder], identity.assume)
+        if not all(program_seen):
+            temporary.append(private_folder(f"pulse-trio-{tag}-program", identity))
+            program = copy_program(order, temporary[0] / "site", identity)
+            notes.append("from a copy of its binaries in the temporary directory")
+        if not folder_seen:
+            home = private_folder(f"pulse-trio-{tag}", identity)
+            notes.append(f"with its data in {home} because it cannot reach {order.folder}")
+    sockets = socket_folder(home, tag, identity)
+    if sockets.parent != home:
+        temporary.append(sockets)
+    reason = f"started by root where there are no user namespaces, PostgreSQL runs as uid {identity.uid}"
+    note = ", ".join([reason, *notes]) if notes else None
+    return Places(program, home / "data", sockets, log_file(order.folder), temporary, note)
