@@ -117,7 +117,9 @@ class WorkerStore:
     ) -> None:
         self._schema = schema
         self._lease = f"{lease} s"
-        self._patience = lease / 3
+        # A silent connection is given up before it could cost a lease: two tries of a beat fit between its due time and
+        # the lease's end.
+        self._patience = lease / 6
         self._keep = keep
         self._identity = {
             "host": socket.gethostname(),
