@@ -12,10 +12,12 @@ measurement is a process of its own; the ways take turns `--rounds` times and th
 CPU is the client's own, user and system, per round trip.
 """
 
+# ruff: noqa: E402 - see IN_TRIO_ASYNCIO
 from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import importlib.util
 import json
 import statistics
@@ -24,6 +26,11 @@ import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+# trio-asyncio has to replace asyncio's functions before psycopg takes them from there, and only where it is measured.
+IN_TRIO_ASYNCIO = sys.argv[-1] == "trio-asyncio"
+if IN_TRIO_ASYNCIO:
+    importlib.import_module("trio_asyncio")
 
 import psycopg
 import trio
@@ -146,7 +153,7 @@ def measure_here(way: str, dsn: str, size: int, seconds: float, query: str) -> N
 
 def measure(way: str, size: int, options: argparse.Namespace) -> dict[str, float]:
     command = [sys.executable, __file__, options.dsn, "--query", options.query, "--seconds", str(options.seconds)]
-    output = subprocess.check_output([*command, "--here", way, "--size", str(size)])
+    output = subprocess.check_output([*command, "--size", str(size), "--here", way])
     return json.loads(output)
 
 
