@@ -11,7 +11,7 @@ import os
 import tomllib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from .errors import ConfigurationError
 
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 def _setting(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
+
+
+_FOREVER = 1000 * 365.25 * 86400
+"""Seconds. What becomes an interval in PostgreSQL has to fit a timestamp; NaN and infinity are refused with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +50,7 @@ class WorkerSettings:
 
     def __post_init__(self) -> None:
         for name in ("lease", "heartbeat", "poll", "watchdog", "retention"):
-            self._require(name, getattr(self, name) > 0, "must be above 0")
+            self._require(name, 0 < getattr(self, name) < _FOREVER, "must be above 0 and at most a thousand years")
         for name in ("grace", "cleanup", "connect_timeout"):
             self._require(name, getattr(self, name) >= 0, "must not be negative")
         self._require("concurrency", self.concurrency >= 1, "must be at least 1")
@@ -88,19 +92,39 @@ def environment_settings(environ: Mapping[str, str]) -> dict[str, Any]:
     for name in _names():
         variable = f"PULSE_TRIO_{name.upper()}"
         if (text := environ.get(variable)) is not None:
-            found[name] = _parse(name, text, variable)
+            found[name] = parse_setting(name, text, variable)
     return found
 
 
 def file_settings(folder: Path) -> dict[str, Any]:
     """The settings in `pulse-trio.toml`, else in `[tool.pulse-trio]` of pyproject.toml, of this folder or the nearest above."""
+    table, path = _file_table(folder)
+    unknown = sorted(set(table) - set(_names()) - {"dsn"})
+    if unknown:
+        raise ConfigurationError(
+            f"{path} has the unknown setting {unknown[0]!r}; known: {', '.join(sorted(_names()))}."
+        )
+    return {name: parse_setting(name, value, f"{path}: {name}") for name, value in table.items() if name != "dsn"}
+
+
+def file_dsn(folder: Path) -> tuple[str, Path] | None:
+    """The `dsn` of the same file, and which file that is; None if it has none."""
+    table, path = _file_table(folder)
+    if (dsn := table.get("dsn")) is None or path is None:
+        return None
+    if not isinstance(dsn, str):
+        raise ConfigurationError(f"{path}: dsn must be text, got {dsn!r}.")
+    return dsn, path
+
+
+def _file_table(folder: Path) -> tuple[dict[str, Any], Path | None]:
     for place in (folder, *folder.parents):
         own, project = place / "pulse-trio.toml", place / "pyproject.toml"
         if own.is_file():
-            return _checked(_read(own), own)
+            return _with_underscores(_read(own)), own
         if project.is_file():
-            return _checked(_read(project).get("tool", {}).get("pulse-trio", {}), project)
-    return {}
+            return _with_underscores(_tool_table(_read(project), project)), project
+    return {}, None
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -108,29 +132,45 @@ def _read(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path} is not valid TOML: {error}") from None
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from None
 
 
-def _checked(table: dict[str, Any], path: Path) -> dict[str, Any]:
-    known = _names()
-    table = {key.replace("-", "_"): value for key, value in table.items()}
-    unknown = sorted(set(table) - set(known) - {"dsn"})
-    if unknown:
-        raise ConfigurationError(f"{path} has the unknown setting {unknown[0]!r}; known: {', '.join(sorted(known))}.")
-    return {name: _parse(name, value, f"{path}: {name}") for name, value in table.items() if name != "dsn"}
+def _tool_table(project: dict[str, Any], path: Path) -> dict[str, Any]:
+    table: Any = project.get("tool", {}).get("pulse-trio", {})
+    if not isinstance(table, dict):
+        raise ConfigurationError(f"{path}: tool.pulse-trio must be a table, got {table!r}.")
+    return cast("dict[str, Any]", table)
+
+
+def _with_underscores(table: dict[str, Any]) -> dict[str, Any]:
+    return {key.replace("-", "_"): value for key, value in table.items()}
 
 
 def _names() -> list[str]:
     return [f.name for f in fields(WorkerSettings)]
 
 
-def _parse(name: str, value: Any, where: str) -> Any:
+def parse_setting(name: str, value: Any, where: str) -> Any:
+    """A setting's value from a text or from TOML. Raises `ConfigurationError`, naming `where` it was found."""
     default = next(f.default for f in fields(WorkerSettings) if f.name == name)
     try:
         if name == "queues":
             return parse_queues(value) if isinstance(value, str) else tuple(str(q) for q in value)
-        return type(default)(value)
+        if isinstance(value, str):
+            return type(default)(value)
+        if _is_toml_for(value, default):
+            return type(default)(value)
     except (TypeError, ValueError):
-        raise ConfigurationError(f"{where} must be {_kind_of(default)}, got {value!r}.") from None
+        pass
+    raise ConfigurationError(f"{where} must be {_kind_of(default)}, got {value!r}.")
+
+
+def _is_toml_for(value: Any, default: Any) -> bool:
+    """Whether a TOML value can stand for a setting: no truth for a number, no 1.5 for a whole one."""
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, (int, float)) if isinstance(default, float) else isinstance(value, type(default))
 
 
 def _kind_of(default: Any) -> str:
