@@ -187,7 +187,8 @@ class Worker:
             try:
                 await self._jobs()
             finally:
-                await self._farewell()
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + self._farewell_limit()):
+                    await self._farewell()
                 services.cancel()
 
     async def _services(self, scope: trio.CancelScope) -> None:
@@ -232,18 +233,19 @@ class Worker:
             if held.outcome is None:
                 held.cancel("shutdown")
 
-    async def _farewell(self) -> None:
-        """The last reports and the end of the session, within a deadline when somebody is waiting for us to go."""
+    def _farewell_limit(self) -> float:
+        """Seconds the last reports may take: few when somebody waits for us to go."""
         cancelled = trio.current_effective_deadline() == -math.inf
         hurried = cancelled or self._stopping_now.is_set() or self._released > 0
-        limit = _FAREWELL if hurried else max(_FAREWELL, self.settings.lease)
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + limit):
-            await self._settler.drained()
-            try:
-                await self._store.end_sessions()
-            except DatabaseUnavailable:
-                # pulse.workers will show it as stale; nothing else depends on it.
-                return
+        return _FAREWELL if hurried else max(_FAREWELL, self.settings.lease)
+
+    async def _farewell(self) -> None:
+        await self._settler.drained()
+        try:
+            await self._store.end_sessions()
+        except DatabaseUnavailable:
+            # pulse.workers will show it as stale; nothing else depends on it.
+            return
 
     # One job
 

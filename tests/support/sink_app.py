@@ -1,0 +1,56 @@
+"""The handlers of the fault tests, copied as `app.py` into the folder of a real worker process.
+
+Each tells the test's sink (a Unix socket, `SINK`) what happens to it, with the machine's monotonic clock.
+"""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import trio
+
+from pulse_trio import Handlers, Job
+
+handlers = Handlers()
+
+
+class Teller:
+    """The handler's end of the line to the sink."""
+
+    def __init__(self, stream: trio.SocketStream, job: Job) -> None:
+        self._stream = stream
+        self._job = job
+
+    async def tell(self, event: str, **more: object) -> None:
+        about = {"job": self._job.id, "attempt": self._job.attempt, "pid": os.getpid(), "at": time.monotonic()}
+        await self._stream.send_all(json.dumps({"event": event, **about, **more}).encode() + b"\n")
+
+    async def told_to_go(self) -> None:
+        assert await self._stream.receive_some(2) == b"go"
+
+
+@handlers.job(max_attempts=5, backoff_base=0.01)
+async def held(job: Job) -> str:
+    """Runs until the sink says go."""
+    async with await trio.open_unix_socket(os.environ["SINK"]) as stream:
+        teller = Teller(stream, job)
+        await teller.tell("start")
+        try:
+            await teller.told_to_go()
+        except trio.Cancelled:
+            with job.cleanup():
+                await teller.tell("cancelled", reason=job.cancel_reason)
+            raise
+        await teller.tell("end")
+    return f"attempt {job.attempt}"
+
+
+@handlers.job(max_attempts=5)
+async def blocking(job: Job, folder: str) -> str:
+    """Blocks the whole loop until the file go-ATTEMPT is there: what a handler must not do, and some will."""
+    async with await trio.open_unix_socket(os.environ["SINK"]) as stream:
+        await Teller(stream, job).tell("start")
+    while not Path(folder, f"go-{job.attempt}").exists():  # noqa: ASYNC240 -- blocking is what it is for
+        time.sleep(0.01)  # noqa: ASYNC251
+    return f"attempt {job.attempt}"
