@@ -1,0 +1,95 @@
+"""The commands put together, and the boundary where every exception becomes a message and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from importlib.metadata import version
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+from .enqueue import enqueue
+from .faults import describe, exit_code_of, our_error
+from .jobs import jobs
+from .migrate import migrate
+from .run import run
+from .workers import workers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+INTERRUPTED = 130
+"""128 + SIGINT, as a shell reports it."""
+PIPE_CLOSED = 141
+"""128 + SIGPIPE: what was printed has no reader any more (`| head`)."""
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(version("pulse-trio"), prog_name="pulse-trio", message="%(prog)s %(version)s")
+def pulse_trio() -> None:
+    """Background jobs for Trio on PostgreSQL.
+
+    The database is the one given with --dsn, else PULSE_TRIO_DSN, else DATABASE_URL, else `dsn` in pulse-trio.toml or
+    [tool.pulse-trio], else an embedded PostgreSQL in the project's folder.
+
+    Exit codes: 0 done, 1 an error (the database's fault), 2 wrong usage (yours), 3 `run` was stopped before its jobs
+    had ended.
+    """
+
+
+for _command in (run, enqueue, jobs, workers, migrate):
+    pulse_trio.add_command(_command)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Runs the command line and exits."""
+    for stream in (sys.stdout, sys.stderr):
+        # Data is shown whatever the terminal's encoding can show.
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    sys.exit(status_of(arguments))
+
+
+def status_of(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code, having said on stderr what went wrong."""
+    try:
+        code = pulse_trio.main(arguments, prog_name="pulse-trio", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _forget_stdout()
+        return PIPE_CLOSED
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except click.ClickException as error:
+        _complain(_describe_click(error))
+        return error.exit_code
+    except Exception as error:
+        return _report(error)
+    return code or 0
+
+
+def _report(error: Exception) -> int:
+    ours = our_error(error)
+    if ours is None:
+        traceback.print_exception(error)
+        _complain("the error above is a bug in pulse-trio; please report it with its traceback.")
+        return 1
+    _complain(describe(ours))
+    return exit_code_of(ours)
+
+
+def _describe_click(error: click.ClickException) -> str:
+    message = error.format_message()
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        return f"{message} See: {error.ctx.command_path} --help"
+    return message
+
+
+def _complain(message: str) -> None:
+    click.echo(f"pulse-trio: {message}", err=True)
+
+
+def _forget_stdout() -> None:
+    # Python flushes stdout once more when it ends, and would complain again.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

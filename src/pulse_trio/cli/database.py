@@ -1,0 +1,151 @@
+"""Which database a command works on, and the connection to it."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+import trio
+from psycopg.conninfo import conninfo_to_dict
+
+from ..client import SyncClient
+from ..embedded import embedded_server, open_embedded
+from ..errors import ConfigurationError, DatabaseUnavailable
+from ..migrate import check_sync, migrate_sync
+from ..postgres.dsn import redact, with_liveliness
+from ..settings import file_dsn, load_settings
+from .output import notice
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Generator
+
+    from ..embedded import EmbeddedServer
+
+EXAMPLE = "postgresql://user@host:5432/database"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The database that was configured, and where; `dsn` None for the embedded PostgreSQL."""
+
+    dsn: str | None
+    source: str
+
+    def __str__(self) -> str:
+        return f"database {redact(self.dsn)} (from {self.source})" if self.dsn is not None else "embedded PostgreSQL"
+
+
+def choose_database(given: str | None) -> Choice:
+    """`--dsn`, else PULSE_TRIO_DSN, else DATABASE_URL, else the project's file, else the embedded PostgreSQL.
+
+    Raises `ConfigurationError` for a DSN that libpq would not take; the message shows no password.
+    """
+    choice = _choose(given)
+    if choice.dsn is not None:
+        _check(choice.dsn, choice.source)
+    return choice
+
+
+def _choose(given: str | None) -> Choice:
+    if given is not None:
+        return Choice(given, "--dsn")
+    for variable in ("PULSE_TRIO_DSN", "DATABASE_URL"):
+        # An empty variable is how compose files and CI systems say "not set".
+        if dsn := os.environ.get(variable):
+            return Choice(dsn, variable)
+    if (found := file_dsn(Path.cwd())) is not None:
+        return Choice(found[0], str(found[1]))
+    return Choice(None, "default")
+
+
+def _check(dsn: str, source: str) -> None:
+    if not dsn.strip():
+        raise ConfigurationError(f"The database address from {source} is empty. It looks like {EXAMPLE}")
+    scheme = re.match(r"([A-Za-z][\w+.-]*)://", dsn)
+    if scheme and scheme[1] not in ("postgresql", "postgres"):
+        raise ConfigurationError(_wrong_scheme(scheme[1], source))
+    try:
+        conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError as error:
+        reason = redact(str(error), dsn).strip()
+        raise ConfigurationError(
+            f"The database address from {source} cannot be read: {reason}. It looks like {EXAMPLE}"
+        ) from None
+
+
+def _wrong_scheme(scheme: str, source: str) -> str:
+    if scheme.startswith(("postgresql+", "postgres+")):
+        driver = scheme.partition("+")[2]
+        return f"The database address from {source} names the driver +{driver}: leave that out, as in {EXAMPLE}"
+    return (
+        f"The database address from {source} is for {scheme}, and pulse-trio needs PostgreSQL: "
+        f"give --dsn or PULSE_TRIO_DSN, as in {EXAMPLE}"
+    )
+
+
+@contextmanager
+def open_database(choice: Choice, schema: str, *, migrate: bool = True) -> Generator[str]:
+    """The DSN to connect to; the embedded PostgreSQL runs, and has its schema, for as long as the block does."""
+    if choice.dsn is not None:
+        _announce(choice)
+        yield choice.dsn
+        return
+    with embedded_server() as server:
+        notice(describe_embedded(server))
+        if migrate:
+            migrate_sync(server.dsn, schema)
+        yield server.dsn
+
+
+@asynccontextmanager
+async def open_database_async(choice: Choice, schema: str, say: Callable[[str], object]) -> AsyncGenerator[str]:
+    """The same for Trio; `say` is told which database it is."""
+    if choice.dsn is not None:
+        say(str(choice))
+        yield choice.dsn
+        return
+    async with open_embedded() as server:
+        say(describe_embedded(server))
+        await trio.to_thread.run_sync(migrate_sync, server.dsn, schema)
+        yield server.dsn
+
+
+def describe_embedded(server: EmbeddedServer) -> str:
+    """Which PostgreSQL runs where, and how to use another."""
+    note = f" ({server.note})" if server.note else ""
+    return (
+        f"embedded PostgreSQL {server.version} in {_relative(server.folder)}{note}; --dsn or PULSE_TRIO_DSN for another"
+    )
+
+
+def _relative(folder: Path) -> str:
+    return str(folder.relative_to(Path.cwd())) if folder.is_relative_to(Path.cwd()) else str(folder)
+
+
+def _announce(choice: Choice) -> None:
+    # Who has just typed the address need not be told.
+    if choice.source != "--dsn":
+        notice(str(choice))
+
+
+@contextmanager
+def open_store(dsn: str | None, schema: str | None) -> Generator[SyncClient]:
+    """The client of a command that looks or acts once: chosen, checked and connected, or failing at once."""
+    name = load_settings({"schema": schema}).schema
+    choice = choose_database(dsn)
+    with open_database(choice, name) as address:
+        check_sync(address, name)
+        with _connect(address) as connection:
+            yield SyncClient(connection, schema=name)
+
+
+def _connect(dsn: str) -> psycopg.Connection[tuple[object, ...]]:
+    try:
+        return psycopg.connect(with_liveliness(dsn), autocommit=True)
+    except psycopg.OperationalError as error:
+        raise DatabaseUnavailable(f"Cannot connect to PostgreSQL: {redact(str(error), dsn)}") from None

@@ -1,0 +1,101 @@
+"""`pulse-trio enqueue`: one job from the shell."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+import click
+
+from ..client import request_by_name
+from ..errors import InvalidArguments
+from ..store import operations
+from .database import open_store
+from .loading import load_handlers
+from .options import dsn_option, json_option, schema_option
+from .output import notice, print_json
+from .text import shown
+
+if TYPE_CHECKING:
+    from ..jobs import JobRequest
+
+NEARBY = 20
+"""Characters shown on each side of a mistake."""
+
+
+@click.command()
+@click.argument("kind")
+@click.argument("arguments", metavar="[JSON]", default="{}")
+@click.option("--queue", metavar="NAME", help="The queue.  [default: the handler's with --app, else default]")
+@click.option("--delay", type=float, metavar="SECONDS", help="Not before this many seconds from now.")
+@click.option("--priority", type=int, metavar="NUMBER", help="Higher runs first.  [default: 0]")
+@click.option("--max-attempts", type=int, metavar="NUMBER", help="Dead after so many failures.  [default: 20]")
+@click.option("--unique-key", metavar="KEY", help="At most one live job of the queue has this key.")
+@click.option("--app", metavar="APP:HANDLERS", help="Check the arguments against this handler, and use its options.")
+@schema_option
+@dsn_option
+@json_option
+def enqueue(
+    kind: str, arguments: str, app: str | None, schema: str | None, dsn: str | None, as_json: bool, **options: Any
+) -> None:
+    """Enqueue one job and print its id.
+
+    KIND is the name its handler is registered under. JSON is an object with the arguments by name, as in
+    '{"user_id": 42}'; - reads it from the standard input.
+    """
+    text = sys.stdin.read() if arguments == "-" else arguments
+    request = _request(kind, parse_arguments(text), app, {k: v for k, v in options.items() if v is not None})
+    with open_store(dsn, schema) as client:
+        done = client.run(operations.enqueue(request))
+    if as_json:
+        print_json({"id": done.id, "added": done.added})
+        return
+    if not done.added:
+        notice("nothing was added: this live job has the same unique key")
+    click.echo(done.id)
+
+
+def _request(kind: str, arguments: dict[str, Any], app: str | None, options: dict[str, Any]) -> JobRequest:
+    if app is None:
+        return request_by_name(kind, arguments, **options)
+    return load_handlers(app)[kind].options(**options).request_by_name(arguments)
+
+
+def parse_arguments(text: str) -> dict[str, Any]:
+    """A JSON object. Raises `InvalidArguments`, saying where the mistake is."""
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        raise InvalidArguments(
+            f"The arguments are not valid JSON: {error.msg.lower()} at line {error.lineno}, column {error.colno}, "
+            f"here: {_around(text, error.pos)}"
+        ) from None
+    except RecursionError:
+        raise InvalidArguments("The arguments are nested too deeply.") from None
+    if not isinstance(value, dict):
+        raise InvalidArguments(f"The arguments must be a JSON object, as in '{{\"user_id\": 42}}', not {_kind(value)}.")
+    return cast("dict[str, Any]", value)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise InvalidArguments(f"The arguments hold {name}, which JSON does not have.")
+
+
+def _around(text: str, position: int) -> str:
+    before, after = text[max(0, position - NEARBY) : position], text[position : position + NEARBY]
+    return shown(f"{before} >>>{after}").replace("\n", " ")
+
+
+def _kind(value: object) -> str:
+    match value:
+        case str():
+            return "a string"
+        case list():
+            return "an array"
+        case bool():
+            return "a boolean"
+        case None:
+            return "null"
+        case _:
+            return "a number"

@@ -1,0 +1,134 @@
+"""From `app:handlers` to the registry: imports the user's module from the current folder, and says plainly why not."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import PulseTrioError
+from ..handlers import Handlers
+from .faults import AppError
+
+if TYPE_CHECKING:
+    from types import ModuleType, TracebackType
+
+FRAMES = 3
+"""How much of the user's own traceback is shown: its last frames."""
+
+
+def load_handlers(target: str) -> Handlers:
+    """The `Handlers` that `module:attribute` names (`module` alone means `module:handlers`).
+
+    Raises `AppError`, a usage error, whose message says what to do.
+    """
+    module_name, attribute = _parse(target)
+    folder = str(Path.cwd())
+    if folder not in sys.path[:1]:
+        sys.path.insert(0, folder)
+    found = _attribute(_import(module_name), attribute)
+    if not isinstance(found, Handlers):
+        raise AppError(
+            f"{module_name}:{attribute} is {_an(type(found).__name__)}, not a pulse_trio.Handlers object."
+            f"{_registries_hint(sys.modules[module_name])}"
+        )
+    if not len(found):
+        raise AppError(f"{module_name}:{attribute} has no handlers. Decorate a function with @{attribute}.job")
+    return found
+
+
+def _parse(target: str) -> tuple[str, str]:
+    module, _, attribute = target.partition(":")
+    attribute = attribute or "handlers"
+    if module.endswith(".py") or "/" in module:
+        module = module.removesuffix(".py").strip("./").replace("/", ".")
+        raise AppError(f"Give the module, not the file: pulse-trio run {module}:{attribute}")
+    parts = [*module.split("."), *attribute.split(".")]
+    if not all(part.isidentifier() for part in parts):
+        raise AppError(f"{target!r} is not a module and an attribute. It looks like app:handlers")
+    return module, attribute
+
+
+def _import(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        # Whatever a module does when it is imported, SystemExit included, is the module's.
+        inside = _without_importing(error.__traceback__)
+        if isinstance(error, ModuleNotFoundError) and inside is None:
+            raise AppError(_not_found(name, error)) from None
+        raise AppError(f"Importing {name!r} failed: {_headline(error)}", _tail(inside)) from None
+
+
+def _not_found(name: str, error: ModuleNotFoundError) -> str:
+    if error.name != name and error.name != name.partition(".")[0]:
+        return f"There is no module {name!r}: {error}."
+    near = difflib.get_close_matches(name, _modules_here(), n=3)
+    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    return f"There is no module {name!r} in {os.getcwd()}, nor is one installed.{hint} Run from the folder it is in."
+
+
+def _modules_here() -> list[str]:
+    here = Path.cwd()
+    return sorted({p.stem for p in here.glob("*.py")} | {p.parent.name for p in here.glob("*/__init__.py")})
+
+
+def _without_importing(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback from the user's own code on; None if none of it ran."""
+    while trace is not None and _is_importing(trace):
+        trace = trace.tb_next
+    return trace
+
+
+def _is_importing(trace: TracebackType) -> bool:
+    name = str(trace.tb_frame.f_globals.get("__name__"))
+    return name == __name__ or name.partition(".")[0] == "importlib"
+
+
+def _headline(error: BaseException) -> str:
+    if isinstance(error, PulseTrioError):
+        return str(error)
+    return " ".join("".join(traceback.format_exception_only(error)).split())
+
+
+def _tail(trace: TracebackType | None) -> str:
+    # Our own frames (a decorator that refused) are no news to the user: what they wrote is.
+    frames = [f for f in traceback.extract_tb(trace) if not _is_ours(f.filename) and "importlib" not in f.filename]
+    return "".join(traceback.format_list(frames[-FRAMES:]))
+
+
+def _is_ours(filename: str) -> bool:
+    return Path(filename).is_relative_to(Path(__file__).parents[1])
+
+
+def _attribute(module: ModuleType, path: str) -> Any:
+    found: Any = module
+    for part in path.split("."):
+        if not hasattr(found, part):
+            raise AppError(_no_attribute(module, path, part))
+        found = getattr(found, part)
+    return found
+
+
+def _no_attribute(module: ModuleType, path: str, part: str) -> str:
+    where = f"{module.__name__!r} ({getattr(module, '__file__', None) or 'built in'})"
+    hint = _registries_hint(module)
+    near = [] if hint else difflib.get_close_matches(part, [n for n in vars(module) if not n.startswith("__")])
+    if near:
+        hint = f" Did you mean {' or '.join(near)}?"
+    return f"The module {where} has no attribute {path!r}.{hint or ' Add to it: handlers = pulse_trio.Handlers()'}"
+
+
+def _registries_hint(module: ModuleType) -> str:
+    names = [name for name, value in vars(module).items() if isinstance(value, Handlers)]
+    return f" Its Handlers: {', '.join(f'{module.__name__}:{name}' for name in names)}." if names else ""
+
+
+def _an(noun: str) -> str:
+    return f"an {noun}" if noun[:1].lower() in "aeiou" else f"a {noun}"

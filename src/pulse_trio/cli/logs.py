@@ -1,0 +1,130 @@
+"""What `run` says on stderr: a sentence for each event, or with --json one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from ..observe import (
+    DatabaseFound,
+    DatabaseLost,
+    FenceLost,
+    JobEnded,
+    JobsRescued,
+    JobStarted,
+    LeaseUnproven,
+    UnknownKindReleased,
+    WorkerStarted,
+    WorkerStopped,
+)
+from .text import duration, headline, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ..observe import Event
+
+logger = logging.getLogger("pulse_trio")
+
+_FAILURES = ("failed", "timeout", "discarded")
+_WARNINGS = (FenceLost, LeaseUnproven, JobsRescued, UnknownKindReleased, DatabaseLost)
+
+
+def set_up(*, as_json: bool, verbose: bool) -> None:
+    """Logs to stderr, unless the user's own module has configured logging: then that is respected."""
+    logger.setLevel(logging.DEBUG if verbose else logging.INFO)
+    root = logging.getLogger()
+    if root.handlers:
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if as_json else LineFormatter())
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+
+
+class LineFormatter(logging.Formatter):
+    """`2025-11-21 09:26:20.123 WARNING message`; the logger's name only if it is not ours."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        moment = datetime.fromtimestamp(record.created).astimezone()
+        name = "" if record.name == logger.name else f"{record.name}: "
+        line = f"{moment:%Y-%m-%d %H:%M:%S}.{int(record.msecs):03} {record.levelname:<7} {name}{record.getMessage()}"
+        return shown(f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line)
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line: time, level, logger, message, and the event's name and fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if (event := getattr(record, "pulse_trio_event", None)) is not None:
+            entry |= {"event": type(event).__name__, **asdict(event)}
+        if record.exc_info:
+            entry["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(entry, default=str)
+
+
+class LogInstrument:
+    """Logs each event as a sentence; jobs that end well only if `every_job`. Arguments are never logged."""
+
+    def __init__(self, *, every_job: bool) -> None:
+        self._every_job = every_job
+
+    def listeners(self) -> Mapping[type[Any], Callable[[Any], None]]:
+        wanted: list[type[Any]] = [WorkerStarted, WorkerStopped, DatabaseFound, JobEnded, *_WARNINGS]
+        if self._every_job:
+            wanted.append(JobStarted)
+        return {kind: self._log_end if kind is JobEnded else self._log for kind in wanted}
+
+    def _log(self, event: Event) -> None:
+        level = logging.WARNING if isinstance(event, _WARNINGS) else logging.INFO
+        logger.log(level, "%s", sentence(event), extra={"pulse_trio_event": event})
+
+    def _log_end(self, event: JobEnded) -> None:
+        if event.outcome in _FAILURES:
+            logger.warning("%s", sentence(event), extra={"pulse_trio_event": event})
+        elif self._every_job:
+            logger.info("%s", sentence(event), extra={"pulse_trio_event": event})
+
+
+def sentence(event: Event) -> str:
+    """What happened, for a person."""
+    match event:
+        case WorkerStarted():
+            queues = "every queue" if event.queues is None else f"queue {', '.join(event.queues)}"
+            return f"worker {event.session} started: {queues}, up to {event.concurrency} jobs at once"
+        case WorkerStopped():
+            return "worker stopped" + (f"; {event.released} job(s) released unfinished" if event.released else "")
+        case JobStarted():
+            return f"job {event.job_id} ({event.kind}) started, attempt {event.attempt}"
+        case JobEnded():
+            return _end_of(event)
+        case FenceLost():
+            return (
+                f"job {event.job_id} ({event.kind}) lost its fence at its {event.during}: another attempt owns it now"
+            )
+        case LeaseUnproven():
+            return f"job {event.job_id} ({event.kind}) was cancelled: its lease could not be renewed in time"
+        case JobsRescued():
+            dead = f", {event.dead} of them dead (no attempts left)" if event.dead else ""
+            return f"rescued {event.rescued + event.dead} job(s) whose worker had vanished{dead}"
+        case UnknownKindReleased():
+            return f"job {event.job_id} was put back: this worker has no handler for the kind {event.kind!r}"
+        case DatabaseLost():
+            return f"database lost ({event.loop}): {headline(event.error)}; trying again in {duration(event.retry_in)}"
+        case DatabaseFound():
+            return f"database found again ({event.loop})"
+
+
+def _end_of(event: JobEnded) -> str:
+    what = f"job {event.job_id} ({event.kind}) attempt {event.attempt} {event.outcome} after {duration(event.seconds)}"
+    return f"{what}: {headline(event.error)}" if event.error else what

@@ -1,0 +1,84 @@
+"""Options that commands share. Those of a worker are made from the fields of `WorkerSettings`, and so is their help."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from ..errors import ConfigurationError
+from ..settings import WorkerSettings, parse_setting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from dataclasses import Field
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+
+def flag_of(name: str) -> str:
+    """`--connect-timeout` for `connect_timeout`."""
+    return f"--{name.replace('_', '-')}"
+
+
+def variable_of(name: str) -> str:
+    """`PULSE_TRIO_CONNECT_TIMEOUT` for `connect_timeout`."""
+    return f"PULSE_TRIO_{name.upper()}"
+
+
+def default_of(field: Field[Any]) -> str:
+    """A setting's default as the help shows it."""
+    if field.default is None:
+        return "all"
+    return f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
+
+
+def _metavar(field: Field[Any]) -> str:
+    if field.name == "queues":
+        return "A,B,..."
+    match field.default:
+        case int():
+            return "NUMBER"
+        case float():
+            return "SECONDS"
+        case _:
+            return "NAME"
+
+
+def setting_options(*, only: str | None = None) -> Callable[[F], F]:
+    """A decorator: an option for each setting, or for one of them. What is not given is None: `load_settings` decides."""
+    chosen = [f for f in fields(WorkerSettings) if only in (None, f.name)]
+
+    def decorate(command: F) -> F:
+        for field in reversed(chosen):
+            command = _setting_option(field)(command)
+        return command
+
+    return decorate
+
+
+def _setting_option(field: Field[Any]) -> Callable[[F], F]:
+    def parse(text: str) -> Any:
+        # Read as the environment's and the file's are.
+        try:
+            return parse_setting(field.name, text, flag_of(field.name))
+        except ConfigurationError as error:
+            raise click.UsageError(str(error), click.get_current_context(silent=True)) from None
+
+    return click.option(
+        flag_of(field.name),
+        type=parse,
+        metavar=_metavar(field),
+        help=f"{field.metadata['help']}  [{variable_of(field.name)}; default: {default_of(field)}]",
+    )
+
+
+dsn_option = click.option(
+    "--dsn",
+    metavar="DSN",
+    help="The database, as libpq takes it: postgresql://user@host:5432/name.  [PULSE_TRIO_DSN, DATABASE_URL; default: "
+    "an embedded PostgreSQL]",
+)
+schema_option = setting_options(only="schema")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")

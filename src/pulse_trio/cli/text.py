@@ -1,0 +1,60 @@
+"""Data on a terminal: control characters are shown, never obeyed."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+
+# C0, DEL and C1 but for newline and tab; the marks that reorder text on the screen; lone surrogates.
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def shown(text: str) -> str:
+    """`text` with what a terminal would obey written as an escape. Lines and tabs are kept."""
+    return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode(), text.replace("\r\n", "\n"))
+
+
+def one_line(text: str) -> str:
+    """The same on one line."""
+    return shown(" ".join(text.split()))
+
+
+def headline(text: str | None) -> str:
+    """The first line of an error."""
+    return shown((text or "").partition("\n")[0])
+
+
+def duration(seconds: float) -> str:
+    """`0.12 s`, `3.4 s`, `2 min 5 s`, `3 h 4 min`, `12 d 5 h`."""
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(int(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def ago(moment: datetime | None, now: datetime) -> str:
+    """`12 s ago`, `in 5 min`; empty for None."""
+    if moment is None:
+        return ""
+    seconds = (now - moment).total_seconds()
+    return f"{_coarse(seconds)} ago" if seconds >= 0 else f"in {_coarse(-seconds)}"
+
+
+def _coarse(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def local_time(moment: datetime | None) -> str:
+    """The local time with its offset, to the millisecond; empty for None."""
+    return moment.astimezone().isoformat(" ", "milliseconds") if moment is not None else ""
+
+
+def utc_now() -> datetime:
+    """Now, by this machine's clock: for display only."""
+    return datetime.now(UTC)

@@ -1,0 +1,36 @@
+"""`pulse-trio workers`: who works on the database."""
+
+from __future__ import annotations
+
+import click
+
+from ..store import operations
+from .database import open_store
+from .options import dsn_option, json_option, schema_option
+from .output import notice, print_json, print_table
+from .text import ago, utc_now
+
+COLUMNS = ("id", "host", "pid", "state", "running", "concurrency", "queues", "started", "seen", "version")
+
+
+@click.command()
+@click.option("--all", "gone", is_flag=True, help="Also those that have gone.")
+@schema_option
+@dsn_option
+@json_option
+def workers(gone: bool, schema: str | None, dsn: str | None, as_json: bool) -> None:
+    """List workers, newest first."""
+    with open_store(dsn, schema) as client:
+        found = client.run(operations.workers(gone=gone))
+    if as_json:
+        print_json(found)
+        return
+    now = utc_now()
+    rows = [
+        (w.id, w.host, w.pid, w.state, w.running, w.concurrency, ",".join(w.queues), ago(w.started_at, now),
+         ago(w.seen_at, now), w.version)
+        for w in found
+    ]  # fmt: skip
+    print_table(COLUMNS, rows, right=("id", "pid", "running", "concurrency"))
+    if not found:
+        notice("no workers" if gone else "no workers; --all shows those that have gone")
