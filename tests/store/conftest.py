@@ -1,0 +1,57 @@
+"""One migrated database a module; tests keep apart by their queues. A test that must be alone asks for `alone`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pytest
+from support.stores import Window, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator
+
+    from support.databases import Databases
+
+    from pulse_trio.store import WorkerStore
+
+
+@pytest.fixture(scope="module")
+def room_dsn(databases: Databases) -> Generator[str]:
+    with databases.migrated() as dsn:
+        yield dsn
+
+
+@pytest.fixture(scope="module")
+def window(room_dsn: str) -> Generator[Window]:
+    window = Window(room_dsn)
+    yield window
+    window.close()
+
+
+@pytest.fixture
+def queue() -> str:
+    """A queue that no other test uses."""
+    return f"q-{uuid4().hex}"
+
+
+@pytest.fixture
+async def store(room_dsn: str) -> AsyncGenerator[WorkerStore]:
+    """A worker's store on the module's database."""
+    async with open_store(room_dsn) as store:
+        yield store
+
+
+@pytest.fixture
+async def other(room_dsn: str) -> AsyncGenerator[WorkerStore]:
+    """Another worker's."""
+    async with open_store(room_dsn) as store:
+        yield store
+
+
+@pytest.fixture
+def alone(dsn: str) -> Generator[Window]:
+    """A window on a database of this test alone."""
+    window = Window(dsn)
+    yield window
+    window.close()

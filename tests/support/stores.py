@@ -1,0 +1,124 @@
+"""What the tests of the store and of the worker share: a store with a session, and a window on its database."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg.rows import dict_row
+from psycopg.sql import SQL, Identifier
+
+from pulse_trio.client import request_by_name
+from pulse_trio.jobs import Claim, Outcome
+from pulse_trio.store import Slot, WorkerStore, operations
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from pulse_trio.jobs import OutcomeKind
+
+
+@asynccontextmanager
+async def open_store(dsn: str, **options: Any) -> AsyncGenerator[WorkerStore]:
+    """A worker's store with a session of its own."""
+    store = WorkerStore(dsn, **options)
+    try:
+        await store.open_session()
+        yield store
+    finally:
+        await store.aclose()
+
+
+class Window:
+    """A blocking connection that looks at one database, and tampers with it where a test must."""
+
+    def __init__(self, dsn: str, *, schema: str = "pulse") -> None:
+        self.dsn = dsn
+        self.schema = schema
+        self.connection = psycopg.connect(dsn, autocommit=True, row_factory=dict_row)
+        # An unquoted name in what tests send means the schema's.
+        self.connection.execute(SQL("SET search_path = {}, public").format(Identifier(schema)))
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def run(self, query: str, *parameters: Any) -> list[dict[str, Any]]:
+        """The rows of a query as dictionaries; none for a command."""
+        cursor = self.connection.execute(query, parameters or None)
+        return cursor.fetchall() if cursor.description else []
+
+    def value(self, query: str, *parameters: Any) -> Any:
+        """The one value of a query."""
+        (row,) = self.run(query, *parameters)
+        (value,) = row.values()
+        return value
+
+    def enqueue(self, queue: str = "default", *, kind: str = "noop", args: Any = None, **options: Any) -> int:
+        """Enqueues one job as a client would, on a connection of its own kind; returns its id."""
+        request = request_by_name(kind, args, queue=queue, **options)
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            return operations.run_sync(connection, self.schema, operations.enqueue(request)).id
+
+    def enqueue_many(self, count: int, queue: str = "default", **options: Any) -> list[int]:
+        """Enqueues `count` jobs in one batch; returns their ids."""
+        requests = [request_by_name("noop", queue=queue, **options) for _ in range(count)]
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            return [e.id for e in operations.run_sync(connection, self.schema, operations.enqueue_many(requests))]
+
+    def do(self, operation: operations.Operation[Any]) -> Any:
+        """Runs one of the store's operations."""
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            return operations.run_sync(connection, self.schema, operation)
+
+    def job(self, job_id: int) -> dict[str, Any]:
+        """The job as `pulse.jobs` shows it."""
+        (row,) = self.run("SELECT * FROM jobs WHERE id = %s", job_id)
+        return row
+
+    def row(self, job_id: int) -> dict[str, Any] | None:
+        """The row of the live table, with where it stands; None when the job is finished."""
+        found = self.run("SELECT ctid, xmin::text, * FROM job WHERE id = %s", job_id)
+        return found[0] if found else None
+
+    def state(self, job_id: int) -> str:
+        return self.job(job_id)["state"]
+
+    def attempts(self, job_id: int) -> list[dict[str, Any]]:
+        """The job's attempts as `pulse.attempts` shows them."""
+        return self.run("SELECT * FROM attempts WHERE job_id = %s ORDER BY attempt, ended_at", job_id)
+
+    def expire(self, *job_ids: int) -> None:
+        """Lets the leases of these jobs run out, as if time had passed."""
+        self.run("UPDATE job SET lease_until = now() - interval '1 s' WHERE id = ANY (%s) AND state = 2", list(job_ids))
+
+    def make_due(self, *job_ids: int) -> None:
+        """Lets the moment come at which these jobs are due."""
+        self.run("UPDATE job SET run_at = now() - interval '1 ms' WHERE id = ANY (%s)", list(job_ids))
+
+
+async def claim(store: WorkerStore, queue: str = "default", limit: int = 100, *, priority: int = 0) -> list[Claim]:
+    """What the store claims from one queue, without a floor."""
+    return (await store.exchange(limit, [Slot(queue, priority)])).claims
+
+
+async def claim_one(store: WorkerStore, queue: str = "default", *, priority: int = 0) -> Claim:
+    """The one job of a queue."""
+    (claimed,) = await claim(store, queue, 1, priority=priority)
+    return claimed
+
+
+async def sweep(store: WorkerStore, queues: Sequence[str] | None = None) -> list[Slot]:
+    """The slots a worker would claim from, in its order."""
+    found = await store.slots(queues)
+    return [Slot(f.queue, f.priority) for f in sorted(found, key=lambda f: (-f.priority, f.queue))]
+
+
+def end(claim: Claim, kind: OutcomeKind = "completed", **details: Any) -> Outcome:
+    """An outcome of a claim."""
+    return Outcome(claim, kind, **details)
+
+
+def forged(claim: Claim, **changes: Any) -> Claim:
+    """The claim with one part changed."""
+    return Claim(**{name: getattr(claim, name) for name in Claim.__struct_fields__} | changes)
