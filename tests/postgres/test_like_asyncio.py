@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import socket
+import weakref
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.lowlevel
 import psycopg
 import pytest
 from psycopg import errors as e
@@ -592,3 +596,206 @@ async def test_many_tasks_share_a_connection(auto: Connection) -> None:
         for n in range(50):
             tasks.start_soon(ask, n)
     assert sorted(seen) == list(range(50))
+
+
+async def test_a_connection_block_keeps_its_own_error_when_the_rollback_fails(
+    connection_class: Any, dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    with pytest.raises(ZeroDivisionError):
+        async with await connection_class.connect(dsn) as connection:
+            connection.pgconn.exec_(b"COPY (SELECT 1) TO STDOUT")
+            raise ZeroDivisionError
+    assert ["in rollback" in record.message for record in caplog.records] == [True]
+    assert connection.closed
+
+
+async def test_a_forgotten_connection_warns(connection_class: Any, dsn: str) -> None:
+    connection = await connection_class.connect(dsn)
+    with pytest.warns(ResourceWarning, match=connection_class.__name__):
+        connection.__del__()
+    await connection.close()
+
+
+async def test_a_closed_connection_is_collected(connection_class: Any, dsn: str) -> None:
+    connection = await connection_class.connect(dsn)
+    async with connection.pipeline(), connection.transaction():
+        await connection.execute("SELECT 1")
+    reference = weakref.ref(connection)
+    await connection.close()
+    del connection
+    gc.collect()
+    assert reference() is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [(("host=a", "host=b"), TypeError), (("nosuchparameter=1",), psycopg.ProgrammingError)],
+)
+async def test_wrong_arguments_are_refused(connection_class: Any, arguments: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        await connection_class.connect(*arguments)
+
+
+async def test_each_address_of_a_name_is_an_attempt(connection_class: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def two_addresses(host: str, port: Any, *args: Any, **kwargs: Any) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{n}", port)) for n in (2, 3)]
+
+    attempts = []
+
+    def attempt(conninfo: str) -> Any:
+        attempts.append(psycopg.conninfo.conninfo_to_dict(conninfo)["hostaddr"])
+        raise psycopg.OperationalError("not here")
+        yield
+
+    monkeypatch.setattr(socket, "getaddrinfo", two_addresses)
+    monkeypatch.setattr(connection_class, "_connect_gen", attempt)
+    with pytest.raises(psycopg.OperationalError):
+        await connection_class.connect("host=db.example.org")
+    assert attempts == ["127.0.0.2", "127.0.0.3"]
+
+
+async def test_a_silent_server_is_given_connect_timeout_seconds(connection_class: Any) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as deaf,
+        pytest.raises(psycopg.errors.ConnectionTimeout, match="timeout expired"),
+    ):
+        await connection_class.connect(f"host=127.0.0.1 port={deaf.getsockname()[1]} connect_timeout=2")
+
+
+async def test_notifications_of_one_transaction_come_together(
+    auto: Connection, connection_class: Any, dsn: str
+) -> None:
+    await auto.execute("LISTEN channel")
+    async with await connection_class.connect(dsn) as sender:
+        await sender.execute("NOTIFY channel, '1'")
+        await sender.execute("NOTIFY channel, '2'")
+    seen = [note.payload async for note in auto.notifies(timeout=5, stop_after=1)]
+    assert seen in (["1", "2"], ["1"])
+    if seen == ["1"]:
+        assert [note.payload async for note in auto.notifies(timeout=5, stop_after=1)] == ["2"]
+
+
+async def test_notifications_that_came_with_a_query_are_kept(auto: Connection) -> None:
+    await auto.execute("LISTEN channel")
+    for n in range(3):
+        await auto.execute("SELECT pg_notify('channel', %s)", [str(n)])
+    assert [note.payload async for note in auto.notifies(stop_after=3)] == ["0", "1", "2"]
+
+
+async def test_a_query_waits_while_notifies_listens(auto: Connection) -> None:
+    order = []
+
+    async def listen() -> None:
+        async for _ in auto.notifies(timeout=0.1):
+            pass
+        order.append("listened")
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(listen)
+        await anyio.wait_all_tasks_blocked()
+        assert auto.lock.locked()
+        await auto.execute("SELECT 1")
+        order.append("queried")
+    assert order == ["listened", "queried"]
+
+
+async def test_notifies_beside_a_handler_warns_and_serves_both(auto: Connection) -> None:
+    handled = []
+    auto.add_notify_handler(handled.append)
+    await auto.execute("LISTEN channel")
+    with pytest.warns(RuntimeWarning, match="not reliable"):
+        assert [note async for note in auto.notifies(timeout=0)] == []
+    await auto.execute("NOTIFY channel")
+    assert len(handled) == 1
+
+
+@pytest.mark.parametrize("query", ["CREATE TEMP TABLE no_rows ()", "COPY (SELECT 1) TO STDOUT", "nonsense"])
+async def test_what_yields_no_rows_cannot_be_streamed(connection: Connection, query: str) -> None:
+    with pytest.raises(psycopg.ProgrammingError):
+        [row async for row in connection.cursor().stream(query)]
+
+
+async def test_a_connection_closed_under_a_stream_says_so(auto: Connection) -> None:
+    with pytest.raises(psycopg.OperationalError):
+        async for _ in auto.cursor().stream("SELECT generate_series(1, 3)"):
+            await auto.close()
+
+
+async def test_cancel_safe_ends_a_stream(auto: Connection, connection_class: Any, dsn: str) -> None:
+    async def stream() -> None:
+        with pytest.raises(e.QueryCanceled):
+            [row async for row in auto.cursor().stream("SELECT pg_sleep(60)")]
+
+    query = "SELECT wait_event = 'PgSleep' FROM pg_stat_activity WHERE pid = %s"
+    pid = auto.info.backend_pid
+    async with await connection_class.connect(dsn, autocommit=True) as witness, anyio.create_task_group() as tasks:
+        tasks.start_soon(stream)
+        while not await value(witness, query, pid):
+            pass
+        await auto.cancel_safe()
+    assert auto.info.transaction_status == IDLE
+
+
+async def test_executemany_rides_on_an_open_pipeline(auto: Connection) -> None:
+    await auto.execute("CREATE TEMP TABLE t (n int)")
+    async with auto.pipeline():
+        cursor = auto.cursor()
+        await cursor.executemany("INSERT INTO t VALUES (%s) RETURNING n", [(1,), (2,)], returning=True)
+        assert [await result.fetchone() async for result in cursor.results()] == [(1,), (2,)]
+
+
+async def test_copy_in_a_pipeline_is_refused(auto: Connection) -> None:
+    async with auto.pipeline():
+        with pytest.raises(psycopg.NotSupportedError):
+            async with auto.cursor().copy("COPY (SELECT 1) TO STDOUT"):
+                pass
+
+
+async def test_a_failed_commit_in_a_pipeline_is_told(connection: Connection) -> None:
+    with pytest.raises((e.UndefinedColumn, psycopg.OperationalError)):
+        async with connection.pipeline():
+            await connection.execute("SELECT no_such_column")
+            await connection.commit()
+
+
+async def test_type_information_can_be_fetched(connection: Connection) -> None:
+    info = await psycopg.types.TypeInfo.fetch(connection, "jsonb")
+    assert info.name == "jsonb"
+
+
+async def test_a_session_ended_while_idle_is_told_with_its_reason(auto: Connection) -> None:
+    await auto.execute("SET idle_session_timeout = 20")
+    await anyio.lowlevel.checkpoint()
+    while select.select([auto.fileno()], [], [], 0)[0] == []:
+        await anyio.sleep(0.001)
+    with pytest.raises(psycopg.OperationalError, match="idle-session timeout"):
+        await auto.execute("SELECT 1")
+    assert auto.broken
+
+
+async def test_nothing_is_leaked(connection_class: Any, dsn: str) -> None:
+    async def everything() -> None:
+        async with await connection_class.connect(dsn) as connection:
+            cursor = connection.cursor()
+            await cursor.execute("CREATE TEMP TABLE t (n int)")
+            await cursor.executemany("INSERT INTO t VALUES (%s)", [(n,) for n in range(5)])
+            async with aclosing(cursor.stream("SELECT * FROM t")) as rows:
+                assert len([row async for row in rows]) == 5
+            async with cursor.copy("COPY t FROM STDIN") as copy:
+                await copy.write_row((1,))
+            async with cursor.copy("COPY t TO STDOUT") as copy:
+                assert [block async for block in copy]
+            async with connection.transaction(), connection.pipeline():
+                await connection.execute("SELECT 1")
+            async with connection.cursor("portal") as portal:
+                await portal.execute("SELECT 1")
+            with anyio.move_on_after(0.01):
+                await connection.execute("SELECT pg_sleep(60)")
+
+    sizes = []
+    for _ in range(8):
+        await everything()
+        gc.collect()
+        sizes.append(len(gc.get_objects()))
+    assert sizes[-1] - sizes[-5] <= 4, sizes
