@@ -62,7 +62,7 @@ async def drive(gen: PQGen[T], fileno: int) -> T:
         await _pause_if_long()
         return stop.value
     except (OSError, trio.ClosedResourceError) as ex:
-        raise e.OperationalError("the connection was closed while it was in use") from ex
+        raise e.OperationalError("connection socket closed while it was in use") from ex
 
 
 async def drive_connecting(gen: PQGenConn[T]) -> T:
