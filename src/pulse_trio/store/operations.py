@@ -24,7 +24,7 @@ from ..errors import (
     UsageError,
 )
 from ..sql import statement
-from ..states import Event, State, next_state
+from ..states import TRANSITIONS, Event, State
 from .arrays import numbers, texts
 
 if TYPE_CHECKING:
@@ -188,12 +188,17 @@ def retry(job_id: int) -> Operation[State]:
 
     Raises `UnknownJob`, or `InvalidTransition` for a job that is running or available already.
     """
-    rows = yield Query("retry_job", {"id": job_id})
-    requeued, hurried, _ = rows[0]
-    if requeued is None and hurried is None:
+    while True:
+        rows = yield Query("retry_job", {"id": job_id})
+        requeued, hurried, _ = rows[0]
+        if requeued is not None or hurried is not None:
+            return State.AVAILABLE
         found = yield from job(job_id)
-        return next_state(found.state, Event.RETRY)
-    return State.AVAILABLE
+        if Event.RETRY not in TRANSITIONS[found.state]:
+            raise InvalidTransition(
+                f"Job {job_id} is {found.state}: a job can be retried when it has finished or waits for its time."
+            )
+        # It has finished, or was put off, between the two statements: now it can be.
 
 
 def workers(*, gone: bool = False) -> Operation[list[WorkerRecord]]:
