@@ -54,7 +54,7 @@ class WorkerSettings:
         for name in ("grace", "cleanup", "connect_timeout"):
             self._require(name, getattr(self, name) >= 0, "must not be negative")
         self._require("concurrency", self.concurrency >= 1, "must be at least 1")
-        self._require("processes", self.processes == 1, "must be 1: this version runs one process; start more of them")
+        self._require("processes", self.processes == 1, "must be 1 in this version (start `run` several times instead)")
         self._require(
             "heartbeat", self.heartbeat <= self.lease / 3, f"must be at most a third of the lease ({self.lease:g} s)"
         )
