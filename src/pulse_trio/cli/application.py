@@ -61,6 +61,9 @@ def status_of(arguments: Sequence[str] | None = None) -> int:
         return PIPE_CLOSED
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return error.exit_code
     except click.ClickException as error:
         _complain(_describe_click(error))
         return error.exit_code

@@ -29,8 +29,15 @@ NEARBY = 20
 @click.argument("arguments", metavar="[JSON]", default="{}")
 @click.option("--queue", metavar="NAME", help="The queue.  [default: the handler's with --app, else default]")
 @click.option("--delay", type=float, metavar="SECONDS", help="Not before this many seconds from now.")
-@click.option("--priority", type=int, metavar="NUMBER", help="Higher runs first.  [default: 0]")
-@click.option("--max-attempts", type=int, metavar="NUMBER", help="Dead after so many failures.  [default: 20]")
+@click.option(
+    "--priority", type=click.IntRange(-(2**31), 2**31 - 1), metavar="NUMBER", help="Higher runs first.  [default: 0]"
+)
+@click.option(
+    "--max-attempts",
+    type=click.IntRange(1, 2**31 - 1),
+    metavar="NUMBER",
+    help="Dead after so many failures.  [default: 20]",
+)
 @click.option("--unique-key", metavar="KEY", help="At most one live job of the queue has this key.")
 @click.option("--app", metavar="APP:HANDLERS", help="Check the arguments against this handler, and use its options.")
 @schema_option

@@ -9,7 +9,8 @@ from ..states import leaves_of
 from ..store import operations
 from .text import one_line, shown
 
-INTERNAL = 1
+ASKED_BY_LIBPQ = "Is the server running on that host and accepting TCP/IP connections?"
+"""At the end of its message; what we say is shorter, and true of sockets too."""
 
 
 class AppError(ConfigurationError):
@@ -45,11 +46,17 @@ def describe(error: PulseTrioError) -> str:
     """The message for stderr: one line, except for the user's own traceback."""
     message = one_line(_without_repetition(str(error)))
     if isinstance(error, DatabaseUnavailable):
-        message = f"{message.rstrip('.')}. Is PostgreSQL running there, and is the address right?"
+        message = f"{message.removesuffix(ASKED_BY_LIBPQ).rstrip('. ')}. {_advice(message)}"
     if isinstance(error, DatabaseError):
         message = f"database error: {message}"
     detail = getattr(error, "detail", "")
     return f"{message}\n{shown(detail.rstrip())}" if detail else message
+
+
+def _advice(message: str) -> str:
+    if "FATAL:" in message:
+        return "Check the user, the password and the database in the address."
+    return "Is PostgreSQL running there, and is the address right?"
 
 
 def _without_repetition(message: str) -> str:

@@ -176,7 +176,7 @@ def _retry(client: SyncClient, job_id: int, retried: list[int]) -> int:
     try:
         client.retry(job_id)
     except UsageError as error:
-        notice(f"job {job_id}: {describe(error)}")
+        notice(describe(error))
         return error.exit_code
     retried.append(job_id)
     return 0

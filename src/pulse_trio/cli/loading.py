@@ -15,7 +15,7 @@ from ..handlers import Handlers
 from .faults import AppError
 
 if TYPE_CHECKING:
-    from types import ModuleType, TracebackType
+    from types import FrameType, ModuleType, TracebackType
 
 FRAMES = 3
 """How much of the user's own traceback is shown: its last frames."""
@@ -63,7 +63,7 @@ def _import(name: str) -> ModuleType:
         inside = _without_importing(error.__traceback__)
         if isinstance(error, ModuleNotFoundError) and inside is None:
             raise AppError(_not_found(name, error)) from None
-        raise AppError(f"Importing {name!r} failed: {_headline(error)}", _tail(inside)) from None
+        raise AppError(f"Importing {name!r} failed: {_headline(error)}", _detail(error, inside)) from None
 
 
 def _not_found(name: str, error: ModuleNotFoundError) -> str:
@@ -81,30 +81,32 @@ def _modules_here() -> list[str]:
 
 def _without_importing(trace: TracebackType | None) -> TracebackType | None:
     """The traceback from the user's own code on; None if none of it ran."""
-    while trace is not None and _is_importing(trace):
+    while trace is not None and _is_foreign(trace.tb_frame):
         trace = trace.tb_next
     return trace
-
-
-def _is_importing(trace: TracebackType) -> bool:
-    name = str(trace.tb_frame.f_globals.get("__name__"))
-    return name == __name__ or name.partition(".")[0] == "importlib"
 
 
 def _headline(error: BaseException) -> str:
     if isinstance(error, PulseTrioError):
         return str(error)
-    return " ".join("".join(traceback.format_exception_only(error)).split())
+    return traceback.format_exception_only(error)[-1].strip()
 
 
-def _tail(trace: TracebackType | None) -> str:
+def _detail(error: BaseException, trace: TracebackType | None) -> str:
+    """Where in the user's code it happened; a syntax error knows its own place."""
+    tail = "".join(traceback.format_list(_users_frames(trace)[-FRAMES:]))
+    return tail + "".join(traceback.format_exception_only(error)[:-1])
+
+
+def _users_frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:
     # Our own frames (a decorator that refused) are no news to the user: what they wrote is.
-    frames = [f for f in traceback.extract_tb(trace) if not _is_ours(f.filename) and "importlib" not in f.filename]
-    return "".join(traceback.format_list(frames[-FRAMES:]))
+    walked = list(traceback.walk_tb(trace))
+    summaries = traceback.extract_tb(trace)
+    return [summary for summary, (frame, _) in zip(summaries, walked, strict=True) if not _is_foreign(frame)]
 
 
-def _is_ours(filename: str) -> bool:
-    return Path(filename).is_relative_to(Path(__file__).parents[1])
+def _is_foreign(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).partition(".")[0] in ("pulse_trio", "importlib")
 
 
 def _attribute(module: ModuleType, path: str) -> Any:

@@ -79,6 +79,7 @@ class Deployment:
         self._worker: Worker | None = None
         self._signals = 0
         self._hurry = trio.Event()
+        self._said: str | None = None
 
     async def run(self, choice: Choice) -> int:
         """Waits for the database, works, and returns the exit code."""
@@ -104,9 +105,10 @@ class Deployment:
         return RELEASED if report.released or self._signals > 1 else 0
 
     def _say_waiting(self, error: DatabaseUnavailable) -> None:
-        logs.logger.warning(
-            "waiting for the database, up to %g s: %s", self._settings.connect_timeout, headline(str(error))
-        )
+        reason = headline(str(error))
+        if reason != self._said:
+            logs.logger.warning("waiting for the database, up to %g s: %s", self._settings.connect_timeout, reason)
+        self._said = reason
 
     # Signals
 
