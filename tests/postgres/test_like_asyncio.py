@@ -766,7 +766,7 @@ async def test_type_information_can_be_fetched(connection: Connection) -> None:
 
 async def test_a_session_ended_while_idle_is_told_with_its_reason(auto: Connection) -> None:
     await auto.execute("SET idle_session_timeout = 20")
-    await anyio.lowlevel.checkpoint()
+    await anyio.wait_readable(auto.fileno())
     with pytest.raises(psycopg.OperationalError, match="idle-session timeout"):
         await auto.execute("SELECT 1")
     assert auto.broken
