@@ -110,7 +110,7 @@ async def test_the_report_of_a_zombie_is_refused(dsn: str, processes: Processes,
     assert await settled(dsn, job_id) == ("completed", 2, "attempt 2")
     (tmp_path / "go-1").touch()
     zombie.send(signal.SIGCONT)
-    await zombie.line("FenceLost.*report of completed")
+    await zombie.line("lost its fence at its report of completed")
     assert await settled(dsn, job_id) == ("completed", 2, "attempt 2")
 
 

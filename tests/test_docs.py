@@ -1,0 +1,113 @@
+"""The documentation is true: its code blocks run, and everything that has a name is described.
+
+In Markdown, a comment before a block says what it is: `<!-- file: app.py -->` writes it into the page's folder,
+`<!-- sql -->` runs it on a migrated database. The lines of a `console` block that begin with `$ ` are run in that folder in
+turn; what follows each is its output (`...` stands for any). After the language, `no-run` leaves a block alone, `exit=2`
+expects that exit code, and `until-done` repeats the command until no job waits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import re
+import typing
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from pulse_trio import errors, observe, states
+from support.processes import Processes, clean_environment
+
+ROOT = Path(__file__).parents[1]
+BLOCK = re.compile(r"(?:<!-- (?P<note>[^>]*) -->\n)?^```(?P<info>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGES_THAT_RUN = ["README.md", "docs/tutorial/first-worker.md"]
+
+
+def blocks(page: str) -> list[re.Match[str]]:
+    return list(BLOCK.finditer((ROOT / page).read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("page", PAGES_THAT_RUN)
+async def test_the_pages_commands_do_what_the_page_says(page: str, processes: Processes) -> None:
+    for block in blocks(page):
+        language, *flags = block["info"].split()
+        if (block["note"] or "").startswith("file: "):
+            (processes.folder / block["note"].removeprefix("file: ").strip()).write_text(block["body"])
+        elif language == "console" and "no-run" not in flags:
+            await run_console(processes, block["body"], flags)
+
+
+async def run_console(processes: Processes, body: str, flags: list[str]) -> None:
+    code = next((int(f.removeprefix("exit=")) for f in flags if f.startswith("exit=")), 0)
+    for part in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
+        command, _, expected = part.partition("\n")
+        while True:
+            running = await processes.start("bash", "-c", command, env={"PATH": search_path()})
+            assert await running.ended(within=60) == code, running.report()
+            if "until-done" not in flags or not await waiting(processes):
+                break
+        if code == 0:
+            assert matches(expected, running.stdout), f"$ {command}\nexpected:\n{expected}\n{running.report()}"
+
+
+async def waiting(processes: Processes) -> bool:
+    found = json.loads(await processes.run("jobs", "list", "--json"))
+    return any(job["state"] in ("available", "scheduled", "retryable", "running") for job in found)
+
+
+def search_path() -> str:
+    import sysconfig
+
+    return f"{sysconfig.get_path('scripts')}:{clean_environment()['PATH']}"
+
+
+def matches(expected: str, printed: str) -> bool:
+    pattern = r".*".join(re.escape(part) for part in expected.strip().split("..."))
+    return not expected.strip() or re.fullmatch(pattern, printed.strip(), re.DOTALL) is not None
+
+
+def test_the_sql_on_the_sql_page_runs(dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for block in blocks("docs/reference/sql.md"):
+            if block["note"] == "sql":
+                connection.execute(block["body"].encode())
+        found = connection.execute("SELECT kind, queue, args FROM pulse.jobs").fetchall()
+    assert found == [("send_welcome", "mail", {"user_id": 42})]
+
+
+@pytest.mark.parametrize("view", ["jobs", "attempts", "workers", "queues"])
+def test_every_column_of_a_view_is_on_the_sql_page(dsn: str, view: str) -> None:
+    page = (ROOT / "docs/reference/sql.md").read_text(encoding="utf-8")
+    with psycopg.connect(dsn) as connection:
+        columns = [c.name for c in connection.execute(f"SELECT * FROM pulse.{view} LIMIT 0".encode()).description or ()]
+    (described,) = re.findall(rf"^`pulse\.{view}`.*?(?=\n\n)", page, re.MULTILINE | re.DOTALL)
+    assert [name for name in columns if f"`{name}`" not in described] == []
+
+
+def test_the_diagram_of_states_is_the_table() -> None:
+    page = (ROOT / "docs/explanation/how-it-works.md").read_text(encoding="utf-8")
+    drawn = set(re.findall(r"^    (\w+) --> (\w+): (.+)$", page, re.MULTILINE))
+    assert drawn == {(s, t, e) for s, moves in states.TRANSITIONS.items() for e, t in moves.items()}
+
+
+def test_every_event_and_its_fields_are_documented() -> None:
+    page = (ROOT / "docs/reference/events.md").read_text(encoding="utf-8")
+    for event in typing.get_args(observe.Event):
+        (row,) = re.findall(rf"^\| `{event.__name__}` .*$", page, re.MULTILINE)
+        assert all(f"`{field.name}`" in row for field in dataclasses.fields(event))
+
+
+def test_every_error_and_its_exit_code_are_documented() -> None:
+    page = (ROOT / "docs/reference/errors.md").read_text(encoding="utf-8")
+    for name, error in vars(errors).items():
+        if inspect.isclass(error) and issubclass(error, errors.PulseTrioError):
+            assert re.search(rf"^\| `{name}` \| `\w+` \| {error.exit_code} \|", page, re.MULTILINE), name
+
+
+def test_every_link_between_pages_leads_somewhere() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
