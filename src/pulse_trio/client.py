@@ -14,18 +14,19 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overload
 
 import msgspec
-import psycopg
 import trio
 
-from .errors import DatabaseUnavailable, InvalidArguments, JobCancelled, JobFailed
+from .errors import InvalidArguments, JobCancelled, JobFailed
 from .handlers import Defaults, Handler, check_json, check_text, encode_options
 from .jobs import JobRequest
-from .postgres import TrioPool, open_pool
+from .postgres import TrioPool, connect_sync, open_pool
 from .states import FINISHED, State
 from .store import operations
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping
+
+    import psycopg
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -259,9 +260,5 @@ class SyncClient:
         if not isinstance(self._source, str):
             yield self._source
             return
-        try:
-            connection = psycopg.connect(self._source, autocommit=True, connect_timeout=10)
-        except psycopg.OperationalError as error:
-            raise DatabaseUnavailable(f"Cannot connect to PostgreSQL: {str(error).strip()}") from None
-        with connection:
+        with connect_sync(self._source) as connection:
             yield connection

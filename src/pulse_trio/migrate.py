@@ -12,14 +12,16 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import psycopg
 from psycopg.sql import SQL, Identifier
 
-from .errors import ConfigurationError, DatabaseUnavailable, SchemaError
+from .errors import SchemaError
+from .postgres import connect_sync
 from .sql import render
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    import psycopg
 
 
 class Migration(NamedTuple):
@@ -69,7 +71,7 @@ def migrate_sync(dsn: str, schema: str = "pulse") -> list[str]:
     Blocks: from Trio call it through `trio.to_thread.run_sync`.
     Raises `DatabaseUnavailable`, or `SchemaError` when the schema was made by a newer version or changed by hand.
     """
-    with _connect(dsn) as connection:
+    with connect_sync(dsn) as connection:
         # Session-level, so that it is held over one transaction a migration; it goes with the connection at the latest.
         connection.execute("SELECT pg_advisory_lock(hashtextextended(%s, 0))", [f"{schema} migrate"])
         connection.execute(_preamble(schema).encode())
@@ -83,7 +85,7 @@ def migrate_sync(dsn: str, schema: str = "pulse") -> list[str]:
 
 def check_sync(dsn: str, schema: str = "pulse") -> None:
     """Raises `SchemaError` unless the schema is exactly what this version of pulse-trio needs. Blocks."""
-    with _connect(dsn) as connection:
+    with connect_sync(dsn) as connection:
         found = connection.execute(
             "SELECT to_regclass(format('%%I.migration', %s::text)) IS NOT NULL", [schema]
         ).fetchone()
@@ -93,14 +95,18 @@ def check_sync(dsn: str, schema: str = "pulse") -> None:
 def check_versions(applied: dict[int, str], schema: str = "pulse") -> None:
     """The decision behind `check_sync`, over `{version: checksum}` as recorded in the database."""
     if not applied:
-        raise SchemaError(f"The database has no pulse-trio schema {schema!r}. Create it with: pulse-trio migrate")
+        raise SchemaError(f"The database has no pulse-trio schema {schema!r}. Create it with: {_command(schema)}")
     _refuse_strangers(applied)
     missing = [m for m in known_migrations() if m.version not in applied]
     if missing:
         raise SchemaError(
             f"The schema {schema!r} is older than this version of pulse-trio: {len(missing)} migration(s) missing, "
-            f"from {missing[0].version:04}_{missing[0].name} on. Bring it up to date with: pulse-trio migrate"
+            f"from {missing[0].version:04}_{missing[0].name} on. Bring it up to date with: {_command(schema)}"
         )
+
+
+def _command(schema: str) -> str:
+    return "pulse-trio migrate" if schema == "pulse" else f"pulse-trio migrate --schema {schema}"
 
 
 def _refuse_strangers(applied: dict[int, str]) -> None:
@@ -142,14 +148,3 @@ def _applied(connection: psycopg.Connection[Any], schema: str) -> dict[int, str]
     query = SQL("SELECT version, checksum FROM {}.migration").format(Identifier(schema))
     rows: Iterable[tuple[int, str]] = connection.execute(query).fetchall()
     return dict(rows)
-
-
-def _connect(dsn: str) -> psycopg.Connection[Any]:
-    try:
-        return psycopg.connect(dsn, autocommit=True, connect_timeout=10)
-    except psycopg.OperationalError as error:
-        raise DatabaseUnavailable(f"Cannot connect to PostgreSQL: {str(error).strip()}") from error
-    except psycopg.ProgrammingError as error:
-        raise ConfigurationError(
-            f"The DSN cannot be read: {str(error).strip()}. It looks like postgresql://user@host:5432/database"
-        ) from None

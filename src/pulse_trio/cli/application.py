@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 from importlib.metadata import version
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -26,7 +26,21 @@ PIPE_CLOSED = 141
 """128 + SIGPIPE: what was printed has no reader any more (`| head`)."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+class Commands(click.Group):
+    """A group whose output may lose its reader."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            code = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # Here, because click would end the process with 1, which is our code for the database's fault.
+            _forget_stdout()
+            return PIPE_CLOSED
+        return code
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(version("pulse-trio"), prog_name="pulse-trio", message="%(prog)s %(version)s")
 def pulse_trio() -> None:
     """Background jobs for Trio on PostgreSQL.
@@ -55,10 +69,6 @@ def status_of(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code, having said on stderr what went wrong."""
     try:
         code = pulse_trio.main(arguments, prog_name="pulse-trio", standalone_mode=False)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        _forget_stdout()
-        return PIPE_CLOSED
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except click.exceptions.NoArgsIsHelpError as error:

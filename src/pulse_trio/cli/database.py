@@ -15,9 +15,10 @@ from psycopg.conninfo import conninfo_to_dict
 
 from ..client import SyncClient
 from ..embedded import embedded_server, open_embedded
-from ..errors import ConfigurationError, DatabaseUnavailable
+from ..errors import ConfigurationError
 from ..migrate import check_sync, migrate_sync
-from ..postgres.dsn import redact, with_liveliness
+from ..postgres import connect_sync
+from ..postgres.dsn import redact
 from ..settings import file_dsn, load_settings
 from .output import notice
 
@@ -140,12 +141,5 @@ def open_store(dsn: str | None, schema: str | None) -> Generator[SyncClient]:
     choice = choose_database(dsn)
     with open_database(choice, name) as address:
         check_sync(address, name)
-        with _connect(address) as connection:
+        with connect_sync(address) as connection:
             yield SyncClient(connection, schema=name)
-
-
-def _connect(dsn: str) -> psycopg.Connection[tuple[object, ...]]:
-    try:
-        return psycopg.connect(with_liveliness(dsn), autocommit=True)
-    except psycopg.OperationalError as error:
-        raise DatabaseUnavailable(f"Cannot connect to PostgreSQL: {redact(str(error), dsn)}") from None

@@ -9,6 +9,7 @@ Usable on its own by any Trio program; nothing here knows about jobs.
 
 from __future__ import annotations
 
+from pulse_trio.postgres.blocking import connect_sync
 from pulse_trio.postgres.connection import QueryTimeout, TrioConnection
 from pulse_trio.postgres.link import Link
 from pulse_trio.postgres.pool import PoolStatistics, PoolTimeout, TrioPool, open_pool
@@ -25,6 +26,7 @@ __all__ = [
     "TrioPool",
     "TrioTransaction",
     "backoff",
+    "connect_sync",
     "open_pool",
     "wait_for_database",
 ]
