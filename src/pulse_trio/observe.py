@@ -104,6 +104,29 @@ class DatabaseFound:
     loop: str
 
 
+@dataclass(frozen=True, slots=True)
+class ChildStarted:
+    """A supervisor started a worker process."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChildEnded:
+    """A worker process ended with an exit code (-N: killed by signal N); what it held is handed back."""
+
+    pid: int
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSilent:
+    """A worker process showed no life for so many `seconds` (its loop is blocked, or it is stopped): it is killed."""
+
+    pid: int
+    seconds: float
+
+
 Event = (
     WorkerStarted
     | WorkerStopped
@@ -115,6 +138,9 @@ Event = (
     | UnknownKindReleased
     | DatabaseLost
     | DatabaseFound
+    | ChildStarted
+    | ChildEnded
+    | ChildSilent
 )
 E = TypeVar("E")
 
@@ -161,6 +187,9 @@ class LoggingInstrument:
             UnknownKindReleased: self._warning,
             DatabaseLost: self._warning,
             DatabaseFound: self._info,
+            ChildStarted: self._info,
+            ChildEnded: self._info,
+            ChildSilent: self._warning,
             JobEnded: self._job_ended,
         }
         return chosen

@@ -31,7 +31,7 @@ from ..states import storable
 from .arrays import numbers, texts
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Iterable, Sequence
 
 _ClaimedRow = tuple[int, int, int, int, int, str, str, str, str, str | None]
 
@@ -85,11 +85,11 @@ class Settlement(NamedTuple):
 
 
 class Beat(NamedTuple):
-    """One heartbeat's answer, by job id: renewed, or still ours but locked by another transaction. The rest is lost."""
+    """One heartbeat's answer: renewed, or still ours but locked by another transaction. The rest is lost."""
 
     sent: float
-    renewed: frozenset[int]
-    locked: frozenset[int]
+    renewed: frozenset[Claim]
+    locked: frozenset[Claim]
 
 
 class Rescue(NamedTuple):
@@ -103,7 +103,8 @@ _Write = Callable[[TrioConnection[Any], list[Outcome]], Awaitable[Settlement]]
 
 
 class WorkerStore:
-    """The store of one worker. `lease` in seconds; `keep` False deletes completed jobs instead of archiving them."""
+    """The store of one worker. `lease` in seconds; `keep` False deletes completed jobs instead of archiving them;
+    `on_session` is told each new session before it claims."""
 
     def __init__(
         self,
@@ -114,6 +115,7 @@ class WorkerStore:
         queues: Sequence[str] | None = None,
         concurrency: int = 100,
         keep: bool = True,
+        on_session: Callable[[int], None] | None = None,
     ) -> None:
         self._schema = schema
         self._lease = f"{lease} s"
@@ -121,6 +123,7 @@ class WorkerStore:
         # the lease's end.
         self._patience = lease / 6
         self._keep = keep
+        self._on_session = on_session
         self._identity = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
@@ -206,6 +209,9 @@ class WorkerStore:
         if self._generation == self._claims.generation:
             return
         session = secrets.randbits(63) or 1
+        if self._on_session is not None:
+            # Before it can claim anything: a supervisor must know whose jobs to hand back.
+            self._on_session(session)
         await connection.execute(statement("open_session", self._schema), {"session": session, **self._identity})
         self._generation = self._claims.generation
         self.session = session
@@ -347,7 +353,7 @@ class WorkerStore:
 
     # Leases
 
-    async def beat(self, claims: Collection[Claim]) -> Beat:
+    async def beat(self, claims: Sequence[Claim]) -> Beat:
         """Renews the leases of running jobs, all in one statement."""
         async with self._using(self._beats) as connection:
             sent = trio.current_time()
@@ -357,8 +363,8 @@ class WorkerStore:
             rows = await cursor.fetchall()
         return Beat(
             sent,
-            renewed=frozenset(row[0] for row in rows if row[1]),
-            locked=frozenset(row[0] for row in rows if not row[1]),
+            renewed=frozenset(claims[place] for place, renewed in rows if renewed),
+            locked=frozenset(claims[place] for place, renewed in rows if not renewed),
         )
 
     async def rescue(self, limit: int = 1000) -> Rescue:

@@ -31,7 +31,7 @@ from .settler import Settler
 from .watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
     from ..jobs import Claim
@@ -54,8 +54,9 @@ class Worker:
     """A worker for a Trio program: `async with trio.open_nursery() as n: n.start_soon(Worker(handlers, dsn).run)`.
 
     Args: `dsn` as libpq takes it; every setting of `WorkerSettings` by name (times in seconds); `burst` ends `run` when
-    nothing is due and nothing runs; `keep` False deletes completed jobs instead of archiving them; `instruments` get the
-    events of `pulse_trio.observe`.
+    nothing is due and nothing runs; `keep` False deletes completed jobs instead of archiving them; `watch` False leaves the
+    watchdog to somebody else (a supervisor); `on_session` is told each session before it claims; `instruments` get the events
+    of `pulse_trio.observe`.
     """
 
     def __init__(
@@ -65,6 +66,8 @@ class Worker:
         *,
         burst: bool = False,
         keep: bool = True,
+        watch: bool = True,
+        on_session: Callable[[int], None] | None = None,
         instruments: Iterable[Instrument] = (),
         store: WorkerStore | None = None,
         settings: WorkerSettings | None = None,
@@ -75,6 +78,7 @@ class Worker:
             check_queue(queue)
         self._handlers = handlers
         self._burst = burst
+        self._watch = watch
         self._observer = Observer(instruments)
         self._store = store or WorkerStore(
             dsn,
@@ -83,6 +87,7 @@ class Worker:
             queues=self.settings.queues,
             concurrency=self.settings.concurrency,
             keep=keep,
+            on_session=on_session,
         )
         self._hushed = trio.Event()
         self._stopping = trio.Event()
@@ -197,7 +202,8 @@ class Worker:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._leases.run)
                 nursery.start_soon(self._settler.run)
-                nursery.start_soon(self._watchdog.run)
+                if self._watch:
+                    nursery.start_soon(self._watchdog.run)
 
     async def _jobs(self) -> None:
         async with trio.open_nursery() as enders:

@@ -18,7 +18,7 @@ from ..observe import DatabaseFound, DatabaseLost
 from .signal import Signal
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Iterable, Sequence
 
     from ..jobs import Claim
     from ..observe import Observer
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class BeatStore(Protocol):
-    async def beat(self, claims: Collection[Claim]) -> Beat: ...
+    async def beat(self, claims: Sequence[Claim]) -> Beat: ...
 
     async def touch(self, running: int, *, draining: bool) -> None: ...
 
@@ -92,15 +92,16 @@ class Leases:
             self._answer(held, beat)
 
     def _answer(self, held: Held, beat: Beat) -> None:
-        job_id = held.claim.id
-        if job_id in beat.renewed:
+        if held.claim in beat.renewed:
             held.renew(beat.sent + self._proven_for, beat.sent + self._heartbeat)
-        elif job_id in beat.locked:
+        elif held.claim in beat.locked:
             # Somebody's transaction holds the row. It is still ours; ask again well before the lease ends.
             held.beat_due = beat.sent + self._heartbeat / 4
-        elif self._held.get(held.claim) is held and held.outcome is None:
+        elif held.claim in self._held:
+            # Beats for it are over in any case. Of a job that has ended, its report finds out what became of it.
             self.remove(held.claim)
-            held.lose()
+            if held.outcome is None:
+                held.lose()
 
     async def _show_signs_of_life(self) -> None:
         while True:

@@ -1,0 +1,245 @@
+"""Several worker processes as one: spawned, watched, replaced and drained.
+
+Each child is an ordinary worker in a process of its own, with a line to here (`overseen.py`). The supervisor holds the
+watchdog, and needs no handlers: it never imports the user's module. It does what no worker can do for itself:
+
+- a child that died hands its jobs back at once, by its sessions, instead of after the lease;
+- a child whose event loop has not turned for a lease is killed: its leases have run out or are about to, and whatever
+  blocks it would hold its other jobs up for ever;
+- a child that ends too early is started again with jittered backoff; one that ends with a usage error ends everything.
+
+Signals are passed on. When the supervisor itself dies its children notice the end of the line and stop.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from ..errors import DatabaseUnavailable
+from ..observe import ChildEnded, ChildStarted, ChildSilent, JobsRescued
+from ..postgres import backoff
+from .overseen import LINE_VARIABLE
+from .watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..observe import Observer
+    from ..settings import WorkerSettings
+    from ..store import Rescue
+
+_LIVED = 60.0
+"""Seconds after which a child's end is not its start's fault: the backoff begins anew."""
+_LATE_CLAIM = 1.0
+"""Seconds after which a dead child's sessions are rescued once more: the server may have been executing a claim of its."""
+USAGE = 2
+
+
+class SupervisorStore(Protocol):
+    async def rescue(self, limit: int = 1000) -> Rescue: ...
+
+    async def rescue_sessions(self, sessions: Sequence[int], limit: int = 1000) -> Rescue: ...
+
+    async def maintain(self, retention: float) -> None: ...
+
+
+@dataclass(eq=False, slots=True)
+class Child:
+    """One worker process."""
+
+    process: trio.Process
+    line: trio.SocketStream
+    started: float
+    heard: float
+    sessions: list[int]
+
+
+class Supervisor:
+    """Runs `command` in `settings.processes` children. `environment` is theirs, but for the line."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: dict[str, str],
+        store: SupervisorStore,
+        *,
+        settings: WorkerSettings,
+        observer: Observer,
+        burst: bool = False,
+    ) -> None:
+        self._command = list(command)
+        self._environment = environment
+        self._store = store
+        self._settings = settings
+        self._observer = observer
+        self._burst = burst
+        self._children: set[Child] = set()
+        self._stopping = False
+        self._stopped = trio.Event()
+        self._first_is_up = trio.Event()
+        self._codes: list[int] = []
+
+    # What may be asked of it
+
+    def stop(self) -> None:
+        """Ends the children as the signal does: the first time they drain, the second they stop at once."""
+        self._stopping = True
+        self._stopped.set()
+        self._first_is_up.set()
+        self._signal(signal.SIGTERM)
+
+    def quiet(self) -> None:
+        """Stop claiming, in every child."""
+        self._signal(signal.SIGUSR1)
+
+    def kill(self) -> None:
+        """Kill every child: what they hold is handed back."""
+        self._stopping = True
+        self._stopped.set()
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for child in self._children:
+            if child.process.returncode is None:
+                child.process.send_signal(number)
+
+    # Life
+
+    async def run(self) -> int:
+        """Supervises until stopped (or, with `burst`, until every child has found nothing due); returns the exit code."""
+        async with trio.open_nursery() as services:
+            watchdog = Watchdog(
+                self._store,
+                tick=self._settings.watchdog,
+                retention=self._settings.retention,
+                on_rescue=lambda: None,
+                backoff=backoff,
+                observer=self._observer,
+            )
+            services.start_soon(watchdog.run)
+            try:
+                async with trio.open_nursery() as self._nursery:
+                    for _ in range(self._settings.processes):
+                        self._nursery.start_soon(self._keep)
+                        # What is wrong with one would be wrong with all: let the first say it alone.
+                        await self._first_is_up.wait()
+            finally:
+                self.kill()
+            services.cancel_scope.cancel()
+        return exit_code(max(self._codes, default=0, key=_severity))
+
+    async def _keep(self) -> None:
+        """One place for a child: fills it, and fills it again."""
+        failures = 0
+        while not self._stopping:
+            child = await self._spawn()
+            code = await self._watch(child)
+            self._observer.emit(ChildEnded(child.process.pid, code))
+            await self._hand_back(child.sessions)
+            if self._is_final(child, code):
+                self._codes.append(code)
+                if code == USAGE or not self._first_is_up.is_set():
+                    self.stop()
+                return
+            failures = 0 if child.heard - child.started > _LIVED else failures + 1
+            with trio.move_on_after(backoff(failures, base=0.2, cap=30.0)):
+                await self._stopped.wait()
+
+    def _is_final(self, child: Child, code: int) -> bool:
+        never_up = not child.sessions and not self._first_is_up.is_set()
+        return self._stopping or code == USAGE or (self._burst and code == 0) or (code == 1 and never_up)
+
+    # One child
+
+    async def _spawn(self) -> Child:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await trio.lowlevel.open_process(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                env=self._environment | {LINE_VARIABLE: str(theirs.fileno())},
+                pass_fds=[theirs.fileno()],
+                # A terminal's Ctrl-C is for the supervisor, which passes it on.
+                start_new_session=True,
+            )
+        now = trio.current_time()
+        child = Child(process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)), now, now, [])
+        self._children.add(child)
+        self._observer.emit(ChildStarted(process.pid))
+        return child
+
+    async def _watch(self, child: Child) -> int:
+        """Until the child's end; its exit code."""
+        try:
+            async with child.line, trio.open_nursery() as nursery:
+                nursery.start_soon(self._listen, child)
+                nursery.start_soon(self._kill_when_silent, child)
+                code = await child.process.wait()
+                nursery.cancel_scope.cancel()
+        finally:
+            self._children.discard(child)
+            if child.process.returncode is None:
+                child.process.kill()
+        return code
+
+    async def _listen(self, child: Child) -> None:
+        rest = b""
+        try:
+            async for chunk in child.line:
+                *lines, rest = (rest + bytes(chunk)).split(b"\n")
+                for line in lines:
+                    self._heard(child, json.loads(line))
+        except trio.BrokenResourceError:
+            return  # its end; _watch sees it
+
+    def _heard(self, child: Child, message: dict[str, int]) -> None:
+        child.heard = trio.current_time()
+        if "session" in message:
+            child.sessions.append(message["session"])
+            self._first_is_up.set()
+
+    async def _kill_when_silent(self, child: Child) -> None:
+        # Before its first session a child may be waiting for the database, or importing for long.
+        patience = self._settings.lease
+        while True:
+            await trio.sleep_until(child.heard + patience)
+            if child.sessions and trio.current_time() >= child.heard + patience:
+                self._observer.emit(ChildSilent(child.process.pid, patience))
+                child.process.kill()
+                return
+            await trio.sleep(patience / 10)
+
+    async def _hand_back(self, sessions: Sequence[int]) -> None:
+        """What a dead child held goes back on its queues now."""
+        if sessions:
+            await self._rescue(sessions)
+            self._nursery.start_soon(self._rescue_late, sessions)
+
+    async def _rescue_late(self, sessions: Sequence[int]) -> None:
+        with trio.move_on_after(_LATE_CLAIM):
+            await self._stopped.wait()
+        await self._rescue(sessions)
+
+    async def _rescue(self, sessions: Sequence[int]) -> None:
+        try:
+            while any(found := await self._store.rescue_sessions(sessions)):
+                self._observer.emit(JobsRescued(*found))
+        except DatabaseUnavailable:
+            return  # then the watchdog does it, when the leases have run out
+
+
+def _severity(code: int) -> int:
+    """Which child's exit code is the supervisor's: usage, then errors and crashes, then released jobs, then none."""
+    return {0: 0, 3: 1, 2: 3}.get(code, 2)
+
+
+def exit_code(code: int) -> int:
+    """A child's code as the supervisor's own: one killed by a signal is an error."""
+    return code if code >= 0 else 1
