@@ -1,20 +1,22 @@
 -- One heartbeat for a batch of running jobs. Renewed rows come back true; rows that are still ours but locked by somebody
 -- else come back false (they are not lost: SKIP LOCKED keeps one job's transaction from fencing the whole worker); rows
 -- that do not come back are lost. clock_timestamp(), because the lease counts from the write, not from the transaction.
+-- Answers by place in the batch, not by id: two attempts of one job may be in it, and only one of them is alive.
 WITH report AS MATERIALIZED (
-  SELECT * FROM unnest(%(ids)s::bigint[], %(attempts)s::int[], %(sessions)s::bigint[]) AS r(id, attempt, session)
+  SELECT * FROM unnest(%(ids)s::bigint[], %(attempts)s::int[], %(sessions)s::bigint[])
+    WITH ORDINALITY AS r(id, attempt, session, place)
 ), ours AS MATERIALIZED (
-  SELECT j.id FROM report r JOIN :"schema".job j
+  SELECT r.place FROM report r JOIN :"schema".job j
     ON j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = 2
 ), held AS MATERIALIZED (
-  SELECT j.id, r.attempt, r.session FROM report r JOIN :"schema".job j
+  SELECT r.place, j.id, r.attempt, r.session FROM report r JOIN :"schema".job j
     ON j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = 2
   FOR NO KEY UPDATE OF j SKIP LOCKED
 ), renewed AS (
   UPDATE :"schema".job j SET lease_until = clock_timestamp() + %(lease)s::interval
   FROM held h WHERE j.id = h.id AND j.attempt = h.attempt AND j.locked_by = h.session AND j.state = 2
-  RETURNING j.id
+  RETURNING h.place
 )
-SELECT id, true AS renewed FROM renewed
+SELECT place - 1, true AS renewed FROM renewed
 UNION ALL
-SELECT id, false FROM ours WHERE id NOT IN (SELECT id FROM renewed)
+SELECT place - 1, false FROM ours WHERE place NOT IN (SELECT place FROM renewed)
