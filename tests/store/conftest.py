@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
+
 from support.stores import Window, open_store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
 
-    from support.databases import Databases
-
     from pulse_trio.store import WorkerStore
+    from support.databases import Databases
 
 
 @pytest.fixture(scope="module")

@@ -77,9 +77,10 @@ class Window:
         return row
 
     def row(self, job_id: int) -> dict[str, Any] | None:
-        """The row of the live table, with where it stands; None when the job is finished."""
-        found = self.run("SELECT ctid, xmin::text, * FROM job WHERE id = %s", job_id)
-        return found[0] if found else None
+        """The row of the live table (times as text), with where it stands; None when the job is finished."""
+        # As JSON, for Python's dates know no infinity.
+        found = self.run("SELECT ctid, xmin::text, to_jsonb(job) AS row FROM job WHERE id = %s", job_id)
+        return {"ctid": found[0]["ctid"], "xmin": found[0]["xmin"]} | found[0]["row"] if found else None
 
     def state(self, job_id: int) -> str:
         return self.job(job_id)["state"]

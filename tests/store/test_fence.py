@@ -1,0 +1,212 @@
+"""The fence: (id, attempt, session), each part of it on every write a worker makes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.stores import Window, claim, claim_one, end, forged, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from pulse_trio.jobs import Claim, OutcomeKind
+    from pulse_trio.store import WorkerStore
+
+NOBODY = 10**15
+"""An id that no job has."""
+
+
+async def exchanged(store: WorkerStore, claim: Claim) -> bool:
+    settlement = (await store.exchange(0, [], [end(claim)])).settlement
+    assert not settlement.again
+    return bool(settlement.accepted)
+
+
+async def renewed(store: WorkerStore, claim: Claim) -> bool:
+    beat = await store.beat([claim])
+    assert not beat.locked
+    return bool(beat.renewed)
+
+
+def settled(kind: OutcomeKind) -> Callable[[WorkerStore, Claim], Awaitable[bool]]:
+    async def write(store: WorkerStore, claim: Claim) -> bool:
+        settlement = await store.settle([end(claim, kind)])
+        assert not settlement.again
+        return bool(settlement.accepted)
+
+    return write
+
+
+WRITES: dict[str, Callable[[WorkerStore, Claim], Awaitable[bool]]] = {
+    "exchange": exchanged,
+    "beat": renewed,
+} | {
+    kind: settled(kind)
+    for kind in ("completed", "failed", "timeout", "discarded", "cancelled", "snoozed", "released", "rescued")
+}
+
+
+@pytest.mark.parametrize("wrong", ["id", "attempt", "session"])
+@pytest.mark.parametrize("write", WRITES)
+async def test_a_write_with_one_wrong_part_of_the_fence_is_refused_and_leaves_the_row_alone(
+    write: str, wrong: str, store: WorkerStore, other: WorkerStore, window: Window, queue: str
+) -> None:
+    job_id = window.enqueue(queue)
+    ours = await claim_one(store, queue)
+    changes = {"id": NOBODY, "attempt": ours.attempt + 1, "session": other.session}
+    before = window.row(job_id)
+
+    assert not await WRITES[write](store, forged(ours, **{wrong: changes[wrong]}))
+
+    assert window.row(job_id) == before
+
+
+@pytest.mark.parametrize("write", WRITES)
+async def test_a_write_with_the_right_fence_touches_that_job_alone(
+    write: str, store: WorkerStore, window: Window, queue: str
+) -> None:
+    # Both have the same attempt and session: only the id tells them apart.
+    first, second = window.enqueue(queue), window.enqueue(queue)
+    ours, _ = await claim(store, queue, 2)
+    assert ours.id == first
+    before = window.row(second)
+
+    assert await WRITES[write](store, ours)
+
+    assert window.row(second) == before
+
+
+@pytest.mark.parametrize("write", WRITES)
+async def test_a_stale_workers_write_is_refused_after_a_rescue(
+    write: str, store: WorkerStore, window: Window, queue: str
+) -> None:
+    job_id = window.enqueue(queue)
+    stale = await claim_one(store, queue)
+    window.expire(job_id)
+    assert (await store.rescue()).rescued == 1
+    before = window.row(job_id)
+
+    assert not await WRITES[write](store, stale)
+
+    assert window.row(job_id) == before
+
+
+@pytest.mark.parametrize("same_session", [True, False], ids=["its own worker", "another worker"])
+@pytest.mark.parametrize("write", WRITES)
+async def test_a_stale_workers_write_is_refused_after_the_next_claim(
+    write: str, same_session: bool, store: WorkerStore, other: WorkerStore, window: Window, queue: str
+) -> None:
+    job_id = window.enqueue(queue)
+    stale = await claim_one(store, queue)
+    window.expire(job_id)
+    await store.rescue()
+    again = await claim_one(store if same_session else other, queue)
+    assert again.attempt == stale.attempt + 1
+    before = window.row(job_id)
+
+    assert not await WRITES[write](store, stale)
+
+    assert window.row(job_id) == before
+
+
+async def test_a_beat_for_two_attempts_of_one_job_renews_the_living_one_alone(
+    store: WorkerStore, window: Window, queue: str
+) -> None:
+    job_id = window.enqueue(queue)
+    stale = await claim_one(store, queue)
+    window.expire(job_id)
+    await store.rescue()
+    living = await claim_one(store, queue)
+
+    beat = await store.beat([stale, living])
+
+    assert living in beat.renewed
+    assert stale not in beat.renewed
+    assert stale not in beat.locked
+
+
+@pytest.mark.parametrize("write", WRITES)
+async def test_a_report_after_expiry_and_before_the_rescue_counts(
+    write: str, store: WorkerStore, window: Window, queue: str
+) -> None:
+    job_id = window.enqueue(queue)
+    ours = await claim_one(store, queue)
+    window.expire(job_id)
+
+    assert await WRITES[write](store, ours)
+
+
+async def test_a_beat_after_expiry_keeps_the_watchdog_away(store: WorkerStore, window: Window, queue: str) -> None:
+    job_id = window.enqueue(queue)
+    ours = await claim_one(store, queue)
+    window.expire(job_id)
+    await store.beat([ours])
+
+    assert await store.rescue() == (0, 0)
+    assert window.state(job_id) == "running"
+
+
+async def test_a_batch_with_every_wrong_fence_and_a_locked_row_writes_the_right_rows_only(
+    store: WorkerStore, other: WorkerStore, window: Window, queue: str
+) -> None:
+    # The locked row sends the whole batch through complete_unlocked.sql, which has a fence of its own.
+    ids = window.enqueue_many(5, queue)
+    right, attempt, session, locked, nobody = await claim(store, queue, 5)
+    wrong = [
+        forged(attempt, attempt=attempt.attempt + 1),
+        forged(session, session=other.session),
+        forged(nobody, id=NOBODY),
+    ]
+    before = {c.id: window.row(c.id) for c in (attempt, session, nobody, locked)}
+    with window.connection.transaction():
+        window.run("SELECT FROM job WHERE id = %s FOR UPDATE", locked.id)
+        outcomes = [end(c) for c in (right, *wrong, locked)]
+        accepted, refused, again = (await store.exchange(0, [], outcomes)).settlement
+
+    assert [o.claim for o in accepted] == [right]
+    assert {o.claim for o in refused} == set(wrong)
+    assert [o.claim for o in again] == [locked]
+    assert {i: window.row(i) for i in before} == before
+    assert [i for i in ids if window.row(i) is None] == [right.id]
+
+
+async def test_attempts_grow_by_one_at_each_claim_and_nothing_lowers_them(
+    store: WorkerStore, window: Window, queue: str
+) -> None:
+    job_id = window.enqueue(queue)
+    kinds: list[OutcomeKind] = ["snoozed", "released", "failed", "timeout"]
+    for expected, kind in enumerate(kinds, 1):
+        claimed = await claim_one(store, queue)
+        assert claimed.attempt == expected
+        assert (await store.settle([end(claimed, kind)])).accepted
+        row = window.row(job_id)
+        assert row is not None
+        assert row["attempt"] == expected
+    window.expire(job_id)
+    assert (await claim_one(store, queue)).attempt == len(kinds) + 1
+
+
+async def test_every_store_has_a_session_of_its_own(room_dsn: str, window: Window) -> None:
+    async with open_store(room_dsn) as one, open_store(room_dsn) as two:
+        assert len({one.session, two.session, 0}) == 3
+        assert 0 < one.session < 2**63
+
+
+async def test_a_store_takes_a_new_session_when_its_claiming_connection_was_lost(
+    store: WorkerStore, window: Window, queue: str
+) -> None:
+    window.enqueue_many(2, queue)
+    before = await claim_one(store, queue)
+    window.run(
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+        " WHERE application_name = 'pulse-trio claims' AND datname = current_database()"
+    )
+    with pytest.raises(Exception, match="claims"):
+        await claim(store, queue)
+    (after,) = await claim(store, queue)
+
+    assert after.session != before.session
+    # A claim keeps the session it was made under.
+    assert (await store.settle([end(before), end(after)])).refused == []
