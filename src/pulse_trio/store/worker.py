@@ -360,11 +360,11 @@ class WorkerStore:
             cursor = await connection.execute(
                 statement("beat", self._schema), _fences(claims) | {"lease": self._lease}, prepare=True
             )
-            rows = await cursor.fetchall()
+            rows = cast("list[tuple[int, bool]]", await cursor.fetchall())
         return Beat(
             sent,
-            renewed=frozenset(claims[place] for place, renewed in rows if renewed),
-            locked=frozenset(claims[place] for place, renewed in rows if not renewed),
+            renewed=frozenset([job_id for job_id, renewed in rows if renewed]),
+            locked=frozenset([job_id for job_id, renewed in rows if not renewed]),
         )
 
     async def rescue(self, limit: int = 1000) -> Rescue:

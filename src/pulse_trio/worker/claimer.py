@@ -12,7 +12,8 @@ late commits, backdated rows, rows that were locked. It comes at start, when a c
 every second; never at more than a twentieth of the time.
 
 **Idle.** With nothing to claim the worker announces that it waits, looks once more, and sleeps until a notification, the
-next due time of any slot, or the poll interval. Producers notify only while somebody waits.
+next due time of any slot, or the poll interval. Producers notify only while somebody waits. A worker that cannot hear
+them (its listening connection is down, or there is none) polls sooner after it found work: work comes in bursts.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 _SWEEP_EVERY = 1.0
 _SWEEP_SHARE = 20
 """A sweep that took t seconds is not repeated for 20 t."""
+_SOONEST_POLL = 0.02
+"""The poll interval of a worker that cannot be notified, just after it found work; it doubles with each vain look."""
 _BUSY = 16
 """A claim of so many jobs (or all that was asked for) means the worker need not be told of work."""
 
@@ -137,6 +140,9 @@ class Claimer:
         self._last_sweep = -math.inf
         self._sweep_cost = 0.0
         self._failures = 0
+        self._deaf_poll = poll
+        self.listening = False
+        """Whether notifications can be heard."""
         self.hungry = True
         """Whether completions given to the settler now will soon be taken along."""
         self.dry = Signal()
@@ -145,12 +151,17 @@ class Claimer:
     # What others tell the claimer
 
     def notified(self, queue: str) -> None:
-        """A producer says that `queue` has a due job ("": look at everything)."""
+        """A producer says that `queue` has a due job ("": notifications are heard from now on; look at everything)."""
+        self.listening = True
         if self._queues is not None and queue and queue not in self._queues:
             return
         if queue not in self._book:
             self._sweep_wanted = True
         self._wake.give()
+
+    def deafened(self) -> None:
+        """Notifications cannot be heard for now."""
+        self.listening = False
 
     def look_again(self) -> None:
         """Sweep, whatever is known."""
@@ -210,6 +221,7 @@ class Claimer:
         # Nothing may be awaited from here to start(): these jobs are ours already.
         self._book.claimed(claims)
         if claims:
+            self._deaf_poll = _SOONEST_POLL
             self._start(claims, sent)
         self._carrier.settled(settlement)
         return len(claims)
@@ -242,11 +254,17 @@ class Claimer:
             await self._store.announce_idle()
             self._sweep_wanted = True
             return
-        with trio.move_on_after(min(self._poll, self._next_due())):
+        with trio.move_on_after(min(self._poll_after(), self._next_due())):
             await self._wake.wait()
             self.hungry = True
             return
         self._sweep_wanted = True
+
+    def _poll_after(self) -> float:
+        if self.listening:
+            return self._poll
+        self._deaf_poll = min(self._poll, self._deaf_poll * 2)
+        return self._deaf_poll
 
     def _next_due(self) -> float:
         due_in = self._book.next_due_in

@@ -174,7 +174,11 @@ class Worker:
             observer=self._observer,
         )
         self._listener = Listener(
-            self._store, on_notify=self._claimer.notified, backoff=backoff, observer=self._observer
+            self._store,
+            on_notify=self._claimer.notified,
+            on_deaf=self._claimer.deafened,
+            backoff=backoff,
+            observer=self._observer,
         )
         self._watchdog = Watchdog(
             self._store,

@@ -20,18 +20,21 @@ class ListenStore(Protocol):
 
 
 class Listener:
-    """`on_notify(queue)` for each wake-up, and with "" whenever it begins to listen (something may have been missed)."""
+    """`on_notify(queue)` for each wake-up, and with "" whenever it begins to listen (something may have been
+    missed); `on_deaf()` when it cannot."""
 
     def __init__(
         self,
         store: ListenStore,
         *,
         on_notify: Callable[[str], None],
+        on_deaf: Callable[[], None],
         backoff: Callable[[int], float],
         observer: Observer,
     ) -> None:
         self._store = store
         self._on_notify = on_notify
+        self._on_deaf = on_deaf
         self._backoff = backoff
         self._observer = observer
         self._failures = 0
@@ -42,6 +45,7 @@ class Listener:
             try:
                 await self._store.listen(self._notified)
             except DatabaseUnavailable as error:
+                self._on_deaf()
                 pause = self._backoff(self._failures)
                 self._failures += 1
                 if self._failures == 1:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from ..errors import DatabaseUnavailable
-from ..observe import ChildEnded, ChildStarted, ChildSilent, JobsRescued
+from ..observe import ChildEnded, ChildSilent, ChildStarted, JobsRescued
 from ..postgres import backoff
 from .overseen import LINE_VARIABLE
 from .watchdog import Watchdog
