@@ -52,7 +52,12 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, rig
         table.add_column(name, justify="right" if name in right else "left", no_wrap=True, overflow="ellipsis")
     for row in rows:
         table.add_row(*[_cell(value) for value in row])
-    _console().print(table)
+    console = _console()
+    # Captured, because rich has an opinion of its own on what to do when the reader has gone.
+    with console.capture() as captured:
+        console.print(table)
+    for line in captured.get().splitlines():
+        click.echo(line.rstrip())
 
 
 def print_fields(fields: Mapping[str, object]) -> None:
