@@ -1,0 +1,69 @@
+"""Claims and beats must be HOT updates: the design's first figure rests on it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.stores import Window, claim, end, open_store
+
+if TYPE_CHECKING:
+    from pulse_trio.store import WorkerStore
+
+
+def updates(window: Window) -> tuple[int, int]:
+    """(updates, HOT updates) of the live table so far, once every session has told its own."""
+    counts = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relid = 'job'::regclass"
+    (row,) = window.run(counts)
+    return row["n_tup_upd"], row["n_tup_hot_upd"]
+
+
+async def flush(store: WorkerStore) -> None:
+    """Makes the store's sessions publish their statistics at once (they otherwise wait a second)."""
+    for link in (store._claims, store._settles, store._beats, store._watch):
+        async with link.use() as connection:
+            await connection.execute("SELECT pg_stat_force_next_flush()")
+
+
+async def test_claims_and_beats_are_hot_updates(alone: Window) -> None:
+    if alone.value("SELECT current_setting('server_version_num')::int") < 150000:
+        pytest.skip("PostgreSQL 14 cannot publish its statistics at once")
+    alone.enqueue_many(1000, "hot")
+    async with open_store(alone.dsn) as store:
+        await flush(store)
+        before = updates(alone)
+        claims = [c for _ in range(10) for c in await claim(store, "hot", 100)]
+        assert len(claims) == 1000
+        for _ in range(3):
+            assert len((await store.beat(claims)).renewed) == 1000
+        await flush(store)
+
+    total, hot = (after - then for after, then in zip(updates(alone), before, strict=True))
+    assert (total, hot) == (4000, 4000)
+
+
+async def test_no_index_of_the_live_table_mentions_what_a_claim_writes(alone: Window) -> None:
+    # A summarising index is the exception, from PostgreSQL 16 on.
+    written = ("lease_until", "started_at", "locked_by", "attempt", "state")
+    indexes = alone.run(
+        "SELECT pg_get_indexdef(indexrelid) AS definition FROM pg_index JOIN pg_class c ON c.oid = indexrelid"
+        " JOIN pg_am a ON a.oid = c.relam WHERE indrelid = 'job'::regclass AND amname <> 'brin'"
+    )
+    assert indexes
+    assert not [i["definition"] for i in indexes if any(column in i["definition"] for column in written)]
+    assert alone.value("SELECT 'fillfactor=48' = ANY (reloptions) FROM pg_class WHERE oid = 'job'::regclass")
+
+
+async def test_the_lease_index_exists_where_it_keeps_updates_hot(alone: Window) -> None:
+    version = alone.value("SELECT current_setting('server_version_num')::int")
+    assert (alone.value("SELECT to_regclass('job_lease')") is not None) == (version >= 160000)
+
+
+async def test_a_completion_moves_the_row_and_nothing_stays(alone: Window) -> None:
+    alone.enqueue_many(10, "hot")
+    async with open_store(alone.dsn) as store:
+        claims = await claim(store, "hot")
+        await store.exchange(0, [], [end(c) for c in claims])
+    assert alone.value("SELECT count(*) FROM job") == 0
+    assert alone.value("SELECT count(*) FROM job_archive") == 10
