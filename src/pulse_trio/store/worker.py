@@ -363,8 +363,8 @@ class WorkerStore:
             rows = cast("list[tuple[int, bool]]", await cursor.fetchall())
         return Beat(
             sent,
-            renewed=frozenset([job_id for job_id, renewed in rows if renewed]),
-            locked=frozenset([job_id for job_id, renewed in rows if not renewed]),
+            renewed=frozenset([claims[place] for place, renewed in rows if renewed]),
+            locked=frozenset([claims[place] for place, renewed in rows if not renewed]),
         )
 
     async def rescue(self, limit: int = 1000) -> Rescue:
