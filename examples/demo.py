@@ -25,7 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from pulse_trio import Discard, Handlers, Job, PulseTrioError, Worker, open_client
+from pulse_trio import Discard, Handlers, Job, PulseTrioError, SchemaError, Worker, open_client
 from pulse_trio.embedded import open_embedded
 from pulse_trio.migrate import migrate_sync
 from pulse_trio.states import FINISHED
@@ -53,7 +53,7 @@ TOO_BIG = 256 * 2**20
 CHUNK = 2**20
 FLAKY = 5
 
-console = Console(highlight=False)
+console = Console(highlight=False, markup=False)
 handlers = Handlers()
 
 
@@ -253,7 +253,7 @@ def show_biggest(rows: Sequence[Any], root: Path) -> None:
 
 
 def show_smallest(rows: Sequence[Any], root: Path) -> None:
-    rows = [(short(path, root), size_of(size), size_of(packed), f"{packed / size:.0%}") for path, size, packed in rows]
+    rows = [(short(path, root), size_of(size), size_of(packed), f"{packed / size:.1%}") for path, size, packed in rows]
     show_table("Most compressible", ("file", "size", "compressed", "of it"), rows, right=(1, 2, 3))
 
 
@@ -335,6 +335,8 @@ def main() -> int:
         code = 130
     except* PulseTrioError as errors:
         print(f"demo: {errors.exceptions[0]}", file=sys.stderr)
+        if errors.subgroup(SchemaError):
+            print("demo: remove .pulse-trio to begin anew, without the jobs in it", file=sys.stderr)
         code = 1
     return code
 

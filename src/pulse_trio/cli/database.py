@@ -15,7 +15,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from ..client import SyncClient
 from ..embedded import embedded_server, open_embedded
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, SchemaError
 from ..migrate import check_sync, migrate_sync
 from ..postgres import connect_sync
 from ..postgres.dsn import redact
@@ -99,7 +99,7 @@ def open_database(choice: Choice, schema: str, *, migrate: bool = True) -> Gener
     with embedded_server() as server:
         notice(describe_embedded(server))
         if migrate:
-            migrate_sync(server.dsn, schema)
+            migrate_embedded(server, schema)
         yield server.dsn
 
 
@@ -112,8 +112,16 @@ async def open_database_async(choice: Choice, schema: str, say: Callable[[str], 
         return
     async with open_embedded() as server:
         say(describe_embedded(server))
-        await trio.to_thread.run_sync(migrate_sync, server.dsn, schema)
+        await trio.to_thread.run_sync(migrate_embedded, server, schema)
         yield server.dsn
+
+
+def migrate_embedded(server: EmbeddedServer, schema: str) -> None:
+    """What a real database is never done unasked. Raises `SchemaError`, saying that this one may be thrown away."""
+    try:
+        migrate_sync(server.dsn, schema)
+    except SchemaError as error:
+        raise SchemaError(f"{error} Or begin anew, without the jobs in it: rm -r {server.folder}") from None
 
 
 def describe_embedded(server: EmbeddedServer) -> str:
