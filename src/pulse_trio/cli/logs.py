@@ -10,6 +10,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from ..observe import (
+    ChildEnded,
+    ChildSilent,
+    ChildStarted,
     DatabaseFound,
     DatabaseLost,
     FenceLost,
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("pulse_trio")
 
 _FAILURES = ("failed", "timeout", "discarded")
-_WARNINGS = (FenceLost, LeaseUnproven, JobsRescued, UnknownKindReleased, DatabaseLost)
+_WARNINGS = (FenceLost, LeaseUnproven, JobsRescued, UnknownKindReleased, DatabaseLost, ChildSilent)
 
 
 def set_up(*, as_json: bool, verbose: bool) -> None:
@@ -80,7 +83,15 @@ class LogInstrument:
         self._every_job = every_job
 
     def listeners(self) -> Mapping[type[Any], Callable[[Any], None]]:
-        wanted: list[type[Any]] = [WorkerStarted, WorkerStopped, DatabaseFound, JobEnded, *_WARNINGS]
+        wanted: list[type[Any]] = [
+            WorkerStarted,
+            WorkerStopped,
+            DatabaseFound,
+            ChildStarted,
+            ChildEnded,
+            JobEnded,
+            *_WARNINGS,
+        ]
         if self._every_job:
             wanted.append(JobStarted)
         return {kind: self._log_end if kind is JobEnded else self._log for kind in wanted}
@@ -123,6 +134,13 @@ def sentence(event: Event) -> str:
             return f"database lost ({event.loop}): {headline(event.error)}; trying again in {duration(event.retry_in)}"
         case DatabaseFound():
             return f"database found again ({event.loop})"
+        case ChildStarted():
+            return f"worker process {event.pid} started"
+        case ChildEnded():
+            how = f"exit code {event.code}" if event.code >= 0 else f"killed by signal {-event.code}"
+            return f"worker process {event.pid} ended ({how})"
+        case ChildSilent():
+            return f"worker process {event.pid} showed no life for {duration(event.seconds)}: killing it"
 
 
 def _end_of(event: JobEnded) -> str:
