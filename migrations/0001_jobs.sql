@@ -62,11 +62,11 @@ CREATE INDEX job_claim ON :"schema".job (queue, priority, run_at, id);
 -- Its predicate is on a column that never changes: HOT is kept.
 CREATE UNIQUE INDEX job_unique ON :"schema".job (queue, unique_key) WHERE unique_key IS NOT NULL;
 -- The watchdog's. A summarising index keeps updates HOT only from PostgreSQL 16 on (on 15: 0 of 400 updates HOT with it).
-DO $$ BEGIN
+DO $function$ BEGIN
   IF current_setting('server_version_num')::int >= 160000 THEN
     CREATE INDEX job_lease ON :"schema".job USING brin (lease_until) WITH (pages_per_range = 16);
   END IF;
-END $$;
+END $function$;
 
 CREATE TABLE :"schema".job_archive (
   id            bigint      NOT NULL,
@@ -130,7 +130,7 @@ CREATE TABLE :"schema".queue (
 -- Creates the days ahead and drops those past retention, then makes the watchdog's index tight again.
 -- Owned by the migrator and SECURITY DEFINER, so that a worker needs no DDL rights.
 CREATE FUNCTION :"schema".maintain(retention interval DEFAULT '7 days') RETURNS TABLE (created text, dropped text)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp AS $function$
 DECLARE
   today constant date := (now() AT TIME ZONE 'UTC')::date;
   parent text; day date; part text; old record;
@@ -168,7 +168,7 @@ BEGIN
      OR s.seen_at < now() - greatest(interval '7 days', s.lease * 10);
 EXCEPTION WHEN lock_not_available THEN
   RETURN;
-END $$;
+END $function$;
 REVOKE ALL ON FUNCTION :"schema".maintain(interval) FROM PUBLIC;
 
 -- Whatever the days' partitions do not cover lands here: a worker that was never maintained still loses nothing.
@@ -180,7 +180,7 @@ SELECT :"schema".maintain();
 -- an idle worker holds this advisory lock shared, so it can be had exclusively only when nobody waits. A NOTIFY for
 -- every insert took a global lock at each commit (fsyncs per insert 0.37 -> 1.0, CPU x4 at 8 producers).
 CREATE FUNCTION :"schema".wake(queue text) RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp AS $function$
 DECLARE
   idle constant bigint := hashtextextended(:'schema' || ' idle', 0);
 BEGIN
@@ -189,14 +189,14 @@ BEGIN
   ELSE
     PERFORM pg_notify(:'schema', queue);
   END IF;
-END $$;
+END $function$;
 
 -- Enqueues one job, in the caller's transaction. A duplicate of a live unique key returns the live job's id.
 CREATE FUNCTION :"schema".enqueue(
   kind text, args jsonb DEFAULT '{}', queue text DEFAULT 'default', priority int DEFAULT 0,
   run_at timestamptz DEFAULT NULL, max_attempts int DEFAULT 20, timeout interval DEFAULT NULL, unique_key text DEFAULT NULL
 ) RETURNS bigint
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp AS $function$
 #variable_conflict use_column
 DECLARE
   new_id bigint;
@@ -214,7 +214,7 @@ BEGIN
   END LOOP;
   IF $5 IS NULL OR $5 <= now() THEN PERFORM wake($3); END IF;
   RETURN new_id;
-END $$;
+END $function$;
 
 CREATE VIEW :"schema".jobs AS
 SELECT j.id, j.queue::text AS queue, j.kind::text AS kind,

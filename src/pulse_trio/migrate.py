@@ -12,11 +12,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from psycopg.sql import SQL, Identifier
-
 from .errors import SchemaError
 from .postgres import connect_sync
-from .sql import render
+from .sql import render, render_bound
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -139,12 +137,12 @@ def _apply(connection: psycopg.Connection[Any], migration: Migration, schema: st
     with connection.transaction():
         connection.execute(render(migration.text, schema).encode())
         connection.execute(
-            SQL("INSERT INTO {}.migration (version, name, checksum) VALUES (%s, %s, %s)").format(Identifier(schema)),
+            render_bound('INSERT INTO :"schema".migration (version, name, checksum) VALUES (%s, %s, %s)', schema),
             [migration.version, migration.name, migration.checksum],
         )
 
 
 def _applied(connection: psycopg.Connection[Any], schema: str) -> dict[int, str]:
-    query = SQL("SELECT version, checksum FROM {}.migration").format(Identifier(schema))
+    query = render('SELECT version, checksum FROM :"schema".migration', schema).encode()
     rows: Iterable[tuple[int, str]] = connection.execute(query).fetchall()
     return dict(rows)

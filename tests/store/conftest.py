@@ -24,9 +24,8 @@ def room_dsn(databases: Databases) -> Generator[str]:
 
 @pytest.fixture(scope="module")
 def window(room_dsn: str) -> Generator[Window]:
-    window = Window(room_dsn)
-    yield window
-    window.close()
+    with Window(room_dsn) as window:
+        yield window
 
 
 @pytest.fixture
@@ -52,6 +51,5 @@ async def other(room_dsn: str) -> AsyncGenerator[WorkerStore]:
 @pytest.fixture
 def alone(dsn: str) -> Generator[Window]:
     """A window on a database of this test alone."""
-    window = Window(dsn)
-    yield window
-    window.close()
+    with Window(dsn) as window:
+        yield window

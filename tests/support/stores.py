@@ -15,6 +15,7 @@ from pulse_trio.store import Slot, WorkerStore, operations
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
+    from typing import Self
 
     from pulse_trio.jobs import OutcomeKind
 
@@ -42,6 +43,12 @@ class Window:
 
     def close(self) -> None:
         self.connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def run(self, query: str, *parameters: Any) -> list[dict[str, Any]]:
         """The rows of a query as dictionaries; none for a command."""
