@@ -106,7 +106,7 @@ class Meter:
             at=time.monotonic(),
             postgres=self.postgres_cpu(),
             watched=sum(cpu_of(pid) for pid in pids),
-            ourselves=used.user + used.system,
+            ourselves=used.user + used.system + used.children_user + used.children_system,
             machine=machine_cpu(),
             wal=int(wal),
             fsyncs=int(fsyncs),

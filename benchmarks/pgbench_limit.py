@@ -1,0 +1,175 @@
+"""What is the limit: our own exchange statement from pgbench, two clients in C, and what share of it does a worker reach?
+
+    python benchmarks/pgbench_limit.py [--quick]
+
+pgbench cannot carry rows from one statement to the next, so the statement's answer is folded into arrays inside the
+statement (ids, attempts, greatest run_at and id, and the length of everything else so that all of it is computed); the
+rest is the text of sql/exchange.sql as workers send it: completions of the last batch, the next claim, floors, fences,
+one commit. Worker connections' planner settings, prepared statements. In the same rounds a worker drains the same jobs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from common import Report, Row, Server, fill, in_turn, medians, open_server, parser, ratio, rounds
+from metering import Meter, costs
+from plots import bars
+from processes import drain, our_worker
+from pulse_trio.embedded.folder import PROGRAM, find_binaries
+from pulse_trio.sql import statement
+from pulse_trio.store import worker as store_worker
+
+CLIENTS = 2
+COLUMNS = {
+    "way": "way",
+    "rate": "jobs/s",
+    "postgres_us": "PostgreSQL CPU us/job",
+    "wal_bytes": "WAL B/job",
+    "others_cores": "others' cores",
+    "rounds": "rounds",
+}
+ANSWER = """
+SELECT coalesce(array_agg(id) FILTER (WHERE id IS NOT NULL), '{}')::text AS ids,
+       coalesce(array_agg(attempt) FILTER (WHERE id IS NOT NULL), '{}')::text AS attempts,
+       coalesce(array_agg((:client_id + 1)::bigint) FILTER (WHERE id IS NOT NULL), '{}')::text AS sessions,
+       coalesce(array_agg('null'::text) FILTER (WHERE id IS NOT NULL), '{}')::text AS results,
+       coalesce(array_agg(run_at ORDER BY run_at DESC) FILTER (WHERE id IS NOT NULL), '{-infinity}')::text AS floor_run_ats,
+       coalesce(array_agg(id ORDER BY run_at DESC) FILTER (WHERE id IS NOT NULL), '{0}')::text AS floor_ids,
+       sum(length(queue) + length(kind) + length(args) + coalesce(length(options), 0)
+           + max_attempts + failures + priority) AS read_too
+FROM answer
+"""
+
+
+def script(batch: int, keep: bool) -> str:
+    """sql/exchange.sql as a pgbench script."""
+    text = statement("exchange", "pulse").decode()
+    ctes, found, rest = text.rpartition("\n)\n(SELECT ")
+    assert found, "exchange.sql has another shape now: adapt the folding of its answer"
+    folded = f"{ctes}\n), answer AS MATERIALIZED (\n(SELECT {rest.rstrip().rstrip(';')}\n)\n{ANSWER.strip()} \\gset\n"
+    fixed = {
+        "keep": "true" if keep else "false",
+        "lease": "'30 s'",
+        "limit": str(batch),
+        "session": "(:client_id + 1)",
+        "queues": "'{default}'",
+        "priorities": "'{0}'",
+        "floor_run_ats": "((:floor_run_ats)::text[])[1:1]",
+        "floor_ids": "((:floor_ids)::text[])[1:1]",
+    }
+    return re.sub(r"%\((\w+)\)s", lambda match: fixed.get(match[1], f":{match[1]}"), folded).replace("%%", "%")
+
+
+def run_pgbench(server: Server, jobs: int, *, batch: int, keep: bool) -> Row:
+    """So many exchanges that all jobs but a last batch of each client are claimed and completed."""
+    exchanges = jobs // (CLIENTS * batch)
+    with (
+        server.database() as dsn,
+        Meter(server.admin) as meter,
+        tempfile.NamedTemporaryFile("w", suffix=".sql") as file,
+    ):
+        fill(dsn, jobs + CLIENTS * batch)
+        file.write(script(batch, keep))
+        file.flush()
+        before = meter.read()
+        output = _pgbench(dsn, file.name, exchanges)
+        after = meter.read()
+        left = _count(dsn)
+    # The first exchange of each client completes nothing, the last one's claims are not completed, and a batch each is spare.
+    assert left == 2 * CLIENTS * batch, f"{left} jobs left: pgbench did not do what it was to do"
+    used = costs(before, after, jobs)
+    found = re.search(r"tps = ([\d.]+)", output)
+    assert found is not None, output
+    return {"rate": float(found[1]) * batch, **used}
+
+
+def _count(dsn: str) -> int:
+    with psycopg.connect(dsn) as connection:
+        row = connection.execute("SELECT count(*) FROM pulse.job").fetchone()
+    assert row is not None
+    return row[0]
+
+
+def _pgbench(dsn: str, file: str, exchanges: int) -> str:
+    settings = " ".join(f"-c {name}={value}" for name, value in store_worker._WORKER_SETTINGS.items())
+    first: dict[str, Any] = {"ids": "{}", "attempts": "{}", "sessions": "{}", "results": "{}"}
+    first |= {"floor_run_ats": "{-infinity}", "floor_ids": "{0}"}
+    variables = [part for name, value in first.items() for part in ("-D", f"{name}={value}")]
+    site = find_binaries()
+    command = [str(site / PROGRAM / "bin" / "pgbench"), "-n", "-M", "prepared", "-f", file, "-t", str(exchanges)]
+    command += ["-c", str(CLIENTS), "-j", str(CLIENTS), *variables, dsn]
+    libraries = os.pathsep.join(str(path) for path in [*Path(site).glob("*.libs"), site / PROGRAM / "lib"])
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PGOPTIONS": settings, "LD_LIBRARY_PATH": libraries},
+    )
+    if done.returncode != 0:
+        raise RuntimeError(done.stderr[-2000:])
+    return done.stdout
+
+
+def run_worker(server: Server, jobs: int, *, processes: int, keep: bool) -> Row:
+    """Our worker on the same jobs."""
+    with server.database() as dsn:
+        fill(dsn, jobs)
+        result = drain(dsn, our_worker(dsn, concurrency=200, keep=keep), jobs, processes=processes)
+    del result["progress"]
+    return result
+
+
+def main() -> None:
+    options = parser(__doc__).parse_args()
+    jobs = 10_000 if options.quick else 100_000
+    with open_server() as server:
+        ways = {
+            f"pgbench, {'kept' if keep else 'deleted'}, {batch} a claim": partial(
+                run_pgbench, server, jobs, batch=batch, keep=keep
+            )
+            for keep in (True, False)
+            for batch in (100, 500)
+        } | {
+            f"worker, {'kept' if keep else 'deleted'}, {count} process{'es' * (count > 1)}": partial(
+                run_worker, server, jobs, processes=count, keep=keep
+            )
+            for keep in (True, False)
+            for count in (1, 2)
+        }
+        results = in_turn(ways, rounds(options), show=lambda r: f"{r['rate']:,.0f} jobs/s")
+        rows = medians(results, ["rate", "postgres_us", "wal_bytes", "others_cores"])
+        report = Report("pgbench_limit", "What is the limit?", f"{jobs} due no-op jobs, one queue", options, server)
+        report.say(rows, COLUMNS)
+        shares = share_of_limit(results)
+        report.say(shares, {"way": "way", "share_500": "of pgbench at 500", "share_100": "of pgbench at 100"})
+        report.finish(
+            {"medians": rows, "shares": shares, "runs": results},
+            plot=lambda path: bars(
+                path, rows, "rate", title="The same statement from C, and from a worker", x="jobs/s"
+            ),
+        )
+
+
+def share_of_limit(results: dict[str, list[Row]]) -> list[Row]:
+    """Each worker's rate as a share of pgbench's, median of the rounds."""
+    shares: list[Row] = []
+    for way, runs in results.items():
+        if way.startswith("worker"):
+            kept = "kept" if "kept" in way else "deleted"
+            share = {f"share_{b}": ratio(runs, results[f"pgbench, {kept}, {b} a claim"], "rate") for b in (100, 500)}
+            shares.append({"way": way, **share})
+    return shares
+
+
+if __name__ == "__main__":
+    main()
