@@ -226,7 +226,7 @@ class TrioConnection(AsyncConnection[Row]):
         if mode is Mode.QUERY:
             await self._refuse_if_cancelled(gen)
         try:
-            return await drive(gen, self.pgconn.socket)
+            return await drive(gen, self.pgconn)
         except trio.Cancelled:
             if mode is Mode.FINISH or closes_a_cursor(gen):
                 ended = await self._let_end(gen)
@@ -242,7 +242,7 @@ class TrioConnection(AsyncConnection[Row]):
 
     async def _wait_at_most(self, gen: PQGen[T], timeout: float) -> T:
         with trio.move_on_after(timeout):
-            return await drive(gen, self.pgconn.socket)
+            return await drive(gen, self.pgconn)
         # A timeout of 0 means "what is there already".
         try:
             if ready := ready_now(self.pgconn.socket, Wait.R):
@@ -281,7 +281,7 @@ class TrioConnection(AsyncConnection[Row]):
     async def _cancel_then(self, gen: PQGen[T]) -> tuple[T] | None:
         with bounded_shield(self.cancel_timeout):
             await self._ask_to_cancel()
-            return (await drive(gen, self.pgconn.socket),)
+            return (await drive(gen, self.pgconn),)
         logger.warning("the server did not answer a cancel request in %g s: closing %r", self.cancel_timeout, self)
         self.abort()
         return None
@@ -294,7 +294,7 @@ class TrioConnection(AsyncConnection[Row]):
 
     async def _let_end(self, gen: PQGen[T]) -> tuple[T] | None:
         with bounded_shield(self.cleanup_timeout):
-            return (await drive(gen, self.pgconn.socket),)
+            return (await drive(gen, self.pgconn),)
         logger.warning("clean-up did not end in time: closing %r", self)
         self.abort()
         return None
