@@ -134,6 +134,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp AS $funct
 DECLARE
   today constant date := (now() AT TIME ZONE 'UTC')::date;
   parent text; day date; part text; old record;
+  lease_index constant regclass := to_regclass(format('%I.job_lease', :'schema'));
 BEGIN
   -- One at a time, never waiting: another worker's maintenance is as good as ours.
   IF NOT pg_try_advisory_xact_lock(hashtextextended(:'schema' || ' maintain', 0)) THEN RETURN; END IF;
@@ -166,6 +167,13 @@ BEGIN
   DELETE FROM attempt_default d WHERE d.ended_at < now() - retention;
   DELETE FROM session s WHERE s.ended_at < now() - interval '1 day'
      OR s.seen_at < now() - greatest(interval '7 days', s.lease * 10);
+  IF lease_index IS NOT NULL THEN
+    -- A range only ever widens, and one that ever held a running row is read by every tick. Until it is summarised anew it
+    -- is read as well, so nothing is missed meanwhile.
+    PERFORM brin_desummarize_range(lease_index, block)
+    FROM generate_series(0, pg_relation_size('job') / current_setting('block_size')::int, 16) block;
+    PERFORM brin_summarize_new_values(lease_index);
+  END IF;
 EXCEPTION WHEN lock_not_available THEN
   RETURN;
 END $function$;
