@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import psycopg
+from psycopg.rows import tuple_row
 
 from ..errors import (
     DatabaseUnavailable,
@@ -228,9 +229,11 @@ async def run(connection: psycopg.AsyncConnection[Any], schema: str, operation: 
     """Drives an operation over an async connection, in whatever transaction that is in."""
     try:
         query = next(operation)
-        while True:
-            cursor = await connection.execute(statement(query.name, schema), query.parameters)
-            query = operation.send(await cursor.fetchall())
+        # Not connection.execute: the connection is the caller's, and so are its cursor class and its row factory.
+        async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
+            while True:
+                await cursor.execute(statement(query.name, schema), query.parameters)
+                query = operation.send(await cursor.fetchall())
     except StopIteration as stop:
         return stop.value
     except psycopg.Error as error:
@@ -241,9 +244,10 @@ def run_sync(connection: psycopg.Connection[Any], schema: str, operation: Operat
     """Drives an operation over a blocking connection, in whatever transaction that is in."""
     try:
         query = next(operation)
-        while True:
-            cursor = connection.execute(statement(query.name, schema), query.parameters)
-            query = operation.send(cursor.fetchall())
+        with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
+            while True:
+                cursor.execute(statement(query.name, schema), query.parameters)
+                query = operation.send(cursor.fetchall())
     except StopIteration as stop:
         return stop.value
     except psycopg.Error as error:
