@@ -18,6 +18,9 @@ CREATE DOMAIN :"schema".kind_name AS text
   CHECK (octet_length(VALUE) BETWEEN 1 AND 256 AND VALUE !~ '[[:cntrl:]]');
 CREATE DOMAIN :"schema".unique_key AS text
   CHECK (octet_length(VALUE) BETWEEN 1 AND 512);
+-- What Python's datetime can hold: one job that is due at 'infinity' would make every list of jobs unreadable for clients.
+CREATE DOMAIN :"schema".due_time AS timestamptz
+  CHECK (VALUE >= '0001-01-02 00:00Z' AND VALUE < '9999-12-31 00:00Z');
 CREATE DOMAIN :"schema".arguments AS json
   CHECK (octet_length(VALUE::text) <= 1048576 AND json_typeof(VALUE) = 'object');
 
@@ -33,7 +36,7 @@ CREATE TABLE :"schema".job (
   -- Written by failures only.
   failures     int         NOT NULL DEFAULT 0,
   max_attempts int         NOT NULL DEFAULT 20 CHECK (max_attempts > 0),
-  run_at       timestamptz NOT NULL DEFAULT now(),
+  run_at       :"schema".due_time NOT NULL DEFAULT now(),
   -- Never written again.
   created_at   timestamptz NOT NULL DEFAULT now(),
   priority     int         NOT NULL DEFAULT 0,
@@ -210,6 +213,9 @@ DECLARE
   new_id bigint;
   options json := CASE WHEN $7 IS NOT NULL THEN json_build_object('timeout', extract(epoch FROM $7)::float8) END;
 BEGIN
+  IF $7 <= interval '0' OR $7 > interval '1000 years' THEN
+    RAISE EXCEPTION 'timeout must be above 0 and at most a thousand years, got %', $7 USING ERRCODE = 'invalid_parameter_value';
+  END IF;
   LOOP
     INSERT INTO job AS j (kind, args, queue, priority, run_at, max_attempts, options, unique_key)
     VALUES ($1, $2::text::json, $3, $4, coalesce($5, now()), $6, options, $8)

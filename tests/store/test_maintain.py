@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 import trio
+
 from support.stores import Window, claim, end, open_store
 
 if TYPE_CHECKING:
