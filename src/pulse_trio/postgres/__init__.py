@@ -10,7 +10,8 @@ Usable on its own by any Trio program; nothing here knows about jobs.
 from __future__ import annotations
 
 from pulse_trio.postgres.blocking import connect_sync
-from pulse_trio.postgres.connection import QueryTimeout, TrioConnection
+from pulse_trio.postgres.cancelling import QueryTimeout
+from pulse_trio.postgres.connection import TrioConnection
 from pulse_trio.postgres.link import Link
 from pulse_trio.postgres.pool import PoolStatistics, PoolTimeout, TrioPool, open_pool
 from pulse_trio.postgres.reconnecting import backoff, wait_for_database

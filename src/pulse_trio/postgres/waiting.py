@@ -5,7 +5,7 @@ timer here: a descriptor that another task closes wakes its waiters through `not
 caller's cancel scope.
 
 A generator interrupted by `Cancelled` has only been told nothing yet: it can be driven on from where it stopped by
-calling the same function again, which is what "complete or cancel" in `connection.py` rests on.
+calling the same function again, which is what "complete or cancel" in `cancelling` rests on.
 
 Trade-off: an operation that never blocks (most rounds of a COPY, a pipelined execute) does not yield to the scheduler
 each time, which would triple its cost, but once in `LONGEST_TURN` seconds. It still notices cancellation each time,
