@@ -90,9 +90,6 @@ def main() -> None:
         report.say(rows, COLUMNS)
         tenths = list(range(1, TENTHS + 1))
         series = {name: (tenths, runs[0]["tenths"]) for name, runs in results.items()}
-            name: (tenths, [row["tenths"][i] for row in runs[:1] for i in range(TENTHS)])
-            for name, runs in results.items()
-        }
         report.finish(
             {"medians": rows, "runs": results},
             plot=lambda path: lines(
