@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from .bench import bench
 from .enqueue import enqueue
 from .faults import describe, exit_code_of, our_error
 from .jobs import jobs
@@ -53,7 +54,7 @@ def pulse_trio() -> None:
     """
 
 
-for _command in (run, enqueue, jobs, workers, migrate):
+for _command in (run, enqueue, jobs, workers, migrate, bench):
     pulse_trio.add_command(_command)
 
 
@@ -79,10 +80,12 @@ def status_of(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except Exception as error:
         return _report(error)
+    except BaseExceptionGroup as group:
+        return INTERRUPTED if group.subgroup(KeyboardInterrupt) else _report(group)
     return code or 0
 
 
-def _report(error: Exception) -> int:
+def _report(error: BaseException) -> int:
     ours = our_error(error)
     if ours is None:
         traceback.print_exception(error)

@@ -1,0 +1,161 @@
+"""`pulse-trio bench`: what this machine and this database do, in a schema that is made for it and dropped."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import contextmanager
+from functools import partial
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import click
+import trio
+
+from ..database import choose_database, open_database
+from ..options import dsn_option, json_option
+from ..output import print_fields, print_json
+from . import measures
+from .ground import open_ground
+from .progress import open_bar
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Generator
+
+    from .ground import Ground
+    from .progress import Bar
+
+    Measure = Callable[[Ground, Bar], Awaitable[measures.Figures]]
+
+jobs_option = partial(click.option, "--jobs", type=click.IntRange(1, 10_000_000), metavar="NUMBER", show_default=True)
+runs_option = click.option(
+    "--runs", type=click.IntRange(1, 100), default=3, metavar="NUMBER", show_default=True, help="The median counts."
+)
+
+
+@click.group()
+def bench() -> None:
+    """Measure claiming, draining, enqueuing and latency.
+
+    Everything is done in a schema of its own, which is created first and always dropped. The jobs of others in the
+    database are not touched, but the work is real: not for a server that is busy.
+    """
+
+
+@bench.command()
+@jobs_option(default=20_000, help="No-op jobs to drain.")
+@click.option(
+    "--concurrency", type=click.IntRange(1), default=500, metavar="NUMBER", show_default=True, help="Jobs at once."
+)
+@runs_option
+@dsn_option
+@json_option
+def drain(jobs: int, concurrency: int, runs: int, dsn: str | None, as_json: bool) -> None:
+    """Jobs per second of one worker process, PostgreSQL included.
+
+    The jobs are there before the clock starts, and finished jobs are kept in the archive. The clock is the database's,
+    from the first claim to the last completion; CPU time is the worker process's own.
+    """
+    measure = partial(measures.drain, jobs=jobs, concurrency=concurrency)
+    _run("drain", measure, {"jobs": jobs, "concurrency": concurrency}, dsn, as_json=as_json, runs=runs)
+
+
+@bench.command()
+@jobs_option(default=20_000, help="Jobs to claim and complete.")
+@click.option("--batch", type=click.IntRange(1), default=500, metavar="NUMBER", show_default=True, help="Jobs a claim.")
+@runs_option
+@dsn_option
+@json_option
+def claim(jobs: int, batch: int, runs: int, dsn: str | None, as_json: bool) -> None:
+    """Jobs claimed and completed per second over one connection, without handlers: what the database allows."""
+    measure = partial(measures.claim, jobs=jobs, batch=batch)
+    _run("claim", measure, {"jobs": jobs, "batch": batch}, dsn, as_json=as_json, runs=runs)
+
+
+@bench.command()
+@jobs_option(default=20_000, help="Jobs for enqueue_many; a twentieth of them are enqueued one by one.")
+@runs_option
+@dsn_option
+@json_option
+def enqueue(jobs: int, runs: int, dsn: str | None, as_json: bool) -> None:
+    """Jobs enqueued per second by one client: one by one, a commit each, and with enqueue_many."""
+    _run("enqueue", partial(measures.enqueue, jobs=jobs), {"jobs": jobs}, dsn, as_json=as_json, runs=runs)
+
+
+@bench.command()
+@jobs_option(default=200, help="Jobs to time.")
+@click.option(
+    "--every",
+    type=click.FloatRange(0.001),
+    default=0.05,
+    metavar="SECONDS",
+    show_default=True,
+    help="The time from one job to the next.",
+)
+@dsn_option
+@json_option
+def latency(jobs: int, every: float, dsn: str | None, as_json: bool) -> None:
+    """Milliseconds from the sending of a job's COMMIT to the start of its handler, in a worker that was idle."""
+    measure = partial(measures.latency, jobs=jobs, every=every)
+    _run("latency", measure, {"jobs": jobs, "every": every}, dsn, as_json=as_json, runs=1)
+
+
+def _run(name: str, measure: Measure, parameters: dict[str, Any], dsn: str | None, *, as_json: bool, runs: int) -> None:
+    with (
+        _ending_as_ctrl_c(),
+        open_database(choose_database(dsn), "pulse", migrate=False) as address,
+        open_ground(address) as ground,
+        open_bar() as bar,
+    ):
+        found = [trio.run(_until_signalled, measure, ground, bar.run(n, runs)) for n in range(1, runs + 1)]
+    medians = _medians(found)
+    if as_json:
+        print_json({"bench": name, **parameters, "postgresql": ground.version, "median": medians, "runs": found})
+    else:
+        _show(name, parameters, medians, found)
+
+
+async def _until_signalled(measure: Measure, ground: Ground, bar: Bar) -> measures.Figures:
+    """Cancelled rather than interrupted: an exception from a signal could strike inside the worker."""
+    figures: measures.Figures = {}
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_cancel_at_signal, nursery.cancel_scope)
+        figures = await measure(ground, bar)
+        nursery.cancel_scope.cancel()
+    if not figures:
+        raise click.Abort
+    return figures
+
+
+async def _cancel_at_signal(scope: trio.CancelScope) -> None:
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            scope.cancel()
+
+
+def _medians(found: list[measures.Figures]) -> measures.Figures:
+    return {name: median(run[name] for run in found) for name in found[0]}
+
+
+def _show(name: str, parameters: dict[str, Any], medians: measures.Figures, found: list[measures.Figures]) -> None:
+    click.echo(f"{name}: {', '.join(f'{key} {value}' for key, value in parameters.items())}")
+    print_fields({key.replace("_", " "): _with_spread(key, value, found) for key, value in medians.items()})
+
+
+def _with_spread(key: str, value: float, found: list[measures.Figures]) -> str:
+    runs = sorted(run[key] for run in found)
+    spread = f"  ({_figure(runs[0])} to {_figure(runs[-1])} in {len(runs)} runs)" if len(runs) > 1 else ""
+    return f"{_figure(value)}{spread}"
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+@contextmanager
+def _ending_as_ctrl_c() -> Generator[None]:
+    """SIGTERM ends the bench as Ctrl-C does, so that its schema is dropped."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
