@@ -1,0 +1,1 @@
+SELECT :"schema".wake(queue) FROM unnest(%(queues)s::text[]) queue
