@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..client import SyncClient
     from ..store.operations import AttemptRecord, JobRecord
 
+STATES = [str(state) for state in State]
 JOB_ID = click.IntRange(1, 2**63 - 1)
 COLUMNS = ("id", "state", "queue", "kind", "attempt", "when", "arguments", "error")
 SHORT = 60
@@ -34,11 +35,15 @@ def jobs() -> None:
 
 
 @jobs.command("list")
-@click.option("--state", type=click.Choice([str(s) for s in State]), help="Only jobs in this state.")
+@click.option(
+    "--state", type=click.Choice(STATES), metavar="STATE", help=f"Only jobs in this state: {', '.join(STATES)}."
+)
 @click.option("--queue", metavar="NAME", help="Only jobs of this queue.")
 @click.option("--kind", metavar="NAME", help="Only jobs of this kind.")
 @click.option("--before", type=JOB_ID, metavar="ID", help="Only jobs with a lower id: the next page.")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=50, metavar="NUMBER", help="[default: 50]")
+@click.option(
+    "--limit", type=click.IntRange(1, 10_000), default=50, metavar="NUMBER", show_default=True, help="At most so many."
+)
 @schema_option
 @dsn_option
 @json_option

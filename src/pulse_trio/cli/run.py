@@ -43,10 +43,10 @@ _LAST_REPORTS = 2.0
 @click.command()
 @click.argument("target", metavar="APP:HANDLERS")
 @setting_options()
-@click.option("--burst", is_flag=True, help="Stop when nothing is due and nothing runs.")
+@click.option("--burst", is_flag=True, envvar="PULSE_TRIO_BURST", help="Stop when nothing is due and nothing runs.")
 @dsn_option
-@click.option("--verbose", is_flag=True, help="Log every job's start and end too.")
-@click.option("--json", "as_json", is_flag=True, help="Log one JSON object a line.")
+@click.option("--verbose", is_flag=True, envvar="PULSE_TRIO_VERBOSE", help="Log every job's start and end too.")
+@click.option("--json", "as_json", is_flag=True, envvar="PULSE_TRIO_JSON", help="Log one JSON object a line.")
 def run(target: str, dsn: str | None, burst: bool, verbose: bool, as_json: bool, **given: Any) -> int:
     """Run a worker for the handlers of a module.
 
@@ -55,8 +55,8 @@ def run(target: str, dsn: str | None, burst: bool, verbose: bool, as_json: bool,
     The first SIGTERM or SIGINT (Ctrl-C) stops claiming and lets running jobs end within --grace; the second stops now.
     SIGUSR1 stops claiming and keeps running what runs.
 
-    Every option can also stand in the environment, or in pulse-trio.toml or [tool.pulse-trio] of pyproject.toml under
-    its name. The command line comes first, then the environment, then the file.
+    Every setting can also stand in the environment, and in pulse-trio.toml or [tool.pulse-trio] of pyproject.toml. The
+    command line comes first, then the environment, then the file.
 
     Exit codes: 0 drained, 1 an error (the database's fault), 2 wrong usage, 3 the grace passed and jobs were released.
     """
