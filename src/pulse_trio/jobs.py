@@ -6,6 +6,8 @@ given: a window on its claim and on the nursery it runs in.
 
 from __future__ import annotations
 
+import math
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
@@ -80,19 +82,27 @@ class Outcome(msgspec.Struct, frozen=True, gc=False, eq=False):
 
 
 class Snooze(Exception):
-    """Raised by a handler: put the job back for `seconds`; no attempt of its budget is used."""
+    """Raised by a handler: put the job back for `seconds` (or a `timedelta`); no attempt of its budget is used."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float | timedelta) -> None:
         super().__init__(seconds)
-        self.seconds = seconds
+        self.seconds = _delay(seconds)
 
 
 class RetryAfter(Exception):
-    """Raised by a handler: this attempt failed; try again after `seconds` instead of the backoff."""
+    """Raised by a handler: this attempt failed; try again after `seconds` (or a `timedelta`) instead of the backoff."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float | timedelta) -> None:
         super().__init__(seconds)
-        self.seconds = seconds
+        self.seconds = _delay(seconds)
+
+
+def _delay(given: float | timedelta) -> float:
+    """Seconds. Raises in the handler what would otherwise be refused by the database, with a whole batch."""
+    seconds = given.total_seconds() if isinstance(given, timedelta) else float(given)
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"must be a number of seconds from now on, got {given!r}")
+    return seconds
 
 
 class Discard(Exception):

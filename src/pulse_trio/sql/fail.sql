@@ -23,10 +23,12 @@ WITH report AS MATERIALIZED (
   UPDATE :"schema".job j
   SET state = CASE h.next WHEN 'retryable' THEN 3 ELSE 1 END, locked_by = 0, lease_until = 'infinity',
       -- Lands above every floor: releases and rescues come due at once, but not in the past.
-      run_at = statement_timestamp() + make_interval(secs => h.delay),
+      -- No delay may fail its batch: NaN and infinity are 30 years too.
+      run_at = statement_timestamp() + make_interval(secs => least(greatest(h.delay, 0), 1e9)),
       failures = j.failures + (h.outcome IN ('failed', 'timeout'))::int,
       -- attempt never goes back, so an attempt that used no budget raises the budget instead.
-      max_attempts = j.max_attempts + (h.outcome IN ('snoozed', 'released'))::int
+      max_attempts = CASE WHEN h.outcome IN ('snoozed', 'released') THEN least(j.max_attempts, 2147483646) + 1
+                          ELSE j.max_attempts END
   FROM held h
   WHERE j.id = h.id AND j.attempt = h.attempt AND j.locked_by = h.session AND j.state = 2
     AND h.next IN ('retryable', 'scheduled')
