@@ -27,7 +27,7 @@ from ..jobs import Claim, Outcome
 from ..migrate import check_versions
 from ..postgres import Link, TrioConnection
 from ..sql import render, statement
-from ..states import storable
+from ..states import backoff, storable
 from .arrays import numbers, texts
 
 if TYPE_CHECKING:
@@ -241,9 +241,11 @@ class WorkerStore:
                 return await self._exchange(connection, limit, slots, completed)
             except psycopg.errors.LockNotAvailable:
                 # One of the completed rows is locked by somebody: that job is late, the others and the claim are not.
-                settlement = await self._complete_unlocked(connection, completed)
-                claims, sent, _ = await self._exchange(connection, limit, slots, ())
-                return Exchange(claims, sent, settlement)
+                settlement = await self._singly_if_refused(connection, self._complete_unlocked, list(completed))
+            except (psycopg.DataError, psycopg.IntegrityError):
+                settlement = await self._singly_if_refused(connection, self._complete, list(completed))
+            claims, sent, _ = await self._exchange(connection, limit, slots, ())
+            return Exchange(claims, sent, settlement)
 
     async def _exchange(
         self, connection: TrioConnection[Any], limit: int, slots: Sequence[Slot], completed: Sequence[Outcome]
@@ -300,7 +302,8 @@ class WorkerStore:
             parts: list[Settlement] = []
             if len(outcomes) == 1:
                 text = storable(f"The result could not be stored: {error}")
-                parts.append(await self._fail(connection, [Outcome(outcomes[0].claim, "failed", error=text)]))
+                claim = outcomes[0].claim
+                parts.append(await self._fail(connection, [Outcome(claim, "failed", delay=backoff(claim), error=text)]))
             else:
                 middle = len(outcomes) // 2
                 halves = (outcomes[:middle], outcomes[middle:])
