@@ -1,3 +1,4 @@
+# ruff: noqa: PT012 - that a block raises at its end is what is tested
 """Cancellation, Trio's way: complete or cancel, and a connection that is usable or closed, never in between."""
 
 from __future__ import annotations
@@ -33,7 +34,13 @@ async def value(connection: Connection, query: str, *args: Any) -> Any:
 
 
 async def cancel_when(until: Until, connection: Connection, condition: str, work: Work) -> bool:
-    """Run `work`, cancel it when its backend is as told; whether it ended cancelled."""
+    """Run `work`, cancel it when its backend is as told, see the backend stop; whether it ended cancelled."""
+    cancelled = await cancel_at(until, connection, condition, work)
+    await until(connection.info.backend_pid, NOT_RUNNING)
+    return cancelled
+
+
+async def cancel_at(until: Until, connection: Connection, condition: str, work: Work) -> bool:
     pid = connection.info.backend_pid
 
     async def cancel() -> None:
@@ -44,7 +51,6 @@ async def cancel_when(until: Until, connection: Connection, condition: str, work
         with trio.CancelScope() as scope:
             nursery.start_soon(cancel)
             await work()
-    await until(pid, NOT_RUNNING)
     return scope.cancelled_caught
 
 
@@ -230,6 +236,42 @@ async def test_a_cancelled_pipeline_is_left_clean(connection: Connection, until:
     assert await cancel_when(until, connection, ASLEEP, work)
     assert connection.pgconn.pipeline_status == pq.PipelineStatus.OFF
     assert await value(connection, "SELECT 1") == 1
+
+
+@pytest.mark.parametrize("scope_is_inside", [True, False])
+async def test_a_statement_whose_prepare_was_cancelled_in_a_pipeline_is_prepared_anew(
+    connection: Connection, until: Until, scope_is_inside: bool
+) -> None:
+    for _ in range(5):  # the next execution is the one that prepares
+        assert await value(connection, "SELECT %s::int", 1) == 1
+
+    async def aborted() -> None:
+        await connection.execute("SELECT pg_sleep(60)")
+        cursor = await connection.execute("SELECT %s::int", [2])
+        await cursor.fetchone()
+
+    async def pipeline_around() -> None:
+        async with connection.pipeline():
+            await aborted()
+
+    if scope_is_inside:
+        async with connection.pipeline() as pipeline:
+            assert await cancel_at(until, connection, ASLEEP, aborted)
+            await pipeline.sync()
+    else:
+        assert await cancel_when(until, connection, ASLEEP, pipeline_around)
+    for n in range(10):
+        assert await value(connection, "SELECT %s::int", n) == n
+
+
+async def test_a_statement_whose_prepare_was_aborted_by_an_error_is_prepared_anew(connection: Connection) -> None:
+    for _ in range(5):
+        await value(connection, "SELECT %s::int", 1)
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        async with connection.pipeline():
+            await connection.execute("SELECT 1 / 0")
+            await connection.execute("SELECT %s::int", [2])
+    assert await value(connection, "SELECT %s::int", 3) == 3
 
 
 async def test_a_cancelled_executemany_is_left_clean(connection: Connection, until: Until) -> None:

@@ -220,6 +220,12 @@ async def test_waiting_for_a_database_ends_when_it_is_there(proxy: Proxy) -> Non
     await wait_for_database(proxy.dsn, 10, lambda _: proxy.forward())
 
 
+async def test_waiting_for_a_silent_server_ends_in_time(proxy: Proxy) -> None:
+    proxy.to_client.swallow()
+    with trio.fail_after(5), pytest.raises(DatabaseUnavailable, match="does not answer"):
+        await wait_for_database(proxy.dsn, 0.2)
+
+
 async def test_a_malformed_dsn_is_the_callers_fault_and_shows_no_password() -> None:
     with pytest.raises(ConfigurationError) as caught:
         await wait_for_database("postgresql://me:s3cret-word@[::1", 0)

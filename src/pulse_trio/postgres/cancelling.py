@@ -31,6 +31,7 @@ from psycopg.waiting import Wait
 from pulse_trio.postgres.contract import WaitTimeout, closes_a_cursor, ready_now, waits_for_news
 from pulse_trio.postgres.lock import HandoverLock
 from pulse_trio.postgres.shield import CLEANUP_SECONDS, Mode, bounded_shield, current_mode, running_in
+from pulse_trio.postgres.transaction import forget_prepared
 from pulse_trio.postgres.waiting import drain, drive, drive_connecting
 
 if TYPE_CHECKING:
@@ -153,7 +154,9 @@ class CancellableConnection(AsyncConnection[Row]):
         except e.Error as ex:
             logger.debug("a cancelled query ended with: %s", ex)
             ended = None
-        if ended is None and self._is_active() and self._pipeline is None:
+        if ended is None and self._pipeline is not None:
+            forget_prepared(self)
+        elif ended is None and self._is_active():
             await self._cancel_then(drain(self.pgconn))  # a query of several answers: the rest of them
         return ended
 

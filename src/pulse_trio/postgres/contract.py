@@ -16,6 +16,7 @@ from psycopg import AsyncConnection, errors, generators, waiting
 from psycopg._conninfo_utils import get_param, is_ip_address
 from psycopg._cursor_base import BaseCursor
 from psycopg._pipeline_async import AsyncPipeline
+from psycopg._preparing import PrepareManager
 from psycopg._server_cursor_base import ServerCursorMixin
 from psycopg.conninfo import conninfo_attempts, timeout_from_conninfo
 from psycopg.transaction import AsyncTransaction
@@ -39,6 +40,7 @@ _EXPECTED: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "AsyncPipeline.__init__": (AsyncPipeline.__init__, ("self", "conn", "_no_lock")),
     "AsyncPipeline._exit_gen": (AsyncPipeline._exit_gen, ("self",)),
     "BaseCursor._stream_fetchone_gen": (BaseCursor._stream_fetchone_gen, ("self", "first")),
+    "PrepareManager.clear": (PrepareManager.clear, ("self",)),
     "ServerCursorMixin._close_gen": (ServerCursorMixin._close_gen, ("self",)),
     "generators.copy_end": (generators.copy_end, ("pgconn", "error")),
     "generators.copy_from": (generators.copy_from, ("pgconn",)),

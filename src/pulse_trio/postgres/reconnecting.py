@@ -72,6 +72,12 @@ async def _configure(connection: TrioConnection[Any], configure: Configure | Non
         raise
 
 
+async def _connect_before(deadline: float, dsn: str) -> TrioConnection[Any]:
+    with trio.move_on_at(deadline):
+        return await connect_or_unavailable(dsn)
+    raise DatabaseUnavailable("the server does not answer")
+
+
 async def wait_for_database(
     dsn: str,
     timeout: float,  # noqa: ASYNC109 - the last failure is what the caller wants to hear, not TooSlowError
@@ -92,7 +98,7 @@ async def wait_for_database(
     attempt = 0
     while True:
         try:
-            connection = await connect_or_unavailable(dsn)
+            connection = await _connect_before(deadline, dsn) if timeout else await connect_or_unavailable(dsn)
         except DatabaseUnavailable as ex:
             pause = backoff(attempt, cap=1.0)
             if trio.current_time() + pause >= deadline:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from psycopg import AsyncConnection
+
     from pulse_trio.postgres.connection import TrioConnection
 
 
@@ -45,6 +47,16 @@ class TrioTransaction(AsyncTransaction):
                 self._conn.abort()
 
 
+def forget_prepared(connection: AsyncConnection[Any]) -> None:
+    """Have a connection prepare its statements anew.
+
+    psycopg notes a statement as prepared when it queues the PREPARE in a pipeline, and does not always take that back
+    when the pipeline is aborted before it: the query would fail with "prepared statement does not exist" ever after.
+    (Found by the cancellation storm; on asyncio an error in a pipeline does the same.)
+    """
+    connection._prepared.clear()  # pyright: ignore[reportPrivateUsage]
+
+
 class TrioPipeline(AsyncPipeline):
     """What `TrioConnection.pipeline()` yields.
 
@@ -59,7 +71,12 @@ class TrioPipeline(AsyncPipeline):
         try:
             with running_in(Mode.SETTLE):
                 await super().__aexit__(exc_type, exc_val, exc_tb)
+        except BaseException as ex:
+            exc_val = exc_val or ex
+            raise
         finally:
+            if exc_val is not None:
+                forget_prepared(self._conn)
             # exit_pipeline_mode() refuses while results are uncollected, and nothing else would ever collect them.
             if self.level == 0 and self.pgconn.pipeline_status != pq.PipelineStatus.OFF:
                 cast("TrioConnection[Any]", self._conn).abort()
