@@ -35,7 +35,7 @@ class WorkerSettings:
         None, "Queues to claim from, in the order they are preferred within one priority; every queue if not given."
     )
     concurrency: int = _setting(100, "Jobs that may run at once in one process.")
-    processes: int = _setting(1, "Worker processes; this version runs one.")
+    processes: int = _setting(1, "Worker processes; from two on, a supervisor keeps them.")
     lease: float = _setting(
         30.0, "How long a claim or beat holds a job; a vanished worker's jobs are rescued after it."
     )
@@ -54,7 +54,7 @@ class WorkerSettings:
         for name in ("grace", "cleanup", "connect_timeout"):
             self._require(name, getattr(self, name) >= 0, "must not be negative")
         self._require("concurrency", self.concurrency >= 1, "must be at least 1")
-        self._require("processes", self.processes == 1, "must be 1 in this version (start `run` several times instead)")
+        self._require("processes", self.processes >= 1, "must be at least 1")
         self._require(
             "heartbeat", self.heartbeat <= self.lease / 3, f"must be at most a third of the lease ({self.lease:g} s)"
         )

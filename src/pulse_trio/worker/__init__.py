@@ -1,5 +1,7 @@
-"""The worker: a nursery tree over the store. `Worker` is all of it that others need."""
+"""The worker: a nursery tree over the store. `Worker` is one process's runtime, `Supervisor` keeps several."""
 
 from .coordinator import Worker, WorkerReport
+from .overseen import inherited_line
+from .supervisor import Supervisor
 
-__all__ = ["Worker", "WorkerReport"]
+__all__ = ["Supervisor", "Worker", "WorkerReport", "inherited_line"]

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from ..observe import Observer
 
 UNKNOWN_KIND_DELAY = 15.0
-"""Seconds before a job of a kind this worker lacks is due again: time for a worker that has it (a deploy under way)."""
+"""Seconds before a job of a kind this worker lacks is due again: time for a worker that has it (a deploy under way). It
+doubles with each attempt, to eight times this, so that a backlog nobody can run is not claimed again and again."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -97,7 +98,7 @@ class Runner:
         call = self._calls.get(claim.kind)
         if call is None:
             self._observer.emit(UnknownKindReleased(claim.id, claim.kind))
-            return Outcome(claim, "released", delay=UNKNOWN_KIND_DELAY)
+            return Outcome(claim, "released", delay=UNKNOWN_KIND_DELAY * 2 ** min(claim.attempt - 1, 3))
         if self._tell_start:
             self._observer.emit(JobStarted(claim.id, claim.kind, claim.queue, claim.attempt))
         try:
