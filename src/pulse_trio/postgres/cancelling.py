@@ -118,6 +118,7 @@ class CancellableConnection(AsyncConnection[Row]):
         except KeyboardInterrupt:
             # Not a level: if it were not raised now it would be lost, so the answer is.
             await self._complete_or_cancel(gen)
+            await self._settle()
             raise
 
     async def _wait_at_most(self, gen: PQGen[T], timeout: float) -> T:
@@ -138,8 +139,7 @@ class CancellableConnection(AsyncConnection[Row]):
         except trio.Cancelled:
             if closes_a_cursor(gen):
                 return
-            if self._is_active() and self._pipeline is None:
-                await self._cancel_then(drain(self.pgconn))
+            await self._settle()
             raise
 
     def _is_active(self) -> bool:
@@ -154,11 +154,23 @@ class CancellableConnection(AsyncConnection[Row]):
         except e.Error as ex:
             logger.debug("a cancelled query ended with: %s", ex)
             ended = None
-        if ended is None and self._pipeline is not None:
-            forget_prepared(self)
-        elif ended is None and self._is_active():
-            await self._cancel_then(drain(self.pgconn))  # a query of several answers: the rest of them
+        if ended is None:
+            await self._settle()
         return ended
+
+    async def _settle(self) -> None:
+        """End what is still under way of an interrupted operation: the answers after the first, a COPY, a stream.
+
+        In a pipeline that is left to the end of its block, which collects every answer.
+        """
+        if self._pipeline is not None:
+            forget_prepared(self)
+        elif self._is_active():
+            try:
+                await self._cancel_then(drain(self.pgconn))
+            except e.Error as ex:
+                logger.warning("closing %r, lost while a query was cancelled: %s", self, ex)
+                self.abort()
 
     async def _cancel_then(self, gen: PQGen[T]) -> tuple[T] | None:
         with bounded_shield(self.cancel_timeout):
