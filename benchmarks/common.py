@@ -10,7 +10,6 @@ Nothing here is quiet about noise: every result carries the load that other proc
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import math
 import os
@@ -314,8 +313,3 @@ def _version_of(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def pairs(values: Iterable[Any]) -> Iterable[tuple[Any, Any]]:
-    """Neighbours: (a, b), (b, c), ..."""
-    return itertools.pairwise(values)

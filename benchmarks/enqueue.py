@@ -3,7 +3,7 @@
     python benchmarks/enqueue.py [--quick]
 
 - single jobs from 8 producers at once (8 threads in 8 connections, autocommit): jobs/s and WAL fsyncs for each insert; with
-  nobody listening, and with an idle worker that producers have to wake (its queue is another, so it runs nothing);
+  no worker, with an idle worker of another queue, and with a worker that runs the jobs (its own fsyncs are counted too);
 - the SQL function, called for each job by 8 producers, and for 1,000 jobs a statement by one;
 - `enqueue_many` of one client in batches, without and with unique keys.
 """
@@ -40,23 +40,23 @@ handlers = Handlers()
 
 
 @handlers.job()
-async def noop(number: int) -> None:
-    """What is enqueued; nobody runs it here."""
+async def noop() -> None:
+    """What is enqueued; worker.py has the same."""
 
 
 def by_client(connection: psycopg.Connection[tuple[object, ...]]) -> None:
-    SyncClient(connection).enqueue(noop, 1)
+    SyncClient(connection).enqueue(noop)
 
 
 def by_function(connection: psycopg.Connection[tuple[object, ...]]) -> None:
     connection.execute(FUNCTION)
 
 
-def singly(server: Server, count: int, one: One, *, idle_worker: bool = False) -> Row:
-    """`count` jobs, one a transaction, by eight producers at once."""
+def singly(server: Server, count: int, one: One, *, queue: str | None = None) -> Row:
+    """`count` jobs, one a transaction, by eight producers at once; with a worker of `queue`, if that is given."""
     with server.database() as dsn, ExitStack() as stack, Meter(dsn) as meter:
-        if idle_worker:
-            (worker,) = stack.enter_context(workers(our_worker(dsn, queues=["another"])))
+        if queue:
+            (worker,) = stack.enter_context(workers(our_worker(dsn, queues=[queue])))
             worker.wait_for("ready")
             time.sleep(0.5)  # it announces that it waits
         before = meter.read()
@@ -103,7 +103,7 @@ def by_function_in_bulk(server: Server, count: int) -> Row:
 
 def many(server: Server, count: int, batch: int, *, unique: bool = False) -> Row:
     """`enqueue_many` in batches; the requests are made beforehand, as they would come from elsewhere."""
-    made = [noop.options(unique_key=f"k{i}").request(i) if unique else noop.request(i) for i in range(count)]
+    made = [noop.options(unique_key=f"k{i}").request() if unique else noop.request() for i in range(count)]
     with server.database() as dsn, Meter(dsn) as meter:
         before = meter.read()
         seconds = trio.run(_enqueue_batches, dsn, [made[i : i + batch] for i in range(0, count, batch)])
@@ -131,9 +131,14 @@ def main() -> None:
     with open_server() as server:
         ways = {
             "client, 8 producers": partial(singly, server, single, by_client),
-            "client, 8 producers, a worker waits": partial(singly, server, single, by_client, idle_worker=True),
+            "client, 8 producers, a worker of another queue": partial(
+                singly, server, single, by_client, queue="another"
+            ),
+            "client, 8 producers, a worker runs them": partial(singly, server, single, by_client, queue="default"),
             "SQL function, 8 producers": partial(singly, server, single, by_function),
-            "SQL function, 8 producers, a worker waits": partial(singly, server, single, by_function, idle_worker=True),
+            "SQL function, 8 producers, a worker runs them": partial(
+                singly, server, single, by_function, queue="default"
+            ),
             "SQL function, 1,000 a statement": partial(by_function_in_bulk, server, bulk),
             "enqueue_many of 1,000": partial(many, server, bulk, 1_000),
             "enqueue_many of 10,000": partial(many, server, bulk, 10_000),

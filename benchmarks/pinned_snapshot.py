@@ -14,9 +14,9 @@ from functools import partial
 
 import psycopg
 
-from common import Report, Row, Server, fill, in_turn, medians, open_server, pairs, parser, rounds
+from common import Report, Row, Server, fill, in_turn, medians, open_server, parser, rounds
 from plots import lines
-from processes import drain, our_worker
+from processes import drain, our_worker, rates
 
 TENTHS = 10
 COLUMNS = {
@@ -40,7 +40,7 @@ def run(server: Server, jobs: int, *, pinned: bool, keep: bool) -> Row:
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             connection.execute("SELECT count(*) FROM pulse.job")
         result = drain(dsn, our_worker(dsn, concurrency=200, keep=keep), jobs, limit=1800)
-    tenths = rates_by_tenth(result.pop("progress")[0], jobs)
+    tenths = rates(result.pop("progress")[0], [jobs * n / TENTHS for n in range(TENTHS + 1)])
     return {
         **result,
         "tenths": tenths,
@@ -48,21 +48,6 @@ def run(server: Server, jobs: int, *, pinned: bool, keep: bool) -> Row:
         "last_tenth": tenths[-1],
         "last_to_first": tenths[-1] / tenths[0],
     }
-
-
-def rates_by_tenth(said: list[Row], jobs: int) -> list[float]:
-    """Jobs a second in each tenth, from a worker's reports (the count at each border is interpolated)."""
-    points = [(0, next(m["first"] for m in said if "first" in m))]
-    points += [(m["ran"], m["at"]) for m in said if "ran" in m]
-    borders = [_time_of(jobs * n / TENTHS, points) for n in range(TENTHS + 1)]
-    return [jobs / TENTHS / (end - begin) for begin, end in pairs(borders)]
-
-
-def _time_of(count: float, points: list[tuple[int, float]]) -> float:
-    for (low, began), (high, ended) in pairs(points):
-        if low <= count <= high:
-            return began + (ended - began) * (count - low) / max(1, high - low)
-    return points[-1][1]
 
 
 def main() -> None:

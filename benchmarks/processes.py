@@ -12,6 +12,7 @@ database shows that nothing is left, which also covers completions that a peer k
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -150,3 +151,19 @@ def _wait_for_first(meter: Meter, started: Sequence[WorkerProcess], limit: float
     if not any(w.first for w in started):
         raise RuntimeError("A worker ended before its first handler.")
     return meter.read([w.pid for w in started])
+
+
+def rates(said: Sequence[dict[str, Any]], borders: Sequence[float]) -> list[float]:
+    """Jobs a second between counts of handlers, from a worker's reports; the moment of each count is interpolated."""
+    points = [(0, next(message["first"] for message in said if "first" in message))]
+    points += [(message["ran"], message["at"]) for message in said if "ran" in message]
+    times = [_time_of(border, points) for border in borders]
+    steps = zip(itertools.pairwise(borders), itertools.pairwise(times), strict=True)
+    return [(high - low) / (ended - began) for (low, high), (began, ended) in steps]
+
+
+def _time_of(count: float, points: Sequence[tuple[int, float]]) -> float:
+    for (low, began), (high, ended) in itertools.pairwise(points):
+        if low <= count <= high:
+            return began + (ended - began) * (count - low) / max(1, high - low)
+    return points[-1][1]
