@@ -50,12 +50,13 @@ def set_up(*, as_json: bool, verbose: bool) -> None:
 
 
 class LineFormatter(logging.Formatter):
-    """`2025-11-21 09:26:20.123 WARNING message`; the logger's name only if it is not ours."""
+    """`2025-11-21 09:26:20.123 [4711] WARNING message`: the process's id, and the logger's name if it is not ours."""
 
     def format(self, record: logging.LogRecord) -> str:
         moment = datetime.fromtimestamp(record.created).astimezone()
         name = "" if record.name == logger.name else f"{record.name}: "
-        line = f"{moment:%Y-%m-%d %H:%M:%S}.{int(record.msecs):03} {record.levelname:<7} {name}{record.getMessage()}"
+        when = f"{moment:%Y-%m-%d %H:%M:%S}.{int(record.msecs):03}"
+        line = f"{when} [{record.process}] {record.levelname:<7} {name}{record.getMessage()}"
         return shown(f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line)
 
 
@@ -65,6 +66,7 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
+            "pid": record.process,
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),

@@ -1,16 +1,7 @@
-"""`pulse-trio run`: a worker from the user's module, stopped by signals.
-
-The first SIGTERM or SIGINT drains within the grace, the second stops at once, SIGUSR1 only ends claiming. Python cannot
-end a thread, nor can a handler that shields itself from cancellation be made to leave: the process then goes without
-them, and their leases run out.
-"""
+"""`pulse-trio run`: a worker from the user's module, or a supervisor of several, until a signal stops it."""
 
 from __future__ import annotations
 
-import logging
-import os
-import signal
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,26 +9,22 @@ import trio
 
 from ..postgres import wait_for_database
 from ..settings import load_settings
-from ..worker import Worker
+from ..worker import Worker, inherited_line
 from . import logs
 from .database import choose_database, open_database_async
+from .fleet import Fleet
 from .loading import load_handlers
 from .options import dsn_option, setting_options
+from .stopping import RELEASED, SIGNALS, Stopping
 from .text import headline
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from ..errors import DatabaseUnavailable
     from ..handlers import Handlers
     from ..settings import WorkerSettings
     from ..worker import WorkerReport
+    from ..worker.overseen import Line
     from .database import Choice
-
-RELEASED = 3
-"""The exit code when jobs were released unfinished."""
-_LAST_REPORTS = 2.0
-"""Seconds for the reports of jobs that were cancelled, after their clean-up time."""
 
 
 @click.command()
@@ -55,6 +42,9 @@ def run(target: str, dsn: str | None, burst: bool, verbose: bool, as_json: bool,
     The first SIGTERM or SIGINT (Ctrl-C) stops claiming and lets running jobs end within --grace; the second stops now.
     SIGUSR1 stops claiming and keeps running what runs.
 
+    With --processes 1 this process is the worker. With more it supervises that many: one that dies is replaced, and its
+    jobs are handed back at once.
+
     Every setting can also stand in the environment, and in pulse-trio.toml or [tool.pulse-trio] of pyproject.toml. The
     command line comes first, then the environment, then the file.
 
@@ -62,106 +52,111 @@ def run(target: str, dsn: str | None, burst: bool, verbose: bool, as_json: bool,
     """
     settings = load_settings(given)
     choice = choose_database(dsn)
+    flags = {"burst": burst, "verbose": verbose, "json": as_json}
+    if settings.processes > 1:
+        logs.set_up(as_json=as_json, verbose=verbose)
+        return trio.run(Supervision(target, settings, flags).run, choice)
     handlers = load_handlers(target)
     logs.set_up(as_json=as_json, verbose=verbose)
-    return trio.run(Deployment(handlers, settings, burst=burst, every_job=verbose).run, choice)
+    return trio.run(Deployment(handlers, settings, flags).run, choice)
 
 
-class Deployment:
-    """One run of a worker in this process, from the first connection to the exit code."""
+class Run:
+    """One life of this process, from the first connection to the exit code."""
 
-    def __init__(self, handlers: Handlers, settings: WorkerSettings, *, burst: bool, every_job: bool) -> None:
-        self._handlers = handlers
-        self._settings = settings
-        self._burst = burst
-        self._instrument = logs.LogInstrument(every_job=every_job)
-        self._starting = trio.CancelScope()
-        self._worker: Worker | None = None
-        self._signals = 0
-        self._hurry = trio.Event()
+    def __init__(self, settings: WorkerSettings, flags: dict[str, bool]) -> None:
+        self.settings = settings
+        self.flags = flags
+        self.instrument = logs.LogInstrument(every_job=flags["verbose"])
+        self.stopping = Stopping(settings)
         self._said: str | None = None
 
     async def run(self, choice: Choice) -> int:
         """Waits for the database, works, and returns the exit code."""
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGUSR1) as signals:
+        with trio.open_signal_receiver(*SIGNALS) as signals:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._obey, signals, nursery)
-                async with open_database_async(choice, self._settings.schema, logs.logger.info) as dsn:
-                    code = await self._work(dsn)
+                nursery.start_soon(self.stopping.obey, signals)
+                async with open_database_async(choice, self.settings.schema, self.say) as dsn:
+                    code = await self._begin(dsn)
                 nursery.cancel_scope.cancel()
         return code
 
-    async def _work(self, dsn: str) -> int:
-        with self._starting:
-            await wait_for_database(dsn, self._settings.connect_timeout, self._say_waiting)
-        if self._signals:
-            logs.logger.info("stopped before the worker had started")
+    async def _begin(self, dsn: str) -> int:
+        with self.stopping.starting:
+            await wait_for_database(dsn, self.settings.connect_timeout, self._say_waiting)
+        if self.stopping.signals:
+            self.say("stopped before any job was claimed")
             return 0
-        self._worker = Worker(
-            self._handlers, dsn, settings=self._settings, burst=self._burst, instruments=[self._instrument]
-        )
-        report = await self._worker.run()
-        logs.logger.info("%s", summary(report))
-        return RELEASED if report.released or self._signals > 1 else 0
+        return await self.work(dsn)
+
+    async def work(self, dsn: str) -> int:
+        """The database is there: the rest."""
+        raise NotImplementedError
+
+    def say(self, message: str) -> None:
+        """Something an operator should know."""
+        logs.logger.info("%s", message)
 
     def _say_waiting(self, error: DatabaseUnavailable) -> None:
         reason = headline(str(error))
         if reason != self._said:
-            logs.logger.warning("waiting for the database, up to %g s: %s", self._settings.connect_timeout, reason)
+            logs.logger.warning("waiting for the database, up to %g s: %s", self.settings.connect_timeout, reason)
         self._said = reason
 
-    # Signals
 
-    async def _obey(self, signals: AsyncIterator[int], nursery: trio.Nursery) -> None:
-        async for number in signals:
-            if number == signal.SIGUSR1:
-                self._be_quiet()
-                continue
-            self._signals += 1
-            if self._signals == 1:
-                nursery.start_soon(self._leave_what_does_not_end)
-            self._stop(signal.Signals(number).name)
+class Deployment(Run):
+    """This process is the worker, perhaps one of several under a supervisor."""
 
-    def _be_quiet(self) -> None:
-        if self._worker is not None:
-            logs.logger.info("SIGUSR1: no more claims; %d job(s) running go on", self._worker.running)
-            self._worker.quiet()
+    def __init__(self, handlers: Handlers, settings: WorkerSettings, flags: dict[str, bool]) -> None:
+        super().__init__(settings, flags)
+        self._handlers = handlers
+        self._line = inherited_line()
 
-    def _stop(self, name: str) -> None:
-        self._starting.cancel()
-        if self._worker is None:
-            return
-        if self._signals == 1:
-            logs.logger.info(
-                "%s: draining %d job(s) within %g s; once more to stop now",
-                name,
-                self._worker.running,
-                self._settings.grace,
-            )
-            self._worker.stop()
-        else:
-            logs.logger.warning("%s again: stopping now", name)
-            self._worker.stop_now()
-            self._hurry.set()
+    def say(self, message: str) -> None:
+        """The supervisor has said the same."""
+        if self._line is None:
+            super().say(message)
 
-    async def _leave_what_does_not_end(self) -> None:
-        with trio.move_on_after(self._settings.grace):
-            await self._hurry.wait()
-        await trio.sleep(self._settings.cleanup + _LAST_REPORTS)
-        if self._worker is not None and self._worker.running:
-            logs.logger.error(
-                "%d job(s) did not end when cancelled (a thread, or a shield); leaving without them: "
-                "they are rescued when their leases run out",
-                self._worker.running,
-            )
-            leave_at_once()
+    async def work(self, dsn: str) -> int:
+        """A worker's life."""
+        worker = Worker(
+            self._handlers,
+            dsn,
+            settings=self.settings,
+            burst=self.flags["burst"],
+            watch=self._line is None,
+            on_session=self._line.tell_session if self._line is not None else None,
+            instruments=[self.instrument],
+        )
+        self.stopping.of(worker)
+        report = await _run_beside(self._line, worker)
+        logs.logger.info("%s", summary(report))
+        return RELEASED if report.released or self.stopping.signals > 1 else 0
 
 
-def leave_at_once() -> None:
-    """Ends the process without waiting for its threads."""
-    logging.shutdown()
-    sys.stdout.flush()
-    os._exit(RELEASED)
+class Supervision(Run):
+    """This process supervises the workers."""
+
+    def __init__(self, target: str, settings: WorkerSettings, flags: dict[str, bool]) -> None:
+        super().__init__(settings, flags)
+        self._target = target
+
+    async def work(self, dsn: str) -> int:
+        """The workers' lives."""
+        fleet = Fleet(self._target, dsn, self.settings, flags=self.flags, instrument=self.instrument)
+        self.stopping.of(fleet)
+        return await fleet.run()
+
+
+async def _run_beside(line: Line | None, worker: Worker) -> WorkerReport:
+    """A worker whose supervisor has gone drains as after a SIGTERM."""
+    if line is None:
+        return await worker.run()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(line.run, worker.stop)
+        report = await worker.run()
+        nursery.cancel_scope.cancel()
+    return report
 
 
 def summary(report: WorkerReport) -> str:

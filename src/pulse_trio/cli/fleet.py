@@ -1,0 +1,81 @@
+"""`run --processes N`: this process supervises, and each worker is another `pulse-trio run` with the same settings.
+
+The supervisor never imports the user's module, so nothing in that can bring it down.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+import trio
+
+from ..observe import Observer
+from ..settings import WorkerSettings
+from ..store import WorkerStore
+from ..worker import Supervisor
+from .options import variable_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..observe import Instrument
+
+
+FAREWELL = 5.0
+"""Seconds for closing the connections."""
+
+
+class Fleet:
+    """Several worker processes, to be stopped like one worker."""
+
+    def __init__(
+        self, target: str, dsn: str, settings: WorkerSettings, *, flags: Mapping[str, bool], instrument: Instrument
+    ) -> None:
+        self._store = WorkerStore(dsn, schema=settings.schema, lease=settings.lease)
+        self._supervisor = Supervisor(
+            [sys.executable, "-m", "pulse_trio.cli", "run", target],
+            {**os.environ, **environment_of(dsn, settings, flags)},
+            self._store,
+            settings=settings,
+            observer=Observer([instrument]),
+            burst=flags["burst"],
+        )
+
+    async def run(self) -> int:
+        """Until all have ended; returns the exit code. Raises `SchemaError` before any is started."""
+        try:
+            await self._store.check_schema()
+            return await self._supervisor.run()
+        finally:
+            with trio.move_on_after(FAREWELL, shield=True):
+                await self._store.aclose()
+
+    @property
+    def running(self) -> int:
+        """None here: each worker looks after the jobs that do not end."""
+        return 0
+
+    def quiet(self) -> None:
+        self._supervisor.quiet()
+
+    def stop(self) -> None:
+        self._supervisor.stop()
+
+    def stop_now(self) -> None:
+        # The second signal is what stops them at once.
+        self._supervisor.stop()
+
+
+def environment_of(dsn: str, settings: WorkerSettings, flags: Mapping[str, bool]) -> dict[str, str]:
+    """What makes a child's settings ours, wherever ours came from. Not on its command line: that, `ps` shows to all."""
+    chosen = {f.name: getattr(settings, f.name) for f in fields(WorkerSettings)} | {"processes": 1, "dsn": dsn, **flags}
+    return {variable_of(name): _text(value) for name, value in chosen.items() if value is not None}
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    return ",".join(value) if isinstance(value, tuple) else str(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
