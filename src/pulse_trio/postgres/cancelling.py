@@ -107,18 +107,18 @@ class CancellableConnection(AsyncConnection[Row]):
             await self._refuse_if_cancelled(gen)
         try:
             return await drive(gen, self.pgconn)
-        except trio.Cancelled:
+        except trio.Cancelled:  # noqa: ASYNC103 - complete or cancel
             if mode is Mode.FINISH or closes_a_cursor(gen):
-                ended = await self._let_end(gen)
+                ended = await self._let_end(gen)  # noqa: ASYNC102 - complete or cancel
             else:
-                ended = await self._complete_or_cancel(gen)
+                ended = await self._complete_or_cancel(gen)  # noqa: ASYNC102 - complete or cancel
             if ended is None:
                 raise
-            return ended[0]
+            return ended[0]  # noqa: ASYNC104 - complete or cancel
         except KeyboardInterrupt:
             # Not a level: if it were not raised now it would be lost, so the answer is.
-            await self._complete_or_cancel(gen)
-            await self._settle()
+            await self._complete_or_cancel(gen)  # noqa: ASYNC120 - complete or cancel
+            await self._settle()  # noqa: ASYNC120 - complete or cancel
             raise
 
     async def _wait_at_most(self, gen: PQGen[T], timeout: float) -> T:
@@ -138,8 +138,8 @@ class CancellableConnection(AsyncConnection[Row]):
             await trio.lowlevel.checkpoint_if_cancelled()
         except trio.Cancelled:
             if closes_a_cursor(gen):
-                return
-            await self._settle()
+                return  # noqa: ASYNC104 - complete or cancel
+            await self._settle()  # noqa: ASYNC102 - complete or cancel
             raise
 
     def _is_active(self) -> bool:

@@ -97,9 +97,9 @@ class TrioConnection(CancellableConnection[Row]):
     ) -> None:
         try:
             with running_in(Mode.FINISH):
-                await super().__aexit__(exc_type, exc_val, exc_tb)
+                await super().__aexit__(exc_type, exc_val, exc_tb)  # noqa: ASYNC102 - bounded by its mode
         finally:
-            await self.close()
+            await self.close()  # noqa: ASYNC102 - never waits
 
     async def ping(self) -> None:
         """One round trip that starts no transaction.

@@ -91,7 +91,7 @@ class Link:
                         raise DatabaseUnavailable(f"{self.name}: connection lost: {self._clean(ex)}") from ex
                     raise
                 finally:
-                    await connection.make_idle()
+                    await connection.make_idle()  # noqa: ASYNC102 - bounded by its mode
         if deadline.cancelled_caught:
             raise DatabaseUnavailable(f"{self.name}: the database did not answer within {seconds:g} s")
 
@@ -107,7 +107,7 @@ class Link:
                     pass
         finally:
             if self._connection is not None:
-                await self._connection.close()
+                await self._connection.close()  # noqa: ASYNC102 - never waits
 
     async def _connected(self) -> TrioConnection[Any]:
         if self._closed:

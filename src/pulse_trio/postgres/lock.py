@@ -41,10 +41,10 @@ class HandoverLock:
             return
         try:
             await self._waiters.park()
-        except trio.Cancelled:
+        except trio.Cancelled:  # noqa: ASYNC103 - clean-up insists, bounded
             if current_mode() is Mode.QUERY:
                 raise
-            await self._insist()
+            await self._insist()  # noqa: ASYNC102 - clean-up insists, bounded
 
     async def _insist(self) -> None:
         with bounded_shield(CLEANUP_SECONDS):

@@ -158,7 +158,7 @@ class TrioPool:
             if connection.broken or not connection.closed:
                 await connection.commit()
         finally:
-            await self._take_back(slot)
+            await self._take_back(slot)  # noqa: ASYNC102 - bounded by its mode
 
     async def _acquire(self, seconds: float) -> _Slot:
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -208,7 +208,7 @@ class TrioPool:
         except e.Error as ex:
             self._last_failure = ex
         except BaseException:
-            await self._take_back(slot)
+            await self._take_back(slot)  # noqa: ASYNC102 - bounded by its mode
             raise
         slot.connection.abort()
         return False
@@ -366,10 +366,10 @@ async def open_pool(
             await pool.open()
             nursery.start_soon(pool.run, name="pool: retire")
             yield pool
-        except BaseException as ex:
+        except BaseException as ex:  # noqa: ASYNC103 - raised below
             failure = ex
         finally:
-            await pool.close()
+            await pool.close()  # noqa: ASYNC102 - never waits
             nursery.cancel_scope.cancel()
     if failure is not None:
         raise failure

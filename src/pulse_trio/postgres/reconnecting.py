@@ -68,7 +68,7 @@ async def _configure(connection: TrioConnection[Any], configure: Configure | Non
     try:
         await configure(connection)
     except BaseException:
-        await connection.close()
+        await connection.close()  # noqa: ASYNC102 - never waits
         raise
 
 

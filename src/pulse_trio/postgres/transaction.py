@@ -41,7 +41,7 @@ class TrioTransaction(AsyncTransaction):
     ) -> bool:
         try:
             with running_in(Mode.FINISH):
-                return await super().__aexit__(exc_type, exc_val, exc_tb)
+                return await super().__aexit__(exc_type, exc_val, exc_tb)  # noqa: ASYNC102 - bounded by its mode
         finally:
             if self.status is self.Status.ACTIVE:  # never got to say COMMIT or ROLLBACK
                 self._conn.abort()
@@ -70,7 +70,7 @@ class TrioPipeline(AsyncPipeline):
     ) -> None:
         try:
             with running_in(Mode.SETTLE):
-                await super().__aexit__(exc_type, exc_val, exc_tb)
+                await super().__aexit__(exc_type, exc_val, exc_tb)  # noqa: ASYNC102 - bounded by its mode
         except BaseException as ex:
             exc_val = exc_val or ex
             raise
