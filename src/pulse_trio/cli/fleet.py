@@ -65,8 +65,7 @@ class Fleet:
         self._supervisor.stop()
 
     def stop_now(self) -> None:
-        # The second signal is what stops them at once.
-        self._supervisor.stop()
+        self._supervisor.stop_now()
 
 
 def environment_of(dsn: str, settings: WorkerSettings, flags: Mapping[str, bool]) -> dict[str, str]:

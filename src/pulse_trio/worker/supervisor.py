@@ -89,11 +89,19 @@ class Supervisor:
     # What may be asked of it
 
     def stop(self) -> None:
-        """Ends the children as the signal does: the first time they drain, the second they stop at once."""
+        """Ends the children as the signal does: they drain."""
+        self._end(signal.SIGTERM)
+
+    def stop_now(self) -> None:
+        """Ends the children as a second signal does: they stop at once."""
+        # Another signal than stop()'s: two of one kind that come before the child looks are one.
+        self._end(signal.SIGINT)
+
+    def _end(self, number: signal.Signals) -> None:
         self._stopping = True
         self._stopped.set()
         self._first_is_up.set()
-        self._signal(signal.SIGTERM)
+        self._signal(number)
 
     def quiet(self) -> None:
         """Stop claiming, in every child."""
@@ -144,13 +152,17 @@ class Supervisor:
             self._observer.emit(ChildEnded(child.process.pid, code))
             await self._hand_back(child.sessions)
             if self._is_final(child, code):
-                self._codes.append(code)
+                self._codes.append(0 if self._never_began(child, code) else code)
                 if code == USAGE or not self._first_is_up.is_set():
                     self.stop()
                 return
             failures = 0 if child.heard - child.started > _LIVED else failures + 1
             with trio.move_on_after(backoff(failures, base=0.2, cap=30.0)):
                 await self._stopped.wait()
+
+    def _never_began(self, child: Child, code: int) -> bool:
+        """Whether our own signal met a child that was not there yet to obey it: that is no error."""
+        return self._stopping and not child.sessions and code in (-signal.SIGTERM, -signal.SIGINT)
 
     def _is_final(self, child: Child, code: int) -> bool:
         never_up = not child.sessions and not self._first_is_up.is_set()
