@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import trio
 
+from ..handlers import check_queue
 from ..postgres import wait_for_database
 from ..settings import load_settings
 from ..worker import Worker, inherited_line
@@ -51,6 +52,8 @@ def run(target: str, dsn: str | None, burst: bool, verbose: bool, as_json: bool,
     Exit codes: 0 drained, 1 an error (the database's fault), 2 wrong usage, 3 the grace passed and jobs were released.
     """
     settings = load_settings(given)
+    for queue in settings.queues or ():
+        check_queue(queue)  # before the database is waited for
     choice = choose_database(dsn)
     flags = {"burst": burst, "verbose": verbose, "json": as_json}
     if settings.processes > 1:

@@ -154,7 +154,12 @@ def _figure(value: float) -> str:
 @contextmanager
 def _ending_as_ctrl_c() -> Generator[None]:
     """SIGTERM ends the bench as Ctrl-C does, so that its schema is dropped."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+    # Raised again as SIGINT, whose handler is Trio's while Trio runs, and spares Trio's own insides.
+    def interrupt(_number: int, _frame: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     finally:

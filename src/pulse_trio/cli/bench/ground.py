@@ -10,6 +10,7 @@ from psycopg.sql import SQL, Identifier
 
 from ...migrate import migrate_sync
 from ...postgres import connect_sync
+from ..output import notice
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -61,6 +62,7 @@ class Ground:
 def open_ground(dsn: str) -> Generator[Ground]:
     """A migrated schema with a name of its own; dropped at the end, whatever happens."""
     schema = f"pulse_bench_{secrets.token_hex(4)}"
+    notice(f"measuring in the schema {schema}, which is dropped at the end")
     with connect_sync(dsn) as connection:
         try:
             migrate_sync(dsn, schema)
