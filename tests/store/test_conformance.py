@@ -1,0 +1,354 @@
+"""One suite for every store: the real one and the fake that the worker's tests stand on, so that the fake cannot drift."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+import trio
+
+from pulse_trio.store import Slot, WorkerStore
+from support.fake_store import FakeDatabase, FakeStore
+from support.stores import Window, claim, claim_one, end, forged, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator
+
+    from pulse_trio.jobs import OutcomeKind
+    from pulse_trio.states import State
+
+Store = WorkerStore | FakeStore
+
+
+class Real:
+    """A database, and stores on it."""
+
+    def __init__(self, window: Window, queue: str, stack: AsyncExitStack) -> None:
+        self.window = window
+        self.queue = queue
+        self._stack = stack
+
+    async def store(self) -> Store:
+        return await self._stack.enter_async_context(open_store(self.window.dsn))
+
+    def enqueue(self, **options: Any) -> int:
+        return self.window.enqueue(self.queue, **options)
+
+    def state(self, job_id: int) -> State | str:
+        return self.window.state(job_id)
+
+    def facts(self, job_id: int) -> tuple[int, int]:
+        """(attempt, max_attempts)."""
+        job = self.window.job(job_id)
+        return job["attempt"], job["max_attempts"]
+
+    def history(self, job_id: int) -> list[tuple[int, int, str]]:
+        return [
+            (a["attempt"], a["worker"], a["outcome"]) for a in self.window.attempts(job_id) if a["outcome"] != "running"
+        ]
+
+    def expire(self, job_id: int) -> None:
+        self.window.expire(job_id)
+
+    def pause(self) -> None:
+        self.window.run("INSERT INTO queue (name, paused_at) VALUES (%s, now())", self.queue)
+
+    @contextmanager
+    def lock(self, job_id: int) -> Generator[None]:
+        with psycopg.connect(self.window.dsn) as connection:
+            connection.execute("SELECT FROM pulse.job WHERE id = %s FOR UPDATE", [job_id])
+            yield
+
+
+class Fake:
+    """The same in memory."""
+
+    def __init__(self, queue: str) -> None:
+        self.database = FakeDatabase()
+        self.queue = queue
+
+    async def store(self) -> Store:
+        store = FakeStore(self.database)
+        await store.open_session()
+        return store
+
+    def enqueue(self, **options: Any) -> int:
+        return self.database.enqueue(queue=self.queue, **options)
+
+    def state(self, job_id: int) -> State | str:
+        return self.database.state(job_id)
+
+    def facts(self, job_id: int) -> tuple[int, int]:
+        job = self.database.jobs[job_id]
+        return job.attempt, job.max_attempts
+
+    def history(self, job_id: int) -> list[tuple[int, int, str]]:
+        return self.database.jobs[job_id].history
+
+    def expire(self, job_id: int) -> None:
+        self.database.expire(job_id)
+
+    def pause(self) -> None:
+        self.database.paused.add(self.queue)
+
+    def lock(self, job_id: int) -> Any:
+        return self.database.lock(job_id)
+
+
+House = Real | Fake
+
+
+@pytest.fixture(params=["real", "fake"])
+async def house(request: pytest.FixtureRequest, window: Window, queue: str) -> AsyncGenerator[House]:
+    async with AsyncExitStack() as stack:
+        yield Real(window, queue, stack) if request.param == "real" else Fake(queue)
+
+
+@pytest.fixture
+async def store(house: House) -> Store:
+    return await house.store()
+
+
+@pytest.fixture
+async def other(house: House) -> Store:
+    return await house.store()
+
+
+async def test_sessions_are_positive_and_differ(store: Store, other: Store) -> None:
+    assert 0 < store.session != other.session > 0
+
+
+async def test_a_claim_carries_the_row_and_the_fence(house: House, store: Store) -> None:
+    job_id = house.enqueue(kind="k", priority=4, max_attempts=3)
+    before = trio.current_time()
+    claims, sent, settlement = await store.exchange(5, [Slot(house.queue, 4)])
+    (claimed,) = claims
+    assert before <= sent <= trio.current_time()
+    assert settlement == ([], [], [])
+    assert (claimed.id, claimed.attempt, claimed.session) == (job_id, 1, store.session)
+    assert (claimed.kind, claimed.queue, claimed.priority, claimed.args) == ("k", house.queue, 4, "{}")
+    assert (claimed.max_attempts, claimed.failures, claimed.options) == (3, 0, None)
+    assert house.state(job_id) == "running"
+
+
+async def test_claims_are_first_in_first_out_up_to_the_limit(house: House, store: Store) -> None:
+    ids = [house.enqueue() for _ in range(4)]
+    house.enqueue(delay=3600)
+    got = [c.id for c in await claim(store, house.queue, 3)]
+    got += [c.id for c in await claim(store, house.queue, 3)]
+    assert got == ids
+    assert await claim(store, house.queue, 3) == []
+
+
+async def test_slots_share_the_limit_in_the_order_given(house: House, store: Store) -> None:
+    low = [house.enqueue() for _ in range(2)]
+    high = [house.enqueue(priority=1) for _ in range(2)]
+    claims = (await store.exchange(3, [Slot(house.queue, 1), Slot(house.queue, 0)])).claims
+    assert {c.id for c in claims} == {*high, low[0]}
+    # First in, first out over all slots; the caller puts its slots in order.
+    assert [c.id for c in claims] == [low[0], *high]
+
+
+async def test_a_floor_hides_what_stands_below_it_but_not_what_is_recent(house: House, store: Store) -> None:
+    house.enqueue()
+    first = await claim_one(store, house.queue)
+    assert (await store.settle([end(first, "released")])).accepted
+    above = Slot(house.queue, 0, first.run_at, 0)
+    (again,) = (await store.exchange(1, [above])).claims
+    assert again.id == first.id
+    assert await claim(store, house.queue) == []
+
+
+async def test_an_exchange_claims_and_completes_at_once(house: House, store: Store) -> None:
+    ids = [house.enqueue() for _ in range(2)]
+    done = end(await claim_one(store, house.queue), result="7")
+    claims, _, settlement = await store.exchange(5, [Slot(house.queue, 0)], [done])
+    assert [c.id for c in claims] == ids[1:]
+    assert settlement == ([done], [], [])
+    assert house.state(ids[0]) == "completed"
+
+
+OUTCOMES: list[tuple[OutcomeKind, str, int]] = [
+    ("completed", "completed", 2),
+    ("failed", "retryable", 2),
+    ("timeout", "retryable", 2),
+    ("discarded", "dead", 2),
+    ("cancelled", "cancelled", 2),
+    ("snoozed", "scheduled", 3),
+    ("released", "scheduled", 3),
+    ("rescued", "retryable", 2),
+]
+
+
+@pytest.mark.parametrize(("kind", "state", "budget"), OUTCOMES, ids=[o[0] for o in OUTCOMES])
+async def test_every_outcome_leads_where_it_should(
+    kind: OutcomeKind, state: str, budget: int, house: House, store: Store
+) -> None:
+    job_id = house.enqueue(max_attempts=2)
+    outcome = end(await claim_one(store, house.queue), kind, delay=600.0)
+    assert await store.settle([outcome]) == ([outcome], [], [])
+    assert house.state(job_id) == state
+    assert house.facts(job_id) == (1, budget)
+    assert house.history(job_id) == [(1, store.session, kind)]
+
+
+@pytest.mark.parametrize("kind", ["failed", "timeout", "rescued"])
+async def test_the_last_attempt_is_dead(kind: OutcomeKind, house: House, store: Store) -> None:
+    job_id = house.enqueue(max_attempts=1)
+    await store.settle([end(await claim_one(store, house.queue), kind, delay=600.0)])
+    assert house.state(job_id) == "dead"
+
+
+async def test_a_job_without_delay_is_available_again_with_the_next_attempt(house: House, store: Store) -> None:
+    house.enqueue()
+    for attempt in (1, 2, 3):
+        claimed = await claim_one(store, house.queue)
+        assert (claimed.attempt, claimed.failures) == (attempt, attempt - 1)
+        await store.settle([end(claimed, "failed")])
+
+
+@pytest.mark.parametrize("part", ["id", "attempt", "session"])
+async def test_a_wrong_fence_is_refused_everywhere(part: str, house: House, store: Store) -> None:
+    job_id = house.enqueue()
+    ours = await claim_one(store, house.queue)
+    wrong = forged(ours, **{part: getattr(ours, part) + 10**9})
+    for outcome in (end(wrong), end(wrong, "failed")):
+        assert (await store.settle([outcome])).refused == [outcome]
+    assert (await store.exchange(0, [], [end(wrong)])).settlement.refused
+    assert (await store.beat([wrong]))[1:] == (frozenset(), frozenset())
+    assert house.state(job_id) == "running"
+    assert (await store.settle([end(ours)])).accepted
+
+
+async def test_a_locked_row_is_skipped_by_claims_and_told_apart_by_beats_and_reports(
+    house: House, store: Store
+) -> None:
+    locked = house.enqueue()
+    ours = await claim_one(store, house.queue)
+    waiting = house.enqueue()
+    failed = end(ours, "failed")
+    house.expire(locked)
+    with house.lock(locked):
+        assert await store.rescue() == (0, 0)
+        assert (await store.beat([ours])).locked == {ours}
+        assert await store.settle([failed]) == ([], [], [failed])
+        completed = end(ours)
+        assert await store.settle([completed]) == ([], [], [completed])
+    with house.lock(waiting):
+        assert await claim(store, house.queue) == []
+    assert (await store.settle([failed])).accepted == [failed]
+
+
+async def test_beats_tell_renewed_and_lost_apart(house: House, store: Store, other: Store) -> None:
+    for _ in range(3):
+        house.enqueue()
+    renewed, settled, rescued = await claim(store, house.queue)
+    await store.settle([end(settled)])
+    house.expire(rescued.id)
+    await other.rescue()
+    living = await claim_one(other, house.queue)
+    beat = await store.beat([renewed, settled, rescued, living])
+    assert (beat.renewed, beat.locked) == ({renewed, living}, set())
+
+
+async def test_a_beat_keeps_the_watchdog_away(house: House, store: Store) -> None:
+    job_id = house.enqueue()
+    ours = await claim_one(store, house.queue)
+    house.expire(job_id)
+    await store.beat([ours])
+    assert await store.rescue() == (0, 0)
+
+
+async def test_rescue_puts_back_what_expired_and_buries_what_is_used_up(
+    house: House, store: Store, other: Store
+) -> None:
+    back, dead, alive = house.enqueue(), house.enqueue(max_attempts=1), house.enqueue()
+    claims = await claim(store, house.queue)
+    house.expire(back)
+    house.expire(dead)
+    assert await other.rescue() == (1, 1)
+    assert [house.state(i) for i in (back, dead, alive)] == ["available", "dead", "running"]
+    assert (await store.settle([end(claims[0])])).refused
+    assert (await claim_one(other, house.queue)).failures == 0
+
+
+async def test_rescue_of_sessions_needs_no_expiry(house: House, store: Store, other: Store) -> None:
+    job_id = house.enqueue()
+    await claim_one(store, house.queue)
+    assert await other.rescue_sessions([other.session]) == (0, 0)
+    assert await other.rescue_sessions([store.session]) == (1, 0)
+    assert house.state(job_id) == "available"
+
+
+async def test_an_unsure_report_counts_if_it_was_written_and_only_then(
+    house: House, store: Store, other: Store
+) -> None:
+    for _ in range(3):
+        house.enqueue()
+    completed, failed, lost = await claim(store, house.queue)
+    written = [end(completed), end(failed, "failed", delay=60.0)]
+    await store.settle(written)
+    house.expire(lost.id)
+    await other.rescue()
+    accepted, refused, again = await store.settle([*written, end(lost)], unsure=True)
+    assert {o.claim for o in accepted} == {completed, failed}
+    assert ([o.claim for o in refused], again) == ([lost], [])
+    assert len((await store.settle(written)).refused) == 2
+
+
+async def test_slots_are_the_pairs_with_live_jobs_and_their_next_due_time(house: House, store: Store) -> None:
+    def ours(found: Any) -> list[tuple[int, bool]]:
+        return sorted((f.priority, f.next_due_in is not None) for f in found if f.queue == house.queue)
+
+    done = house.enqueue(priority=9)
+    house.enqueue()
+    house.enqueue(priority=2, delay=600)
+    await store.settle([end(await claim_one(store, house.queue, priority=9))])
+    assert house.state(done) == "completed"
+    assert ours(await store.slots(None)) == ours(await store.slots([house.queue])) == [(0, False), (2, True)]
+    (due,) = [f.next_due_in for f in await store.slots([house.queue]) if f.next_due_in]
+    assert 500 < due <= 600
+    assert await store.slots(["elsewhere"]) == []
+    # A running job is a live one: its slot is known when it comes back.
+    await claim_one(store, house.queue)
+    assert ours(await store.slots(None)) == [(0, False), (2, True)]
+    house.pause()
+    assert ours(await store.slots(None)) == []
+
+
+async def test_producers_wake_listeners_only_while_somebody_is_idle(house: House, store: Store) -> None:
+    heard: list[str] = []
+    got = trio.Event()
+
+    def on_notify(queue: str) -> None:
+        heard.append(queue)
+        if queue or len(heard) == 1:
+            got.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(store.listen, on_notify)
+        await got.wait()
+        got = trio.Event()
+        assert heard == [""]
+        assert not store.idle
+        house.enqueue()
+        await store.announce_idle()
+        assert store.idle
+        house.enqueue(delay=60)
+        house.enqueue()
+        await got.wait()
+        await store.withdraw_idle()
+        assert not store.idle
+        house.enqueue()
+        await store.touch(0, draining=False)
+        assert heard == ["", house.queue]
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_rest_of_a_workers_life_is_accepted(store: Store) -> None:
+    await store.check_schema()
+    await store.touch(3, draining=True)
+    await store.maintain(86400.0)
+    await store.end_sessions()

@@ -1,0 +1,331 @@
+"""A store in memory, on Trio's clock, so that the worker's rooms can be tested without waiting.
+
+It must not drift from the real one: tests/store/test_conformance.py runs one suite against both.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING
+
+import trio
+
+from pulse_trio.errors import DatabaseUnavailable
+from pulse_trio.jobs import Claim, Outcome
+from pulse_trio.states import FINISHED, Event, State, event_of, next_state
+from pulse_trio.store import Beat, Exchange, Found, Rescue, Settlement, Slot
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Generator, Sequence
+
+RECENT = 0.05
+"""Seconds a floor trails the newest row, as in exchange.sql."""
+
+
+@dataclass
+class FakeJob:
+    id: int
+    queue: str
+    priority: int
+    kind: str
+    args: str
+    options: str | None
+    max_attempts: int
+    run_at: float
+    attempt: int = 0
+    failures: int = 0
+    session: int = 0
+    lease_until: float = math.inf
+    waits_after_failure: bool = False
+    finished: State | None = None
+    result: str | None = None
+    error: str | None = None
+    history: list[tuple[int, int, str]] = field(default_factory=list)
+    """(attempt, session, outcome) of every attempt that ended."""
+
+    @property
+    def state(self) -> State:
+        if self.finished is not None:
+            return self.finished
+        if self.session:
+            return State.RUNNING
+        if self.run_at <= trio.current_time():
+            return State.AVAILABLE
+        return State.RETRYABLE if self.waits_after_failure else State.SCHEDULED
+
+
+class FakeDatabase:
+    """What several fake stores share."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[int, FakeJob] = {}
+        self.locked: set[int] = set()
+        self.paused: set[str] = set()
+        self.sessions: dict[int, bool] = {}
+        self.idle: set[FakeStore] = set()
+        self.listeners: list[Callable[[str], None]] = []
+        self.ids = count(1)
+        self.new_session = count(1000)
+
+    def enqueue(
+        self,
+        kind: str = "noop",
+        args: str = "{}",
+        *,
+        queue: str = "default",
+        priority: int = 0,
+        max_attempts: int = 20,
+        delay: float = 0.0,
+        options: str | None = None,
+    ) -> int:
+        run_at = trio.current_time() + delay
+        job = FakeJob(next(self.ids), queue, priority, kind, args, options, max_attempts, run_at)
+        self.jobs[job.id] = job
+        if delay <= 0 and self.idle:
+            for listener in self.listeners:
+                listener(queue)
+        return job.id
+
+    def state(self, job_id: int) -> State:
+        return self.jobs[job_id].state
+
+    def states(self) -> list[State]:
+        return [job.state for job in self.jobs.values()]
+
+    @contextmanager
+    def lock(self, job_id: int) -> Generator[None]:
+        """Somebody's transaction holds the row."""
+        self.locked.add(job_id)
+        try:
+            yield
+        finally:
+            self.locked.discard(job_id)
+
+    def expire(self, job_id: int) -> None:
+        self.jobs[job_id].lease_until = trio.current_time() - 1
+
+
+class FakeStore:
+    """One worker's. `trouble[operation]` is awaited before the operation is done, `silence[operation]` after it: what they
+    raise is what the caller sees, and a silence that raises is a reply that was lost."""
+
+    def __init__(self, database: FakeDatabase, *, lease: float = 30.0) -> None:
+        self.database = database
+        self.lease = lease
+        self.session = 0
+        self.idle = False
+        self.closed = False
+        self.calls: list[str] = []
+        self.beats: list[tuple[float, list[Claim]]] = []
+        self.settled: list[Outcome] = []
+        self.trouble: dict[str, Callable[[], Awaitable[None]]] = {}
+        self.silence: dict[str, Callable[[], Awaitable[None]]] = {}
+        self.draining = False
+
+    async def _done(self, operation: str) -> None:
+        """The way to the server."""
+        self.calls.append(operation)
+        if operation in self.trouble:
+            await self.trouble[operation]()
+        await trio.lowlevel.checkpoint()
+
+    async def _answered(self, operation: str) -> None:
+        """The way back. An answer that is there is not lost to a cancellation (TrioConnection's complete or cancel)."""
+        if operation in self.silence:
+            await self.silence[operation]()
+
+    # Sessions
+
+    async def check_schema(self) -> None:
+        await self._done("check_schema")
+
+    async def open_session(self) -> int:
+        await self._done("open_session")
+        self.session = next(self.database.new_session)
+        self.database.sessions[self.session] = True
+        return self.session
+
+    async def touch(self, running: int, *, draining: bool) -> None:
+        await self._done("touch")
+        self.draining = draining
+
+    async def end_sessions(self) -> None:
+        await self._done("end_sessions")
+        self.database.sessions[self.session] = False
+
+    async def aclose(self) -> None:
+        await trio.lowlevel.checkpoint()
+        self.closed = True
+        self._withdraw()
+
+    # Claiming and settling
+
+    async def exchange(self, limit: int, slots: Sequence[Slot], completed: Sequence[Outcome] = ()) -> Exchange:
+        sent = trio.current_time()
+        await self._done("exchange")
+        settlement = self._write(completed)
+        claims = [self._claim(job) for job in self._due(limit, slots)]
+        await self._answered("exchange")
+        return Exchange(sorted(claims, key=lambda c: (float(c.run_at), c.id)), sent, settlement)
+
+    def _due(self, limit: int, slots: Sequence[Slot]) -> list[FakeJob]:
+        now = trio.current_time()
+        found: list[FakeJob] = []
+        for slot in slots:
+            floor = (float(slot.floor_run_at), slot.floor_id)
+            if floor[0] > now - RECENT:
+                floor = (now - RECENT, 0)
+            jobs = [
+                job
+                for job in self.database.jobs.values()
+                if (job.queue, job.priority) == (slot.queue, slot.priority)
+                and job.state is State.AVAILABLE
+                and (job.run_at, job.id) >= floor
+                and job.id not in self.database.locked
+            ]
+            found += sorted(jobs, key=lambda job: (job.run_at, job.id))
+        return found[:limit]
+
+    def _claim(self, job: FakeJob) -> Claim:
+        job.attempt += 1
+        job.session = self.session
+        job.lease_until = trio.current_time() + self.lease
+        return Claim(
+            job.id, job.attempt, job.max_attempts, job.failures, job.priority, repr(job.run_at), job.queue, job.kind,
+            job.args, job.options, job.session,
+        )  # fmt: skip
+
+    async def settle(self, outcomes: Sequence[Outcome], *, unsure: bool = False) -> Settlement:
+        await self._done("settle")
+        accepted, refused, again = self._write(outcomes)
+        if unsure:
+            known = [o for o in refused if self._was_ours(o)]
+            accepted, refused = accepted + known, [o for o in refused if o not in known]
+        await self._answered("settle")
+        return Settlement(accepted, refused, again)
+
+    def _was_ours(self, outcome: Outcome) -> bool:
+        claim = outcome.claim
+        job = self.database.jobs.get(claim.id)
+        ended = [] if job is None else [h[2] for h in job.history if h[:2] == (claim.attempt, claim.session)]
+        return any(outcome != "rescued" for outcome in ended)
+
+    def _write(self, outcomes: Sequence[Outcome]) -> Settlement:
+        settlement = Settlement([], [], [])
+        for outcome in outcomes:
+            job = self._ours(outcome.claim)
+            if job is None:
+                settlement.refused.append(outcome)
+            elif job.id in self.database.locked:
+                settlement.again.append(outcome)
+            else:
+                self._end(job, outcome)
+                self.settled.append(outcome)
+                settlement.accepted.append(outcome)
+        return settlement
+
+    def _ours(self, claim: Claim) -> FakeJob | None:
+        """The fence."""
+        job = self.database.jobs.get(claim.id)
+        held = job is not None and job.state is State.RUNNING
+        return job if held and (job.attempt, job.session) == (claim.attempt, claim.session) else None
+
+    def _end(self, job: FakeJob, outcome: Outcome) -> None:
+        event = event_of(outcome.kind, job.attempt, job.max_attempts)
+        state = next_state(State.RUNNING, event)
+        job.history.append((job.attempt, job.session, outcome.kind))
+        job.error = outcome.error or job.error
+        job.session, job.lease_until = 0, math.inf
+        if state in FINISHED:
+            job.finished, job.result = state, outcome.result
+            if event is Event.COMPLETE:
+                job.error = None
+            return
+        job.run_at = trio.current_time() + outcome.delay
+        job.failures += event is Event.FAIL
+        job.max_attempts += event in (Event.SNOOZE, Event.RELEASE)
+        job.waits_after_failure = event in (Event.FAIL, Event.RESCUE)
+
+    async def slots(self, queues: Sequence[str] | None) -> list[Found]:
+        await self._done("slots")
+        now = trio.current_time()
+        due: dict[tuple[str, int], list[float]] = {}
+        for job in self.database.jobs.values():
+            if (
+                job.finished is None
+                and job.queue not in self.database.paused
+                and (queues is None or job.queue in queues)
+            ):
+                due.setdefault((job.queue, job.priority), []).append(job.run_at)
+        return [
+            Found(queue, priority, min((t - now for t in times if t > now), default=None))
+            for (queue, priority), times in sorted(due.items())
+        ]
+
+    # Leases
+
+    async def beat(self, claims: Sequence[Claim]) -> Beat:
+        sent = trio.current_time()
+        await self._done("beat")
+        ours = [claim for claim in claims if self._ours(claim)]
+        locked = frozenset(claim for claim in ours if claim.id in self.database.locked)
+        renewed = frozenset(ours) - locked
+        for claim in renewed:
+            self.database.jobs[claim.id].lease_until = trio.current_time() + self.lease
+        self.beats.append((sent, list(claims)))
+        await self._answered("beat")
+        return Beat(sent, renewed, locked)
+
+    async def rescue(self, limit: int = 1000) -> Rescue:
+        await self._done("rescue")
+        now = trio.current_time()
+        return self._rescue([job for job in self.database.jobs.values() if job.lease_until < now][:limit])
+
+    async def rescue_sessions(self, sessions: Sequence[int], limit: int = 1000) -> Rescue:
+        await self._done("rescue_sessions")
+        held = [job for job in self.database.jobs.values() if job.state is State.RUNNING and job.session in sessions]
+        return self._rescue(held[:limit])
+
+    def _rescue(self, jobs: Sequence[FakeJob]) -> Rescue:
+        ends: list[State] = []
+        for job in jobs:
+            if job.id not in self.database.locked:
+                claim = Claim(job.id, job.attempt, 0, 0, 0, "", "", "", "", None, job.session)
+                self._end(job, Outcome(claim, "rescued", error="the worker was gone"))
+                ends.append(job.state)
+        return Rescue(ends.count(State.AVAILABLE), ends.count(State.DEAD))
+
+    async def maintain(self, retention: float) -> None:
+        await self._done("maintain")
+
+    # Waking
+
+    async def announce_idle(self) -> None:
+        await self._done("announce_idle")
+        self.idle = True
+        self.database.idle.add(self)
+
+    async def withdraw_idle(self) -> None:
+        await self._done("withdraw_idle")
+        self._withdraw()
+
+    def _withdraw(self) -> None:
+        self.idle = False
+        self.database.idle.discard(self)
+
+    async def listen(self, on_notify: Callable[[str], None]) -> None:
+        await self._done("listen")
+        self.database.listeners.append(on_notify)
+        try:
+            on_notify("")
+            await trio.sleep_forever()
+        finally:
+            self.database.listeners.remove(on_notify)
+
+
+async def unavailable() -> None:
+    """For `trouble` and `silence`: the database is gone."""
+    raise DatabaseUnavailable("the test took the database away")
