@@ -50,10 +50,13 @@ class Held:
         self._reason: CancelReason | None = None
         self._children: Children | None = None
         self._heartbeat_end: trio.Event | None = None
-        if claim.options is not None and (timeout := options_of(claim).timeout) is not None:
-            self.timeout_deadline = started + timeout
 
     # The job's nursery
+
+    def read_options(self) -> None:
+        """The timeout, from the row. Raises `msgspec.DecodeError`."""
+        if (timeout := options_of(self.claim).timeout) is not None:
+            self.timeout_deadline = self.started + timeout
 
     def opened(self, nursery: trio.Nursery) -> None:
         """The nursery is open; from here on the lease is its deadline."""
