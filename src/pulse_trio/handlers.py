@@ -47,6 +47,10 @@ _QUEUE = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
+class UnfitArguments(InvalidArguments):
+    """The row's arguments do not fit the handler, and will not next time: no retry mends it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
     """How a handler's jobs are enqueued, and what one call may change with `Handler.options`. Times are in seconds."""
@@ -190,7 +194,8 @@ class Signature:
         self._positional = [p.name for p in self.parameters if p.kind is not p.KEYWORD_ONLY]
         self._keyword = [p.name for p in self.parameters if p.kind is p.KEYWORD_ONLY]
         self._decoder = msgspec.json.Decoder(self._struct(hints))
-        self._job_first = bool(parameters) and parameters[0].name == self.job_parameter
+        first = parameters[0] if parameters else None
+        self._job_first = first is not None and first.name == self.job_parameter and first.kind is not first.KEYWORD_ONLY
 
     def _struct(self, hints: Mapping[str, Any]) -> type[msgspec.Struct]:
         fields: list[Any] = []
@@ -232,11 +237,11 @@ class Signature:
             raise InvalidArguments(f"Arguments do not fit {self.kind}{self._inspected}: {error}.") from None
 
     def decode(self, args: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """(positional, keyword) arguments of a call. Raises `InvalidArguments`: the job's fault, no retry will mend it."""
+        """(positional, keyword) arguments of a call. Raises `UnfitArguments`."""
         try:
             struct = self._decoder.decode(args)
         except msgspec.DecodeError as error:
-            raise InvalidArguments(f"Arguments do not fit {self.kind}{self._inspected}: {error}.") from None
+            raise UnfitArguments(f"Arguments do not fit {self.kind}{self._inspected}: {error}.") from None
         if not self._keyword:
             return msgspec.structs.astuple(struct), {}
         return (

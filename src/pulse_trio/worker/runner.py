@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import trio
 
-from ..errors import InvalidArguments
-from ..handlers import check_json
+from ..handlers import UnfitArguments, check_json
 from ..jobs import Job, Outcome
 from ..observe import FenceLost, JobEnded, JobStarted, LeaseUnproven, UnknownKindReleased
 from ..states import error_text, leaves_of, outcome_of_cancel, outcome_of_error
@@ -99,6 +98,11 @@ class Runner:
         if call is None:
             self._observer.emit(UnknownKindReleased(claim.id, claim.kind))
             return Outcome(claim, "released", delay=UNKNOWN_KIND_DELAY * 2 ** min(claim.attempt - 1, 3))
+        if claim.options is not None:
+            try:
+                held.read_options()
+            except msgspec.DecodeError as error:
+                return Outcome(claim, "discarded", error=error_text(error))
         if self._tell_start:
             self._observer.emit(JobStarted(claim.id, claim.kind, claim.queue, claim.attempt))
         try:
@@ -157,8 +161,7 @@ def _completed(claim: Claim, value: Any) -> Outcome:
 
 
 def _failed(claim: Claim, error: Exception) -> Outcome:
-    if isinstance(error, InvalidArguments):
-        # The row's arguments will not fit next time either.
+    if isinstance(error, UnfitArguments):
         return Outcome(claim, "discarded", error=error_text(error))
     return outcome_of_error(claim, error)
 

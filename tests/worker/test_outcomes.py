@@ -1,0 +1,345 @@
+"""What a handler does, and what becomes of its job."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import msgspec
+import pytest
+import trio
+
+from pulse_trio import Discard, InvalidArguments, Job, RetryAfter, Snooze
+from pulse_trio.observe import JobEnded, JobStarted, UnknownKindReleased
+
+if TYPE_CHECKING:
+    from support.workers import Recorder, Stage
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, 0, "", [], {"a": [1, {"b": None}]}, "ünï\U0001f600", 1.5, True, (1, 2), datetime(2020, 1, 1, tzinfo=UTC),
+     UUID(int=7), timedelta(seconds=1), b"bytes", {3, 4}],
+    ids=repr,
+)  # fmt: skip
+async def test_a_handlers_value_is_the_jobs_result(value: Any, stage: Stage) -> None:
+    @stage.handlers.job
+    async def give() -> Any:
+        return value
+
+    job = await stage.ended("give")
+    assert job.state == "completed"
+    assert (job.result or "null") == msgspec.json.encode(value).decode()
+
+
+async def test_arguments_arrive_typed(stage: Stage) -> None:
+    got: list[Any] = []
+
+    @stage.handlers.job
+    async def take(job: Job, at: datetime, ids: list[UUID], note: str = "none") -> None:
+        got.extend([job.kind, at, ids, note])
+
+    await stage.ended("take", at="2020-01-01T00:00:00Z", ids=[str(UUID(int=1))])
+    assert got == ["take", datetime(2020, 1, 1, tzinfo=UTC), [UUID(int=1)], "none"]
+
+
+async def test_a_job_knows_who_it_is(stage: Stage) -> None:
+    seen: list[Any] = []
+
+    @stage.handlers.job(name="who am i")
+    async def handler(job: Job) -> None:
+        seen.append((job.id, job.attempt, job.kind, job.queue, job.priority, job.max_attempts, job.cancel_reason))
+        seen.append(job.deadline - trio.current_time())
+        seen.append(repr(job))
+        if job.attempt == 1:
+            raise Snooze(5)
+
+    job_id = stage.enqueue("who am i", queue="q", priority=3, max_attempts=9)
+    async with stage.working():
+        await trio.sleep(8)
+    assert seen[0] == (job_id, 1, "who am i", "q", 3, 9, None)
+    # Lease 30, margin 6.
+    assert seen[1] == pytest.approx(24)
+    assert seen[2] == f"<Job {job_id} 'who am i' attempt 1 of queue 'q'>"
+    assert seen[3] == (job_id, 2, "who am i", "q", 3, 10, None)
+
+
+class Odd(BaseException):
+    """Neither an Exception nor Trio's."""
+
+
+FAILURES: list[BaseException] = [
+    ValueError("no"),
+    ExceptionGroup("several", [ValueError("one"), KeyError("two")]),
+    ExceptionGroup("nested", [ExceptionGroup("inner", [ValueError("deep")])]),
+    SystemExit(3),
+    KeyboardInterrupt(),
+    Odd("odd"),
+    BaseExceptionGroup("odd ones", [Odd("odd"), ValueError("even")]),
+    GeneratorExit(),
+    StopIteration(7),
+    AssertionError(),
+    TimeoutError(),
+    trio.TooSlowError(),
+    MemoryError(),
+    RecursionError(),
+]
+
+
+@pytest.mark.parametrize("error", FAILURES, ids=repr)
+@pytest.mark.parametrize("place", ["handler", "child"])
+async def test_whatever_is_raised_fails_its_own_job_and_nobody_elses(
+    error: BaseException, place: str, stage: Stage
+) -> None:
+    @stage.handlers.job
+    async def bad(job: Job) -> None:
+        if place == "child":
+            job.nursery.start_soon(child)
+            await trio.sleep_forever()
+        await child()
+
+    async def child() -> None:
+        raise error
+
+    @stage.handlers.job
+    async def good() -> int:
+        await trio.sleep(1)
+        return 7
+
+    siblings = [stage.enqueue("good") for _ in range(2)]
+    failed = stage.enqueue("bad", max_attempts=1)
+    siblings += [stage.enqueue("good") for _ in range(2)]
+    await stage.burst()
+    assert [stage.database.jobs[i].result for i in siblings] == ["7"] * 4
+    job = stage.database.jobs[failed]
+    assert job.state == "dead"
+    assert job.error is not None
+    assert type(error).__name__ in job.error
+
+
+async def test_a_failure_backs_off_and_counts(stage: Stage) -> None:
+    @stage.handlers.job
+    async def bad() -> None:
+        raise ValueError("the reason")
+
+    job = await stage.ended("bad")
+    assert job.state in ("retryable", "available")
+    assert (job.failures, job.max_attempts, job.attempt) == (1, 20, 1)
+    assert job.error is not None
+    assert job.error.startswith("ValueError: the reason\n\nTraceback")
+    assert __file__ in job.error
+    assert "pulse_trio" not in job.error.replace(__file__, "")
+
+
+async def test_a_job_is_dead_when_its_budget_is_used_up(stage: Stage) -> None:
+    attempts: list[int] = []
+
+    @stage.handlers.job
+    async def bad(job: Job) -> None:
+        attempts.append(job.attempt)
+        raise ValueError
+
+    job_id = stage.enqueue("bad", max_attempts=3)
+    async with stage.working():
+        await trio.sleep(60)
+    assert attempts == [1, 2, 3]
+    assert stage.database.state(job_id) == "dead"
+
+
+@pytest.mark.parametrize(
+    ("error", "state", "waits", "budget", "failures"),
+    [
+        (Snooze(300), "scheduled", 300, 21, 0),
+        (Snooze(timedelta(minutes=5)), "scheduled", 300, 21, 0),
+        (RetryAfter(300), "retryable", 300, 20, 1),
+        (Discard("never"), "dead", 0, 20, 0),
+        (ExceptionGroup("", [Snooze(100), Snooze(300), Snooze(200)]), "scheduled", 300, 21, 0),
+        (ExceptionGroup("", [RetryAfter(300), ExceptionGroup("", [RetryAfter(1)])]), "retryable", 300, 20, 1),
+        (ExceptionGroup("", [Discard("a"), Discard("b")]), "dead", 0, 20, 0),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("place", ["handler", "children"])
+async def test_a_handlers_wish_is_granted_alone_and_in_groups(
+    error: Exception, state: str, waits: float, budget: int, failures: int, place: str, stage: Stage
+) -> None:
+    @stage.handlers.job
+    async def wish(job: Job) -> None:
+        if place == "handler":
+            raise error
+        for inner in error.exceptions if isinstance(error, ExceptionGroup) else [error]:
+            job.nursery.start_soon(raising, inner)
+
+    async def raising(inner: Exception) -> None:
+        raise inner
+
+    job = await stage.ended("wish")
+    assert job.state == state
+    assert (job.max_attempts, job.failures) == (budget, failures)
+    if waits:
+        assert job.run_at - trio.current_time() == pytest.approx(waits, abs=1)
+
+
+async def test_wishes_that_contradict_each_other_are_a_failure(stage: Stage) -> None:
+    @stage.handlers.job
+    async def mixed() -> None:
+        raise ExceptionGroup("", [Snooze(300), ValueError("and that")])
+
+    job = await stage.ended("mixed")
+    assert (job.failures, job.attempt) == (1, 1)
+    assert stage.outcomes() == ["failed"]
+
+
+async def test_snoozing_for_ever_uses_no_budget(stage: Stage) -> None:
+    attempts: list[int] = []
+
+    @stage.handlers.job
+    async def sleepy(job: Job) -> None:
+        attempts.append(job.attempt)
+        if job.attempt < 6:
+            raise Snooze(1)
+
+    job_id = stage.enqueue("sleepy", max_attempts=1)
+    async with stage.working():
+        await trio.sleep(60)
+    assert attempts == [1, 2, 3, 4, 5, 6]
+    assert stage.database.state(job_id) == "completed"
+
+
+@pytest.mark.parametrize(
+    "args", ['{"n": "seven"}', "{}", '{"n": 1, "more": 2}', '{"n": null}', '{"m": 1}'], ids=lambda args: args
+)
+async def test_arguments_that_do_not_fit_kill_the_job_at_once_and_say_why(args: str, stage: Stage) -> None:
+    @stage.handlers.job
+    async def typed(n: int) -> None: ...
+
+    good = stage.enqueue("typed", n=1)
+    bad = stage.database.enqueue("typed", args)
+    await stage.burst()
+    job = stage.database.jobs[bad]
+    assert job.state == "dead"
+    assert job.error is not None
+    assert "Arguments do not fit typed(n: int)" in job.error.replace("'int'", "int")
+    assert stage.database.state(good) == "completed"
+
+
+async def test_bad_arguments_that_a_handler_itself_raises_are_a_failure_like_any_other(stage: Stage) -> None:
+    # A bug in the handler, mended by the next deploy: the job must still be there then.
+    @stage.handlers.job
+    async def inner(n: int) -> None: ...
+
+    @stage.handlers.job
+    async def outer() -> None:
+        inner.request("seven")  # type: ignore[arg-type]
+
+    job = await stage.ended("outer")
+    assert stage.outcomes() == ["failed"]
+    assert job.state != "dead"
+    assert job.error is not None
+    assert job.error.startswith("InvalidArguments")
+
+
+async def test_a_result_that_cannot_be_written_is_a_failure(stage: Stage) -> None:
+    @stage.handlers.job
+    async def give() -> object:
+        return object()
+
+    job = await stage.ended("give", max_attempts=1)
+    assert job.state == "dead"
+    assert job.error is not None
+    assert "object" in job.error
+
+
+@pytest.mark.parametrize("value", ["\0", msgspec.Raw(b'"\\ud800"'), "x" * 1_048_577], ids=["nul", "surrogate", "large"])
+async def test_a_result_that_postgresql_cannot_hold_says_so(value: Any, stage: Stage) -> None:
+    @stage.handlers.job
+    async def give() -> Any:
+        return value
+
+    job = await stage.ended("give", max_attempts=1)
+    assert job.state == "dead"
+    assert job.error is not None
+    assert "The result of 'give'" in job.error
+
+
+async def test_an_unknown_kind_is_put_back_without_using_its_budget(stage: Stage, events: Recorder) -> None:
+    job = await stage.ended("of another deploy")
+    assert job.state == "scheduled"
+    assert (job.attempt, job.max_attempts, job.failures) == (1, 21, 0)
+    assert job.run_at - trio.current_time() == pytest.approx(15, abs=1)
+    assert events.of(UnknownKindReleased) == [UnknownKindReleased(job.id, "of another deploy")]
+
+
+@pytest.mark.parametrize("options", ['{"timeout": "soon"}', "[]", '{"backoff_base": "x"}', "3"])
+async def test_options_that_nobody_can_read_kill_that_job_alone(options: str, stage: Stage) -> None:
+    @stage.handlers.job
+    async def fine() -> None: ...
+
+    odd = stage.enqueue("fine", options=options, max_attempts=1)
+    good = stage.enqueue("fine")
+    await stage.burst()
+    assert stage.database.state(odd) == "dead"
+    assert stage.database.state(good) == "completed"
+
+
+async def test_events_tell_each_attempts_life(stage: Stage, events: Recorder) -> None:
+    @stage.handlers.job
+    async def slow(job: Job) -> None:
+        await trio.sleep(3)
+        if job.attempt == 1:
+            raise RetryAfter(0)
+
+    job_id = stage.enqueue("slow", queue="q")
+    await stage.burst()
+    assert events.of(JobStarted) == [JobStarted(job_id, "slow", "q", 1), JobStarted(job_id, "slow", "q", 2)]
+    ended = events.of(JobEnded)
+    assert [(e.job_id, e.kind, e.queue, e.attempt, e.outcome, e.seconds) for e in ended] == [
+        (job_id, "slow", "q", 1, "failed", 3.0),
+        (job_id, "slow", "q", 2, "completed", 3.0),
+    ]
+    assert ended[0].error is not None
+    assert ended[1].error is None
+
+
+# Threads
+
+
+async def test_a_plain_function_runs_in_a_thread_with_its_arguments(stage: Stage) -> None:
+    @stage.handlers.job
+    def plain(job: Job, n: int, *, m: int = 2) -> list[Any]:
+        return [trio.from_thread.run_sync(trio.current_time) is not None, job.attempt, n, m]
+
+    assert (await stage.ended("plain", n=1)).result == "[true,1,1,2]"
+
+
+async def test_a_failure_in_a_thread_is_the_jobs(stage: Stage) -> None:
+    @stage.handlers.job
+    def plain() -> None:
+        raise ValueError("in the thread")
+
+    job = await stage.ended("plain")
+    assert job.failures == 1
+    assert job.error is not None
+    assert job.error.startswith("ValueError: in the thread")
+
+
+async def test_bad_arguments_of_a_thread_kill_the_job(stage: Stage) -> None:
+    @stage.handlers.job
+    def plain(n: int) -> None: ...
+
+    assert (await stage.ended("plain", n="x")).state == "dead"
+
+
+async def test_invalid_arguments_can_still_be_discarded_by_hand(stage: Stage) -> None:
+    @stage.handlers.job
+    async def strict() -> None:
+        try:
+            raise InvalidArguments("mine")
+        except InvalidArguments as error:
+            raise Discard("cannot ever work") from error
+
+    job = await stage.ended("strict")
+    assert job.state == "dead"
+    assert job.error is not None
+    assert job.error.startswith("Discard: cannot ever work")
