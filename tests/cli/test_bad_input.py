@@ -52,7 +52,7 @@ def assert_says(running: Running, what: str) -> None:
         (["jobs", "show", "x"], r"Invalid value for 'ID'"),
         (["jobs", "list", "--state", "lost"], r"Invalid value for '--state'"),
         (["migrate", "--sql", "--check"], r"--sql or --check, not both"),
-        (["runn"], r"No such command 'runn'"),
+        (["run2"], r"No such command 'run2'"),
         (["jobs", "list", "--dsn", "mysql://u:secret@h/d"], r"is for mysql, and pulse-trio needs PostgreSQL"),
         (["jobs", "list", "--dsn", "nonsense password=secret"], r"cannot be read"),
     ],

@@ -6,7 +6,8 @@ import os
 import sys
 import traceback
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, NoReturn
+from io import TextIOWrapper
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import click
 
@@ -33,7 +34,7 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             code = super().invoke(ctx)
-            sys.stdout.flush()
+            _flush_stdout()
         except BrokenPipeError:
             # Here, because click would end the process with 1, which is our code for the database's fault.
             _forget_stdout()
@@ -61,8 +62,9 @@ for _command in (run, enqueue, jobs, workers, migrate, bench):
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command line and exits."""
     for stream in (sys.stdout, sys.stderr):
-        # Data is shown whatever the terminal's encoding can show.
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+        # Data is shown whatever the terminal's encoding can show. A stream that was closed is None.
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     sys.exit(status_of(arguments))
 
 
@@ -104,6 +106,12 @@ def _describe_click(error: click.ClickException) -> str:
 
 def _complain(message: str) -> None:
     click.echo(f"pulse-trio: {message}", err=True)
+
+
+def _flush_stdout() -> None:
+    stdout: TextIO | None = sys.stdout
+    if stdout is not None:
+        stdout.flush()
 
 
 def _forget_stdout() -> None:

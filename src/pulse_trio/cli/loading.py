@@ -56,10 +56,8 @@ def _parse(target: str) -> tuple[str, str]:
 def _import(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        # Whatever a module does when it is imported, SystemExit included, is the module's.
+    except (Exception, SystemExit) as error:
+        # Whatever a module does when it is imported is the module's.
         inside = _without_importing(error.__traceback__)
         if isinstance(error, ModuleNotFoundError) and inside is None:
             raise AppError(_not_found(name, error)) from None

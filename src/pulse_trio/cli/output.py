@@ -46,7 +46,10 @@ def plain(value: object) -> object:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[str] = ()) -> None:
-    """A table without lines, as `ps` prints it; the columns in `right` are numbers."""
+    """A table without lines, as `ps` prints it; the columns in `right` are numbers. Nothing where there are no rows."""
+    rows = list(rows)
+    if not rows:
+        return
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for name in columns:
         table.add_column(name, justify="right" if name in right else "left", no_wrap=True, overflow="ellipsis")

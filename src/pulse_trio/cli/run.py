@@ -132,6 +132,7 @@ class Deployment(Run):
             instruments=[self.instrument],
         )
         self.stopping.of(worker)
+        self.say(f"handlers: {', '.join(sorted(h.kind for h in self._handlers))}")
         report = await _run_beside(self._line, worker)
         logs.logger.info("%s", summary(report))
         return RELEASED if report.released or self.stopping.signals > 1 else 0
