@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from typing import TYPE_CHECKING
 
@@ -180,3 +181,37 @@ async def test_a_module_that_cannot_be_imported_ends_every_process_with_2(proces
     running = await processes.pulse_trio("run", "nope", "--processes", "3", env={"PULSE_TRIO_DSN": dsn})
     assert await running.ended() == 2, running.report()
     assert running.stderr.count("There is no module 'nope'") == 1
+
+
+async def test_workers_whose_supervisor_is_killed_drain_by_themselves(
+    processes: Processes, command: Command, dsn: str
+) -> None:
+    job_id = (await command("enqueue", "wait")).stdout.strip()
+    supervisor = await start(processes, dsn, "--processes", "2", "--grace", "0")
+    await supervisor.line("waiting")
+    supervisor.kill()
+    await supervisor.line("the supervisor has gone")
+    # The streams are the workers' too: they end with the last of them.
+    assert await supervisor.ended() == -signal.SIGKILL
+    assert await state_of(command, job_id) == "available"
+
+
+async def test_a_killed_worker_s_jobs_are_handed_back_at_once(processes: Processes, command: Command, dsn: str) -> None:
+    job_id = (await command("enqueue", "wait")).stdout.strip()
+    # The lease is far longer than the test waits.
+    supervisor = await start(processes, dsn, "--processes", "2", "--lease", "600", "--grace", "0")
+    await supervisor.line("waiting")
+    (holder,) = [
+        w
+        for w in json.loads((await command("workers", "--json")).stdout)
+        if w["id"] == await holder_of(command, job_id)
+    ]
+    os.kill(holder["pid"], signal.SIGKILL)
+    await supervisor.line(r"rescued 1 job\(s\) whose worker had vanished")
+    await supervisor.line("waiting")
+    supervisor.send(signal.SIGTERM)
+    assert await supervisor.ended() == 3, supervisor.report()
+
+
+async def holder_of(command: Command, job_id: str) -> int:
+    return json.loads((await command("jobs", "show", job_id, "--json")).stdout)["worker"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -153,14 +154,20 @@ class Supervision(Run):
 
 
 async def _run_beside(line: Line | None, worker: Worker) -> WorkerReport:
-    """A worker whose supervisor has gone drains as after a SIGTERM."""
+    """The worker, and beside it the line to its supervisor if it has one."""
     if line is None:
         return await worker.run()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(line.run, worker.stop)
+        nursery.start_soon(line.run, _drain_alone)
         report = await worker.run()
         nursery.cancel_scope.cancel()
     return report
+
+
+def _drain_alone() -> None:
+    """A worker whose supervisor has gone ends as after a SIGTERM, and leaves behind what does not end."""
+    logs.logger.warning("the supervisor has gone")
+    signal.raise_signal(signal.SIGTERM)
 
 
 def summary(report: WorkerReport) -> str:
