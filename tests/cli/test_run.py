@@ -201,17 +201,14 @@ async def test_a_killed_worker_s_jobs_are_handed_back_at_once(processes: Process
     # The lease is far longer than the test waits.
     supervisor = await start(processes, dsn, "--processes", "2", "--lease", "600", "--grace", "0")
     await supervisor.line("waiting")
-    (holder,) = [
-        w
-        for w in json.loads((await command("workers", "--json")).stdout)
-        if w["id"] == await holder_of(command, job_id)
-    ]
-    os.kill(holder["pid"], signal.SIGKILL)
+    os.kill(await pid_of_holder(command, job_id), signal.SIGKILL)
     await supervisor.line(r"rescued 1 job\(s\) whose worker had vanished")
     await supervisor.line("waiting")
     supervisor.send(signal.SIGTERM)
     assert await supervisor.ended() == 3, supervisor.report()
 
 
-async def holder_of(command: Command, job_id: str) -> int:
-    return json.loads((await command("jobs", "show", job_id, "--json")).stdout)["worker"]
+async def pid_of_holder(command: Command, job_id: str) -> int:
+    session = json.loads((await command("jobs", "show", job_id, "--json")).stdout)["worker"]
+    workers = json.loads((await command("workers", "--json")).stdout)
+    return next(worker["pid"] for worker in workers if worker["id"] == session)
