@@ -101,7 +101,10 @@ class Held:
 
     async def _heartbeat(self, end: trio.Event) -> None:
         """Waits for the one thing a beat can say that matters here. Renewals only move the deadline."""
-        await end.wait()
+        # Shielded, so that what is cut short in the nursery is always something of the job's: a thread that returned its
+        # value after the deadline has returned it.
+        with trio.CancelScope(shield=True):
+            await end.wait()
         if self.lost:
             self.cancel("fence-lost")
 

@@ -116,6 +116,10 @@ class Runner:
                         raise
                     outcome = held.outcome = _failed(claim, error)
                     nursery.cancel_scope.cancel()
+                except BaseException:
+                    # The nursery closes now, perhaps in the very tick in which the first beat falls due.
+                    held.end_heartbeat()
+                    raise
                 held.body_ended()
         except BaseExceptionGroup as group:
             # A child's failure is the job's; so is a SystemExit. An outer cancellation and a Ctrl-C are the program's.
