@@ -124,6 +124,8 @@ class Held:
         """A beat matched no row: the heartbeat task cancels the nursery."""
         self.lost = True
         if self._heartbeat_end is not None:
+        # A deadline that has struck stays the reason, though the lease goes on while the handler cleans up.
+        self._reason = self._reason or self._deadline_reason()
             self._heartbeat_end.set()
 
     # Cancellation
