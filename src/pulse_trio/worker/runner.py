@@ -18,7 +18,7 @@ import trio
 from ..handlers import UnfitArguments, check_json
 from ..jobs import Job, Outcome
 from ..observe import FenceLost, JobEnded, JobStarted, LeaseUnproven, UnknownKindReleased
-from ..states import error_text, leaves_of, outcome_of_cancel, outcome_of_error
+from ..states import backoff, error_text, leaves_of, outcome_of_cancel, outcome_of_error
 from .held import Held
 
 if TYPE_CHECKING:
@@ -138,9 +138,8 @@ class Runner:
         elif reason == "fence-lost":
             self._observer.emit(FenceLost(held.claim.id, held.claim.kind, held.claim.attempt, "heartbeat"))
         elif reason is None:
-            return Outcome(
-                held.claim, "failed", error="CancelledError: the handler cancelled its own nursery (job.nursery)"
-            )
+            error = "CancelledError: the handler cancelled its own nursery (job.nursery)"
+            return Outcome(held.claim, "failed", delay=backoff(held.claim), error=error)
         return outcome_of_cancel(held.claim, reason)
 
     def _emit_end(self, held: Held) -> None:
