@@ -7,6 +7,7 @@ so the reason of a cancellation is computed from what struck first.
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -14,7 +15,7 @@ import trio
 from ..states import options_of
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
+    from collections.abc import Generator
 
     from ..jobs import CancelReason, Claim, JobNursery, Outcome
 
@@ -27,6 +28,7 @@ class Held:
         "_cleanup",
         "_heartbeat_end",
         "_reason",
+        "_reason_outside",
         "beat_due",
         "claim",
         "lease_deadline",
@@ -48,6 +50,7 @@ class Held:
         self.lost = False
         self._cleanup = cleanup
         self._reason: CancelReason | None = None
+        self._reason_outside: CancelReason | None = None
         self._children: Children | None = None
         self._heartbeat_end: trio.Event | None = None
 
@@ -82,8 +85,14 @@ class Held:
         else:
             self._children.last = True
 
-    def cleanup(self) -> AbstractContextManager[trio.CancelScope]:
-        return trio.move_on_after(self._cleanup, shield=True)
+    @contextmanager
+    def cleanup(self) -> Generator[trio.CancelScope]:
+        before, self._reason_outside = self._reason_outside, self.cancel_reason
+        try:
+            with trio.move_on_after(self._cleanup, shield=True) as scope:
+                yield scope
+        finally:
+            self._reason_outside = before
 
     # The heartbeat
 
@@ -115,6 +124,8 @@ class Held:
 
     def renew(self, lease_deadline: float, beat_due: float) -> None:
         """A beat was accepted: the lease is proven until `lease_deadline`."""
+        # A deadline that has struck stays the reason, though the lease goes on while the handler cleans up.
+        self._reason = self._reason or self._deadline_reason()
         self.lease_deadline = lease_deadline
         self.beat_due = beat_due
         if self.scope_nursery is not None:
@@ -124,8 +135,6 @@ class Held:
         """A beat matched no row: the heartbeat task cancels the nursery."""
         self.lost = True
         if self._heartbeat_end is not None:
-        # A deadline that has struck stays the reason, though the lease goes on while the handler cleans up.
-        self._reason = self._reason or self._deadline_reason()
             self._heartbeat_end.set()
 
     # Cancellation
@@ -139,11 +148,14 @@ class Held:
 
     @property
     def cancel_reason(self) -> CancelReason | None:
-        if self._reason is None:
-            self._reason = self._deadline_reason()
-        if self._reason is None and trio.current_effective_deadline() == -math.inf:
-            return "parent"
-        return self._reason
+        try:
+            cancelled = trio.current_effective_deadline() == -math.inf
+        except RuntimeError:
+            # A handler in a thread, which no Cancelled reaches, asks whether to go on.
+            return trio.from_thread.run_sync(lambda: self.cancel_reason)
+        self._reason = self._reason or self._deadline_reason()
+        # A shield hides the cancellation from what it is asked about.
+        return self._reason or ("parent" if cancelled else self._reason_outside)
 
     def _deadline_reason(self) -> CancelReason | None:
         if trio.current_time() < self.deadline:
