@@ -104,6 +104,13 @@ class FakeDatabase:
         finally:
             self.locked.discard(job_id)
 
+    def steal(self, job_id: int) -> int:
+        """A stranger rescues a running job and claims it, at once; returns the stranger's session."""
+        job = self.jobs[job_id]
+        job.history.append((job.attempt, job.session, "rescued"))
+        job.attempt, job.session, job.lease_until = job.attempt + 1, next(self.new_session), math.inf
+        return job.session
+
     def expire(self, job_id: int) -> None:
         self.jobs[job_id].lease_until = trio.current_time() - 1
 

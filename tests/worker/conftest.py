@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from trio.testing import MockClock
 
-from support.workers import Recorder, Stage
+from support.stage import Recorder, Stage
 
 if TYPE_CHECKING:
     from support.fake_store import FakeDatabase
@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 @pytest.fixture
 def anyio_backend() -> tuple[str, dict[str, Any]]:
     return "trio", {"clock": MockClock(autojump_threshold=0)}
+
+
+@pytest.fixture(autouse=True)
+def longest_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A retry waits as long as it may: 4 s the first time."""
+    monkeypatch.setattr("pulse_trio.states.random.uniform", lambda _, high: high)
 
 
 @pytest.fixture

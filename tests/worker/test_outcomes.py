@@ -14,7 +14,7 @@ from pulse_trio import Discard, InvalidArguments, Job, RetryAfter, Snooze
 from pulse_trio.observe import JobEnded, JobStarted, UnknownKindReleased
 
 if TYPE_CHECKING:
-    from support.workers import Recorder, Stage
+    from support.stage import Recorder, Stage
 
 
 @pytest.mark.parametrize(

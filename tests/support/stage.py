@@ -1,0 +1,84 @@
+"""What the worker's tests share: a stage with handlers, a database in memory, and a worker that plays on it."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+import trio
+
+from pulse_trio import Handlers, Worker, observe
+from support.fake_store import FakeDatabase, FakeJob, FakeStore
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Mapping
+
+    from pulse_trio import WorkerReport
+
+E = TypeVar("E")
+
+
+class Recorder:
+    """An instrument that keeps every event, with the time it came."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[float, Any]] = []
+
+    def listeners(self) -> Mapping[type[Any], Callable[[Any], None]]:
+        return dict.fromkeys(observe.Event.__args__, self._keep)
+
+    def _keep(self, event: Any) -> None:
+        self.all.append((trio.current_time(), event))
+
+    def of(self, kind: type[E]) -> list[E]:
+        return [event for _, event in self.all if isinstance(event, kind)]
+
+    def when(self, kind: type[Any]) -> list[float]:
+        return [time for time, event in self.all if isinstance(event, kind)]
+
+
+class Stage:
+    """Handlers, a database in memory and one worker's store on it."""
+
+    def __init__(self) -> None:
+        self.database = FakeDatabase()
+        self.handlers = Handlers()
+        self.store = FakeStore(self.database)
+        self.events = Recorder()
+
+    def worker(self, store: FakeStore | None = None, **settings: Any) -> Worker:
+        """A worker over `store`, or over the stage's own."""
+        store = store or self.store
+        worker = Worker(self.handlers, "", store=store, instruments=[self.events], **settings)  # type: ignore[arg-type]
+        store.lease = worker.settings.lease
+        return worker
+
+    @asynccontextmanager
+    async def working(self, store: FakeStore | None = None, **settings: Any) -> AsyncGenerator[Worker]:
+        """A worker that runs while the block does, and is stopped at its end."""
+        async with trio.open_nursery() as nursery:
+            worker = await nursery.start(self.worker(store, **settings).run)
+            yield worker
+            worker.stop()
+
+    async def burst(self, **settings: Any) -> WorkerReport:
+        """Runs what is due."""
+        return await self.worker(burst=True, **settings).run()
+
+    def enqueue(self, kind: str, /, *, timeout: float | None = None, queue: str = "default", **how: Any) -> int:
+        """Enqueues a job; keywords that are not options are its arguments."""
+        options = {name: how.pop(name) for name in ("priority", "max_attempts", "delay", "options") if name in how}
+        if timeout is not None:
+            options["options"] = msgspec.json.encode({"timeout": timeout}).decode()
+        return self.database.enqueue(kind, msgspec.json.encode(how).decode(), queue=queue, **options)
+
+    async def ended(self, kind: str, /, **how: Any) -> FakeJob:
+        """Runs one job in a burst, and returns what became of it."""
+        job = self.database.jobs[self.enqueue(kind, **how)]
+        await self.burst()
+        return job
+
+    def outcomes(self) -> list[str]:
+        """How attempts ended, in the order in which they were settled."""
+        return [outcome.kind for outcome in self.store.settled]
