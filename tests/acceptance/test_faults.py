@@ -3,58 +3,27 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import psycopg
 import pytest
-import trio
 
-from pulse_trio import SyncClient
 from support.sink import Sink, open_sink
+from support.workers import LEASE, WATCHDOG, enqueue, rows, settled, worker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from pathlib import Path
 
-    from support.processes import Processes, Running
+    from support.processes import Processes
     from support.proxy import Proxy
 
-LEASE, HEARTBEAT, WATCHDOG, CLEANUP = 6.0, 2.0, 0.5, 0.5
 SLACK = 2.0  # seconds that a loaded machine may take between a watchdog's tick and its commit
-RUN = [
-    "run", "app:handlers", f"--lease={LEASE}", f"--heartbeat={HEARTBEAT}", f"--watchdog={WATCHDOG}",
-    f"--cleanup={CLEANUP}", "--poll=0.2",
-]  # fmt: skip
 
 
 @pytest.fixture
 async def sink(tmp_path: Path) -> AsyncGenerator[Sink]:
     async with open_sink(tmp_path) as sink:
         yield sink
-
-
-async def worker(processes: Processes, dsn: str, *more: str) -> Running:
-    return await processes.pulse_trio(*RUN, f"--dsn={dsn}", *more, env={"SINK": "sink"})
-
-
-def enqueue(dsn: str, kind: str = "held", count: int = 1, **args: Any) -> list[int]:
-    client = SyncClient(dsn)
-    return [client.enqueue(kind, args, max_attempts=5).id for _ in range(count)]
-
-
-def rows(dsn: str, query: str, parameters: dict[str, Any] | None = None) -> list[tuple[Any, ...]]:
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        return connection.execute(query.encode(), parameters).fetchall()
-
-
-async def settled(dsn: str, job_id: int) -> tuple[str, int, Any]:
-    """Waits until a job is finished; its state, attempt and result."""
-    with trio.fail_after(40):
-        while True:
-            found = rows(dsn, "SELECT state, attempt, result FROM pulse.jobs WHERE id = %(id)s", {"id": job_id})
-            if found[0][0] in ("completed", "dead", "cancelled"):
-                return found[0]  # type: ignore[return-value]
-            await trio.sleep(0.05)
 
 
 async def test_the_jobs_of_a_killed_worker_run_again_within_lease_and_tick(

@@ -5,6 +5,7 @@ Each tells the test's sink (a Unix socket, `SINK`) what happens to it, with the 
 
 import json
 import os
+import socket
 import time
 from pathlib import Path
 
@@ -15,6 +16,12 @@ from pulse_trio import Handlers, Job
 handlers = Handlers()
 
 
+def told(event: str, job: Job, **more: object) -> bytes:
+    """One line to the sink."""
+    about = {"job": job.id, "attempt": job.attempt, "pid": os.getpid(), "at": time.monotonic()}
+    return json.dumps({"event": event, **about, **more}).encode() + b"\n"
+
+
 class Teller:
     """The handler's end of the line to the sink."""
 
@@ -23,8 +30,7 @@ class Teller:
         self._job = job
 
     async def tell(self, event: str, **more: object) -> None:
-        about = {"job": self._job.id, "attempt": self._job.attempt, "pid": os.getpid(), "at": time.monotonic()}
-        await self._stream.send_all(json.dumps({"event": event, **about, **more}).encode() + b"\n")
+        await self._stream.send_all(told(event, self._job, **more))
 
     async def told_to_go(self) -> None:
         assert await self._stream.receive_some(2) == b"go"
@@ -48,9 +54,13 @@ async def held(job: Job) -> str:
 
 @handlers.job(max_attempts=5)
 async def blocking(job: Job, folder: str) -> str:
-    """Blocks the whole loop until the file go-ATTEMPT is there: what a handler must not do, and some will."""
-    async with await trio.open_unix_socket(os.environ["SINK"]) as stream:
-        await Teller(stream, job).tell("start")
+    """Blocks the whole loop until the file go-ATTEMPT is there: what a handler must not do, and some will.
+
+    Not one checkpoint in it: whatever happens meanwhile, it returns its value.
+    """
+    with socket.socket(socket.AF_UNIX) as line:
+        line.connect(os.environ["SINK"])
+        line.sendall(told("start", job))
     while not Path(folder, f"go-{job.attempt}").exists():  # noqa: ASYNC240 -- blocking is what it is for
         time.sleep(0.01)  # noqa: ASYNC251
     return f"attempt {job.attempt}"

@@ -1,84 +1,52 @@
-"""What the worker's tests share: a stage with handlers, a database in memory, and a worker that plays on it."""
+"""Real workers on the sink's handlers, and what the tests ask of the database about their jobs."""
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-import msgspec
+import psycopg
 import trio
 
-from pulse_trio import Handlers, Worker, observe
-from support.fake_store import FakeDatabase, FakeJob, FakeStore
+from pulse_trio import SyncClient
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping
+    from support.processes import Processes, Running
 
-    from pulse_trio import WorkerReport
-
-E = TypeVar("E")
-
-
-class Recorder:
-    """An instrument that keeps every event, with the time it came."""
-
-    def __init__(self) -> None:
-        self.all: list[tuple[float, Any]] = []
-
-    def listeners(self) -> Mapping[type[Any], Callable[[Any], None]]:
-        return dict.fromkeys(observe.Event.__args__, self._keep)
-
-    def _keep(self, event: Any) -> None:
-        self.all.append((trio.current_time(), event))
-
-    def of(self, kind: type[E]) -> list[E]:
-        return [event for _, event in self.all if isinstance(event, kind)]
-
-    def when(self, kind: type[Any]) -> list[float]:
-        return [time for time, event in self.all if isinstance(event, kind)]
+LEASE, HEARTBEAT, WATCHDOG, CLEANUP = 6.0, 2.0, 0.5, 0.5
+RUN = [
+    "run", "app:handlers", f"--lease={LEASE}", f"--heartbeat={HEARTBEAT}", f"--watchdog={WATCHDOG}",
+    f"--cleanup={CLEANUP}", "--poll=0.2",
+]  # fmt: skip
 
 
-class Stage:
-    """Handlers, a database in memory and one worker's store on it."""
+async def worker(processes: Processes, dsn: str, *more: str) -> Running:
+    """Starts `pulse-trio run` in the sink's folder."""
+    return await processes.pulse_trio(*RUN, f"--dsn={dsn}", *more, env={"SINK": "sink"})
 
-    def __init__(self) -> None:
-        self.database = FakeDatabase()
-        self.handlers = Handlers()
-        self.store = FakeStore(self.database)
-        self.events = Recorder()
 
-    def worker(self, store: FakeStore | None = None, **settings: Any) -> Worker:
-        """A worker over `store`, or over the stage's own."""
-        store = store or self.store
-        worker = Worker(self.handlers, "", store=store, instruments=[self.events], **settings)  # type: ignore[arg-type]
-        store.lease = worker.settings.lease
-        return worker
+def enqueue(dsn: str, kind: str = "held", count: int = 1, **args: Any) -> list[int]:
+    """Ids of so many new jobs."""
+    client = SyncClient(dsn)
+    return [client.enqueue(kind, args, max_attempts=5).id for _ in range(count)]
 
-    @asynccontextmanager
-    async def working(self, store: FakeStore | None = None, **settings: Any) -> AsyncGenerator[Worker]:
-        """A worker that runs while the block does, and is stopped at its end."""
-        async with trio.open_nursery() as nursery:
-            worker = await nursery.start(self.worker(store, **settings).run)
-            yield worker
-            worker.stop()
 
-    async def burst(self, **settings: Any) -> WorkerReport:
-        """Runs what is due."""
-        return await self.worker(burst=True, **settings).run()
+def rows(dsn: str, query: str, parameters: dict[str, Any] | None = None) -> list[tuple[Any, ...]]:
+    """What a query gives now."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        return connection.execute(query.encode(), parameters).fetchall()
 
-    def enqueue(self, kind: str, /, *, timeout: float | None = None, queue: str = "default", **how: Any) -> int:
-        """Enqueues a job; keywords that are not options are its arguments."""
-        options = {name: how.pop(name) for name in ("priority", "max_attempts", "delay", "options") if name in how}
-        if timeout is not None:
-            options["options"] = msgspec.json.encode({"timeout": timeout}).decode()
-        return self.database.enqueue(kind, msgspec.json.encode(how).decode(), queue=queue, **options)
 
-    async def ended(self, kind: str, /, **how: Any) -> FakeJob:
-        """Runs one job in a burst, and returns what became of it."""
-        job = self.database.jobs[self.enqueue(kind, **how)]
-        await self.burst()
-        return job
+async def until(dsn: str, query: str, parameters: dict[str, Any] | None = None) -> list[tuple[Any, ...]]:
+    """Waits until a query has rows; PostgreSQL tells nobody, so it is asked."""
+    with trio.fail_after(40):
+        while True:
+            if found := rows(dsn, query, parameters):
+                return found
+            await trio.sleep(0.05)
 
-    def outcomes(self) -> list[str]:
-        """How attempts ended, in the order in which they were settled."""
-        return [outcome.kind for outcome in self.store.settled]
+
+async def settled(dsn: str, job_id: int) -> tuple[str, int, Any]:
+    """Waits until a job is finished; its state, attempt and result."""
+    finished = "SELECT state, attempt, result FROM pulse.jobs WHERE id = %(id)s AND finished_at IS NOT NULL"
+    ((state, attempt, result),) = await until(dsn, finished, {"id": job_id})
+    return state, attempt, result
