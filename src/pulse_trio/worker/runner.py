@@ -18,7 +18,7 @@ import trio
 from ..handlers import UnfitArguments, check_json
 from ..jobs import Job, Outcome
 from ..observe import FenceLost, JobEnded, JobStarted, LeaseUnproven, UnknownKindReleased
-from ..states import backoff, error_text, leaves_of, outcome_of_cancel, outcome_of_error
+from ..states import backoff, error_text, outcome_of_cancel, outcome_of_error
 from .held import Held
 
 if TYPE_CHECKING:
@@ -112,8 +112,6 @@ class Runner:
                     outcome = _completed(claim, await call(Job(claim, held), claim.args))
                 except Exception as error:
                     # Caught here, inside the nursery, where it is still itself; outside it would be a group of one.
-                    if _has_cancelled(error):
-                        raise
                     outcome = held.outcome = _failed(claim, error)
                     nursery.cancel_scope.cancel()
                 except BaseException:
@@ -123,9 +121,12 @@ class Runner:
                 held.body_ended()
         except BaseExceptionGroup as group:
             # A child's failure is the job's; so is a SystemExit. An outer cancellation and a Ctrl-C are the program's.
-            if _has_cancelled(group) or _is_real_interrupt(group):
-                raise
-            return outcome_of_error(claim, group)
+            programs, jobs = group.split(_is_the_programs)
+            if jobs is not None and (held.outcome is None or held.outcome.kind != "failed"):
+                held.outcome = outcome_of_error(claim, jobs)
+            if programs is not None:
+                raise programs from None
+            return held.outcome
         if nursery.cancel_scope.cancelled_caught:
             # Something of the job was cut short: the handler, or a child of one that had returned.
             return held.outcome or self._after_cancel(held)
@@ -169,15 +170,11 @@ def _failed(claim: Claim, error: Exception) -> Outcome:
     return outcome_of_error(claim, error)
 
 
-def _has_cancelled(error: BaseException) -> bool:
-    return any(isinstance(leaf, trio.Cancelled) for leaf in leaves_of(error))
-
-
-def _is_real_interrupt(error: BaseException) -> bool:
-    """Whether a KeyboardInterrupt among these came from Ctrl-C: then Trio's signal handler is where it was raised."""
-    return any(
-        isinstance(leaf, KeyboardInterrupt) and _raised_in(leaf) == "trio._core._ki" for leaf in leaves_of(error)
-    )
+def _is_the_programs(error: BaseException) -> bool:
+    """A cancellation, or a KeyboardInterrupt from Ctrl-C: then Trio's signal handler is where it was raised."""
+    if isinstance(error, KeyboardInterrupt):
+        return _raised_in(error) == "trio._core._ki"
+    return isinstance(error, trio.Cancelled)
 
 
 def _raised_in(error: BaseException) -> str | None:
