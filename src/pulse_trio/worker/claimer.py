@@ -145,6 +145,8 @@ class Claimer:
         """Whether notifications can be heard."""
         self.hungry = True
         """Whether completions given to the settler now will soon be taken along."""
+        self.found_nothing = False
+        """Whether the last look found nothing due, and nobody has asked for another since."""
         self.dry = Signal()
         """Given when a sweep found nothing due: what a burst waits for."""
 
@@ -157,6 +159,7 @@ class Claimer:
             return
         if queue not in self._book:
             self._sweep_wanted = True
+        self.found_nothing = False
         self._wake.give()
 
     def deafened(self) -> None:
@@ -166,6 +169,7 @@ class Claimer:
     def look_again(self) -> None:
         """Sweep, whatever is known."""
         self._sweep_wanted = True
+        self.found_nothing = False
         self._wake.give()
 
     def freed(self) -> None:
@@ -224,6 +228,10 @@ class Claimer:
             self._deaf_poll = _SOONEST_POLL
             self._start(claims, sent)
         self._carrier.settled(settlement)
+        if 0 < len(claims) < _BUSY:
+            # Let a few begin before the next statement is put together: half a millisecond of an idle worker's pickup. A
+            # large batch runs while PostgreSQL prepares the next.
+            await trio.lowlevel.checkpoint()
         return len(claims)
 
     # Sweeping
@@ -248,6 +256,7 @@ class Claimer:
     async def _wait_idle(self, nothing_due: bool) -> None:
         self._rest()
         if nothing_due and not self._sweep_wanted:
+            self.found_nothing = True
             self.dry.give()
         if not self._store.idle:
             # Announce first, then look again: a job committed in between would have told nobody.
