@@ -234,6 +234,7 @@ class Worker:
             # If something still runs, its end asks for another look: it may have enqueued something.
             if not self._running_count:
                 await self._settler.drained()
+            if self._claimer.found_nothing and not self._running_count:
                 self.stop()
 
     async def _end_what_is_left(self) -> None:
