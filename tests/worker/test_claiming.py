@@ -1,0 +1,458 @@
+"""The accept loop: what is claimed, when, and when a burst is over."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+from pulse_trio import Discard, Job, RetryAfter, Snooze
+from pulse_trio.observe import DatabaseFound, DatabaseLost, FenceLost, JobsRescued, JobStarted
+from pulse_trio.store import Slot
+from support.fake_store import FakeStore, unavailable
+
+if TYPE_CHECKING:
+    from pulse_trio.store import Exchange
+    from support.stage import Recorder, Stage
+
+
+@pytest.fixture
+def noop(stage: Stage) -> Stage:
+    """A stage with a handler `noop(seconds)`."""
+
+    @stage.handlers.job
+    async def noop(seconds: float = 0) -> None:
+        await trio.sleep(seconds)
+
+    return stage
+
+
+# Slots of the worker
+
+
+@pytest.mark.parametrize("concurrency", [1, 2, 3, 10, 100])
+async def test_claims_never_exceed_the_free_slots(concurrency: int, stage: Stage) -> None:
+    running = most = 0
+
+    @stage.handlers.job
+    async def count(seconds: float) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        held = sum(job.state == "running" for job in stage.database.jobs.values())
+        # What has ended and waits for its report is still held, and claims travel with reports.
+        assert held <= 2 * concurrency
+        await trio.sleep(seconds)
+        running -= 1
+
+    rng = random.Random(concurrency)
+    for _ in range(60):
+        stage.enqueue("count", seconds=rng.choice([0, 0.1, 1, 3]))
+    report = await stage.burst(concurrency=concurrency)
+    assert report.ended == {"completed": 60}
+    assert most == concurrency if concurrency <= 10 else most > 40
+
+
+async def test_a_full_worker_does_not_claim(noop: Stage) -> None:
+    for _ in range(3):
+        noop.enqueue("noop", seconds=100)
+    async with noop.working(concurrency=2, grace=200) as worker:
+        await trio.sleep(50)
+        assert worker.running == 2
+        assert noop.database.states() == ["running", "running", "available"]
+        calls = noop.store.calls.count("exchange")
+        await trio.sleep(30)
+        assert noop.store.calls.count("exchange") == calls
+
+
+async def test_one_claim_takes_at_most_half_of_the_slots(noop: Stage) -> None:
+    asked: list[int] = []
+    exchange = noop.store.exchange
+
+    async def spy(limit: int, *rest: Any) -> Exchange:
+        asked.append(limit)
+        return await exchange(limit, *rest)
+
+    noop.store.exchange = spy  # type: ignore[method-assign]
+    for _ in range(50):
+        noop.enqueue("noop", seconds=1)
+    await noop.burst(concurrency=20)
+    assert max(asked) == 10
+
+
+async def test_jobs_start_in_the_order_of_priority_queue_and_age(noop: Stage, events: Recorder) -> None:
+    ids = {
+        (priority, queue, n): noop.enqueue("noop", queue=queue, priority=priority)
+        for n in range(2)
+        for priority in (0, 7)
+        for queue in ("b", "a")
+    }
+    await noop.burst(concurrency=1, queues=("b", "a"))
+    started = [e.job_id for e in events.of(JobStarted)]
+    assert started == [ids[p, q, n] for p in (7, 0) for q in ("b", "a") for n in range(2)]
+
+
+async def test_only_the_named_queues_are_worked(noop: Stage) -> None:
+    mine, other = noop.enqueue("noop", queue="mine"), noop.enqueue("noop", queue="other")
+    await noop.burst(queues=("mine",))
+    assert noop.database.state(mine) == "completed"
+    assert noop.database.jobs[other].attempt == 0
+
+
+async def test_a_paused_queue_rests_until_it_is_resumed(noop: Stage) -> None:
+    job_id = noop.enqueue("noop")
+    noop.database.paused.add("default")
+    async with noop.working():
+        await trio.sleep(10)
+        assert noop.database.jobs[job_id].attempt == 0
+        noop.database.paused.clear()
+        await trio.sleep(2)
+        assert noop.database.state(job_id) == "completed"
+
+
+# Waking
+
+
+async def test_a_notification_starts_a_job_at_once(noop: Stage, events: Recorder) -> None:
+    async with noop.working(poll=1000, watchdog=10_000):
+        await trio.sleep(100)
+        for queue in ("default", "another", "default"):
+            before = trio.current_time()
+            noop.enqueue("noop", queue=queue)
+            await trio.sleep(30)
+            assert events.when(JobStarted)[-1] - before < 0.1
+
+
+async def test_without_notifications_the_poll_finds_jobs(noop: Stage, events: Recorder) -> None:
+    noop.store.trouble["listen"] = unavailable
+    async with noop.working(poll=2):
+        await trio.sleep(20.3)
+        before = trio.current_time()
+        noop.enqueue("noop")
+        await trio.sleep(10)
+        assert events.when(JobStarted)[-1] - before <= 2.1
+
+
+async def test_a_delayed_job_starts_when_it_is_due_and_not_at_the_next_poll(noop: Stage, events: Recorder) -> None:
+    async with noop.working(poll=1000, watchdog=10_000):
+        await trio.sleep(10)
+        due = trio.current_time() + 33.3
+        noop.enqueue("noop", delay=33.3)
+        # A job that is not due wakes nobody; whoever looks for another reason learns its due time.
+        noop.enqueue("noop")
+        await trio.sleep(100)
+    assert events.when(JobStarted)[-1] == pytest.approx(due, abs=0.1)
+
+
+async def test_a_retry_starts_when_it_is_due(stage: Stage, events: Recorder) -> None:
+    @stage.handlers.job
+    async def again(job: Job) -> None:
+        if job.attempt == 1:
+            raise RetryAfter(7.5)
+
+    stage.enqueue("again")
+    async with stage.working(poll=1):
+        await trio.sleep(20)
+    first, second = events.when(JobStarted)
+    assert second - first == pytest.approx(7.5, abs=1.1)
+
+
+async def test_a_row_below_the_floor_starts_within_two_seconds(noop: Stage, events: Recorder) -> None:
+    async with noop.working():
+        for _ in range(10):
+            noop.enqueue("noop")
+            await trio.sleep(0.3)
+        late = noop.enqueue("noop")
+        noop.database.jobs[late].run_at -= 3600
+        committed = trio.current_time()
+        for _ in range(20):
+            noop.enqueue("noop")
+            await trio.sleep(0.1)
+        started = [time for time, e in events.all if isinstance(e, JobStarted) and e.job_id == late]
+        assert started[0] - committed <= 2
+
+
+async def test_an_idle_worker_does_little(noop: Stage) -> None:
+    async with noop.working(poll=1):
+        await trio.sleep(10)
+        before = len(noop.store.calls)
+        await trio.sleep(100)
+        per_second = (len(noop.store.calls) - before) / 100
+    assert per_second < 3
+
+
+async def test_a_busy_worker_withdraws_its_idleness(noop: Stage) -> None:
+    async with noop.working():
+        await trio.sleep(5)
+        assert noop.store.idle
+        for _ in range(200):
+            noop.enqueue("noop", seconds=0.01)
+        await trio.sleep(0.02)
+        assert not noop.store.idle
+        await trio.sleep(5)
+        assert noop.store.idle
+
+
+# Bursts
+
+
+async def test_a_burst_with_nothing_to_do_ends_at_once(noop: Stage) -> None:
+    began = trio.current_time()
+    report = await noop.burst()
+    assert report.ended == {}
+    assert trio.current_time() - began < 2
+
+
+async def test_a_burst_does_everything_that_is_due_and_leaves_the_rest(noop: Stage) -> None:
+    due = [noop.enqueue("noop", seconds=n % 7, queue=f"q{n % 3}", priority=n % 2) for n in range(50)]
+    later = noop.enqueue("noop", delay=1000)
+    report = await noop.burst(concurrency=7)
+    assert report.ended == {"completed": 50}
+    assert {noop.database.state(i) for i in due} == {"completed"}
+    assert noop.database.state(later) == "scheduled"
+
+
+@pytest.mark.parametrize("number", range(40))
+async def test_a_burst_does_what_its_jobs_enqueue_whenever_they_do(number: int, stage: Stage) -> None:
+    rng = random.Random(number)
+
+    @stage.handlers.job
+    async def chain(depth: int) -> None:
+        for _ in range(rng.randrange(6)):
+            await trio.lowlevel.checkpoint()
+        await trio.sleep(rng.choice([0, 0, 0.5, 1.0, 1.5]))
+        if depth:
+            for _ in range(rng.randrange(1, 3)):
+                stage.enqueue("chain", depth=depth - 1)
+        for _ in range(rng.randrange(4)):
+            await trio.lowlevel.checkpoint()
+
+    stage.enqueue("chain", depth=6)
+    await stage.burst(concurrency=3)
+    assert {str(state) for state in stage.database.states()} == {"completed"}
+
+
+async def test_a_burst_outlives_the_jobs_it_runs(noop: Stage) -> None:
+    noop.enqueue("noop", seconds=500)
+    began = trio.current_time()
+    report = await noop.burst()
+    assert report.ended == {"completed": 1}
+    assert 500 <= trio.current_time() - began < 502
+
+
+async def test_a_burst_waits_for_its_reports(noop: Stage) -> None:
+    async def slow() -> None:
+        await trio.sleep(5)
+
+    noop.store.trouble["settle"] = slow
+    job_id = noop.enqueue("noop")
+    await noop.burst()
+    assert noop.database.state(job_id) == "completed"
+
+
+async def test_a_burst_without_a_database_waits_for_it(noop: Stage) -> None:
+    job_id = noop.enqueue("noop")
+    noop.store.trouble["slots"] = unavailable
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(noop.burst)
+        await trio.sleep(60)
+        assert noop.database.jobs[job_id].attempt == 0
+        noop.store.trouble.clear()
+    assert noop.database.state(job_id) == "completed"
+
+
+# Reports that meet trouble
+
+
+async def test_reports_go_out_again_until_the_database_is_back(noop: Stage, events: Recorder) -> None:
+    ids = [noop.enqueue("noop", seconds=1) for _ in range(3)]
+    async with noop.working(grace=100):
+        await trio.sleep(0.5)
+        for operation in ("exchange", "settle", "slots"):
+            noop.store.trouble[operation] = unavailable
+        await trio.sleep(8)
+        assert noop.database.states() == ["running"] * 3
+        noop.store.trouble.clear()
+        await trio.sleep(10)
+        assert {noop.database.state(i) for i in ids} == {"completed"}
+    assert {e.loop for e in events.of(DatabaseLost)} >= {"claimer", "settler"}
+    assert {e.loop for e in events.of(DatabaseFound)} >= {"claimer", "settler"}
+    assert events.of(FenceLost) == []
+
+
+@pytest.mark.parametrize("operation", ["exchange", "settle"])
+async def test_a_lost_reply_to_a_completion_counts_once_the_database_says_so(
+    operation: str, noop: Stage, events: Recorder
+) -> None:
+    ids = [noop.enqueue("noop", seconds=1) for _ in range(3)]
+    lost = 0
+
+    async def once() -> None:
+        nonlocal lost
+        if noop.store.settled and not lost:
+            lost += 1
+            await unavailable()
+
+    async with noop.working(grace=100, concurrency=4) as worker:
+        await trio.sleep(0.5)
+        if operation == "settle":
+            worker.quiet()
+        else:
+            for _ in range(10):
+                noop.enqueue("noop", seconds=1)
+        noop.store.silence[operation] = once
+        await trio.sleep(60)
+    assert lost == 1
+    assert {noop.database.state(i) for i in ids} == {"completed"}
+    assert events.of(FenceLost) == []
+
+
+@pytest.mark.parametrize("kind", ["failed", "snoozed", "discarded"])
+async def test_a_lost_reply_to_another_outcome_counts_too(kind: str, stage: Stage, events: Recorder) -> None:
+    @stage.handlers.job
+    async def wish() -> None:
+        raise {"failed": ValueError(), "snoozed": Snooze(500), "discarded": Discard()}[kind]
+
+    lost = 0
+
+    async def once() -> None:
+        nonlocal lost
+        lost += 1
+        if lost == 1:
+            await unavailable()
+
+    stage.store.silence["settle"] = once
+    job = await stage.ended("wish")
+    assert lost == 2
+    assert [outcome for _, _, outcome in job.history] == [kind]
+    assert events.of(FenceLost) == []
+
+
+async def test_a_lost_reply_to_a_claim_leaves_the_job_to_the_watchdog(noop: Stage, events: Recorder) -> None:
+    job_id = noop.enqueue("noop")
+    lost = 0
+
+    async def once() -> None:
+        nonlocal lost
+        lost += 1
+        if lost == 1:
+            await unavailable()
+
+    noop.store.silence["exchange"] = once
+    async with noop.working():
+        began = trio.current_time()
+        await trio.sleep(60)
+    job = noop.database.jobs[job_id]
+    assert [outcome for _, _, outcome in job.history] == ["rescued", "completed"]
+    # Lease 30, watchdog 5.
+    assert events.when(JobsRescued)[0] - began <= 36
+
+
+async def test_a_locked_row_delays_its_own_report_only(noop: Stage) -> None:
+    locked, free = noop.enqueue("noop"), noop.enqueue("noop")
+    async with noop.working(grace=100):
+        with noop.database.lock(free):
+            pass
+        noop.database.locked.add(locked)
+        await trio.sleep(1)
+        assert noop.database.state(free) == "completed"
+        noop.database.locked.clear()
+        await trio.sleep(3)
+        assert noop.database.state(locked) == "completed"
+
+
+async def test_a_report_of_a_locked_row_is_sent_again_without_haste(noop: Stage) -> None:
+    job_id = noop.enqueue("noop", seconds=1)
+    async with noop.working(grace=100) as worker:
+        await trio.sleep(0.5)
+        worker.quiet()
+        with noop.database.lock(job_id):
+            await trio.sleep(20)
+            assert noop.database.state(job_id) == "running"
+            assert 20 <= noop.store.calls.count("settle") <= 60
+    assert noop.database.state(job_id) == "completed"
+
+
+async def test_a_stuck_report_does_not_hold_up_the_others(noop: Stage) -> None:
+    stuck = noop.enqueue("noop")
+    noop.database.locked.add(stuck)
+    noop.database.locked.clear()
+    async with noop.working(grace=100):
+        await trio.sleep(0.1)
+        others = [noop.enqueue("noop", seconds=0.1) for _ in range(100)]
+        noop.database.locked.add(others[0])
+        await trio.sleep(0.05)
+        await trio.sleep(10)
+        states = [noop.database.state(i) for i in others[1:]]
+        noop.database.locked.clear()
+    assert set(states) == {"completed"}
+
+
+async def test_reports_travel_with_the_next_claim_while_there_is_work(noop: Stage) -> None:
+    for _ in range(400):
+        noop.enqueue("noop")
+    await noop.burst(concurrency=20)
+    calls = noop.store.calls
+    assert calls.count("exchange") <= 60
+    assert calls.count("settle") <= 5
+
+
+async def test_a_burst_of_two_workers_shares_the_work(noop: Stage) -> None:
+    for _ in range(100):
+        noop.enqueue("noop", seconds=1)
+    stores = [FakeStore(noop.database), FakeStore(noop.database)]
+    async with trio.open_nursery() as nursery:
+        for store in stores:
+            nursery.start_soon(noop.worker(store, burst=True, concurrency=10).run)
+    counts = [len(store.settled) for store in stores]
+    assert sum(counts) == 100
+    assert min(counts) >= 30
+
+
+# The watchdog
+
+
+async def test_the_watchdog_rescues_and_the_job_starts_again(noop: Stage, events: Recorder) -> None:
+    job_id = noop.enqueue("noop")
+    dead = FakeStore(noop.database)
+    await dead.open_session()
+    await dead.exchange(1, [Slot("default", 0)])
+    noop.enqueue("noop", delay=0)
+    began = trio.current_time()
+    async with noop.working(watchdog=5, poll=1000):
+        await trio.sleep(60)
+    job = noop.database.jobs[job_id]
+    assert [outcome for _, _, outcome in job.history] == ["rescued", "completed"]
+    assert events.of(JobsRescued) == [JobsRescued(1, 0)]
+    assert events.when(JobsRescued)[0] - began <= 30 + 5.1
+    assert events.when(JobStarted)[-1] - events.when(JobsRescued)[0] < 0.2
+
+
+async def test_the_watchdog_survives_an_outage(noop: Stage, events: Recorder) -> None:
+    noop.store.trouble["rescue"] = unavailable
+    async with noop.working():
+        await trio.sleep(60)
+        noop.store.trouble.clear()
+        await trio.sleep(60)
+    loops = [e.loop for e in events.of(DatabaseLost)], [e.loop for e in events.of(DatabaseFound)]
+    assert loops == (["watchdog"], ["watchdog"])
+
+
+async def test_the_watchdog_maintains_the_archive_now_and_every_hour(noop: Stage) -> None:
+    async with noop.working(poll=500, watchdog=100, heartbeat=1000, lease=3000):
+        await trio.sleep(10)
+        assert noop.store.calls.count("maintain") == 1
+        await trio.sleep(3 * 3600)
+    assert noop.store.calls.count("maintain") == 4
+
+
+async def test_a_dear_tick_makes_the_watchdog_rarer(noop: Stage) -> None:
+    async def dear() -> None:
+        await trio.sleep(2)
+
+    noop.store.trouble["rescue"] = dear
+    async with noop.working(watchdog=1):
+        await trio.sleep(420)
+    assert noop.store.calls.count("rescue") <= 11
