@@ -1,0 +1,232 @@
+"""Plans: no statement on the workers' path may read the live table from end to end, whatever it held when it was planned."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pulse_trio.postgres import TrioConnection
+from pulse_trio.sql import statement
+from pulse_trio.store.worker import _WATCHDOG_SETTINGS, _WORKER_SETTINGS
+from support.stores import Window
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator
+
+    from support.databases import Databases
+
+ROWS = 100_000
+FENCE = {"ids": "{1,2,3}", "attempts": "{1,1,1}", "sessions": "{1,1,1}"}
+ONE = {
+    "kind": "noop", "args": "{}", "queue": "q0", "priority": 0, "run_at": None, "delay": None, "max_attempts": 20,
+    "options": None, "unique_key": "k",
+}  # fmt: skip
+STATEMENTS: dict[str, dict[str, Any]] = {
+    "exchange": FENCE | {
+        "results": "{1,2,3}", "keep": True, "session": 7, "lease": "30 s", "limit": 50, "queues": "{q0,q1,q2}",
+        "priorities": "{1,0,0}", "floor_run_ats": "{-infinity,-infinity,2000-01-01}", "floor_ids": "{0,0,7}",
+    },
+    "complete_unlocked": FENCE | {"results": "{1,2,3}", "keep": True},
+    "fail": FENCE | {"outcomes": "{failed,snoozed,discarded}", "delays": "{1,1,1}", "errors": "{a,b,c}"},
+    "beat": FENCE | {"lease": "30 s"},
+    "settled": FENCE,
+    "slots": {"queues": None},
+    "enqueue": ONE,
+    "enqueue_many": {
+        "kinds": "{a,b}", "args": '{"{}","{}"}', "queues": "{q0,q1}", "priorities": "{0,0}", "run_ats": "{NULL,NULL}",
+        "delays": "{NULL,NULL}", "max_attempts": "{20,20}", "options": "{NULL,NULL}", "unique_keys": "{a,NULL}",
+    },
+    "live_job_of_key": {"queue": "q0", "unique_key": "k"},
+    "retry_job": {"id": 7},
+    "job": {"id": 7},
+}  # fmt: skip
+CLIENTS = {"enqueue", "enqueue_many", "live_job_of_key", "retry_job", "job"}
+"""Run on connections of the application's own, with PostgreSQL's default settings."""
+WATCHDOG: dict[str, dict[str, Any]] = {
+    "expired": {"limit": 1000},
+    "held_by": {"sessions": [1, 2], "limit": 1000},
+    "fail": STATEMENTS["fail"],
+}
+
+Connection = TrioConnection[Any]
+
+
+def fill(window: Window) -> None:
+    """A backlog over three queues and two priorities, 1 % of it running with a living lease, and as much archived."""
+    window.run(
+        "INSERT INTO job (kind, queue, priority, run_at, unique_key, state, attempt, locked_by, lease_until)"
+        " SELECT 'noop', 'q' || n % 3, n % 2, now() - interval '1 h' + n * interval '1 ms',"
+        "   CASE WHEN n % 50 = 0 THEN 'u' || n END, 1 + running, running, 9 * running,"
+        "   CASE running WHEN 1 THEN now() + interval '1 h' ELSE 'infinity' END"
+        f" FROM generate_series(1, {ROWS}) n, LATERAL (SELECT (n % 100 = 0)::int AS running) r"
+    )
+    window.run(
+        "INSERT INTO job_archive (id, finished_at, started_at, run_at, created_at, locked_by, attempt, failures, max_attempts,"
+        " priority, state, queue, kind, args)"
+        f" SELECT n + {ROWS}, now(), now(), now(), now(), 9, 1, 0, 20, 0, 4, 'q', 'noop', '{{}}'"
+        f" FROM generate_series(1, {ROWS}) n"
+    )
+
+
+@pytest.fixture(scope="module")
+def large(databases: Databases) -> Generator[Window]:
+    """A live table of 100,000 rows, analyzed."""
+    with databases.migrated() as dsn, Window(dsn) as window:
+        fill(window)
+        window.run("VACUUM ANALYZE job")
+        window.run("ANALYZE job_archive")
+        yield window
+
+
+async def connected(dsn: str, settings: dict[str, str]) -> Connection:
+    connection = await Connection.connect(dsn, autocommit=True)
+    for name, value in settings.items():
+        await connection.execute("SELECT set_config(%s, %s, false)", [name, value])
+    return connection
+
+
+@pytest.fixture
+async def worker(large: Window) -> AsyncGenerator[Connection]:
+    """A connection set up as the workers' are."""
+    async with await connected(large.dsn, _WORKER_SETTINGS) as connection:
+        yield connection
+
+
+async def plan(connection: Connection, name: str, parameters: dict[str, Any]) -> str:
+    cursor = await connection.execute(b"EXPLAIN (COSTS OFF) " + statement(name, "pulse"), parameters)
+    return "\n".join([line for (line,) in await cursor.fetchall()])
+
+
+def scans(plan: str) -> list[str]:
+    """Whole readings of the live table."""
+    return re.findall(r"(?:Parallel )?(?:Seq Scan) on (?:pulse\.)?job\b(?!_)", plan)
+
+
+def settings_of(name: str) -> dict[str, str]:
+    return {} if name in CLIENTS else _WORKER_SETTINGS
+
+
+# Not the clients': PostgreSQL's defaults rightly scan an empty table.
+@pytest.mark.parametrize("name", [name for name in STATEMENTS if name not in CLIENTS])
+async def test_no_statement_scans_an_empty_live_table(name: str, dsn: str) -> None:
+    async with await connected(dsn, _WORKER_SETTINGS) as connection:
+        assert scans(await plan(connection, name, STATEMENTS[name])) == []
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+async def test_no_statement_scans_a_large_live_table(name: str, large: Window) -> None:
+    async with await connected(large.dsn, settings_of(name)) as connection:
+        assert scans(await plan(connection, name, STATEMENTS[name])) == []
+
+
+@pytest.mark.parametrize("name", ["fail", "held_by", "expired"])
+async def test_the_watchdogs_report_finds_its_rows_by_index(name: str, large: Window) -> None:
+    async with await connected(large.dsn, _WATCHDOG_SETTINGS) as connection:
+        found = scans(await plan(connection, name, WATCHDOG[name]))
+    # Who died is asked once in a worker's death: it may read the table.
+    assert found == [] if name != "held_by" else True
+
+
+async def test_the_watchdogs_scan_reads_the_lease_index(large: Window, dsn: str) -> None:
+    if large.value("SELECT to_regclass('job_lease')") is None:
+        pytest.skip("below PostgreSQL 16 the watchdog scans")
+    for target in (large.dsn, dsn):
+        async with await connected(target, _WATCHDOG_SETTINGS) as connection:
+            text = await plan(connection, "expired", WATCHDOG["expired"])
+        assert "Bitmap Index Scan on job_lease" in text
+        assert scans(text) == []
+
+
+async def test_the_claim_walks_its_index_from_the_floor_in_order(worker: Connection) -> None:
+    text = await plan(worker, "exchange", STATEMENTS["exchange"])
+    assert "Index Scan using job_claim on job" in text
+    assert "Tid Scan on job" in text
+    walk = text[text.index("Index Scan using job_claim") :].split("->")[0]
+    assert "Index Cond" in walk
+    assert re.search(r"ROW\(.*run_at.*, id\) >= ROW\(", walk)
+    # No sort between the walk and its limit, or the backlog would be sorted for every claim.
+    before = text[: text.index("Index Scan using job_claim")].rsplit("Nested Loop", 1)[1]
+    assert "Sort" not in before
+
+
+async def test_the_slots_are_found_by_probes_not_by_a_walk(worker: Connection, large: Window) -> None:
+    cursor = await worker.execute(
+        b"EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF, SUMMARY OFF) " + statement("slots", "pulse"), {"queues": None}
+    )
+    text = "\n".join([line for (line,) in await cursor.fetchall()])
+    assert scans(text) == []
+    rows = [float(n) * float(loops) for n, loops in re.findall(r"job_claim on job.*?rows=([\d.]+) loops=(\d+)", text)]
+    assert rows
+    assert max(rows) <= 20
+
+
+async def test_a_plan_made_on_an_empty_table_serves_a_large_one(dsn: str) -> None:
+    # One prepared connection that lives from empty to large, as a worker's does.
+    async with await connected(dsn, _WORKER_SETTINGS) as connection:
+        for _ in range(10):
+            for name in ("exchange", "beat", "fail", "complete_unlocked", "slots"):
+                await connection.execute(statement(name, "pulse"), STATEMENTS[name], prepare=True)
+        with Window(dsn) as window:
+            fill(window)
+            for analyzed in (False, True):
+                if analyzed:
+                    window.run("ANALYZE job")
+                for name in ("exchange", "beat", "fail", "complete_unlocked", "slots"):
+                    text = await prepared_plan(connection, name)
+                    assert scans(text) == [], f"{name}, analyzed: {analyzed}"
+            before = reads(window)
+            for _ in range(5):
+                await connection.execute(statement("exchange", "pulse"), STATEMENTS["exchange"], prepare=True)
+                await connection.execute(statement("beat", "pulse"), STATEMENTS["beat"], prepare=True)
+            await connection.execute("SELECT pg_stat_force_next_flush()")
+            await connection.execute("SELECT 1")
+            assert reads(window) == before
+
+
+async def prepared_plan(connection: Connection, name: str) -> str:
+    """The plan of the statement as this connection has prepared it."""
+    cursor = await connection.execute(
+        "SELECT name, cardinality(parameter_types) FROM pg_prepared_statements WHERE statement LIKE %s",
+        [f"/* pulse-trio {name} */%"],
+    )
+    row = await cursor.fetchone()
+    assert row is not None, f"{name} is not prepared"
+    nulls = ", ".join(["NULL"] * row[1])
+    cursor = await connection.execute(f"EXPLAIN (COSTS OFF) EXECUTE {row[0]}({nulls})".encode())
+    return "\n".join([line for (line,) in await cursor.fetchall()])
+
+
+def reads(window: Window) -> int:
+    return window.value("SELECT seq_scan FROM pg_stat_user_tables WHERE relid = 'job'::regclass")
+
+
+async def test_a_claim_from_a_large_backlog_touches_few_pages(worker: Connection) -> None:
+    async with worker.transaction(force_rollback=True):
+        cursor = await worker.execute(
+            b"EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, TIMING OFF) " + statement("exchange", "pulse"),
+            STATEMENTS["exchange"] | {"limit": 1, "ids": "{}", "attempts": "{}", "sessions": "{}", "results": "{}"},
+        )
+        text = "\n".join([line for (line,) in await cursor.fetchall()])
+    hits = re.search(r"Buffers: shared hit=(\d+)(?: read=(\d+))?", text)
+    assert hits is not None
+    assert sum(int(n) for n in hits.groups(default="0")) < 60
+
+
+def test_every_statement_with_a_plan_that_matters_is_tried_here() -> None:
+    named = {path.name.removesuffix(".sql") for path in files("pulse_trio.sql").iterdir() if path.name.endswith(".sql")}
+    # These read the archive for people, or touch other tables only.
+    for_people = {"jobs", "attempts", "count_by_state", "workers"}
+    elsewhere = {
+        "reserve_ids",
+        "wake",
+        "announce_idle",
+        "withdraw_idle",
+        "open_session",
+        "touch_sessions",
+        "end_sessions",
+        "maintain",
+    }
+    assert named - for_people - elsewhere == set(STATEMENTS) | set(WATCHDOG)
