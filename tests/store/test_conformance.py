@@ -120,6 +120,12 @@ async def test_sessions_are_positive_and_differ(store: Store, other: Store) -> N
     assert 0 < store.session != other.session > 0
 
 
+async def test_a_paused_queue_is_not_claimed_from_by_who_knows_its_slot(house: House, store: Store) -> None:
+    house.enqueue()
+    house.pause()
+    assert (await store.exchange(5, [Slot(house.queue, 0)])).claims == []
+
+
 async def test_a_claim_carries_the_row_and_the_fence(house: House, store: Store) -> None:
     job_id = house.enqueue(kind="k", priority=4, max_attempts=3)
     before = trio.current_time()

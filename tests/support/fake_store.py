@@ -182,6 +182,8 @@ class FakeStore:
         now = trio.current_time()
         found: list[FakeJob] = []
         for slot in slots:
+            if slot.queue in self.database.paused:
+                continue
             floor = (float(slot.floor_run_at), slot.floor_id)
             if floor[0] > now - RECENT:
                 floor = (now - RECENT, 0)

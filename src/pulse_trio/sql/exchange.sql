@@ -35,7 +35,9 @@ WITH report AS (
           FROM unnest(%(queues)s::text[], %(priorities)s::int[], %(floor_run_ats)s::timestamptz[], %(floor_ids)s::bigint[])
             AS known(queue, priority, floor_run_at, floor_id),
             -- run_at is the producer's transaction start: a floor this recent would hide commits still under way.
-            (SELECT statement_timestamp() - interval '50 ms' AS recent) AS clock) AS slot
+            (SELECT statement_timestamp() - interval '50 ms' AS recent) AS clock
+          -- Asked here, so that a pause takes effect with the next claim of every worker.
+          WHERE NOT EXISTS (SELECT FROM :"schema".queue q WHERE q.name = known.queue AND q.paused_at IS NOT NULL)) AS slot
     CROSS JOIN LATERAL (
       SELECT ctid AS tid FROM :"schema".job
       WHERE queue = slot.queue AND priority = slot.priority

@@ -28,7 +28,7 @@ from ..observe import DatabaseFound, DatabaseLost
 from .signal import Signal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Sequence, Set
 
     from ..jobs import Claim, Outcome
     from ..observe import Observer
@@ -37,6 +37,12 @@ if TYPE_CHECKING:
 _SWEEP_EVERY = 1.0
 _SWEEP_SHARE = 20
 """A sweep that took t seconds is not repeated for 20 t."""
+_REMEMBERED = 16
+"""Empty slots that are claimed from all the same (some microseconds each), at most."""
+_REMEMBERED_FOR = 100
+"""Sweeps in a row that may not find a slot before it is forgotten: well over a minute."""
+_LOOK_AROUND = 0.02
+"""Seconds from a claim that brought less than was asked for to the sweep that it calls for."""
 _SOONEST_POLL = 0.02
 """The poll interval of a worker that cannot be notified, just after it found work; it doubles with each vain look."""
 _BUSY = 16
@@ -75,6 +81,8 @@ class SlotBook:
         self._make = make
         self._listed = {queue: place for place, queue in enumerate(queues)} if queues is not None else None
         self._slots: dict[tuple[str, int], Slot] = {}
+        self._absent: dict[tuple[str, int], int] = {}
+        """Slots that are remembered, by how many sweeps in a row have not found them."""
         self.next_due_in: float | None = None
 
     @property
@@ -89,10 +97,19 @@ class SlotBook:
         return any(slot.queue == queue for slot in self._slots.values())
 
     def swept(self, found: Sequence[Found]) -> None:
-        """Takes a sweep's findings: these slots, no floors."""
-        ordered = sorted(found, key=lambda f: (-f.priority, self._place(f.queue), f.queue))
-        self._slots = {(f.queue, f.priority): self._make(f.queue, f.priority) for f in ordered}
+        """Takes a sweep's findings: these slots and those that were there lately, no floors.
+
+        A queue that is mostly empty is found in no sweep, and a worker that had to look for it again with each job would
+        start that 0.4 ms later.
+        """
+        keys = {(f.queue, f.priority) for f in found}
+        self._absent = {key: n for key, n in self._counted_absent(keys) if n <= _REMEMBERED_FOR}
+        ordered = sorted(keys | self._absent.keys(), key=lambda key: (-key[1], self._place(key[0]), key[0]))
+        self._slots = {key: self._make(*key) for key in ordered}
         self.next_due_in = min((f.next_due_in for f in found if f.next_due_in is not None), default=None)
+
+    def _counted_absent(self, found: Set[tuple[str, int]]) -> list[tuple[tuple[str, int], int]]:
+        return [(key, self._absent.get(key, 0) + 1) for key in self._slots if key not in found][:_REMEMBERED]
 
     def _place(self, queue: str) -> int:
         return self._listed[queue] if self._listed is not None else 0
@@ -136,6 +153,7 @@ class Claimer:
         self._observer = observer
         self._wake = Signal()
         self._freed = Signal()
+        self._told = False
         self._sweep_wanted = True
         self._last_sweep = -math.inf
         self._sweep_cost = 0.0
@@ -157,7 +175,8 @@ class Claimer:
         self.listening = True
         if self._queues is not None and queue and queue not in self._queues:
             return
-        if queue not in self._book:
+        self._told = queue in self._book
+        if not self._told:
             self._sweep_wanted = True
         self.found_nothing = False
         self._wake.give()
@@ -169,6 +188,7 @@ class Claimer:
     def look_again(self) -> None:
         """Sweep, whatever is known."""
         self._sweep_wanted = True
+        self._told = False
         self.found_nothing = False
         self._wake.give()
 
@@ -195,7 +215,9 @@ class Claimer:
     async def _round(self) -> None:
         while (free := self._free()) <= 0:
             await self._freed.wait()
-        swept = self._may_sweep()
+        # Told of a job in a slot that is known: claim it first, look around later.
+        told, self._told = self._told, False
+        swept = self._sweep_is_due(wanted=self._sweep_wanted and not told)
         if swept:
             await self._sweep()
         if not self._book:
@@ -205,9 +227,8 @@ class Claimer:
         claimed = await self._claim(limit)
         if claimed >= limit:
             self.hungry = True
-        elif not swept and self._sweep_allowed_now():
-            # Less than asked for: what there is more stands below a floor, or in a slot not known yet.
-            self._sweep_wanted = True
+        elif not swept:
+            await self._look_around_soon()
         else:
             await self._wait_idle(swept and not claimed)
             return
@@ -228,20 +249,16 @@ class Claimer:
             self._deaf_poll = _SOONEST_POLL
             self._start(claims, sent)
         self._carrier.settled(settlement)
-        if 0 < len(claims) < _BUSY:
-            # Let a few begin before the next statement is put together: half a millisecond of an idle worker's pickup. A
-            # large batch runs while PostgreSQL prepares the next.
-            await trio.lowlevel.checkpoint()
         return len(claims)
 
     # Sweeping
 
-    def _may_sweep(self) -> bool:
-        due = trio.current_time() >= self._last_sweep + max(_SWEEP_EVERY, _SWEEP_SHARE * self._sweep_cost)
-        return due or (self._sweep_wanted and self._sweep_allowed_now())
+    def _sweep_is_due(self, *, wanted: bool) -> bool:
+        pause = self._sweep_pause() if wanted else max(_SWEEP_EVERY, self._sweep_pause())
+        return trio.current_time() >= self._last_sweep + pause
 
-    def _sweep_allowed_now(self) -> bool:
-        return trio.current_time() >= self._last_sweep + _SWEEP_SHARE * self._sweep_cost
+    def _sweep_pause(self) -> float:
+        return _SWEEP_SHARE * self._sweep_cost
 
     async def _sweep(self) -> None:
         began = trio.current_time()
@@ -253,6 +270,22 @@ class Claimer:
 
     # Waiting
 
+    async def _look_around_soon(self) -> None:
+        """A claim brought less than was asked for: what more there is stands below a floor, or in a slot not known yet.
+
+        Not at once: what was claimed shall begin first (a sweep here cost an idle worker's pickup 0.5 ms).
+        """
+        self._rest()
+        self._sweep_wanted = True
+        await self._wait_for_wake(max(_LOOK_AROUND, self._last_sweep + self._sweep_pause() - trio.current_time()))
+
+    async def _wait_for_wake(self, seconds: float) -> bool:
+        with trio.move_on_after(seconds):
+            await self._wake.wait()
+            self.hungry = True
+            return True
+        return False
+
     async def _wait_idle(self, nothing_due: bool) -> None:
         self._rest()
         if nothing_due and not self._sweep_wanted:
@@ -263,11 +296,8 @@ class Claimer:
             await self._store.announce_idle()
             self._sweep_wanted = True
             return
-        with trio.move_on_after(min(self._poll_after(), self._next_due())):
-            await self._wake.wait()
-            self.hungry = True
-            return
-        self._sweep_wanted = True
+        if not await self._wait_for_wake(min(self._poll_after(), self._next_due())):
+            self._sweep_wanted = True
 
     def _poll_after(self) -> float:
         if self.listening:
