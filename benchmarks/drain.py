@@ -49,8 +49,8 @@ def main() -> None:
             for keep in (True, False)
             for n in (CONCURRENCIES[1:3] if options.quick else CONCURRENCIES)
         } | {
-            f"{'kept' if keep else 'deleted'}, {p} processes of 200": partial(
-                measure, concurrency=200, keep=keep, processes=p
+            f"{'kept' if keep else 'deleted'}, {p} processes of 500": partial(
+                measure, concurrency=500, keep=keep, processes=p
             )
             for keep in (True, False)
             for p in PROCESSES

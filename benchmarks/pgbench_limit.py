@@ -5,7 +5,8 @@
 pgbench cannot carry rows from one statement to the next, so the statement's answer is folded into arrays inside the
 statement (ids, attempts, greatest run_at and id, and the length of everything else so that all of it is computed); the
 rest is the text of sql/exchange.sql as workers send it: completions of the last batch, the next claim, floors, fences,
-one commit. Worker connections' planner settings, prepared statements. In the same rounds a worker drains the same jobs.
+one commit. Worker connections' planner settings, prepared statements. In the same rounds two clients do the same through
+the store (claim.py), and workers drain the same number of jobs.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import subprocess
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 
+import claim
 from common import Report, Row, Server, fill, in_turn, medians, open_server, parser, ratio, rounds
 from metering import Meter, costs
 from plots import bars
@@ -28,7 +30,13 @@ from pulse_trio.embedded.folder import PROGRAM, find_binaries
 from pulse_trio.sql import statement
 from pulse_trio.store import worker as store_worker
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 CLIENTS = 2
+BATCHES = (100, 500)
+CONCURRENCY = 500
+"""Of a worker; its claims are half of that."""
 COLUMNS = {
     "way": "way",
     "rate": "jobs/s",
@@ -124,29 +132,33 @@ def run_worker(server: Server, jobs: int, *, processes: int, keep: bool) -> Row:
     """Our worker on the same jobs."""
     with server.database() as dsn:
         fill(dsn, jobs)
-        result = drain(dsn, our_worker(dsn, concurrency=200, keep=keep), jobs, processes=processes)
+        result = drain(dsn, our_worker(dsn, concurrency=CONCURRENCY, keep=keep), jobs, processes=processes)
     del result["progress"]
     return result
+
+
+def ways_of(server: Server, jobs: int) -> dict[str, Callable[[], Row]]:
+    """pgbench, the store and workers, with finished jobs kept and deleted."""
+    ways: dict[str, Callable[[], Row]] = {}
+    for keep in (True, False):
+        kept = "kept" if keep else "deleted"
+        for batch in BATCHES:
+            ways[f"pgbench, {kept}, {batch} a claim"] = partial(run_pgbench, server, jobs, batch=batch, keep=keep)
+            ways[f"store, {kept}, {batch} a claim"] = partial(
+                claim.run, server, jobs, batch=batch, clients=CLIENTS, keep=keep
+            )
+        for count in (1, 2):
+            ways[f"worker, {kept}, {count} process{'es' * (count > 1)}"] = partial(
+                run_worker, server, jobs, processes=count, keep=keep
+            )
+    return ways
 
 
 def main() -> None:
     options = parser(__doc__).parse_args()
     jobs = 10_000 if options.quick else 100_000
     with open_server() as server:
-        ways = {
-            f"pgbench, {'kept' if keep else 'deleted'}, {batch} a claim": partial(
-                run_pgbench, server, jobs, batch=batch, keep=keep
-            )
-            for keep in (True, False)
-            for batch in (100, 500)
-        } | {
-            f"worker, {'kept' if keep else 'deleted'}, {count} process{'es' * (count > 1)}": partial(
-                run_worker, server, jobs, processes=count, keep=keep
-            )
-            for keep in (True, False)
-            for count in (1, 2)
-        }
-        results = in_turn(ways, rounds(options), show=lambda r: f"{r['rate']:,.0f} jobs/s")
+        results = in_turn(ways_of(server, jobs), rounds(options), show=lambda r: f"{r['rate']:,.0f} jobs/s")
         rows = medians(results, ["rate", "postgres_us", "wal_bytes", "others_cores"])
         report = Report("pgbench_limit", "What is the limit?", f"{jobs} due no-op jobs, one queue", options, server)
         report.say(rows, COLUMNS)
@@ -161,12 +173,12 @@ def main() -> None:
 
 
 def share_of_limit(results: dict[str, list[Row]]) -> list[Row]:
-    """Each worker's rate as a share of pgbench's, median of the rounds."""
+    """The rate of each other way as a share of pgbench's, median of the rounds."""
     shares: list[Row] = []
     for way, runs in results.items():
-        if way.startswith("worker"):
+        if not way.startswith("pgbench"):
             kept = "kept" if "kept" in way else "deleted"
-            share = {f"share_{b}": ratio(runs, results[f"pgbench, {kept}, {b} a claim"], "rate") for b in (100, 500)}
+            share = {f"share_{b}": ratio(runs, results[f"pgbench, {kept}, {b} a claim"], "rate") for b in BATCHES}
             shares.append({"way": way, **share})
     return shares
 
