@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pulse_trio.jobs import Claim
 from support.stores import Window, claim, claim_one, end, forged, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from pulse_trio.jobs import Claim, OutcomeKind
+    from pulse_trio.jobs import OutcomeKind
     from pulse_trio.store import WorkerStore
 
 NOBODY = 10**15
@@ -210,3 +211,26 @@ async def test_a_store_takes_a_new_session_when_its_claiming_connection_was_lost
     assert after.session != before.session
     # A claim keeps the session it was made under.
     assert (await store.settle([end(before), end(after)])).refused == []
+
+
+@pytest.mark.parametrize("write", WRITES)
+async def test_nobody_can_write_what_nobody_holds(write: str, store: WorkerStore, window: Window, queue: str) -> None:
+    # The row of a waiting job has the session 0.
+    job_id = window.enqueue(queue)
+    nobodys = Claim(job_id, 0, 20, 0, 0, "", queue, "noop", "{}", None, 0)
+    before = window.row(job_id)
+    assert not await WRITES[write](store, nobodys)
+    assert window.row(job_id) == before
+
+
+async def test_nobody_can_complete_what_nobody_holds_beside_a_locked_row(
+    store: WorkerStore, window: Window, queue: str
+) -> None:
+    window.enqueue(queue)
+    locked = await claim_one(store, queue)
+    waiting = window.enqueue(queue)
+    nobodys = end(Claim(waiting, 0, 20, 0, 0, "", queue, "noop", "{}", None, 0))
+    with window.connection.transaction():
+        window.run("SELECT FROM job WHERE id = %s FOR UPDATE", locked.id)
+        assert (await store.settle([end(locked), nobodys])).refused == [nobodys]
+    assert window.state(waiting) == "available"

@@ -12,7 +12,7 @@ import trio
 from pulse_trio.jobs import Claim, RetryAfter, Snooze
 from pulse_trio.states import FINISHED, outcome_of_error, storable
 from pulse_trio.store import Slot, operations
-from support.stores import Window, claim, claim_one, end, open_store
+from support.stores import Window, claim, claim_one, end, forged, open_store
 
 if TYPE_CHECKING:
     from pulse_trio.jobs import OutcomeKind
@@ -307,7 +307,7 @@ async def test_an_unsure_report_of_another_session_with_the_same_attempt_is_refu
     window.enqueue(queue)
     theirs = await claim_one(other, queue)
     await other.settle([end(theirs)])
-    ours = Claim(**{n: getattr(theirs, n) for n in Claim.__struct_fields__} | {"session": store.session})
+    ours = forged(theirs, session=store.session)
     assert (await store.settle([end(ours)], unsure=True)).refused != []
 
 
@@ -347,3 +347,25 @@ async def test_a_report_and_a_rescue_at_once_agree_on_one_of_them(
         assert states.count("completed") == len(accepted)
         assert states.count("available") == results["rescue"].rescued == len(refused)
         window.run("DELETE FROM job WHERE queue = %s", queue)
+
+
+@pytest.mark.parametrize("then", ["completed", "failed"])
+async def test_an_unsure_report_of_an_earlier_attempt_is_not_taken_for_the_later_one(
+    then: OutcomeKind, store: WorkerStore, window: Window, queue: str
+) -> None:
+    job_id = window.enqueue(queue)
+    lost = end(await claim_one(store, queue))
+    window.expire(job_id)
+    await store.rescue()
+    assert (await store.settle([end(await claim_one(store, queue), then, delay=60.0)])).accepted
+    assert (await store.settle([lost], unsure=True)).refused == [lost]
+
+
+async def test_an_unsure_report_is_not_taken_for_another_sessions_failure(
+    store: WorkerStore, other: WorkerStore, window: Window, queue: str
+) -> None:
+    window.enqueue(queue)
+    theirs = await claim_one(other, queue)
+    await other.settle([end(theirs, "failed", delay=60.0)])
+    ours = forged(theirs, session=store.session)
+    assert (await store.settle([end(ours)], unsure=True)).refused != []
