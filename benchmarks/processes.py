@@ -45,6 +45,7 @@ class WorkerProcess:
         )
         self.pid = self._process.pid
         self.said: list[dict[str, Any]] = []
+        self._lock = threading.Lock()
         self.ran = 0
         self.first: float | None = None
         self.last: float | None = None
@@ -59,7 +60,8 @@ class WorkerProcess:
             except ValueError:
                 print(line, end="", file=sys.stderr)
                 continue
-            self.said.append(message)
+            with self._lock:
+                self.said.append(message)
             if "first" in message:
                 self.first = message["first"]
             if "ran" in message:
@@ -72,6 +74,12 @@ class WorkerProcess:
     def heard(self, key: str) -> bool:
         """Whether a message with this key has come."""
         return any(key in message for message in list(self.said))
+
+    def take(self) -> list[dict[str, Any]]:
+        """The messages since the last call, which are forgotten here: for runs that would fill the memory."""
+        with self._lock:
+            taken, self.said = self.said, []
+        return taken
 
     def wait_for(self, key: str, seconds: float = 60) -> None:
         """Waits for a message with this key."""
