@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ..errors import DatabaseUnavailable
+from ..errors import ConfigurationError, DatabaseUnavailable
 from ..handlers import Handlers, check_queue
 from ..observe import Observer, WorkerStarted, WorkerStopped
 from ..postgres import backoff
@@ -74,6 +74,10 @@ class Worker:
         **given: Any,
     ) -> None:
         self.settings = settings or WorkerSettings(**given)
+        if self.settings.processes != 1:
+            raise ConfigurationError(
+                "A Worker is one process. For several: pulse-trio run --processes N, or a Worker in each process of yours."
+            )
         for queue in self.settings.queues or ():
             check_queue(queue)
         self._handlers = handlers
