@@ -17,7 +17,7 @@ import msgspec
 import trio
 
 from .errors import InvalidArguments, JobCancelled, JobFailed
-from .handlers import Defaults, Handler, check_json, check_text, encode_options
+from .handlers import Defaults, Handler, check_json, check_text, encode_options, given_options
 from .jobs import JobRequest
 from .postgres import TrioPool, connect_sync, open_pool
 from .states import FINISHED, State
@@ -48,7 +48,7 @@ def request_by_name(kind: str, args: Mapping[str, Any] | None = None, **options:
         encoded = msgspec.json.encode(dict(args or {}))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidArguments(f"Arguments of {kind!r} cannot be written as JSON: {error}.") from None
-    d = Defaults(**options)
+    d = Defaults(**given_options(**options))
     return JobRequest(
         kind=kind,
         args=check_json(encoded, f"Arguments of {kind!r}"),

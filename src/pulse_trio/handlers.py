@@ -67,33 +67,58 @@ class Defaults:
 
     def __post_init__(self) -> None:
         check_queue(self.queue)
-        if not 1 <= self.max_attempts < 2**31:
-            raise ConfigurationError(f"max_attempts must be at least 1, got {self.max_attempts!r}.")
+        self._whole("max_attempts", 1)
+        self._whole("priority", -(2**31))
         for name in ("timeout", "backoff_base", "backoff_cap"):
             value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
+            if value is not None and not (_is_number(value) and 0 < value < float("inf")):
                 raise ConfigurationError(f"{name} must be a positive number of seconds, got {value!r}.")
         if self.delay is not None and self.run_at is not None:
             raise ConfigurationError("Give delay or run_at, not both.")
-        if self.delay is not None and not 0 <= self.delay < float("inf"):
+        if self.delay is not None and not (_is_number(self.delay) and 0 <= self.delay < float("inf")):
             raise ConfigurationError(f"delay must be a number of seconds from now on, got {self.delay!r}.")
-        if self.run_at is not None and self.run_at.tzinfo is None:
-            raise ConfigurationError(
-                f"run_at must know its time zone, got the naive {self.run_at!r}; use datetime.now(UTC) and the like."
-            )
+        if self.run_at is not None:
+            _check_moment(self.run_at)
         if self.unique_key is not None:
             check_text("unique_key", self.unique_key, 512)
+
+    def _whole(self, name: str, least: int) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
+            raise ConfigurationError(f"{name} must be a whole number from {least} to {2**31 - 1}, got {value!r}.")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _check_moment(run_at: object) -> None:
+    if not isinstance(run_at, datetime):
+        raise ConfigurationError(f"run_at must be a datetime, got {run_at!r}.")
+    if run_at.utcoffset() is None:
+        raise ConfigurationError(
+            f"run_at must know its time zone, got the naive {run_at!r}; use datetime.now(UTC) and the like."
+        )
+
+
+def given_options(**options: Any) -> dict[str, Any]:
+    """Options as `Defaults` takes them, from what a caller gave: None means not given, a delay may be a `timedelta`."""
+    if isinstance(delay := options.get("delay"), timedelta):
+        options["delay"] = delay.total_seconds()
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def check_queue(queue: str) -> str:
     """Returns the queue's name. Raises `InvalidName` if it is not 1 to 128 letters, digits or any of `_ . : / -`."""
-    if not _QUEUE.fullmatch(queue):
+    if not isinstance(cast("object", queue), str) or not _QUEUE.fullmatch(queue):
         raise InvalidName(f"Queue name {queue!r} is not valid: use 1 to 128 ASCII letters, digits or any of _ . : / -")
     return queue
 
 
 def check_text(what: str, text: str, limit: int) -> str:
     """Returns `text`. Raises `InvalidName` if it is empty, over `limit` bytes of UTF-8, or has control characters."""
+    if not isinstance(cast("object", text), str):
+        raise InvalidName(f"{what} must be text, got {text!r}.")
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
@@ -137,16 +162,16 @@ class Handler(Generic[P, R]):
 
         Raises `InvalidName` or `ConfigurationError`, before anything is written.
         """
-        given: dict[str, Any] = {
-            "queue": queue,
-            "priority": priority,
-            "max_attempts": max_attempts,
-            "timeout": timeout,
-            "delay": delay.total_seconds() if isinstance(delay, timedelta) else delay,
-            "run_at": run_at,
-            "unique_key": unique_key,
-        }
-        return replace(self, defaults=replace(self.defaults, **{k: v for k, v in given.items() if v is not None}))
+        given = given_options(
+            queue=queue,
+            priority=priority,
+            max_attempts=max_attempts,
+            timeout=timeout,
+            delay=delay,
+            run_at=run_at,
+            unique_key=unique_key,
+        )
+        return replace(self, defaults=replace(self.defaults, **given))
 
     def request(self, *args: P.args, **kwargs: P.kwargs) -> JobRequest:
         """One job, checked and ready for `client.enqueue_many`. Raises `InvalidArguments`."""
@@ -195,7 +220,9 @@ class Signature:
         self._keyword = [p.name for p in self.parameters if p.kind is p.KEYWORD_ONLY]
         self._decoder = msgspec.json.Decoder(self._struct(hints))
         first = parameters[0] if parameters else None
-        self._job_first = first is not None and first.name == self.job_parameter and first.kind is not first.KEYWORD_ONLY
+        self._job_first = (
+            first is not None and first.name == self.job_parameter and first.kind is not first.KEYWORD_ONLY
+        )
 
     def _struct(self, hints: Mapping[str, Any]) -> type[msgspec.Struct]:
         fields: list[Any] = []
@@ -395,6 +422,10 @@ class Handlers:
     ) -> Handler[..., Any]:
         if isinstance(function, Handler):
             raise ConfigurationError(f"{function!r} is registered already; decorate the plain function.")
+        if not inspect.isroutine(function):
+            raise ConfigurationError(
+                f"{function!r} is not a function; wrap it in one, whose parameters are the arguments."
+            )
         kind = check_text("kind", name if name is not None else function.__name__, 256)
         handler: Handler[..., Any] = Handler(
             kind=kind,
@@ -431,6 +462,10 @@ class _Decorator(Protocol):
 
 
 def _how_it_runs(kind: str, function: Callable[..., Any], runs: str | None) -> Runs:
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigurationError(
+            f"Handler {kind!r} is a generator: a job is called once, and what it returns is its result."
+        )
     is_async = inspect.iscoroutinefunction(function)
     if runs is None:
         return "trio" if is_async else "thread"
