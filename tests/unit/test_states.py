@@ -1,0 +1,312 @@
+"""The state machine and its pure functions."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import timedelta
+from typing import Any, get_args
+
+import msgspec
+import pytest
+import trio
+
+from pulse_trio import Discard, InvalidTransition, RetryAfter, Snooze
+from pulse_trio.jobs import Claim, OutcomeKind
+from pulse_trio.states import (
+    FINISHED,
+    TRANSITIONS,
+    Event,
+    State,
+    backoff,
+    error_text,
+    event_of,
+    leaves_of,
+    next_state,
+    options_of,
+    outcome_of_cancel,
+    outcome_of_error,
+    storable,
+)
+
+
+def claim(**how: Any) -> Claim:
+    given = {
+        "id": 1, "attempt": 1, "max_attempts": 20, "failures": 0, "priority": 0, "run_at": "", "queue": "q", "kind": "k",
+        "args": "{}", "options": None, "session": 7,
+    }  # fmt: skip
+    return Claim(**given | how)
+
+
+# The table
+
+
+@pytest.mark.parametrize("event", Event)
+@pytest.mark.parametrize("state", State)
+def test_every_move_is_in_the_table_or_raises(state: State, event: Event) -> None:
+    if event in TRANSITIONS[state]:
+        assert next_state(state, event) is TRANSITIONS[state][event]
+    else:
+        with pytest.raises(InvalidTransition, match=re.escape(f"A job that is {state} cannot {event}")):
+            next_state(state, event)
+
+
+def test_a_refused_move_names_the_possible_ones() -> None:
+    with pytest.raises(InvalidTransition, match="possible: claim"):
+        next_state(State.AVAILABLE, Event.COMPLETE)
+
+
+def test_every_state_is_in_the_table_and_every_event_is_used() -> None:
+    assert set(TRANSITIONS) == set(State)
+    assert {event for moves in TRANSITIONS.values() for event in moves} == set(Event)
+    assert {state for moves in TRANSITIONS.values() for state in moves.values()} == set(State)
+
+
+def test_finished_states_change_only_by_a_persons_command() -> None:
+    assert {s for s in State if set(TRANSITIONS[s]) <= {Event.RETRY}} == FINISHED
+
+
+def test_no_event_is_lost_on_the_way_from_running() -> None:
+    # Whatever happens to an attempt, the job has somewhere to go.
+    assert set(TRANSITIONS[State.RUNNING]) == set(Event) - {Event.DUE, Event.CLAIM, Event.RETRY}
+
+
+@pytest.mark.parametrize("kind", get_args(OutcomeKind))
+@pytest.mark.parametrize("attempt", [1, 2, 3])
+def test_every_outcome_is_an_event_of_a_running_job(kind: str, attempt: int) -> None:
+    event = event_of(kind, attempt, 2)
+    assert event in TRANSITIONS[State.RUNNING]
+    last = attempt >= 2
+    assert (event in (Event.FAIL_LAST, Event.RESCUE_LAST)) == (last and kind in ("failed", "timeout", "rescued"))
+
+
+def test_an_unknown_outcome_is_a_program_error() -> None:
+    with pytest.raises(ValueError, match="unknown outcome 'odd'"):
+        event_of("odd", 1, 1)
+
+
+# Backoff
+
+
+def bounds(monkeypatch: pytest.MonkeyPatch, **how: Any) -> tuple[float, float]:
+    got: list[tuple[float, float]] = []
+
+    def uniform(low: float, high: float) -> float:
+        got.append((low, high))
+        return high
+
+    monkeypatch.setattr("pulse_trio.states.random.uniform", uniform)
+    backoff(claim(**how))
+    return got[0]
+
+
+def test_backoff_doubles_with_each_failure_up_to_the_cap(monkeypatch: pytest.MonkeyPatch) -> None:
+    highs = [bounds(monkeypatch, failures=failures)[1] for failures in range(14)]
+    assert highs == [4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 3600, 3600, 3600, 3600]
+    assert all(bounds(monkeypatch, failures=failures)[0] == 0 for failures in range(14))
+
+
+@pytest.mark.parametrize("failures", [2_000, 10_000, 2**31 - 1])
+def test_backoff_survives_any_number_of_failures(failures: int) -> None:
+    assert 0 <= backoff(claim(failures=failures)) <= 3600
+
+
+def test_backoff_counts_failures_and_not_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bounds(monkeypatch, attempt=500, failures=0) == (0, 4)
+
+
+def test_the_second_retry_comes_within_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bounds(monkeypatch, failures=0)[1] + bounds(monkeypatch, failures=1)[1] < 60
+
+
+def test_backoff_follows_the_handlers_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = '{"backoff_base":10,"backoff_cap":35.5}'
+    assert [bounds(monkeypatch, failures=n, options=options)[1] for n in range(3)] == [20, 35.5, 35.5]
+
+
+def test_options_have_defaults_and_reject_nonsense() -> None:
+    assert (options_of(claim()).timeout, options_of(claim(options="{}")).backoff_cap) == (None, 3600)
+    assert options_of(claim(options='{"timeout":5,"from_the_future":1}')).timeout == 5
+    with pytest.raises(msgspec.ValidationError):
+        options_of(claim(options='{"timeout":"soon"}'))
+
+
+# Outcomes
+
+
+def test_an_exception_is_a_failure_with_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pulse_trio.states.random.uniform", lambda _, high: high)
+    ours = claim(failures=2)
+    outcome = outcome_of_error(ours, ValueError("no"))
+    assert (outcome.claim, outcome.kind, outcome.delay) == (ours, "failed", 16)
+    assert outcome.error is not None
+    assert outcome.error.startswith("ValueError: no")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "delay"),
+    [
+        (Snooze(30), "snoozed", 30),
+        (RetryAfter(5), "failed", 5),
+        (RetryAfter(0), "failed", 0),
+        (Discard("x"), "discarded", 0),
+        (ExceptionGroup("", [Snooze(1), ExceptionGroup("", [Snooze(9)])]), "snoozed", 9),
+        (ExceptionGroup("", [RetryAfter(1), RetryAfter(9)]), "failed", 9),
+        (ExceptionGroup("", [Discard(), Discard()]), "discarded", 0),
+        (ExceptionGroup("", [Discard(), Snooze(9)]), "failed", 4),
+        (ExceptionGroup("", [RetryAfter(9), ValueError()]), "failed", 4),
+        (BaseExceptionGroup("", [Snooze(9), SystemExit()]), "failed", 4),
+        (SystemExit(1), "failed", 4),
+    ],
+    ids=repr,
+)
+def test_wishes_count_alone_and_in_groups_of_one_mind(
+    error: BaseException, kind: str, delay: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pulse_trio.states.random.uniform", lambda _, high: high)
+    outcome = outcome_of_error(claim(), error)
+    assert (outcome.kind, outcome.delay) == (kind, delay)
+
+
+@pytest.mark.parametrize("wish", [Snooze, RetryAfter])
+def test_a_wish_takes_seconds_or_a_timedelta_and_nothing_else(wish: type[Snooze] | type[RetryAfter]) -> None:
+    assert wish(1.5).seconds == 1.5
+    assert wish(timedelta(minutes=2)).seconds == 120
+    assert wish(0).seconds == 0
+    for nonsense in (-1, math.inf, math.nan, timedelta(seconds=-1)):
+        with pytest.raises(ValueError, match="number of seconds from now on"):
+            wish(nonsense)
+    for nonsense in (None, [], "soon"):
+        with pytest.raises((TypeError, ValueError)):
+            wish(nonsense)  # type: ignore[arg-type]
+    with pytest.raises(OverflowError):
+        wish(10**400)
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("user", "cancelled"), ("timeout", "timeout"), ("shutdown", "released"), ("parent", "released"),
+        ("lease-unproven", "released"),
+    ],
+)  # fmt: skip
+def test_a_cancellation_means_what_its_reason_says(reason: Any, kind: str) -> None:
+    outcome = outcome_of_cancel(claim(options='{"timeout":2.5}'), reason)
+    assert outcome is not None
+    assert outcome.kind == kind
+    assert (outcome.delay > 0) == (kind == "timeout")
+    if kind == "timeout":
+        assert outcome.error == "TimeoutError: ran longer than 2.5 s"
+
+
+def test_a_lost_fence_leaves_nothing_to_report() -> None:
+    assert outcome_of_cancel(claim(), "fence-lost") is None
+
+
+# The text of an error
+
+
+class Broken(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("even str() fails")
+
+    __repr__ = __str__
+
+
+class Rude(Exception):
+    def __str__(self) -> str:
+        return 7  # type: ignore[return-value]
+
+
+class Endless(Exception):
+    def __str__(self) -> str:
+        return str(self)
+
+
+def raised(error: BaseException) -> BaseException:
+    try:
+        raise error
+    except BaseException as caught:
+        return caught
+
+
+def test_an_error_is_its_headline_then_its_traceback() -> None:
+    text = error_text(raised(ValueError("two\nlines")))
+    assert text.startswith("ValueError: two\nlines\n\nTraceback (most recent call last):\n")
+    assert "raise error" in text
+    assert error_text(raised(KeyError())).startswith("KeyError\n\nTraceback")
+
+
+@pytest.mark.parametrize(
+    "error", [Broken(), Rude(), Endless(), ExceptionGroup("g", [Broken()])], ids=lambda e: type(e).__name__
+)
+def test_no_error_is_too_broken_to_be_told(error: Exception) -> None:
+    for each in (error, raised(error)):
+        text = error_text(each)
+        assert text.startswith(type(error).__name__)
+
+
+def test_causes_and_notes_are_told() -> None:
+    error = ValueError("outer")
+    error.__cause__ = raised(KeyError("inner"))
+    error.add_note("and a note")
+    text = error_text(raised(error))
+    for part in ("KeyError: 'inner'", "direct cause", "ValueError: outer", "and a note"):
+        assert part in text
+
+
+def test_a_group_tells_every_leaf() -> None:
+    text = error_text(raised(ExceptionGroup("both", [raised(ValueError("one")), raised(KeyError("two"))])))
+    assert text.startswith("ExceptionGroup: both (2 sub-exceptions)")
+    assert "ValueError: one" in text
+    assert "KeyError: 'two'" in text
+
+
+def test_a_long_error_keeps_both_ends() -> None:
+    text = error_text(raised(ValueError("begin" + "x" * 10**7 + "end")))
+    assert len(text) <= 16_384 + 200
+    headline = text.partition("\n\n")[0]
+    assert headline.startswith("ValueError: begin")
+    assert headline.endswith("end")
+    assert "characters cut" in headline
+    assert text.rstrip().endswith("end")
+
+
+def test_a_deep_recursion_is_told() -> None:
+    def dig(depth: int) -> None:
+        dig(depth + 1)
+
+    try:
+        dig(0)
+    except RecursionError as error:
+        text = error_text(error)
+    assert text.startswith("RecursionError: maximum recursion depth exceeded")
+    assert len(text) <= 16_384 + 200
+
+
+@pytest.mark.parametrize("text", ["a\0b", "\ud800", "\udfff\ud800", "\U0001f600\0"])
+def test_what_postgresql_cannot_hold_is_replaced(text: str) -> None:
+    stored = storable(text)
+    assert len(stored) == len(text)
+    stored.encode()
+    assert "\0" not in stored
+    assert "\ufffd" in stored
+    error_text(ValueError(text)).encode()
+
+
+def test_ordinary_text_is_left_alone() -> None:
+    text = "ünï \U0001f600 \x01 \uffff \ufeff"
+    assert storable(text) == text
+
+
+def test_the_worker_is_not_in_its_jobs_traceback() -> None:
+    assert "pulse_trio" not in error_text(raised(ValueError("x"))).replace(__file__, "")
+
+
+def test_leaves_are_found_however_deep() -> None:
+    one, two, three = ValueError(1), KeyError(2), SystemExit(3)
+    group = BaseExceptionGroup("", [one, ExceptionGroup("", [ExceptionGroup("", [two])]), three])
+    assert leaves_of(group) == [one, two, three]
+    assert leaves_of(one) == [one]
+    cancelled = trio.Cancelled._create(source="nursery") if hasattr(trio.Cancelled, "_create") else one  # type: ignore[attr-defined]
+    assert leaves_of(BaseExceptionGroup("", [cancelled])) == [cancelled]
