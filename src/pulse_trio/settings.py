@@ -55,12 +55,13 @@ class WorkerSettings:
             self._require(name, getattr(self, name) >= 0, "must not be negative")
         self._require("concurrency", self.concurrency >= 1, "must be at least 1")
         self._require("processes", self.processes >= 1, "must be at least 1")
-        self._require(
-            "heartbeat", self.heartbeat <= self.lease / 3, f"must be at most a third of the lease ({self.lease:g} s)"
-        )
+        # Not to the last bit: 0.6 / 3 is less than 0.2.
+        third = self.lease / 3 * (1 + 1e-9)
+        self._require("heartbeat", self.heartbeat <= third, f"must be at most a third of the lease ({self.lease:g} s)")
         self._require(
             "schema", 1 <= len(self.schema.encode()) <= 63 and "\0" not in self.schema, "must have 1 to 63 bytes"
         )
+        self._require("queues", not isinstance(self.queues, str), "must be a list of queues, not one text")
         self._require("queues", self.queues is None or len(self.queues) > 0, "must name at least one queue")
 
     def _require(self, name: str, holds: bool, what: str) -> None:
