@@ -1,0 +1,202 @@
+"""Settings: one table, four sources, clear refusals."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pulse_trio import ConfigurationError, Handlers, InvalidName, Worker, WorkerSettings
+from pulse_trio.settings import environment_settings, file_dsn, file_settings, load_settings, parse_queues
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NAMES = [f.name for f in fields(WorkerSettings)]
+# Something other than the default for each setting: as text, and as the value it stands for.
+OTHER: dict[str, tuple[str, Any]] = {
+    "queues": ("b, a,c", ("b", "a", "c")),
+    "concurrency": ("7", 7),
+    "processes": ("1", 1),
+    "lease": ("60", 60.0),
+    "heartbeat": ("2.5", 2.5),
+    "poll": ("0.5", 0.5),
+    "watchdog": ("9", 9.0),
+    "grace": ("0", 0.0),
+    "cleanup": ("1e1", 10.0),
+    "connect_timeout": ("3", 3.0),
+    "retention": ("86400", 86400.0),
+    "schema": ("other", "other"),
+}
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in NAMES:
+        monkeypatch.delenv(f"PULSE_TRIO_{name.upper()}", raising=False)
+
+
+def test_every_setting_is_tried_here() -> None:
+    assert set(OTHER) == set(NAMES)
+
+
+def test_every_setting_says_what_it_is() -> None:
+    for f in fields(WorkerSettings):
+        assert f.metadata["help"].endswith(".")
+
+
+# Precedence
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_setting_comes_from_the_environment(name: str) -> None:
+    text, value = OTHER[name]
+    assert environment_settings({f"PULSE_TRIO_{name.upper()}": text, "PULSE_TRIO_DSN": "x", "OTHER": "y"}) == {
+        name: value
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("place", ["pulse-trio.toml", "pyproject.toml"])
+@pytest.mark.parametrize("spelling", ["_", "-"])
+def test_every_setting_comes_from_a_file(name: str, place: str, spelling: str, tmp_path: Path) -> None:
+    _, value = OTHER[name]
+    toml = list(value) if isinstance(value, tuple) else value
+    header = "" if place == "pulse-trio.toml" else "[tool.pulse-trio]\n"
+    literal = repr(toml).replace("'", '"')
+    (tmp_path / place).write_text(f"{header}{name.replace('_', spelling)} = {literal}\n")
+    assert file_settings(tmp_path) == {name: value}
+
+
+def test_given_beats_environment_beats_file_beats_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pulse-trio.toml").write_text("concurrency = 1\npoll = 2\nlease = 40\n")
+    monkeypatch.setenv("PULSE_TRIO_CONCURRENCY", "3")
+    monkeypatch.setenv("PULSE_TRIO_POLL", "4")
+    settings = load_settings({"concurrency": 5, "poll": None}, folder=tmp_path)
+    assert (settings.concurrency, settings.poll, settings.lease, settings.grace) == (5, 4, 40, 25)
+
+
+def test_the_nearest_file_counts(tmp_path: Path) -> None:
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    (tmp_path / "pulse-trio.toml").write_text("poll = 1\n")
+    assert file_settings(inner) == {"poll": 1.0}
+    (tmp_path / "a" / "pyproject.toml").write_text("[tool.pulse-trio]\npoll = 2\n")
+    assert file_settings(inner) == {"poll": 2.0}
+    (tmp_path / "a" / "pulse-trio.toml").write_text("poll = 3\n")
+    assert file_settings(inner) == {"poll": 3.0}
+
+
+def test_no_file_is_no_settings(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    assert file_settings(tmp_path) == {}
+    assert load_settings({}, folder=tmp_path) == WorkerSettings()
+
+
+def test_a_dsn_in_the_file_is_no_worker_setting(tmp_path: Path) -> None:
+    (tmp_path / "pulse-trio.toml").write_text("dsn = 'postgresql:///x'\npoll = 2\n")
+    assert file_settings(tmp_path) == {"poll": 2.0}
+    assert file_dsn(tmp_path) == ("postgresql:///x", tmp_path / "pulse-trio.toml")
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("poll = \n", "not valid TOML"),
+        ("pol = 1\n", "unknown setting 'pol'; known: cleanup, concurrency"),
+        ("poll = 'soon'\n", "poll must be a number of seconds, got 'soon'"),
+        ("poll = true\n", "poll must be a number of seconds, got True"),
+        ("concurrency = 1.5\n", "concurrency must be a whole number, got 1.5"),
+        ("concurrency = true\n", "concurrency must be a whole number"),
+        ("concurrency = [1]\n", "concurrency must be a whole number"),
+        ("queues = 5\n", "queues must be a list of queues, got 5"),
+        ("schema = 5\n", "schema must be text, got 5"),
+        ("[poll]\nx = 1\n", "poll must be a number of seconds"),
+        ("dsn = 5\n", "dsn must be text"),
+    ],
+)
+def test_a_file_that_makes_no_sense_is_named_with_the_reason(content: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "pulse-trio.toml"
+    path.write_text(content)
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        (file_dsn if "dsn" in content else file_settings)(tmp_path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "pulse-trio.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigurationError, match="not valid TOML"):
+        file_settings(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("POLL", "soon"), ("POLL", ""), ("CONCURRENCY", "1.5"), ("CONCURRENCY", "many"), ("LEASE", "30s")],
+)
+def test_a_variable_that_makes_no_sense_is_named(name: str, text: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"PULSE_TRIO_{name} must be a .*number.*, got {text!r}"):
+        environment_settings({f"PULSE_TRIO_{name}": text})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"lease": 0}, {"lease": -1}, {"lease": float("nan")}, {"lease": float("inf")},
+        {"heartbeat": 0}, {"heartbeat": float("nan")}, {"heartbeat": 10.1}, {"lease": 29.9},
+        {"poll": 0}, {"watchdog": 0}, {"watchdog": float("inf")}, {"retention": 0}, {"retention": float("inf")},
+        {"retention": 1e300}, {"grace": -1}, {"grace": float("nan")}, {"cleanup": -0.1}, {"connect_timeout": -1},
+        {"concurrency": 0}, {"concurrency": -5}, {"processes": 0},
+        {"schema": ""}, {"schema": "x" * 64}, {"schema": "ü" * 32}, {"schema": "a\0"}, {"queues": ()},
+        {"queues": "mail"},
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_settings_that_cannot_work_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=f"The setting '({'|'.join(NAMES)})'"):
+        WorkerSettings(**given)
+
+
+def test_an_unknown_setting_is_refused() -> None:
+    with pytest.raises(TypeError, match="colour"):
+        WorkerSettings(colour="red")  # type: ignore[call-arg]
+
+
+def test_a_worker_checks_its_queues() -> None:
+    with pytest.raises(InvalidName):
+        Worker(Handlers(), "", queues=("two words",))
+    with pytest.raises(ConfigurationError):
+        Worker(Handlers(), "", queues="mail")
+
+
+def test_queues_are_a_list_with_commas() -> None:
+    assert parse_queues("default,mail") == ("default", "mail")
+    assert parse_queues(" a , ,b,") == ("a", "b")
+    assert parse_queues("") == ()
+
+
+# The margin
+
+
+@pytest.mark.parametrize(
+    ("given", "margin"),
+    [
+        ({}, 6.0),
+        ({"cleanup": 0}, 1.0),
+        ({"cleanup": 2.5}, 3.5),
+        ({"cleanup": 100}, 9.7),
+        ({"lease": 6.0, "heartbeat": 2.0, "cleanup": 0.5}, 1.5),
+        ({"lease": 3.0, "heartbeat": 1.0}, 0.97),
+        ({"lease": 0.3, "heartbeat": 0.1}, 0.097),
+    ],
+)
+def test_the_margin_is_cleanup_and_a_second_unless_two_beats_would_not_fit(
+    given: dict[str, Any], margin: float
+) -> None:
+    settings = WorkerSettings(**given)
+    assert settings.margin == pytest.approx(margin)
+    assert settings.lease - settings.margin > 2 * settings.heartbeat
+    assert settings.margin > 0
