@@ -1,0 +1,212 @@
+"""Migrations: forward only, once, whoever runs them at the same time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+from pulse_trio import DatabaseUnavailable, SchemaError, SyncClient, migrate
+from pulse_trio.migrate import Migration, check_sync, check_versions, known_migrations, migrate_sync, migration_sql
+from pulse_trio.store import WorkerStore
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+ALL = [f"{m.version:04}_{m.name}" for m in known_migrations()]
+LATER = Migration(max(m.version for m in known_migrations()) + 1, "later", 'CREATE TABLE :"schema".later (n int);')
+BROKEN = LATER._replace(text='CREATE TABLE :"schema".half (n int);\nSELECT 1/0;')
+
+
+@pytest.fixture
+def database(empty_dsn: str) -> Generator[psycopg.Connection[Any]]:
+    with psycopg.connect(empty_dsn, autocommit=True) as connection:
+        yield connection
+
+
+def know(monkeypatch: pytest.MonkeyPatch, *more: Migration) -> None:
+    """This version of pulse-trio ships these migrations too."""
+    known = [*known_migrations(), *more]
+    monkeypatch.setattr(migrate, "known_migrations", lambda: known)
+
+
+def snapshot(database: psycopg.Connection[Any]) -> list[Any]:
+    """What is in the schema, by the catalogues."""
+    return database.execute(
+        "SELECT c.relkind, c.relname, c.oid, (SELECT array_agg((a.attname, a.atttypid, a.attnotnull) ORDER BY a.attnum)"
+        "   FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0)"
+        " FROM pg_class c WHERE c.relnamespace = 'pulse'::regnamespace ORDER BY 1, 2"
+    ).fetchall()
+
+
+def test_migrations_are_numbered_without_gaps() -> None:
+    assert [m.version for m in known_migrations()] == list(range(1, len(known_migrations()) + 1))
+
+
+def test_an_empty_database_is_brought_to_the_head(empty_dsn: str, database: psycopg.Connection[Any]) -> None:
+    assert migrate_sync(empty_dsn) == ALL
+    check_sync(empty_dsn)
+    recorded = database.execute("SELECT version, name, checksum FROM pulse.migration ORDER BY version").fetchall()
+    assert recorded == [(m.version, m.name, m.checksum) for m in known_migrations()]
+    assert SyncClient(empty_dsn).enqueue("noop").added
+
+
+def test_migrating_twice_changes_nothing(empty_dsn: str, database: psycopg.Connection[Any]) -> None:
+    migrate_sync(empty_dsn)
+    before = snapshot(database)
+    SyncClient(empty_dsn).enqueue("noop")
+    assert migrate_sync(empty_dsn) == []
+    assert snapshot(database) == before
+    assert database.execute("SELECT count(*) FROM pulse.job").fetchone() == (1,)
+
+
+def test_every_step_leads_to_a_schema_that_the_next_one_finds(empty_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    every = known_migrations()
+    for steps in range(1, len(every) + 1):
+        monkeypatch.setattr(migrate, "known_migrations", lambda steps=steps: every[:steps])
+        assert migrate_sync(empty_dsn) == ALL[steps - 1 : steps]
+        check_sync(empty_dsn)
+
+
+def test_the_script_is_what_migrating_does(empty_dsn: str, database: psycopg.Connection[Any]) -> None:
+    database.execute(migration_sql().encode())
+    check_sync(empty_dsn)
+    assert migrate_sync(empty_dsn) == []
+
+
+def test_threads_at_once_apply_each_migration_once(empty_dsn: str) -> None:
+    barrier = threading.Barrier(8)
+
+    def run(_: int) -> list[str]:
+        barrier.wait(30)
+        return migrate_sync(empty_dsn)
+
+    with ThreadPoolExecutor(8) as pool:
+        applied = list(pool.map(run, range(8)))
+    assert sorted(applied, key=len) == [[]] * 7 + [ALL]
+    check_sync(empty_dsn)
+
+
+def test_processes_at_once_apply_each_migration_once(empty_dsn: str) -> None:
+    program = (
+        "import sys; from pulse_trio.migrate import migrate_sync\n"
+        "sys.stdin.read(1); print(len(migrate_sync(sys.argv[1])))"
+    )
+    command = [sys.executable, "-c", program, empty_dsn]
+    started = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    for process in started:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    outputs = [process.communicate(timeout=60)[0].strip() for process in started]
+    assert sorted(outputs) == ["0", "0", "0", str(len(ALL))]
+
+
+def test_a_new_migration_is_applied_on_top(empty_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    migrate_sync(empty_dsn)
+    know(monkeypatch, LATER)
+    assert migrate_sync(empty_dsn) == [f"{LATER.version:04}_later"]
+    check_sync(empty_dsn)
+
+
+def test_a_migration_that_fails_leaves_nothing_half_done(
+    empty_dsn: str, database: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    know(monkeypatch, BROKEN)
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        migrate_sync(empty_dsn)
+    assert database.execute("SELECT to_regclass('pulse.half')").fetchone() == (None,)
+    # Those before it stay: each is a transaction of its own, and the next run goes on from there.
+    assert database.execute("SELECT count(*) FROM pulse.migration").fetchone() == (len(ALL),)
+    monkeypatch.undo()
+    check_sync(empty_dsn)
+
+
+# --check
+
+
+def test_a_missing_schema_is_told_with_the_remedy(empty_dsn: str) -> None:
+    with pytest.raises(SchemaError, match=r"has no pulse-trio schema 'pulse'. Create it with: pulse-trio migrate"):
+        check_sync(empty_dsn)
+    with pytest.raises(SchemaError, match="no pulse-trio schema 'elsewhere'"):
+        check_sync(empty_dsn, "elsewhere")
+
+
+def test_a_schema_of_somebody_elses_is_not_ours(empty_dsn: str, database: psycopg.Connection[Any]) -> None:
+    database.execute("CREATE SCHEMA pulse CREATE TABLE theirs (n int)")
+    with pytest.raises(SchemaError, match="no pulse-trio schema"):
+        check_sync(empty_dsn)
+
+
+def test_an_older_schema_is_told_with_the_remedy(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    know(monkeypatch, LATER)
+    with pytest.raises(
+        SchemaError, match=rf"older than this version .*1 migration.* from {LATER.version:04}_later on.*migrate"
+    ):
+        check_sync(dsn)
+
+
+def test_a_newer_schema_is_told_and_not_touched(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as newer:
+        know(newer, LATER)
+        migrate_sync(dsn)
+    for refuse in (check_sync, migrate_sync):
+        with pytest.raises(SchemaError, match=rf"newer than this version .*has migration {LATER.version:04}.*Upgrade"):
+            refuse(dsn)
+
+
+def test_a_schema_made_from_another_text_is_told_and_not_touched(dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as database:
+        database.execute("UPDATE pulse.migration SET checksum = 'other' WHERE version = 1")
+    for refuse in (check_sync, migrate_sync):
+        with pytest.raises(SchemaError, match="0001_jobs was applied from another text"):
+            refuse(dsn)
+
+
+async def test_a_worker_finds_the_same_faults(dsn: str, empty_dsn: str) -> None:
+    for target, message in ((empty_dsn, "no pulse-trio schema"), (dsn, None)):
+        store = WorkerStore(target)
+        try:
+            if message is None:
+                await store.check_schema()
+            else:
+                with pytest.raises(SchemaError, match=message):
+                    await store.check_schema()
+        finally:
+            await store.aclose()
+
+
+def test_the_decision_needs_no_database() -> None:
+    good = {m.version: m.checksum for m in known_migrations()}
+    check_versions(good)
+    for bad in ({}, good | {99: "x"}, good | {1: "x"}):
+        with pytest.raises(SchemaError):
+            check_versions(bad)
+
+
+def test_a_client_of_a_database_without_the_schema_is_told(empty_dsn: str) -> None:
+    with pytest.raises(SchemaError, match="Create it with: pulse-trio migrate"):
+        SyncClient(empty_dsn).enqueue("noop")
+
+
+def test_an_absent_server_is_the_databases_fault() -> None:
+    for run in (migrate_sync, check_sync):
+        with pytest.raises(DatabaseUnavailable, match="Cannot connect to PostgreSQL"):
+            run("host=/nonexistent")
+
+
+def test_a_waiting_migrator_is_let_in_when_the_first_is_gone(empty_dsn: str, server_dsn: str) -> None:
+    with psycopg.connect(empty_dsn, autocommit=True) as holder:
+        holder.execute("SELECT pg_advisory_lock(hashtextextended('pulse migrate', 0))")
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(migrate_sync, empty_dsn)
+            blocked = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+            while holder.execute(blocked).fetchone() == (0,):
+                assert not waiting.done()
+            holder.execute("SELECT pg_advisory_unlock_all()")
+            assert waiting.result(30) == ALL

@@ -1,0 +1,92 @@
+"""Type-checked, never run: what a user writes must pass pyright strict."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, assert_type
+
+from pulse_trio import (
+    Client,
+    Handler,
+    Handlers,
+    Job,
+    JobRef,
+    JobRequest,
+    Snooze,
+    State,
+    SyncClient,
+    Worker,
+    WorkerReport,
+    open_client,
+)
+
+if TYPE_CHECKING:
+    import trio
+
+handlers = Handlers()
+
+
+@handlers.job(queue="mail", priority=0, max_attempts=20, timeout=60)
+async def send_welcome(job: Job, user_id: int, template: str = "default") -> str:
+    job.nursery.start_soon(print, job.id)
+    if job.attempt > 3 and job.cancel_reason != "shutdown":
+        raise Snooze(timedelta(minutes=1))
+    with job.cleanup():
+        return f"{user_id} {template} {job.deadline}"
+
+
+@handlers.job
+async def without_job(n: int) -> list[int]:
+    return [n]
+
+
+@handlers.job
+async def with_job(job: Job, *, n: int) -> None:
+    return None
+
+
+@handlers.job(name="resize.image")
+def in_a_thread(path: str, width: int = 100) -> tuple[int, int]:
+    return width, len(path)
+
+
+@handlers.job(runs="thread")
+def in_a_thread_with_job(job: Job, path: str) -> int:
+    return job.id + len(path)
+
+
+async def enqueue(client: Client) -> None:
+    assert_type(await client.enqueue(send_welcome, 42), JobRef[str])
+    assert_type(await client.enqueue(send_welcome, user_id=42, template="vip"), JobRef[str])
+    ref = await client.enqueue(send_welcome.options(queue="slow", delay=60, priority=5, unique_key="u42"), 42)
+    assert_type(await ref.result(), str)
+    assert_type(await ref.status(), State)
+    await client.enqueue(send_welcome.options(delay=timedelta(hours=1)), 42)
+    await client.enqueue(send_welcome.options(run_at=datetime.now(UTC)), 42)
+    assert_type(await (await client.enqueue(without_job, 1)).result(), list[int])
+    assert_type(await client.enqueue(with_job, n=1), JobRef[None])
+    assert_type(await client.enqueue(in_a_thread, "a.png", width=3), JobRef[tuple[int, int]])
+    assert_type(await client.enqueue(in_a_thread_with_job, "a.png"), JobRef[int])
+    await client.enqueue("a kind of elsewhere", {"user_id": 42}, queue="mail", delay=3)
+    await client.enqueue_many(send_welcome.request(i) for i in range(10_000))
+    assert_type(send_welcome.request(1, template="x"), JobRequest)
+
+
+def enqueue_blocking(client: SyncClient) -> None:
+    assert_type(client.enqueue(send_welcome, 42).id, int)
+    client.enqueue_many([without_job.request(1), in_a_thread.request("x", 2)])
+
+
+def takes_a_handler(handler: Handler[[int], list[int]]) -> None: ...
+
+
+takes_a_handler(without_job)
+
+
+async def program(dsn: str, nursery: trio.Nursery) -> None:
+    async with open_client(dsn) as client:
+        await enqueue(client)
+    worker = Worker(handlers, dsn, concurrency=5, queues=("mail",), burst=True)
+    assert_type(await worker.run(), WorkerReport)
+    await nursery.start(worker.run)
+    worker.stop()
