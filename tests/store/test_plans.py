@@ -126,8 +126,9 @@ async def test_no_statement_scans_a_large_live_table(name: str, large: Window) -
 async def test_the_watchdogs_report_finds_its_rows_by_index(name: str, large: Window) -> None:
     async with await connected(large.dsn, _WATCHDOG_SETTINGS) as connection:
         found = scans(await plan(connection, name, WATCHDOG[name]))
-    # Who died is asked once in a worker's death: it may read the table.
-    assert found == [] if name != "held_by" else True
+    # Who died is asked once in a worker's death: it may read the table. So does the watchdog where it has no index.
+    may_scan = name == "held_by" or (name == "expired" and large.value("SELECT to_regclass('job_lease')") is None)
+    assert found == [] or may_scan
 
 
 async def test_the_watchdogs_scan_reads_the_lease_index(large: Window, dsn: str) -> None:

@@ -14,6 +14,9 @@ from pulse_trio.store import Slot
 from support.fake_store import FakeStore, unavailable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pulse_trio.jobs import Outcome
     from pulse_trio.store import Exchange
     from support.stage import Recorder, Stage
 
@@ -391,12 +394,19 @@ async def test_a_stuck_report_does_not_hold_up_the_others(noop: Stage) -> None:
 
 
 async def test_reports_travel_with_the_next_claim_while_there_is_work(noop: Stage) -> None:
+    travelled = 0
+    exchange = noop.store.exchange
+
+    async def spy(limit: int, slots: Sequence[Slot], completed: Sequence[Outcome] = ()) -> Exchange:
+        nonlocal travelled
+        travelled += len(completed)
+        return await exchange(limit, slots, completed)
+
+    noop.store.exchange = spy  # type: ignore[method-assign]
     for _ in range(400):
         noop.enqueue("noop")
     await noop.burst(concurrency=20)
-    calls = noop.store.calls
-    assert calls.count("exchange") <= 60
-    assert calls.count("settle") <= 10
+    assert travelled > 300
 
 
 async def test_a_burst_of_two_workers_shares_the_work(noop: Stage) -> None:
