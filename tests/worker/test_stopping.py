@@ -162,7 +162,7 @@ async def test_a_job_that_fails_while_it_is_shut_down_has_failed(stage: Stage) -
         try:
             await trio.sleep_forever()
         except trio.Cancelled:
-            raise ValueError("on the way out") from None
+            raise ValueError("on the way out") from None  # noqa: ASYNC104 -- what is raised instead is the test
 
     job_id = stage.enqueue("clumsy")
     async with stage.working() as worker:
@@ -180,7 +180,7 @@ async def test_cleanup_has_its_time_and_its_lease_during_a_shutdown(stage: Stage
         finally:
             with job.cleanup():
                 seen.append(job.cancel_reason)
-                await trio.sleep(4)
+                await trio.sleep(4)  # noqa: ASYNC102 -- job.cleanup() is the shield
                 seen.append(stage.database.state(job.id))
 
     job_id = stage.enqueue("tidy")
@@ -335,7 +335,7 @@ async def test_handlers_see_the_reason_before_the_cancellation_and_within_cleanu
         except trio.Cancelled:
             seen.append(job.cancel_reason)
             with job.cleanup():
-                await trio.sleep(2)
+                await trio.sleep(2)  # noqa: ASYNC102 -- job.cleanup() is the shield
                 seen.append((job.cancel_reason, stage.database.state(job.id)))
             raise
 
@@ -356,14 +356,14 @@ async def test_a_failure_on_the_way_out_stays_the_jobs(place: str, stage: Stage)
             await trio.sleep_forever()
         except trio.Cancelled:
             if place != "child":
-                raise ValueError("the handler's") from None
+                raise ValueError("the handler's") from None  # noqa: ASYNC104 -- what is raised instead is the test
             raise
 
     async def clumsy_child() -> None:
         try:
             await trio.sleep_forever()
         except trio.Cancelled:
-            raise ValueError("the child's") from None
+            raise ValueError("the child's") from None  # noqa: ASYNC104 -- what is raised instead is the test
 
     @stage.handlers.job
     async def innocent() -> None:
@@ -403,8 +403,8 @@ async def test_a_job_that_ended_just_then_is_reported_as_it_ended(stage: Stage) 
     async def done() -> str:
         try:
             await trio.sleep_forever()
-        except trio.Cancelled:
-            return "what there was to save"  # a handler may decide to stop in good order
+        except trio.Cancelled:  # noqa: ASYNC103 -- what is raised instead is the test
+            return "what there was to save"  # a handler may decide to stop in good order  # noqa: ASYNC104 -- what is raised instead is the test
         raise AssertionError
 
     job_id = stage.enqueue("done")
