@@ -68,6 +68,14 @@ async def test_a_cancelled_query_is_gone_from_the_server(connection: Connection,
     assert await value(connection, "SELECT 1") == 1
 
 
+async def test_a_libpq_that_only_cancels_blocking_does_it_in_a_thread(
+    connection: Connection, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(psycopg.capabilities, "has_cancel_safe", lambda: False)
+    assert await cancel_when(until, connection, ASLEEP, lambda: connection.execute("SELECT pg_sleep(60)"))
+    assert await value(connection, "SELECT 1") == 1
+
+
 async def test_a_deadline_reaches_the_server(connection: Connection) -> None:
     with trio.fail_after(10), trio.move_on_after(0.05) as scope:
         await connection.execute("SELECT pg_sleep(60)")

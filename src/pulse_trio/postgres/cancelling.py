@@ -23,7 +23,7 @@ import logging
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import trio
-from psycopg import AsyncConnection, pq
+from psycopg import AsyncConnection, capabilities, pq
 from psycopg import errors as e
 from psycopg.rows import Row, tuple_row
 from psycopg.waiting import Wait
@@ -209,9 +209,15 @@ class CancellableConnection(AsyncConnection[Row]):
             return
         deadline = trio.current_time() + (timeout or float("inf"))
         with trio.CancelScope(deadline=deadline, shield=current_mode() is not Mode.QUERY):
-            await drive_connecting(self._cancel_gen())
+            await self._send_cancel_request()
             return
         raise e.CancellationTimeout("cancellation timeout expired")
+
+    async def _send_cancel_request(self) -> None:
+        if capabilities.has_cancel_safe():
+            await drive_connecting(self._cancel_gen())
+        else:  # libpq before 17 only knows how to do it blocking, and in clear text
+            await trio.to_thread.run_sync(self.pgconn.get_cancel().cancel, abandon_on_cancel=True)
 
     async def _try_cancel(self, *, timeout: float = 5.0) -> None:
         with running_in(Mode.SETTLE):

@@ -7,9 +7,11 @@ like psycopg itself, we make one attempt per address.
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, TypeVar
 
 import trio
+from psycopg import capabilities
 from psycopg import errors as e
 from psycopg.conninfo import make_conninfo
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from psycopg.abc import ConnDict, PQGenConn
+    from psycopg.pq.abc import PGconn
 
 C = TypeVar("C")
 
@@ -69,6 +72,18 @@ async def _connect(gen: PQGenConn[C], seconds: float) -> C:
     finally:
         gen.close()  # an unfinished attempt owns a socket
     raise e.ConnectionTimeout("connection timeout expired")
+
+
+def warn_of_gssapi(pgconn: PGconn, params: ConnDict) -> None:
+    """Warn, as psycopg does, of GSSAPI encryption nobody asked for: not every libpq would have chosen it."""
+    if capabilities.has_used_gssapi() and pgconn.used_gssapi and not get_param(params, "gssencmode"):
+        warnings.warn(
+            "the connection uses GSSAPI only because libpq's default is 'gssencmode=prefer', which another build of "
+            "libpq may not share: set 'gssencmode' in the connection string, or the environment variable "
+            "PGGSSENCMODE, to 'prefer', 'require' or 'disable'",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _summary(failures: list[tuple[ConnDict, e.Error]]) -> e.Error:

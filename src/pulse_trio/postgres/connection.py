@@ -20,7 +20,7 @@ from psycopg.rows import Row
 from psycopg.waiting import Wait
 
 from pulse_trio.postgres.cancelling import CancellableConnection
-from pulse_trio.postgres.connecting import connect_to_first
+from pulse_trio.postgres.connecting import connect_to_first, warn_of_gssapi
 from pulse_trio.postgres.contract import AsyncPipeline, ready_now
 from pulse_trio.postgres.shield import Mode, current_mode, running_in
 from pulse_trio.postgres.transaction import TrioPipeline, TrioTransaction
@@ -82,6 +82,7 @@ class TrioConnection(CancellableConnection[Row]):
         """
         params = await cls._get_connection_params(conninfo, **kwargs)
         connection = await connect_to_first(cls._connect_gen, params)
+        warn_of_gssapi(connection.pgconn, params)
         connection._autocommit = bool(autocommit)
         connection.prepare_threshold = prepare_threshold
         if row_factory:
