@@ -15,6 +15,7 @@ from typing import Any
 import trio
 
 from pulse_trio import Handlers, Worker
+from pulse_trio.cli.collector import settle_collector
 
 PULSE = 0.01
 """Seconds between reports of progress."""
@@ -89,6 +90,7 @@ async def stop_at_end_of_input(worker: Worker) -> None:
 async def run(dsn: str, settings: dict[str, Any]) -> None:
     """One worker until the end of the input."""
     counter = Counter()
+    settle_collector()  # as `pulse-trio run` does
     worker = Worker(handlers_for(counter), dsn, **settings)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(counter.report)

@@ -13,6 +13,7 @@ from ..postgres import wait_for_database
 from ..settings import load_settings
 from ..worker import Worker, inherited_line
 from . import logs
+from .collector import settle_collector
 from .database import choose_database, open_database_async
 from .fleet import Fleet
 from .loading import load_handlers
@@ -62,6 +63,7 @@ def run(target: str, dsn: str | None, burst: bool, verbose: bool, as_json: bool,
         return trio.run(Supervision(target, settings, flags).run, choice)
     handlers = load_handlers(target)
     logs.set_up(as_json=as_json, verbose=verbose)
+    settle_collector()
     return trio.run(Deployment(handlers, settings, flags).run, choice)
 
 

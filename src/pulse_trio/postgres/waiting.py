@@ -41,6 +41,7 @@ PASSES_BEFORE_SLEEP = 8
 # Shared by the threads of a process on purpose: the worst a race costs is one pause too many.
 _last_pause = 0.0
 _last_asked = -1
+_futile = 0
 
 
 async def drive(gen: PQGen[T], pgconn: PGconn) -> T:
@@ -95,11 +96,14 @@ async def _wait_for_answer(pgconn: PGconn, fileno: int) -> None:
     connection 9,500 round trips/s asleep, 17,500 awake, at the same CPU time each. With several connections in use there
     is other work to do meanwhile, so nobody stays awake.
     """
-    global _last_asked
+    global _last_asked, _futile
     alone, _last_asked = _last_asked == fileno, fileno
-    passes = PASSES_BEFORE_SLEEP if alone else 0
+    # Where it is in vain (a worker's claims take milliseconds) it is tried again only now and then.
+    passes = PASSES_BEFORE_SLEEP if alone and (_futile < 4 or _futile % 16 == 0) else 0
+    _futile += 1
     for _ in range(passes):
         if ready_now(pgconn.socket, Wait.R):
+            _futile = 0
             return
         await trio.lowlevel.cancel_shielded_checkpoint()
         if _last_asked != fileno:

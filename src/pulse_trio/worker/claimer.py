@@ -43,6 +43,8 @@ _REMEMBERED_FOR = 100
 """Sweeps in a row that may not find a slot before it is forgotten: well over a minute."""
 _LOOK_AROUND = 0.02
 """Seconds from a claim that brought less than was asked for to the sweep that it calls for."""
+_BLIND = 0.002
+"""The same while producers do not notify."""
 _SOONEST_POLL = 0.02
 """The poll interval of a worker that cannot be notified, just after it found work; it doubles with each vain look."""
 _BUSY = 16
@@ -277,7 +279,9 @@ class Claimer:
         """
         self._rest()
         self._sweep_wanted = True
-        await self._wait_for_wake(max(_LOOK_AROUND, self._last_sweep + self._sweep_pause() - trio.current_time()))
+        pause = max(_LOOK_AROUND, self._last_sweep + self._sweep_pause() - trio.current_time())
+        # Nobody tells a worker that does not say it waits. At 5,000 jobs/s a blind 20 ms here was the latency of most.
+        await self._wait_for_wake(pause if self._store.idle else _BLIND)
 
     async def _wait_for_wake(self, seconds: float) -> bool:
         with trio.move_on_after(seconds):

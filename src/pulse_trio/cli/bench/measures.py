@@ -15,6 +15,7 @@ from ...jobs import Outcome
 from ...postgres import TrioConnection
 from ...store import Slot, WorkerStore, operations
 from ...worker import Worker
+from ..collector import settle_collector
 from .ground import KIND
 
 if TYPE_CHECKING:
@@ -55,7 +56,8 @@ class Counter:
 
 
 async def drain(ground: Ground, bar: Bar, *, jobs: int, concurrency: int) -> Figures:
-    """One worker in this process, until the last job is settled."""
+    """One worker in this process, as `run` makes it, until the last job is settled."""
+    settle_collector()
     ground.fill(jobs)
     bar.begin("draining", jobs)
     counter = Counter(jobs)
