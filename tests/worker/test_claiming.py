@@ -307,9 +307,26 @@ async def test_a_lost_reply_to_a_completion_counts_once_the_database_says_so(
                 noop.enqueue("noop", seconds=1)
         noop.store.silence[operation] = once
         await trio.sleep(60)
+        stopped = trio.current_time()
     assert lost == 1
+    # Nothing is still waited for.
+    assert trio.current_time() - stopped < 1
     assert {noop.database.state(i) for i in ids} == {"completed"}
     assert events.of(FenceLost) == []
+
+
+@pytest.mark.parametrize("number", range(2, 8))
+async def test_completions_whose_claim_never_left_go_another_way(number: int, noop: Stage) -> None:
+    async def once() -> None:
+        if noop.store.calls.count("exchange") == number:
+            await unavailable()
+
+    ids = [noop.enqueue("noop") for _ in range(50)]
+    noop.store.trouble["exchange"] = once
+    began = trio.current_time()
+    await noop.burst(concurrency=4)
+    assert {noop.database.state(i) for i in ids} == {"completed"}
+    assert trio.current_time() - began < 10
 
 
 @pytest.mark.parametrize("kind", ["failed", "snoozed", "discarded"])

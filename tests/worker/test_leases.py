@@ -315,16 +315,17 @@ async def test_a_slow_claim_shortens_the_lease_by_its_own_time(sleeper: Stage, l
         assert log.at("lease-unproven") - log.at("start") == pytest.approx(PROVEN - 4, abs=0.1)
 
 
-async def test_a_late_answer_does_not_save_a_handler_that_was_told_to_go(stage: Stage, log: Log) -> None:
+@pytest.mark.parametrize("asks", [False, True], ids=["own shield", "job.cleanup"])
+async def test_a_late_answer_does_not_save_a_handler_that_was_told_to_go(asks: bool, stage: Stage) -> None:
     @stage.handlers.job
     async def tidy(job: Job) -> None:
         try:
             await trio.sleep_forever()
         except trio.Cancelled:
-            with job.cleanup():
+            with job.cleanup() if asks else trio.CancelScope(shield=True):
                 # The database is back while this tidies up: the lease is renewed, but the attempt is over.
                 stage.store.trouble.clear()
-                await trio.sleep(4)  # noqa: ASYNC102 -- job.cleanup() is the shield
+                await trio.sleep(4)  # noqa: ASYNC102 -- shielded above
             raise
 
     job_id = stage.enqueue("tidy")
@@ -335,6 +336,22 @@ async def test_a_late_answer_does_not_save_a_handler_that_was_told_to_go(stage: 
         await trio.sleep(40)
     assert stage.outcomes() == ["released"]
     assert stage.database.jobs[job_id].failures == 0
+
+
+async def test_what_struck_first_stays_the_reason(stage: Stage) -> None:
+    @stage.handlers.job
+    async def tidy() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(4)  # noqa: ASYNC102 -- shielded above
+
+    stage.enqueue("tidy", timeout=5, max_attempts=1)
+    async with stage.working() as worker:
+        await trio.sleep(7)
+        worker.stop_now()
+    assert stage.outcomes() == ["timeout"]
 
 
 async def test_an_outage_shorter_than_the_proof_is_survived(sleeper: Stage, log: Log, events: Recorder) -> None:
