@@ -167,7 +167,12 @@ class WorkerStore:
         """A link's connection, and the boundary: what PostgreSQL may say at any time leaves here as one of our errors."""
         try:
             async with link.use(timeout=patience) as connection:
-                yield connection
+                try:
+                    yield connection
+                except psycopg.errors.ReadOnlySqlTransaction:
+                    # A primary that became a standby keeps its connections: ask again who the primary is.
+                    connection.abort()
+                    raise
         except (
             psycopg.errors.UndefinedTable,
             psycopg.errors.InvalidSchemaName,
@@ -404,7 +409,14 @@ class WorkerStore:
     async def maintain(self, retention: float) -> None:
         """Makes the archive's coming days and drops those older than `retention` seconds."""
         async with self._using(self._watch, patience=60) as connection:
-            await connection.execute(statement("maintain", self._schema), {"retention": f"{retention} s"})
+            try:
+                await connection.execute(statement("maintain", self._schema), {"retention": f"{retention} s"})
+            except psycopg.errors.InsufficientPrivilege as error:
+                # Not the end of a worker: its jobs need no maintenance. The watchdog says it, and tries again.
+                raise DatabaseUnavailable(
+                    f"this role may not maintain the schema ({error}); as its owner: "
+                    f"GRANT EXECUTE ON FUNCTION {self._schema}.maintain(interval) TO ..."
+                ) from error
 
     # Waking
 
