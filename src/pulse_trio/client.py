@@ -4,8 +4,8 @@
         ref = await client.enqueue(send_welcome, 42, template="vip")
         value = await ref.result()
 
-A client has a small pool of its own, or works inside a transaction of the caller's (`using`): the job then appears if and
-only if that transaction commits. Everything is checked before anything is written.
+The same under Trio and under asyncio. A client has a small pool of its own, or works inside a transaction of the caller's
+(`using`): the job then appears if and only if that transaction commits. Everything is checked before anything is written.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from __future__ import annotations
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overload
 
+import anyio
 import msgspec
-import trio
+import psycopg
+import sniffio
 
 from .errors import InvalidArguments, JobCancelled, JobFailed
 from .handlers import Defaults, Handler, check_json, check_text, encode_options, given_options
 from .jobs import JobRequest
-from .postgres import TrioPool, connect_sync, open_pool
+from .postgres import AsyncioPool, TrioPool, connect_sync, open_asyncio_pool, open_pool
 from .states import FINISHED, State
 from .store import bulk, operations
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping
-
-    import psycopg
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -81,12 +81,12 @@ class JobRef(Generic[R]):
         return (await self._client.job(self.id)).state
 
     async def wait(self) -> operations.JobRecord:
-        """Waits until the job is finished, and returns it. Bound it with `trio.fail_after`."""
+        """Waits until the job is finished, and returns it. Bound it with a deadline of yours (`trio.fail_after`)."""
         while True:
             found = await self._client.job(self.id)
             if found.state in FINISHED:
                 return found
-            await trio.sleep(_POLL)
+            await anyio.sleep(_POLL)
 
     async def result(self) -> R:
         """Waits for the handler's return value. Raises `JobFailed` or `JobCancelled` if there will be none."""
@@ -101,7 +101,7 @@ class JobRef(Generic[R]):
 class Client:
     """Made by `open_client`, or by `using` for a connection of the caller's."""
 
-    def __init__(self, source: TrioPool | psycopg.AsyncConnection[Any], *, schema: str = "pulse") -> None:
+    def __init__(self, source: TrioPool | AsyncioPool | psycopg.AsyncConnection[Any], *, schema: str = "pulse") -> None:
         self._source = source
         self._schema = schema
 
@@ -179,11 +179,11 @@ class Client:
 
     @asynccontextmanager
     async def _connection(self) -> AsyncGenerator[psycopg.AsyncConnection[Any]]:
-        if isinstance(self._source, TrioPool):
+        if isinstance(self._source, psycopg.AsyncConnection):
+            yield self._source
+        else:
             async with self._source.connection() as connection:
                 yield connection
-        else:
-            yield self._source
 
     @asynccontextmanager
     async def _transaction(self) -> AsyncGenerator[psycopg.AsyncConnection[Any]]:
@@ -205,9 +205,17 @@ def _chunks(requests: Iterable[JobRequest]) -> Iterator[list[JobRequest]]:
 
 @asynccontextmanager
 async def open_client(dsn: str, *, schema: str = "pulse", max_connections: int = 10) -> AsyncGenerator[Client]:
-    """A client with a pool of its own, for as long as the block runs. Raises `DatabaseUnavailable`."""
-    async with open_pool(dsn, min_size=1, max_size=max_connections) as pool:
-        yield Client(pool, schema=schema)
+    """A client with a pool of its own, for as long as the block runs; under Trio and under asyncio.
+
+    Raises `DatabaseUnavailable`, or `ConfigurationError` for a DSN that cannot be read.
+    """
+    if sniffio.current_async_library() == "asyncio":
+        async with open_asyncio_pool(dsn, max_size=max_connections) as pool:
+            yield Client(pool, schema=schema)
+    else:
+        # Autocommit: one statement is one round trip. What belongs together asks for a transaction itself.
+        async with open_pool(dsn, min_size=1, max_size=max_connections, autocommit=True) as pool:
+            yield Client(pool, schema=schema)
 
 
 class SyncClient:

@@ -13,11 +13,13 @@ from pulse_trio.postgres.blocking import connect_sync
 from pulse_trio.postgres.cancelling import QueryTimeout
 from pulse_trio.postgres.connection import TrioConnection
 from pulse_trio.postgres.link import Link
+from pulse_trio.postgres.on_asyncio import AsyncioPool, open_asyncio_pool
 from pulse_trio.postgres.pool import PoolStatistics, PoolTimeout, TrioPool, open_pool
 from pulse_trio.postgres.reconnecting import backoff, wait_for_database
 from pulse_trio.postgres.transaction import TrioPipeline, TrioTransaction
 
 __all__ = [
+    "AsyncioPool",
     "Link",
     "PoolStatistics",
     "PoolTimeout",
@@ -28,6 +30,7 @@ __all__ = [
     "TrioTransaction",
     "backoff",
     "connect_sync",
+    "open_asyncio_pool",
     "open_pool",
     "wait_for_database",
 ]

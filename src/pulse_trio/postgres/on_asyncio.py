@@ -1,0 +1,86 @@
+"""A small pool of psycopg's own connections, for a client that runs under asyncio.
+
+For Trio there is `pool.py`. Under asyncio psycopg needs none of our driver: a cancelled task is told once, and psycopg's
+clean-up ends by itself. (An anyio cancel scope tells it again and again; psycopg then closes the connection, which costs a
+reconnect and loses nothing that was committed.) So this only lends, checks and counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from pulse_trio.errors import ConfigurationError, DatabaseUnavailable
+from pulse_trio.postgres.dsn import redact, with_liveliness
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+_IDLE = psycopg.pq.TransactionStatus.IDLE
+
+
+class AsyncioPool:
+    """At most `max_size` connections in autocommit mode, made when they are wanted, lent first in first out."""
+
+    def __init__(self, dsn: str, max_size: int) -> None:
+        self._dsn = dsn
+        self._places = asyncio.Semaphore(max_size)
+        self._free: list[psycopg.AsyncConnection[Any]] = []
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncGenerator[psycopg.AsyncConnection[Any]]:
+        """A connection for this task alone. One that comes back closed or in a transaction is not lent again.
+
+        Raises:
+            DatabaseUnavailable: no server could be reached.
+            ConfigurationError: the DSN is not a connection string; the message shows no password.
+        """
+        async with self._places:
+            connection = self._take() or await self._connect()
+            try:
+                yield connection
+            finally:
+                if connection.closed or connection.info.transaction_status != _IDLE:
+                    connection.pgconn.finish()
+                else:
+                    self._free.append(connection)
+
+    def _take(self) -> psycopg.AsyncConnection[Any] | None:
+        while self._free:
+            connection = self._free.pop()
+            if not connection.closed:
+                return connection
+        return None
+
+    async def _connect(self) -> psycopg.AsyncConnection[Any]:
+        try:
+            return await psycopg.AsyncConnection.connect(with_liveliness(self._dsn), autocommit=True)
+        except psycopg.OperationalError as error:
+            raise DatabaseUnavailable(redact(str(error), self._dsn).strip()) from None
+        except psycopg.ProgrammingError as error:
+            raise ConfigurationError(
+                f"not a PostgreSQL connection string: {redact(str(error), self._dsn).strip()}"
+            ) from None
+
+    async def aclose(self) -> None:
+        """Closes what is free; what is lent is closed by whoever brings it back, since nobody takes it again."""
+        while (connection := self._take()) is not None:
+            await connection.close()
+
+
+@asynccontextmanager
+async def open_asyncio_pool(dsn: str, *, max_size: int = 10) -> AsyncGenerator[AsyncioPool]:
+    """A pool that lives as long as the block. The first connection is made before it starts.
+
+    Raises: as `AsyncioPool.connection`.
+    """
+    pool = AsyncioPool(dsn, max_size)
+    try:
+        async with pool.connection():
+            pass
+        yield pool
+    finally:
+        await pool.aclose()  # noqa: ASYNC102 -- psycopg's close never waits

@@ -1,0 +1,126 @@
+"""The same client under Trio and under asyncio: each test runs on both loops."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import psycopg
+import pytest
+
+from pulse_trio import DatabaseUnavailable, Handlers, State, open_client
+from pulse_trio.postgres import TrioConnection
+from support.stores import Window, claim, end, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+handlers = Handlers()
+
+
+@handlers.job
+async def add(a: int, b: int = 2) -> int:
+    return a + b
+
+
+@pytest.fixture(params=["trio", "asyncio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def window(dsn: str) -> Generator[Window]:
+    with Window(dsn) as window:
+        yield window
+
+
+async def connect(dsn: str, backend: str) -> psycopg.AsyncConnection[Any]:
+    cls = TrioConnection if backend == "trio" else psycopg.AsyncConnection
+    return await cls.connect(dsn)
+
+
+async def test_a_job_is_enqueued_and_looked_at(dsn: str) -> None:
+    async with open_client(dsn) as client:
+        ref = await client.enqueue(add, 1, b=5)
+        assert await ref.status() is State.AVAILABLE
+        found = await client.job(ref.id)
+    assert (found.kind, found.args) == ("add", {"a": 1, "b": 5})
+
+
+async def test_many_jobs_come_back_in_order_and_their_ids_are_real(dsn: str, window: Window) -> None:
+    async with open_client(dsn) as client:
+        refs = await client.enqueue_many(add.request(i) for i in range(6000))
+    stored = window.run("SELECT id, (args ->> 'a')::int AS a FROM pulse.jobs ORDER BY id")
+    assert [(row["id"], row["a"]) for row in stored] == [(ref.id, i) for i, ref in enumerate(refs)]
+
+
+async def test_a_producer_that_fails_in_the_middle_leaves_nothing(dsn: str, window: Window) -> None:
+    def failing() -> Generator[Any]:
+        for i in range(12_000):
+            if i == 11_000:
+                raise RuntimeError("the source broke")
+            yield add.request(i)
+
+    async with open_client(dsn) as client:
+        with pytest.raises(RuntimeError, match="the source broke"):
+            await client.enqueue_many(failing())
+        assert (await client.enqueue(add, 1)).added
+    assert window.value("SELECT count(*) FROM pulse.jobs") == 1
+
+
+async def test_a_job_appears_if_and_only_if_the_callers_transaction_commits(
+    dsn: str, window: Window, anyio_backend: str
+) -> None:
+    connection = await connect(dsn, anyio_backend)
+    async with open_client(dsn) as client, connection:
+        async with connection.transaction(force_rollback=True):
+            await client.using(connection).enqueue(add, 1)
+        async with connection.transaction():
+            kept = await client.using(connection).enqueue(add, 2)
+            assert window.value("SELECT count(*) FROM pulse.jobs") == 0
+    assert [row["id"] for row in window.run("SELECT id FROM pulse.jobs")] == [kept.id]
+
+
+async def test_tasks_share_few_connections(dsn: str, window: Window) -> None:
+    async with open_client(dsn, max_connections=2) as client, anyio.create_task_group() as tasks:
+        for i in range(30):
+            tasks.start_soon(client.enqueue, add, i)
+    assert window.value("SELECT count(*) FROM pulse.jobs") == 30
+
+
+async def test_a_connection_lost_while_idle_is_replaced(dsn: str, window: Window) -> None:
+    async with open_client(dsn, max_connections=1) as client:
+        await client.enqueue(add, 1)
+        window.run(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        with anyio.fail_after(20):
+            while True:
+                try:
+                    await client.enqueue(add, 2)
+                    break
+                except DatabaseUnavailable:
+                    continue  # psycopg on asyncio learns of it by trying
+    assert window.value("SELECT count(*) FROM pulse.jobs") == 2
+
+
+async def test_a_database_that_is_not_there_is_said_at_once() -> None:
+    with pytest.raises(DatabaseUnavailable):
+        async with open_client("host=127.0.0.1 port=1 user=nobody password=secret"):
+            pass
+
+
+@pytest.mark.parametrize("anyio_backend", ["trio"])
+async def test_a_result_is_waited_for(dsn: str, window: Window) -> None:
+    async with open_client(dsn) as client, open_store(dsn) as store, anyio.create_task_group() as tasks:
+        ref = await client.enqueue(add, 40)
+        results: list[int] = []
+
+        async def wait() -> None:
+            results.append(await ref.result())
+
+        tasks.start_soon(wait)
+        (claimed,) = await claim(store, "default", 1)
+        await store.settle([end(claimed, "completed", result="42")])
+    assert results == [42]
