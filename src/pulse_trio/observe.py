@@ -5,9 +5,8 @@ Events are made only when somebody listens for that very type: the path of every
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
@@ -168,46 +167,3 @@ class Observer:
     def wanted(self, event_type: type[E]) -> bool:
         """Whether anybody listens for a type: asked once at start by the path of every job."""
         return event_type in self._listeners
-
-
-class LoggingInstrument:
-    """Logs what an operator should know, on the logger `pulse_trio`; arguments are never logged."""
-
-    def __init__(self, *, every_job: bool = False) -> None:
-        self._log = logging.getLogger("pulse_trio")
-        self._every_job = every_job
-
-    def listeners(self) -> Mapping[type[Any], Callable[[Any], None]]:
-        chosen: dict[type[Any], Callable[[Any], None]] = {
-            WorkerStarted: self._info,
-            WorkerStopped: self._info,
-            FenceLost: self._warning,
-            LeaseUnproven: self._warning,
-            JobsRescued: self._warning,
-            UnknownKindReleased: self._warning,
-            DatabaseLost: self._warning,
-            DatabaseFound: self._info,
-            ChildStarted: self._info,
-            ChildEnded: self._info,
-            ChildSilent: self._warning,
-            JobEnded: self._job_ended,
-        }
-        return chosen
-
-    def _job_ended(self, event: JobEnded) -> None:
-        if event.outcome in ("failed", "timeout", "discarded"):
-            headline = (event.error or "").partition("\n")[0]
-            self._log.warning(
-                "job %d (%s) attempt %d %s: %s", event.job_id, event.kind, event.attempt, event.outcome, headline
-            )
-        elif self._every_job:
-            self._log.info(
-                "job %d (%s) attempt %d %s in %.3f s",
-                event.job_id, event.kind, event.attempt, event.outcome, event.seconds,
-            )  # fmt: skip
-
-    def _info(self, event: Any) -> None:
-        self._log.info("%s %s", type(event).__name__, asdict(event))
-
-    def _warning(self, event: Any) -> None:
-        self._log.warning("%s %s", type(event).__name__, asdict(event))

@@ -267,3 +267,17 @@ def test_settings_that_were_not_given_are_not_passed_on() -> None:
 def test_a_percentile_is_a_value_that_was_measured() -> None:
     assert [_percentile([1.0, 2.0, 3.0, 4.0], p) for p in (1, 50, 95, 100)] == [1.0, 2.0, 4.0, 4.0]
     assert _percentile([7.0], 50) == 7.0
+
+
+def test_an_unknown_kind_is_said_once_a_minute_with_the_number_of_jobs(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    tell = logs.LogInstrument(every_job=False, clock=lambda: now).listeners()[observe.UnknownKindReleased]
+    with caplog.at_level("INFO", logger="pulse_trio"):
+        for job_id in range(100):
+            tell(observe.UnknownKindReleased(job_id, "mail"))
+        tell(observe.UnknownKindReleased(100, "other"))
+        now = 60.0
+        tell(observe.UnknownKindReleased(101, "mail"))
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.split()[1] for line in lines] == ["0", "100", "101"]
+    assert lines[-1].endswith("(99 more since this was last said)")

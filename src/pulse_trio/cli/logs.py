@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
+import time
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("pulse_trio")
 
+_ONCE_IN = 60.0
+"""Seconds in which the same unknown kind is said once."""
 _FAILURES = ("failed", "timeout", "discarded")
 _WARNINGS = (FenceLost, LeaseUnproven, JobsRescued, UnknownKindReleased, DatabaseLost, ChildSilent)
 
@@ -81,8 +85,11 @@ class JsonFormatter(logging.Formatter):
 class LogInstrument:
     """Logs each event as a sentence; jobs that end well only if `every_job`. Arguments are never logged."""
 
-    def __init__(self, *, every_job: bool) -> None:
+    def __init__(self, *, every_job: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self._every_job = every_job
+        self._clock = clock
+        self._unknown: dict[str, tuple[float, int]] = {}
+        """By kind: when it was last said to be unknown, and how many jobs were put back unsaid since."""
 
     def listeners(self) -> Mapping[type[Any], Callable[[Any], None]]:
         wanted: list[type[Any]] = [
@@ -96,11 +103,23 @@ class LogInstrument:
         ]
         if self._every_job:
             wanted.append(JobStarted)
-        return {kind: self._log_end if kind is JobEnded else self._log for kind in wanted}
+        chosen: dict[type[Any], Callable[[Any], None]] = dict.fromkeys(wanted, self._log)
+        return chosen | {JobEnded: self._log_end, UnknownKindReleased: self._log_unknown}
 
     def _log(self, event: Event) -> None:
         level = logging.WARNING if isinstance(event, _WARNINGS) else logging.INFO
         logger.log(level, "%s", sentence(event), extra={"pulse_trio_event": event})
+
+    def _log_unknown(self, event: UnknownKindReleased) -> None:
+        # Once a minute and kind: a backlog of a kind that this deployment lacks filled 60,000 lines in five seconds.
+        now = self._clock()
+        said, unsaid = self._unknown.get(event.kind, (-math.inf, 0))
+        if now < said + _ONCE_IN:
+            self._unknown[event.kind] = (said, unsaid + 1)
+            return
+        self._unknown[event.kind] = (now, 0)
+        more = f" ({unsaid} more since this was last said)" if unsaid else ""
+        logger.warning("%s%s", sentence(event), more, extra={"pulse_trio_event": event})
 
     def _log_end(self, event: JobEnded) -> None:
         if event.outcome in _FAILURES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -67,7 +68,7 @@ def run(target: str, dsn: str | None, burst: bool, verbose: bool, as_json: bool,
     return trio.run(Deployment(handlers, settings, flags).run, choice)
 
 
-class Run:
+class Run(ABC):
     """One life of this process, from the first connection to the exit code."""
 
     def __init__(self, settings: WorkerSettings, flags: dict[str, bool]) -> None:
@@ -95,9 +96,9 @@ class Run:
             return 0
         return await self.work(dsn)
 
+    @abstractmethod
     async def work(self, dsn: str) -> int:
         """The database is there: the rest."""
-        raise NotImplementedError
 
     def say(self, message: str) -> None:
         """Something an operator should know."""
