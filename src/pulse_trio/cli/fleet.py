@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import trio
 
@@ -77,4 +77,5 @@ def environment_of(dsn: str, settings: WorkerSettings, flags: Mapping[str, bool]
 def _text(value: object) -> str:
     if isinstance(value, bool):
         return "1" if value else "0"
-    return ",".join(value) if isinstance(value, tuple) else str(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    # The only tuple among the settings is the list of queues.
+    return ",".join(cast("tuple[str, ...]", value)) if isinstance(value, tuple) else str(value)

@@ -55,6 +55,7 @@ class Ground:
         return count, seconds or 0.0
 
     def _execute(self, query: str, *parts: Any) -> psycopg.Cursor[Any]:
+        # The queries are this module's own literals; SQL() wants that said in a type that a parameter cannot have.
         return self._connection.execute(SQL(query).format(*parts))  # pyright: ignore[reportArgumentType]
 
 
