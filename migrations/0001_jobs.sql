@@ -33,7 +33,10 @@ CREATE TABLE :"schema".job (
   locked_by    bigint      NOT NULL DEFAULT 0,
   attempt      int         NOT NULL DEFAULT 0,
   state        smallint    NOT NULL DEFAULT 1,
-  -- Written by failures only.
+  -- Written when somebody asks for a running job to be cancelled: the next beat brings it to the worker, and no retry follows.
+  cancelling   boolean     NOT NULL DEFAULT false,
+  -- Written by failures and rescues only.
+  crashes      smallint    NOT NULL DEFAULT 0,
   failures     int         NOT NULL DEFAULT 0,
   max_attempts int         NOT NULL DEFAULT 20 CHECK (max_attempts > 0),
   run_at       :"schema".due_time NOT NULL DEFAULT now(),
@@ -45,6 +48,7 @@ CREATE TABLE :"schema".job (
   args         :"schema".arguments  NOT NULL DEFAULT '{}',
   options      json,
   unique_key   :"schema".unique_key,
+  key          :"schema".unique_key,
   CONSTRAINT leased_from_birth CHECK (
     (state = 2 AND lease_until < 'infinity' AND locked_by <> 0 AND attempt > 0)
     OR (state IN (1, 3) AND lease_until = 'infinity' AND locked_by = 0))
@@ -58,11 +62,14 @@ COMMENT ON TABLE :"schema".job IS 'Live jobs only; read the view jobs instead.';
 COMMENT ON COLUMN :"schema".job.attempt IS 'Minted by the claim, grows by one each time, never lowered: one third of the fence.';
 COMMENT ON COLUMN :"schema".job.locked_by IS 'The session that holds the lease; 0 when nobody does.';
 COMMENT ON COLUMN :"schema".job.failures IS 'Attempts that failed (not those snoozed, released or rescued): drives the backoff.';
+COMMENT ON COLUMN :"schema".job.crashes IS 'Attempts that ended with the death of their worker process.';
+COMMENT ON COLUMN :"schema".job.key IS 'Jobs with a key are claimed key by key: in fair turns, and within the limits of each.';
 COMMENT ON COLUMN :"schema".job.options IS 'What only the worker needs: timeout and backoff, in seconds.';
 
--- The claim walks this; no predicate, so that the claim stays HOT.
-CREATE INDEX job_claim ON :"schema".job (queue, priority, run_at, id);
--- Its predicate is on a column that never changes: HOT is kept.
+-- The claim walks this. The predicates here are on columns that never change: HOT is kept.
+CREATE INDEX job_claim ON :"schema".job (queue, priority, run_at, id) WHERE key IS NULL;
+-- Jobs with a key stand apart, so that what is limited never lies in the way of what is not.
+CREATE INDEX job_keyed ON :"schema".job (queue, priority, key, run_at, id) WHERE key IS NOT NULL;
 CREATE UNIQUE INDEX job_unique ON :"schema".job (queue, unique_key) WHERE unique_key IS NOT NULL;
 -- The watchdog's. A summarising index keeps updates HOT only from PostgreSQL 16 on (on 15: 0 of 400 updates HOT with it).
 DO $function$ BEGIN
@@ -88,6 +95,7 @@ CREATE TABLE :"schema".job_archive (
   args          json        NOT NULL,
   options       json,
   unique_key    text,
+  key           text,
   result        json,
   error         text,
   cancel_reason text

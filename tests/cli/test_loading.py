@@ -93,7 +93,7 @@ def test_a_refused_registration_shows_the_decorator_and_no_frame_of_ours(folder:
     message = refused("shop")
     assert "The kind 'greet' is registered twice" in message
     assert "@handlers.job(name='greet')" in message
-    assert "pulse_trio/handlers.py" not in message
+    assert "pulse_trio/handlers" not in message
 
 
 def test_an_invalid_queue_name_is_refused_where_it_is_written(folder: Path) -> None:

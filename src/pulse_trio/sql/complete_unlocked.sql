@@ -16,9 +16,9 @@ WITH report AS MATERIALIZED (
   RETURNING j.*, coalesce(r.result, 'null')::json AS result
 ), archived AS (
   INSERT INTO :"schema".job_archive (id, finished_at, started_at, run_at, created_at, locked_by, attempt, failures, max_attempts,
-                            priority, state, queue, kind, args, options, unique_key, result)
+                            priority, state, queue, kind, args, options, unique_key, key, result)
   SELECT id, clock_timestamp(), started_at, run_at, created_at, locked_by, attempt, failures, max_attempts,
-         priority, 4, queue, kind, args, options, unique_key, result
+         priority, 4, queue, kind, args, options, unique_key, key, result
   FROM done WHERE %(keep)s::boolean
 )
 SELECT id, true AS accepted FROM done

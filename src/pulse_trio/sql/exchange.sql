@@ -20,9 +20,9 @@ WITH report AS (
   RETURNING j.*, coalesce(r.result, 'null')::json AS result
 ), archived AS (
   INSERT INTO :"schema".job_archive (id, finished_at, started_at, run_at, created_at, locked_by, attempt, failures, max_attempts,
-                            priority, state, queue, kind, args, options, unique_key, result)
+                            priority, state, queue, kind, args, options, unique_key, key, result)
   SELECT id, clock_timestamp(), started_at, run_at, created_at, locked_by, attempt, failures, max_attempts,
-         priority, 4, queue, kind, args, options, unique_key, result
+         priority, 4, queue, kind, args, options, unique_key, key, result
   FROM done WHERE %(keep)s::boolean
 ), claimed AS (
   UPDATE :"schema".job j
@@ -42,7 +42,7 @@ WITH report AS (
       SELECT ctid AS tid FROM :"schema".job
       WHERE queue = slot.queue AND priority = slot.priority
         AND (run_at, id) >= (slot.floor_run_at, slot.floor_id)
-        AND run_at <= statement_timestamp() AND state <> 2
+        AND run_at <= statement_timestamp() AND key IS NULL AND state <> 2
       ORDER BY run_at, id LIMIT %(limit)s::int FOR NO KEY UPDATE SKIP LOCKED
     ) due
     LIMIT %(limit)s::int))

@@ -39,10 +39,10 @@ WITH report AS MATERIALIZED (
   RETURNING j.*, h.outcome, h.error, h.next
 ), archived AS (
   INSERT INTO :"schema".job_archive (id, finished_at, started_at, run_at, created_at, locked_by, attempt, failures, max_attempts,
-                            priority, state, queue, kind, args, options, unique_key, error, cancel_reason)
+                            priority, state, queue, kind, args, options, unique_key, key, error, cancel_reason)
   SELECT id, clock_timestamp(), started_at, run_at, created_at, locked_by, attempt,
          failures + (outcome IN ('failed', 'timeout', 'discarded'))::int, max_attempts,
-         priority, CASE next WHEN 'dead' THEN 5 ELSE 6 END, queue, kind, args, options, unique_key,
+         priority, CASE next WHEN 'dead' THEN 5 ELSE 6 END, queue, kind, args, options, unique_key, key,
          CASE next WHEN 'dead' THEN error END, CASE next WHEN 'cancelled' THEN error END
   FROM finished
 ), noted AS (

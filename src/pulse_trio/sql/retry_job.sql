@@ -7,8 +7,8 @@ WITH finished AS (
   INSERT INTO :"schema".attempt (job_id, attempt, session, started_at, ended_at, outcome)
   SELECT id, attempt, locked_by, started_at, finished_at, 'completed' FROM finished WHERE state = 4
 ), back AS (
-  INSERT INTO :"schema".job (id, attempt, failures, max_attempts, created_at, priority, queue, kind, args, options, unique_key)
-  SELECT id, attempt, 0, greatest(max_attempts, attempt + 1), created_at, priority, queue, kind, args, options, unique_key
+  INSERT INTO :"schema".job (id, attempt, failures, max_attempts, created_at, priority, queue, kind, args, options, unique_key, key)
+  SELECT id, attempt, 0, greatest(max_attempts, attempt + 1), created_at, priority, queue, kind, args, options, unique_key, key
   FROM finished
   RETURNING id, queue
 ), hurried AS (

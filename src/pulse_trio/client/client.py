@@ -1,0 +1,134 @@
+"""The client on Trio and on asyncio."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
+
+import psycopg
+import sniffio
+
+from ..postgres import AsyncioPool, TrioPool, open_asyncio_pool, open_pool
+from ..store import bulk, operations
+from .refs import JobRef
+from .requests import chunks_of, request_by_name
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterable, Mapping
+
+    from ..handlers import Handler
+    from ..jobs import JobRequest
+    from ..states import State
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class Client:
+    """Made by `open_client`, or by `using` for a connection of the caller's."""
+
+    def __init__(self, source: TrioPool | AsyncioPool | psycopg.AsyncConnection[Any], *, schema: str = "pulse") -> None:
+        self._source = source
+        self._schema = schema
+
+    def using(self, connection: psycopg.AsyncConnection[Any]) -> Client:
+        """The same client on the caller's own psycopg connection and in its transaction: what is enqueued commits or rolls
+        back with the caller's own writes. The connection stays the caller's to close."""
+        return Client(connection, schema=self._schema)
+
+    # Enqueuing
+
+    @overload
+    async def enqueue(self, handler: Handler[P, R], /, *args: P.args, **kwargs: P.kwargs) -> JobRef[R]: ...
+    @overload
+    async def enqueue(self, handler: str, args: Mapping[str, Any] | None = None, /, **options: Any) -> JobRef[Any]: ...
+    async def enqueue(self, handler: Handler[Any, Any] | str, /, *args: Any, **kwargs: Any) -> JobRef[Any]:
+        """Enqueues one job: a handler with its arguments, or a kind with its arguments by name and options as keywords.
+
+        Raises `InvalidArguments`, `InvalidName` (nothing was written) or `DatabaseUnavailable`.
+        """
+        if isinstance(handler, str):
+            request, result_type = request_by_name(handler, *args, **kwargs), Any
+        else:
+            request, result_type = handler.request(*args, **kwargs), handler.result_type
+        done = await self._run(operations.enqueue(request))
+        return JobRef(self, done.id, added=done.added, result_type=result_type)
+
+    async def enqueue_many(self, requests: Iterable[JobRequest]) -> list[JobRef[Any]]:
+        """Enqueues many jobs in one transaction: all of them or none. References come back in the order of the requests."""
+        refs: list[JobRef[Any]] = []
+        async with self._transaction() as connection:
+            for chunk in chunks_of(requests):
+                done = await bulk.enqueue_many(connection, self._schema, chunk)
+                refs += [JobRef(self, d.id, added=d.added) for d in done]
+        return refs
+
+    # Looking and acting
+
+    async def job(self, job_id: int) -> operations.JobRecord:
+        """One job as it is now. Raises `UnknownJob`."""
+        return await self._run(operations.job(job_id))
+
+    async def jobs(
+        self,
+        *,
+        state: str | None = None,
+        queue: str | None = None,
+        kind: str | None = None,
+        before: int | None = None,
+        limit: int = 50,
+    ) -> list[operations.JobRecord]:
+        """Jobs, newest first; the next page is the one `before` the last id of this."""
+        return await self._run(operations.jobs(state=state, queue=queue, kind=kind, before=before, limit=limit))
+
+    async def attempts(self, job_id: int) -> list[operations.AttemptRecord]:
+        """Every attempt of a job, in order."""
+        return await self._run(operations.attempts(job_id))
+
+    async def count_by_state(self, *, queue: str | None = None) -> dict[State, int]:
+        """How many jobs are in each state, finished ones included."""
+        return await self._run(operations.count_by_state(queue=queue))
+
+    async def retry(self, job_id: int) -> State:
+        """Runs a finished job again, or a waiting one now. Raises `UnknownJob` or `InvalidTransition`."""
+        return await self._run(operations.retry(job_id))
+
+    async def workers(self, *, gone: bool = False) -> list[operations.WorkerRecord]:
+        """Worker sessions, newest first."""
+        return await self._run(operations.workers(gone=gone))
+
+    # Connections
+
+    async def _run(self, operation: operations.Operation[T]) -> T:
+        async with self._connection() as connection:
+            return await operations.run(connection, self._schema, operation)
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncGenerator[psycopg.AsyncConnection[Any]]:
+        if isinstance(self._source, psycopg.AsyncConnection):
+            yield self._source
+        else:
+            async with self._source.connection() as connection:
+                yield connection
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncGenerator[psycopg.AsyncConnection[Any]]:
+        # In the caller's transaction this is a savepoint: a failed batch leaves the caller's own writes alone.
+        async with self._connection() as connection, connection.transaction():
+            yield connection
+
+
+@asynccontextmanager
+async def open_client(dsn: str, *, schema: str = "pulse", max_connections: int = 10) -> AsyncGenerator[Client]:
+    """A client with a pool of its own, for as long as the block runs; under Trio and under asyncio.
+
+    Raises `DatabaseUnavailable`, or `ConfigurationError` for a DSN that cannot be read.
+    """
+    if sniffio.current_async_library() == "asyncio":
+        async with open_asyncio_pool(dsn, max_size=max_connections) as pool:
+            yield Client(pool, schema=schema)
+    else:
+        # Autocommit: one statement is one round trip. What belongs together asks for a transaction itself.
+        async with open_pool(dsn, min_size=1, max_size=max_connections, autocommit=True) as pool:
+            yield Client(pool, schema=schema)

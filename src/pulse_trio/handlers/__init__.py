@@ -1,0 +1,21 @@
+"""The registry of handlers, their options and their typed arguments."""
+
+from .names import check_queue, check_text
+from .options import Defaults, encode_options, given_options
+from .registry import Handler, Handlers, Runs
+from .signature import MAX_ARGS, Signature, UnfitArguments, check_json
+
+__all__ = [
+    "MAX_ARGS",
+    "Defaults",
+    "Handler",
+    "Handlers",
+    "Runs",
+    "Signature",
+    "UnfitArguments",
+    "check_json",
+    "check_queue",
+    "check_text",
+    "encode_options",
+    "given_options",
+]

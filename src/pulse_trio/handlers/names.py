@@ -1,0 +1,32 @@
+"""The names a user may give: checked here as the database checks them, so that a refusal comes before anything is written."""
+
+from __future__ import annotations
+
+import re
+from typing import cast
+
+from ..errors import InvalidName
+
+_QUEUE = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+
+
+def check_queue(queue: str) -> str:
+    """Returns the queue's name. Raises `InvalidName` if it is not 1 to 128 letters, digits or any of `_ . : / -`."""
+    if not isinstance(cast("object", queue), str) or not _QUEUE.fullmatch(queue):
+        raise InvalidName(f"Queue name {queue!r} is not valid: use 1 to 128 ASCII letters, digits or any of _ . : / -")
+    return queue
+
+
+def check_text(what: str, text: str, limit: int) -> str:
+    """Returns `text`. Raises `InvalidName` if it is empty, over `limit` bytes of UTF-8, or has control characters."""
+    if not isinstance(cast("object", text), str):
+        raise InvalidName(f"{what} must be text, got {text!r}.")
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise InvalidName(f"{what} {text!r} has a lone surrogate, which is not a character.") from None
+    if not 1 <= size <= limit:
+        raise InvalidName(f"{what} must have 1 to {limit} bytes, got {size}.")
+    if any(ord(c) < 32 or ord(c) == 127 for c in text):
+        raise InvalidName(f"{what} {text!r} has control characters.")
+    return text

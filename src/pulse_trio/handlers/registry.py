@@ -1,0 +1,206 @@
+"""The registry of handlers: what may be enqueued, and how it is called."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from dataclasses import dataclass, field, replace
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    overload,
+)
+
+from ..errors import ConfigurationError, UnknownKind
+from ..jobs import Job, JobRequest
+from .names import check_text
+from .options import Defaults, encode_options, given_options
+from .signature import Signature, hints_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
+    from typing import Unpack
+
+    from .options import CallOptions, HandlerOptions
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Runs = Literal["trio", "thread"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Handler(Generic[P, R]):
+    """A registered function. Calling it calls the function itself, so that it can be tested as one."""
+
+    kind: str
+    function: Callable[..., Any]
+    runs: Runs
+    defaults: Defaults
+    signature: Signature
+    result_type: Any = field(default=Any)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<Handler {self.kind!r} on queue {self.defaults.queue!r}>"
+
+    def options(self, **given: Unpack[CallOptions]) -> Handler[P, R]:
+        """The same handler with other options for one enqueue. `delay` in seconds; `run_at` must know its time zone.
+
+        Raises `InvalidName` or `ConfigurationError`, before anything is written.
+        """
+        return replace(self, defaults=replace(self.defaults, **given_options(**given)))
+
+    def request(self, *args: P.args, **kwargs: P.kwargs) -> JobRequest:
+        """One job, checked and ready for `client.enqueue_many`. Raises `InvalidArguments`."""
+        return self._request(self.signature.encode(args, kwargs))
+
+    def request_by_name(self, args: Mapping[str, Any]) -> JobRequest:
+        """The same from arguments by name, as the command line has them."""
+        return self._request(self.signature.encode((), args))
+
+    def _request(self, encoded: str) -> JobRequest:
+        d = self.defaults
+        return JobRequest(
+            kind=self.kind,
+            args=encoded,
+            queue=d.queue,
+            priority=d.priority,
+            max_attempts=d.max_attempts,
+            delay=d.delay,
+            run_at=d.run_at.isoformat() if d.run_at else None,
+            unique_key=d.unique_key,
+            options=encode_options(d),
+        )
+
+
+class Handlers:
+    """What a worker can run: `handlers = Handlers()`, then `@handlers.job(...)` on functions."""
+
+    def __init__(self) -> None:
+        self._by_kind: dict[str, Handler[..., Any]] = {}
+
+    def __iter__(self) -> Iterator[Handler[..., Any]]:
+        return iter(self._by_kind.values())
+
+    def __len__(self) -> int:
+        return len(self._by_kind)
+
+    def __contains__(self, kind: object) -> bool:
+        return kind in self._by_kind
+
+    def get(self, kind: str) -> Handler[..., Any] | None:
+        """The handler of a kind, or None."""
+        return self._by_kind.get(kind)
+
+    def __getitem__(self, kind: str) -> Handler[..., Any]:
+        """The handler of a kind. Raises `UnknownKind`, naming those that look like it."""
+        handler = self._by_kind.get(kind)
+        if handler is None:
+            near = difflib.get_close_matches(kind, self._by_kind, n=3)
+            hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+            raise UnknownKind(f"No handler is registered as {kind!r}.{hint}")
+        return handler
+
+    def include(self, other: Handlers) -> None:
+        """Adds another registry's handlers. Raises `ConfigurationError` on a kind both have."""
+        for handler in other:
+            self._add(handler)
+
+    @overload
+    def job(self, function: Callable[Concatenate[Job, P], Awaitable[R]], /) -> Handler[P, R]: ...
+    @overload
+    def job(self, function: Callable[P, Awaitable[R]], /) -> Handler[P, R]: ...
+    @overload
+    def job(
+        self, *, name: str | None = None, runs: Runs | None = None, **given: Unpack[HandlerOptions]
+    ) -> _Decorator: ...
+    def job(self, *function: Callable[..., Any], **given: Any) -> Any:
+        """Registers a function as the handler of a kind.
+
+        `name` is the kind (the function's name by default). `timeout` is seconds for one attempt. A retry waits a random
+        time up to `backoff_base * 2**failures` seconds, at most `backoff_cap`. `runs` is "trio" for async functions and
+        "thread" for plain ones. A parameter annotated `Job` is given the job; the others are the job's arguments.
+        Raises `ConfigurationError` for a signature that cannot be stored, an unknown `runs`, or a kind registered twice.
+        """
+        if function:
+            return self._register(*function)
+
+        def register(function: Callable[..., Any]) -> Handler[..., Any]:
+            return self._register(function, **given)
+
+        return register
+
+    def _register(
+        self, function: Callable[..., Any], *, name: str | None = None, runs: str | None = None, **given: Any
+    ) -> Handler[..., Any]:
+        if isinstance(function, Handler):
+            raise ConfigurationError(f"{function!r} is registered already; decorate the plain function.")
+        if not inspect.isroutine(function):
+            raise ConfigurationError(
+                f"{function!r} is not a function; wrap it in one, whose parameters are the arguments."
+            )
+        kind = check_text("kind", name if name is not None else function.__name__, 256)
+        handler: Handler[..., Any] = Handler(
+            kind=kind,
+            function=function,
+            runs=_how_it_runs(kind, function, runs),
+            defaults=Defaults(**given_options(**given)),
+            signature=Signature(kind, function),
+            result_type=hints_of(kind, function).get("return", Any),
+        )
+        self._add(handler)
+        return handler
+
+    def _add(self, handler: Handler[..., Any]) -> None:
+        if (other := self._by_kind.get(handler.kind)) is not None:
+            raise ConfigurationError(
+                f"The kind {handler.kind!r} is registered twice: {_where(other)} and {_where(handler)}. "
+                'Give one of them another name: @handlers.job(name="...").'
+            )
+        self._by_kind[handler.kind] = handler
+
+
+class _Decorator(Protocol):
+    """The type of `handlers.job(...)`: takes the job's parameter, if there is one, out of what callers pass."""
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[Job, P], Awaitable[R]], /) -> Handler[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, Awaitable[R]], /) -> Handler[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[Job, P], R], /) -> Handler[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Handler[P, R]: ...
+    def __call__(self, function: Callable[..., Any], /) -> Any: ...
+
+
+def _how_it_runs(kind: str, function: Callable[..., Any], runs: str | None) -> Runs:
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigurationError(
+            f"Handler {kind!r} is a generator: a job is called once, and what it returns is its result."
+        )
+    is_async = inspect.iscoroutinefunction(function)
+    if runs is None:
+        return "trio" if is_async else "thread"
+    if runs == "trio" and is_async:
+        return "trio"
+    if runs == "thread" and not is_async:
+        return "thread"
+    if runs in ("trio", "thread"):
+        wanted = "an async function" if runs == "trio" else "a plain function"
+        raise ConfigurationError(f"Handler {kind!r} has runs={runs!r}, which needs {wanted}.")
+    raise ConfigurationError(f"Handler {kind!r} has runs={runs!r}; this version knows 'trio' and 'thread'.")
+
+
+def _where(handler: Handler[..., Any]) -> str:
+    function = inspect.unwrap(handler.function)
+    code = getattr(function, "__code__", None)
+    return f"{function.__qualname__} ({code.co_filename}:{code.co_firstlineno})" if code else repr(function)

@@ -1,0 +1,179 @@
+"""Typed arguments: a handler's parameters as a msgspec Struct, made once, at registration.
+
+Arguments are checked against it before anything is written, stored as a JSON object by parameter name, and decoded
+straight from the row's text when the job runs. Default arguments are not stored: a new default takes effect for jobs
+already enqueued.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import TYPE_CHECKING, Any, cast, get_type_hints
+
+import msgspec
+
+from ..errors import ConfigurationError, InvalidArguments
+from ..jobs import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+_encode = msgspec.json.Encoder().encode
+
+MAX_ARGS = 1_048_576
+"""The largest `args` in bytes of JSON; the database checks the same."""
+
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+
+
+class UnfitArguments(InvalidArguments):
+    """The row's arguments do not fit the handler, and will not next time: no retry mends it."""
+
+
+class Signature:
+    """A handler's parameters: encodes arguments to JSON and calls the function from JSON."""
+
+    def __init__(self, kind: str, function: Callable[..., Any]) -> None:
+        self.kind = kind
+        self._what = f"Arguments of {kind!r}"
+        hints = hints_of(kind, function)
+        parameters = list(inspect.signature(function).parameters.values())
+        self.job_parameter = _job_parameter(kind, parameters, hints)
+        self.parameters = [p for p in parameters if p.name != self.job_parameter]
+        for p in self.parameters:
+            _refuse_parameter(kind, p)
+        self._inspected = inspect.Signature(self.parameters)
+        self._positional = [p.name for p in self.parameters if p.kind is not p.KEYWORD_ONLY]
+        self._keyword = [p.name for p in self.parameters if p.kind is p.KEYWORD_ONLY]
+        self._decoder = msgspec.json.Decoder(self._struct(hints))
+        first = parameters[0] if parameters else None
+        self._job_first = (
+            first is not None and first.name == self.job_parameter and first.kind is not first.KEYWORD_ONLY
+        )
+
+    def _struct(self, hints: Mapping[str, Any]) -> type[msgspec.Struct]:
+        fields: list[Any] = []
+        for p in self.parameters:
+            annotation = hints.get(p.name, Any)
+            if p.default is p.empty:
+                fields.append((p.name, annotation))
+            else:
+                fields.append((p.name, annotation, msgspec.field(default_factory=_constant(p.default))))
+        try:
+            struct = msgspec.defstruct(f"Arguments of {self.kind}", fields, kw_only=True, forbid_unknown_fields=True)
+            msgspec.json.Decoder(struct)
+        except (TypeError, NotImplementedError) as error:
+            raise ConfigurationError(
+                f"Handler {self.kind!r} has a parameter whose type JSON cannot carry: {error}"
+            ) from error
+        return struct
+
+    def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        """The arguments as JSON by name, without defaults. Raises `InvalidArguments`; nothing was written."""
+        # The decoder refuses missing and unknown names, so positions are all that has to be checked here.
+        if len(args) > len(self._positional) or not kwargs.keys().isdisjoint(self._positional[: len(args)]):
+            self._refuse_call(args, kwargs)
+        try:
+            encoded = _encode({**dict(zip(self._positional, args, strict=False)), **kwargs})
+            self._decoder.decode(encoded)
+        except msgspec.ValidationError as error:
+            self._refuse_call(args, kwargs)
+            raise InvalidArguments(f"Arguments do not fit {self.kind}{self._inspected}: {error}.") from None
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise InvalidArguments(f"Arguments of {self.kind!r} cannot be written as JSON: {error}.") from None
+        return check_json(encoded, self._what)
+
+    def _refuse_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Says what Python would say of a call that does not fit. Slow (5 us), so only for calls that are refused."""
+        try:
+            self._inspected.bind(*args, **kwargs)
+        except TypeError as error:
+            raise InvalidArguments(f"Arguments do not fit {self.kind}{self._inspected}: {error}.") from None
+
+    def decode(self, args: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """(positional, keyword) arguments of a call. Raises `UnfitArguments`."""
+        try:
+            struct = self._decoder.decode(args)
+        except msgspec.DecodeError as error:
+            raise UnfitArguments(f"Arguments do not fit {self.kind}{self._inspected}: {error}.") from None
+        if not self._keyword:
+            return msgspec.structs.astuple(struct), {}
+        return (
+            tuple([getattr(struct, name) for name in self._positional]),
+            {name: getattr(struct, name) for name in self._keyword},
+        )
+
+    def bind(self, function: Callable[..., Any]) -> Callable[[Job, str], Any]:
+        """A call of `function` from a job and its JSON; chosen once, so that the common shapes cost no more than they must."""
+        decode = self.decode
+        if not self.parameters and self.job_parameter is None:
+            return lambda job, args: decode(args) and function()
+        if self.job_parameter is None and not self._keyword:
+            return lambda job, args: function(*decode(args)[0])
+        if self._job_first and not self._keyword:
+            return lambda job, args: function(job, *decode(args)[0])
+        return self._bind_by_name(function)
+
+    def _bind_by_name(self, function: Callable[..., Any]) -> Callable[[Job, str], Any]:
+        names = [p.name for p in self.parameters]
+        by_position = inspect.signature(function)
+
+        def call(job: Job, args: str) -> Any:
+            positional, keyword = self.decode(args)
+            given = dict(zip(names, positional, strict=False)) | keyword
+            if self.job_parameter is not None:
+                given[self.job_parameter] = job
+            bound = inspect.BoundArguments(by_position, cast("Any", {n: given[n] for n in by_position.parameters}))
+            return function(*bound.args, **bound.kwargs)
+
+        return call
+
+
+def check_json(encoded: bytes, what: str) -> str:
+    """JSON as text that PostgreSQL will take and show: below the size cap, without NUL and lone surrogates."""
+    if len(encoded) > MAX_ARGS:
+        raise InvalidArguments(
+            f"{what} take {len(encoded):,} bytes of JSON; the limit is {MAX_ARGS:,}. Store a reference."
+        )
+    text = encoded.decode()
+    if "\\u" in text:
+        _check_escapes(encoded, text, what)
+    return text
+
+
+def _check_escapes(encoded: bytes, text: str, what: str) -> None:
+    if "\\u0000" in text and _NUL.search(text):
+        raise InvalidArguments(f"{what} hold a NUL character, which PostgreSQL's JSON cannot hold.")
+    try:
+        # msgspec escapes no surrogates of its own: these came as `msgspec.Raw`, which nobody has looked at.
+        msgspec.json.decode(encoded)
+    except msgspec.DecodeError as error:
+        raise InvalidArguments(f"{what} are not JSON that PostgreSQL can show: {error}.") from None
+
+
+def _constant(value: Any) -> Callable[[], Any]:
+    return lambda: value
+
+
+def hints_of(kind: str, function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise ConfigurationError(
+            f"The annotations of handler {kind!r} cannot be read: {error}. Import that name at the module's top level."
+        ) from error
+
+
+def _job_parameter(kind: str, parameters: list[inspect.Parameter], hints: Mapping[str, Any]) -> str | None:
+    found = [p.name for p in parameters if hints.get(p.name) is Job]
+    if len(found) > 1:
+        raise ConfigurationError(f"Handler {kind!r} has {len(found)} parameters annotated Job; one at most.")
+    return found[0] if found else None
+
+
+def _refuse_parameter(kind: str, p: inspect.Parameter) -> None:
+    if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+        raise ConfigurationError(
+            f"Handler {kind!r} takes {p}: a job's arguments are stored by name, so each needs a parameter of its own."
+        )
