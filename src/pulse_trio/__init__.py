@@ -17,7 +17,7 @@ from .errors import (
     UnknownKind,
     UsageError,
 )
-from .handlers import Handler, Handlers
+from .handlers import Exponential, Fixed, Handler, Handlers, Linear, RetryContext
 from .jobs import Discard, Job, JobRequest, RetryAfter, Snooze
 from .settings import WorkerSettings
 from .states import State
@@ -29,6 +29,8 @@ __all__ = [
     "DatabaseError",
     "DatabaseUnavailable",
     "Discard",
+    "Exponential",
+    "Fixed",
     "Handler",
     "Handlers",
     "InvalidArguments",
@@ -40,8 +42,10 @@ __all__ = [
     "JobFailed",
     "JobRef",
     "JobRequest",
+    "Linear",
     "PulseTrioError",
     "RetryAfter",
+    "RetryContext",
     "SchemaError",
     "Snooze",
     "State",

@@ -11,7 +11,7 @@ import random
 import re
 import traceback
 from enum import StrEnum
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import msgspec
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
 
-    from .jobs import CancelReason
+    from .jobs import CancelReason, OutcomeKind
 
 
 class State(StrEnum):
@@ -116,7 +116,13 @@ def event_of(kind: str, attempt: int, max_attempts: int) -> Event:
             raise ValueError(f"unknown outcome {kind!r}")
 
 
-def outcome_of_error(claim: Claim, error: BaseException) -> Outcome:
+class Retries(Protocol):
+    """What a handler says about its failures: seconds until the next try, None for a job that is dead at once."""
+
+    def delay(self, claim: Claim, error: BaseException) -> float | None: ...
+
+
+def outcome_of_error(claim: Claim, error: BaseException, retries: Retries | None = None) -> Outcome:
     """What an exception that left the handler means. Groups count as Snooze, RetryAfter or Discard when every leaf is one."""
     leaves = leaves_of(error)
     if all(isinstance(leaf, Snooze) for leaf in leaves):
@@ -127,16 +133,30 @@ def outcome_of_error(claim: Claim, error: BaseException) -> Outcome:
     if all(isinstance(leaf, RetryAfter) for leaf in leaves):
         delay = max(leaf.seconds for leaf in leaves if isinstance(leaf, RetryAfter))
         return Outcome(claim, "failed", delay=delay, error=error_text(error))
-    return Outcome(claim, "failed", delay=backoff(claim), error=error_text(error))
+    return _failure(claim, "failed", error, error_text(error), retries)
 
 
-def outcome_of_cancel(claim: Claim, reason: CancelReason) -> Outcome | None:
+def _failure(claim: Claim, kind: OutcomeKind, error: BaseException, text: str, retries: Retries | None) -> Outcome:
+    """A failure, as the handler's policy will have it; what the policy itself raises must not hide what the handler raised."""
+    if retries is None:
+        return Outcome(claim, kind, delay=backoff(claim), error=text)
+    try:
+        delay = retries.delay(claim, error)
+    except Exception as broken:
+        delay = backoff(claim)
+        text += f"\n\nThe retry policy failed as well, so the default backoff applies:\n{_cut(error_text(broken), _LIMIT // 4)}"
+    if delay is None:
+        return Outcome(claim, "discarded", error=text)
+    return Outcome(claim, kind, delay=delay, error=text)
+
+
+def outcome_of_cancel(claim: Claim, reason: CancelReason, retries: Retries | None = None) -> Outcome | None:
     """What a cancellation means once the handler has ended; None when there is nothing left to report (the job is not
     ours any more, or cannot be proven to be)."""
     match reason:
         case "timeout":
-            limit = options_of(claim).timeout
-            return Outcome(claim, "timeout", delay=backoff(claim), error=f"TimeoutError: ran longer than {limit:g} s")
+            error = TimeoutError(f"ran longer than {options_of(claim).timeout:g} s")
+            return _failure(claim, "timeout", error, f"TimeoutError: {error}", retries)
         case "user":
             return Outcome(claim, "cancelled", error="cancelled by a user")
         case "shutdown" | "parent" | "lease-unproven":
@@ -153,8 +173,13 @@ def backoff(claim: Claim) -> float:
     overflows at attempt 2,000. Full jitter is AWS's "Exponential Backoff And Jitter".
     """
     options = options_of(claim)
-    ceiling = min(options.backoff_cap, options.backoff_base * 2.0 ** min(claim.failures + 1, 12))
+    ceiling = exponential(options.backoff_base, options.backoff_cap, claim.failures + 1)
     return random.uniform(0, ceiling)  # noqa: S311 -- spreads load, guards nothing
+
+
+def exponential(base: float, cap: float, failures: int) -> float:
+    """`base * 2**failures`, at most `cap`, whatever `failures` is."""
+    return min(cap, base * 2.0 ** min(failures, 64))
 
 
 def options_of(claim: Claim) -> JobOptions:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import trio
 
-from pulse_trio import Discard, InvalidArguments, Job, RetryAfter, Snooze
+from pulse_trio import Discard, Fixed, InvalidArguments, Job, RetryAfter, Snooze
 from pulse_trio.observe import JobEnded, JobStarted, UnknownKindReleased
 
 if TYPE_CHECKING:
@@ -343,3 +343,31 @@ async def test_invalid_arguments_can_still_be_discarded_by_hand(stage: Stage) ->
     assert job.state == "dead"
     assert job.error is not None
     assert job.error.startswith("Discard: cannot ever work")
+
+
+async def test_the_handlers_own_policy_decides_about_a_failure_a_childs_and_a_timeout(stage: Stage) -> None:
+    @stage.handlers.job(retry={KeyError: Fixed(40), TimeoutError: Fixed(50)}, discard_on=ValueError)
+    async def fail(job: Job, how: str) -> None:
+        match how:
+            case "raise":
+                raise KeyError
+            case "child":
+                job.nursery.start_soon(bad)
+                await trio.sleep_forever()
+            case "discard":
+                raise ValueError
+            case _:
+                await trio.sleep_forever()
+
+    async def bad() -> None:
+        raise KeyError
+
+    waits = {"raise": 40, "child": 40, "discard": None, "timeout": 50}
+    ids = {how: stage.enqueue("fail", how=how, timeout=1 if how == "timeout" else None) for how in waits}
+    async with stage.working():
+        await trio.sleep(1.5)
+        for how, wait in waits.items():
+            job = stage.database.jobs[ids[how]]
+            assert job.state == ("dead" if wait is None else "retryable"), how
+    settled = {o.claim.id: o for o in stage.store.settled}
+    assert {how: settled[ids[how]].delay for how in waits} == {how: wait or 0 for how, wait in waits.items()}

@@ -3,13 +3,19 @@
 from .names import check_queue, check_text
 from .options import Defaults, encode_options, given_options
 from .registry import Handler, Handlers, Runs
+from .retries import Exponential, Fixed, Linear, RetryContext, RetryPolicy
 from .signature import MAX_ARGS, Signature, UnfitArguments, check_json
 
 __all__ = [
     "MAX_ARGS",
     "Defaults",
+    "Exponential",
+    "Fixed",
     "Handler",
     "Handlers",
+    "Linear",
+    "RetryContext",
+    "RetryPolicy",
     "Runs",
     "Signature",
     "UnfitArguments",

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import msgspec
 
 from ..errors import ConfigurationError
 from ..jobs import DEFAULT_OPTIONS
 from .names import check_queue, check_text
+
+if TYPE_CHECKING:
+    from .retries import Errors, Retry
 
 
 class _Options(TypedDict, total=False):
@@ -29,6 +32,9 @@ class HandlerOptions(_Options, total=False):
 
     backoff_base: float
     backoff_cap: float
+    retry: Retry
+    retry_on: Errors
+    discard_on: Errors
 
 
 class CallOptions(_Options, total=False):

@@ -21,6 +21,7 @@ from ..errors import ConfigurationError, UnknownKind
 from ..jobs import Job, JobRequest
 from .names import check_text
 from .options import Defaults, encode_options, given_options
+from .retries import Exponential, retries_of
 from .signature import Signature, hints_of
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from .options import CallOptions, HandlerOptions
+    from .retries import Retries
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,6 +46,7 @@ class Handler(Generic[P, R]):
     defaults: Defaults
     signature: Signature
     result_type: Any = field(default=Any)
+    retries: Retries | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -126,9 +129,13 @@ class Handlers:
         """Registers a function as the handler of a kind.
 
         `name` is the kind (the function's name by default). `timeout` is seconds for one attempt. A retry waits a random
-        time up to `backoff_base * 2**failures` seconds, at most `backoff_cap`. `runs` is "trio" for async functions and
-        "thread" for plain ones. A parameter annotated `Job` is given the job; the others are the job's arguments.
-        Raises `ConfigurationError` for a signature that cannot be stored, an unknown `runs`, or a kind registered twice.
+        time up to `backoff_base * 2**failures` seconds, at most `backoff_cap`; `retry` is a policy instead (`Exponential`,
+        `Linear`, `Fixed`, a function of a `RetryContext`, or a dictionary from exception types to these). With `retry_on`
+        exceptions of other types end the job dead at once; those of `discard_on` always do.
+
+        `runs` is "trio" for async functions and "thread" for plain ones. A parameter annotated `Job` is given the job; the
+        others are the job's arguments. Raises `ConfigurationError` for a signature that cannot be stored, an unknown `runs`,
+        a kind registered twice, or options that cannot work.
         """
         if function:
             return self._register(*function)
@@ -148,6 +155,7 @@ class Handlers:
                 f"{function!r} is not a function; wrap it in one, whose parameters are the arguments."
             )
         kind = check_text("kind", name if name is not None else function.__name__, 256)
+        retries = _take_retries(kind, given)
         handler: Handler[..., Any] = Handler(
             kind=kind,
             function=function,
@@ -155,6 +163,7 @@ class Handlers:
             defaults=Defaults(**given_options(**given)),
             signature=Signature(kind, function),
             result_type=hints_of(kind, function).get("return", Any),
+            retries=retries,
         )
         self._add(handler)
         return handler
@@ -166,6 +175,16 @@ class Handlers:
                 'Give one of them another name: @handlers.job(name="...").'
             )
         self._by_kind[handler.kind] = handler
+
+
+def _take_retries(kind: str, given: dict[str, Any]) -> Retries | None:
+    """Takes the options about failures out of what was given. The numbers of `Exponential` go on the row like the default's."""
+    about = {name: given.pop(name) for name in ("retry", "retry_on", "discard_on") if name in given}
+    if about.get("retry") is not None and not given.keys().isdisjoint(("backoff_base", "backoff_cap")):
+        raise ConfigurationError(f"Handler {kind!r}: give retry, or backoff_base and backoff_cap, not both.")
+    if isinstance(policy := about.get("retry"), Exponential):
+        given |= {"backoff_base": policy.base, "backoff_cap": policy.cap}
+    return retries_of(kind, **about)
 
 
 class _Decorator(Protocol):

@@ -60,6 +60,7 @@ class Runner:
         self._cleanup = cleanup
         self._threads = threads
         self._calls: dict[str, Callable[[Job, str], Any]] = {h.kind: self._call_of(h) for h in handlers}
+        self._retries = {h.kind: h.retries for h in handlers if h.retries is not None}
         self._tell_start = observer.wanted(JobStarted)
         self._tell_end = observer.wanted(JobEnded)
 
@@ -112,7 +113,7 @@ class Runner:
                     outcome = _completed(claim, await call(Job(claim, held), claim.args))
                 except Exception as error:
                     # Caught here, inside the nursery, where it is still itself; outside it would be a group of one.
-                    outcome = held.outcome = _failed(claim, error)
+                    outcome = held.outcome = self._failed(claim, error)
                     nursery.cancel_scope.cancel()
                 except BaseException:
                     # The nursery closes now, perhaps in the very tick in which the first beat falls due.
@@ -123,7 +124,7 @@ class Runner:
             # A child's failure is the job's; so is a SystemExit. An outer cancellation and a Ctrl-C are the program's.
             programs, jobs = group.split(_is_the_programs)
             if jobs is not None and (held.outcome is None or held.outcome.kind != "failed"):
-                held.outcome = outcome_of_error(claim, jobs)
+                held.outcome = self._failed(claim, jobs)
             if programs is not None:
                 raise programs from None
             return held.outcome
@@ -141,7 +142,12 @@ class Runner:
         elif reason is None:
             error = "CancelledError: the handler cancelled its own nursery (job.nursery)"
             return Outcome(held.claim, "failed", delay=backoff(held.claim), error=error)
-        return outcome_of_cancel(held.claim, reason)
+        return outcome_of_cancel(held.claim, reason, self._retries.get(held.claim.kind))
+
+    def _failed(self, claim: Claim, error: BaseException) -> Outcome:
+        if isinstance(error, UnfitArguments):
+            return Outcome(claim, "discarded", error=error_text(error))
+        return outcome_of_error(claim, error, self._retries.get(claim.kind))
 
     def _emit_end(self, held: Held) -> None:
         claim, outcome = held.claim, held.outcome
@@ -162,12 +168,6 @@ def _completed(claim: Claim, value: Any) -> Outcome:
     if value is None:
         return Outcome(claim, "completed")
     return Outcome(claim, "completed", result=check_json(_encode(value), f"The result of {claim.kind!r}"))
-
-
-def _failed(claim: Claim, error: Exception) -> Outcome:
-    if isinstance(error, UnfitArguments):
-        return Outcome(claim, "discarded", error=error_text(error))
-    return outcome_of_error(claim, error)
 
 
 def _is_the_programs(error: BaseException) -> bool:
