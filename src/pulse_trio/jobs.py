@@ -25,11 +25,14 @@ OutcomeKind = Literal["completed", "failed", "timeout", "discarded", "cancelled"
 
 
 class JobOptions(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What stands in the row's `options` for the worker alone. Times are in seconds."""
+    """What stands in the row's `options` for the worker alone. Times are in seconds; `deadline` and `expires` are moments,
+    in seconds since 1970 by the database's clock."""
 
     timeout: float | None = None
     backoff_base: float = 2.0
     backoff_cap: float = 3600.0
+    deadline: float | None = None
+    expires: float | None = None
 
 
 DEFAULT_OPTIONS = JobOptions()
@@ -39,7 +42,8 @@ class JobRequest(msgspec.Struct, frozen=True):
     """One job to enqueue, validated: made by `Handler.request`, written by the store.
 
     `args` is a JSON object by parameter name; `delay` is seconds from the transaction's start; `run_at` an ISO time with
-    its offset. `options` is JSON, or None when every option is the default.
+    its offset. `options` is JSON, or None when every option is the default; `deadline_in` and `expires_in` are seconds from
+    the transaction's start too, and go there as moments when the job is written.
     """
 
     kind: str
@@ -49,6 +53,8 @@ class JobRequest(msgspec.Struct, frozen=True):
     max_attempts: int = 20
     delay: float | None = None
     run_at: str | None = None
+    deadline_in: float | None = None
+    expires_in: float | None = None
     unique_key: str | None = None
     options: str | None = None
 

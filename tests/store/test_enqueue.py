@@ -81,6 +81,26 @@ def test_a_delay_counts_from_the_transactions_start(window: Window, queue: str) 
     assert window.job(window.enqueue(queue, delay=0))["state"] == "available"
 
 
+def test_deadline_and_expiry_are_moments_by_the_databases_clock_however_a_job_is_enqueued(
+    window: Window, queue: str
+) -> None:
+    moment = datetime(2040, 1, 1, tzinfo=UTC)
+    options: dict[str, Any] = {"deadline": 90.5, "expires": timedelta(minutes=1), "timeout": 3}
+    requests = [request_by_name("noop", queue=queue, **options) for _ in range(20)]
+    client = SyncClient(window.dsn)
+    ids = [window.enqueue(queue, **options), window.do(operations.enqueue_many(requests[:1]))[0].id]
+    ids += [done.id for done in client.enqueue_many(requests)]
+    for job_id in ids:
+        created = window.job(job_id)["created_at"].timestamp()
+        row = window.row(job_id)
+        assert row is not None
+        assert row["options"] == pytest.approx({"timeout": 3, "deadline": created + 90.5, "expires": created + 60})
+    row = window.row(window.enqueue(queue, deadline=moment, expires=5))
+    assert row is not None
+    assert row["options"]["deadline"] == moment.timestamp()
+    assert row["options"]["expires"] < moment.timestamp()
+
+
 def test_a_past_run_at_is_kept_and_due(window: Window, queue: str) -> None:
     run_at = datetime(2001, 1, 1, tzinfo=UTC)
     job = window.job(window.enqueue(queue, run_at=run_at))

@@ -40,7 +40,7 @@ async def without_job(n: int) -> list[int]:
     return [n]
 
 
-@handlers.job
+@handlers.job(delay=timedelta(minutes=1), deadline=3600, expires=timedelta(minutes=5))
 async def with_job(job: Job, *, n: int) -> None:
     return None
 
@@ -62,7 +62,8 @@ async def enqueue(client: Client) -> None:
     assert_type(await ref.result(), str)
     assert_type(await ref.status(), State)
     await client.enqueue(send_welcome.options(delay=timedelta(hours=1)), 42)
-    await client.enqueue(send_welcome.options(run_at=datetime.now(UTC)), 42)
+    await client.enqueue(send_welcome.options(at=datetime.now(UTC), expires=timedelta(hours=1)), 42)
+    await client.enqueue(send_welcome.options(deadline=datetime.now(UTC), timeout=timedelta(minutes=1)), 42)
     assert_type(await (await client.enqueue(without_job, 1)).result(), list[int])
     assert_type(await client.enqueue(with_job, n=1), JobRef[None])
     assert_type(await client.enqueue(in_a_thread, "a.png", width=3), JobRef[tuple[int, int]])

@@ -424,6 +424,30 @@ def test_a_delay_may_be_a_timedelta_and_a_moment_must_know_its_zone(handlers: Ha
     assert request_by_name("k", delay=timedelta(minutes=1)).delay == 60
 
 
+def test_a_moment_is_called_at_and_takes_the_place_of_a_delay(handlers: Handlers) -> None:
+    noon = datetime(2030, 1, 1, 12, tzinfo=UTC)
+    handler = handlers.job(delay=timedelta(hours=1))(plain)
+    assert handler.request(1).delay == 3600
+    at_noon = handler.options(at=noon)
+    assert (at_noon.request(1).delay, at_noon.request(1).run_at) == (None, noon.isoformat())
+    assert at_noon.request(1) == handler.options(run_at=noon).request(1)
+    assert (at_noon.options(delay=5).request(1).delay, at_noon.options(delay=5).request(1).run_at) == (5, None)
+    with pytest.raises(ConfigurationError, match="at or run_at"):
+        handler.options(at=noon, run_at=noon)
+
+
+def test_a_deadline_counts_from_the_enqueue_or_is_a_moment(handlers: Handlers) -> None:
+    handler = handlers.job(deadline=timedelta(minutes=5), expires=60)(plain)
+    request = handler.request(1)
+    assert (request.deadline_in, request.expires_in, request.options) == (300, 60, None)
+    moment = datetime(2030, 1, 1, tzinfo=timezone(timedelta(hours=9)))
+    request = handler.options(deadline=moment, expires=moment, timeout=timedelta(seconds=5)).request(1)
+    assert (request.deadline_in, request.expires_in) == (None, None)
+    assert json.loads(request.options or "") == {
+        "timeout": 5, "deadline": moment.timestamp(), "expires": moment.timestamp()
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -433,6 +457,11 @@ def test_a_delay_may_be_a_timedelta_and_a_moment_must_know_its_zone(handlers: Ha
         {"delay": -1}, {"delay": float("inf")}, {"delay": float("nan")}, {"delay": timedelta(seconds=-1)}, {"delay": "60"},
         {"priority": 2**31}, {"priority": -(2**31) - 1}, {"priority": 1.5}, {"priority": "high"},
         {"delay": 1, "run_at": datetime(2030, 1, 1, tzinfo=UTC)}, {"run_at": "2030-01-01"}, {"run_at": 5},
+        {"at": datetime(2030, 1, 1)}, {"at": datetime.max.replace(tzinfo=UTC)},
+        {"delay": 1, "at": datetime(2030, 1, 1, tzinfo=UTC)},
+        {"delay": 1e12}, {"timeout": 1e12}, {"timeout": timedelta(0)},
+        {"deadline": 0}, {"deadline": -1}, {"deadline": datetime(2030, 1, 1)}, {"deadline": "soon"}, {"deadline": float("nan")},
+        {"expires": timedelta(0)}, {"expires": True}, {"expires": datetime.min.replace(tzinfo=UTC)}, {"expires": 1e12},
     ],
     ids=repr,
 )  # fmt: skip
@@ -441,7 +470,7 @@ def test_options_that_cannot_work_are_refused_before_anything_is_written(
 ) -> None:
     with pytest.raises(ConfigurationError):
         request_by_name("k", **options)
-    if not {"delay", "run_at"} & set(options):
+    if not {"run_at", "at"} & set(options):
         with pytest.raises(ConfigurationError):
             handlers.job(**options)(plain)
     with pytest.raises(ConfigurationError):
@@ -471,5 +500,7 @@ def test_a_unique_key_is_text_of_a_reasonable_size(key: Any) -> None:
 
 
 def test_an_option_that_does_not_exist_is_a_usage_error() -> None:
-    with pytest.raises((ConfigurationError, TypeError), match="colour"):
+    with pytest.raises(ConfigurationError, match="no option 'colour'"):
         request_by_name("k", colour="red")
+    with pytest.raises(ConfigurationError, match="Did you mean priority"):
+        request_by_name("k", priorty=1)

@@ -1,7 +1,7 @@
 """The registry of handlers, their options and their typed arguments."""
 
 from .names import check_queue, check_text
-from .options import Defaults, encode_options, given_options
+from .options import Defaults, encode_options, given_options, request_of
 from .registry import Handler, Handlers, Runs
 from .retries import Exponential, Fixed, Linear, RetryContext, RetryPolicy
 from .signature import MAX_ARGS, Signature, UnfitArguments, check_json
@@ -24,4 +24,5 @@ __all__ = [
     "check_text",
     "encode_options",
     "given_options",
+    "request_of",
 ]

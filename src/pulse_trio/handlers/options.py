@@ -1,30 +1,44 @@
 """The options of a job: how a handler's jobs are enqueued, and what one call may change.
 
 One list of names: `CallOptions` types the keyword arguments of `Handler.options`, `HandlerOptions` those of
-`handlers.job`; `Defaults` checks and holds the values, and `encode_options` writes what only the worker needs into the row.
+`handlers.job`; `Defaults` checks and holds the values, `encode_options` writes what only the worker needs into the row, and
+`request_of` makes the request of a call.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+import difflib
+from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import msgspec
 
 from ..errors import ConfigurationError
-from ..jobs import DEFAULT_OPTIONS
+from ..jobs import DEFAULT_OPTIONS, JobRequest
 from .names import check_queue, check_text
 
 if TYPE_CHECKING:
     from .retries import Errors, Retry
+
+Duration = float | timedelta
+"""Seconds, or a `timedelta`."""
+
+LONGEST = 1000 * 365.25 * 86400
+"""The longest duration that is taken, in seconds: a thousand years."""
+
+# What the database's moments may be (the domain due_time).
+_EARLIEST, _LATEST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
 
 
 class _Options(TypedDict, total=False):
     queue: str | None
     priority: int | None
     max_attempts: int | None
-    timeout: float | None
+    timeout: Duration | None
+    delay: Duration | None
+    deadline: Duration | datetime | None
+    expires: Duration | datetime | None
 
 
 class HandlerOptions(_Options, total=False):
@@ -40,14 +54,15 @@ class HandlerOptions(_Options, total=False):
 class CallOptions(_Options, total=False):
     """What `Handler.options(...)` takes."""
 
-    delay: float | timedelta | None
+    at: datetime | None
     run_at: datetime | None
     unique_key: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
-    """How a handler's jobs are enqueued, and what one call may change with `Handler.options`. Times are in seconds."""
+    """How a handler's jobs are enqueued, and what one call may change with `Handler.options`. Times are in seconds;
+    `deadline` and `expires` are seconds from the enqueue on, or moments."""
 
     queue: str = "default"
     priority: int = 0
@@ -57,6 +72,8 @@ class Defaults:
     backoff_cap: float = 3600.0
     delay: float | None = None
     run_at: datetime | None = None
+    deadline: float | datetime | None = None
+    expires: float | datetime | None = None
     unique_key: str | None = None
 
     def __post_init__(self) -> None:
@@ -64,15 +81,21 @@ class Defaults:
         self._whole("max_attempts", 1)
         self._whole("priority", -(2**31))
         for name in ("timeout", "backoff_base", "backoff_cap"):
-            value = getattr(self, name)
-            if value is not None and not (_is_number(value) and 0 < value < float("inf")):
-                raise ConfigurationError(f"{name} must be a positive number of seconds, got {value!r}.")
+            _check_positive(name, getattr(self, name))
         if self.delay is not None and self.run_at is not None:
-            raise ConfigurationError("Give delay or run_at, not both.")
-        if self.delay is not None and not (_is_number(self.delay) and 0 <= self.delay < float("inf")):
-            raise ConfigurationError(f"delay must be a number of seconds from now on, got {self.delay!r}.")
+            raise ConfigurationError("Give delay or at, not both.")
+        if self.delay is not None and not (_is_number(self.delay) and 0 <= self.delay <= LONGEST):
+            raise ConfigurationError(
+                f"delay must be a number of seconds from now on, at most a thousand years, got {self.delay!r}."
+            )
         if self.run_at is not None:
-            _check_moment(self.run_at)
+            _check_moment("at", self.run_at)
+        for name in ("deadline", "expires"):
+            value = getattr(self, name)
+            if isinstance(value, datetime):
+                _check_moment(name, value)
+            else:
+                _check_positive(name, value, or_else=", or an aware datetime")
         if self.unique_key is not None:
             check_text("unique_key", self.unique_key, 512)
 
@@ -81,29 +104,86 @@ class Defaults:
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
             raise ConfigurationError(f"{name} must be a whole number from {least} to {2**31 - 1}, got {value!r}.")
 
+    def changed(self, **given: Any) -> Defaults:
+        """These, with what one call gives. A moment given by the call takes the place of a delay, and the other way round.
+
+        Raises `ConfigurationError` or `InvalidName`."""
+        changes = given_options(**given)
+        if "run_at" in changes:
+            changes.setdefault("delay", None)
+        elif "delay" in changes:
+            changes["run_at"] = None
+        return replace(self, **changes)
+
+
+_DURATIONS = ("delay", "timeout", "deadline", "expires")
+_NAMES = {field.name for field in fields(Defaults)} | {"at"}
+
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _check_moment(run_at: object) -> None:
-    if not isinstance(run_at, datetime):
-        raise ConfigurationError(f"run_at must be a datetime, got {run_at!r}.")
-    if run_at.utcoffset() is None:
+def _check_positive(name: str, value: Any, or_else: str = "") -> None:
+    if value is not None and not (_is_number(value) and 0 < value <= LONGEST):
         raise ConfigurationError(
-            f"run_at must know its time zone, got the naive {run_at!r}; use datetime.now(UTC) and the like."
+            f"{name} must be a positive number of seconds (at most a thousand years){or_else}, got {value!r}."
         )
 
 
+def _check_moment(name: str, moment: object) -> None:
+    if not isinstance(moment, datetime):
+        raise ConfigurationError(f"{name} must be a datetime, got {moment!r}.")
+    if moment.utcoffset() is None:
+        raise ConfigurationError(
+            f"{name} must know its time zone, got the naive {moment!r}; use datetime.now(UTC) and the like."
+        )
+    if not _EARLIEST <= moment < _LATEST:
+        raise ConfigurationError(f"{name} must lie in the years 1 to 9999, got {moment!r}.")
+
+
 def given_options(**options: Any) -> dict[str, Any]:
-    """Options as `Defaults` takes them, from what a caller gave: None means not given, a delay may be a `timedelta`."""
-    if isinstance(delay := options.get("delay"), timedelta):
-        options["delay"] = delay.total_seconds()
-    return {name: value for name, value in options.items() if value is not None}
+    """Options as `Defaults` takes them, from what a caller gave: None means not given, a duration may be a `timedelta`,
+    and `run_at` may be called `at`. Raises `ConfigurationError` for a name that is no option."""
+    for name in options.keys() - _NAMES:
+        near = difflib.get_close_matches(name, _NAMES, n=1)
+        hint = f" Did you mean {near[0]}?" if near else f" There are: {', '.join(sorted(_NAMES))}."
+        raise ConfigurationError(f"There is no option {name!r}.{hint}")
+    given = {name: value for name, value in options.items() if value is not None}
+    for name in _DURATIONS:
+        if isinstance(duration := given.get(name), timedelta):
+            given[name] = duration.total_seconds()
+    if (moment := given.pop("at", None)) is not None:
+        if "run_at" in given:
+            raise ConfigurationError("Give at or run_at, not both: they are the same.")
+        given["run_at"] = moment
+    return given
 
 
 def encode_options(defaults: Defaults) -> str | None:
-    """The row's `options`: JSON of what is not the default, None when all of it is."""
-    fields = ("timeout", "backoff_base", "backoff_cap")
-    chosen = {f: getattr(defaults, f) for f in fields if getattr(defaults, f) != getattr(DEFAULT_OPTIONS, f)}
+    """The row's `options`: JSON of what is not the default, None when all of it is. Moments are seconds since 1970;
+    those that count from the enqueue on are added when it is made, by the database's clock."""
+    names = ("timeout", "backoff_base", "backoff_cap")
+    chosen = {f: getattr(defaults, f) for f in names if getattr(defaults, f) != getattr(DEFAULT_OPTIONS, f)}
+    for name in ("deadline", "expires"):
+        if isinstance(moment := getattr(defaults, name), datetime):
+            chosen[name] = moment.timestamp()
     return msgspec.json.encode(chosen).decode() if chosen else None
+
+
+def request_of(kind: str, args: str, defaults: Defaults) -> JobRequest:
+    """The request of one call: `args` is checked JSON."""
+    d = defaults
+    return JobRequest(
+        kind=kind,
+        args=args,
+        queue=d.queue,
+        priority=d.priority,
+        max_attempts=d.max_attempts,
+        delay=d.delay,
+        run_at=d.run_at.isoformat() if d.run_at else None,
+        deadline_in=None if isinstance(d.deadline, datetime) else d.deadline,
+        expires_in=None if isinstance(d.expires, datetime) else d.expires,
+        unique_key=d.unique_key,
+        options=encode_options(d),
+    )

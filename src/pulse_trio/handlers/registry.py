@@ -18,9 +18,8 @@ from typing import (
 )
 
 from ..errors import ConfigurationError, UnknownKind
-from ..jobs import Job, JobRequest
 from .names import check_text
-from .options import Defaults, encode_options, given_options
+from .options import Defaults, given_options, request_of
 from .retries import Exponential, retries_of
 from .signature import Signature, hints_of
 
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
     from typing import Unpack
 
+    from ..jobs import Job, JobRequest
     from .options import CallOptions, HandlerOptions
     from .retries import Retries
 
@@ -55,11 +55,14 @@ class Handler(Generic[P, R]):
         return f"<Handler {self.kind!r} on queue {self.defaults.queue!r}>"
 
     def options(self, **given: Unpack[CallOptions]) -> Handler[P, R]:
-        """The same handler with other options for one enqueue. `delay` in seconds; `run_at` must know its time zone.
+        """The same handler with other options for one enqueue.
 
+        `delay` and `timeout` are seconds or a `timedelta`; `at` is when the job is due, an aware datetime. A job that has not
+        finished by its `deadline` is cancelled, or never started; one that has not started when it `expires` never is: each
+        is seconds or a `timedelta` from the enqueue on, or an aware datetime.
         Raises `InvalidName` or `ConfigurationError`, before anything is written.
         """
-        return replace(self, defaults=replace(self.defaults, **given_options(**given)))
+        return replace(self, defaults=self.defaults.changed(**given))
 
     def request(self, *args: P.args, **kwargs: P.kwargs) -> JobRequest:
         """One job, checked and ready for `client.enqueue_many`. Raises `InvalidArguments`."""
@@ -70,18 +73,7 @@ class Handler(Generic[P, R]):
         return self._request(self.signature.encode((), args))
 
     def _request(self, encoded: str) -> JobRequest:
-        d = self.defaults
-        return JobRequest(
-            kind=self.kind,
-            args=encoded,
-            queue=d.queue,
-            priority=d.priority,
-            max_attempts=d.max_attempts,
-            delay=d.delay,
-            run_at=d.run_at.isoformat() if d.run_at else None,
-            unique_key=d.unique_key,
-            options=encode_options(d),
-        )
+        return request_of(self.kind, encoded, self.defaults)
 
 
 class Handlers:

@@ -17,6 +17,11 @@ def numbers(values: Iterable[int | float]) -> str:
     return "{" + ",".join(map(str, values)) + "}"
 
 
+def optional_numbers(values: Iterable[int | float | None]) -> str:
+    """`{1.5,NULL}`"""
+    return "{" + ",".join(["NULL" if value is None else str(value) for value in values]) + "}"
+
+
 def texts(values: Iterable[str | None]) -> str:
     """`{"a","b \\"c\\"",NULL}`: every element quoted, so that no text can be taken for syntax or for NULL."""
     return "{" + ",".join([_quoted(value) for value in values]) + "}"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import psycopg
 from psycopg.rows import tuple_row
 
@@ -47,12 +48,22 @@ def copy_text(requests: Sequence[JobRequest], reserved: Reserved) -> str:
     lines: list[str] = []
     for job_id, r in zip(reserved.ids, requests, strict=True):
         run_at = r.run_at or (now if r.delay is None else _later(reserved.now, r.delay))
-        options = "\\N" if r.options is None else r.options.translate(_ESCAPES)
+        options = _options(r, reserved.now)
         # JSON has no raw tab or line end; a backslash is all there can be to escape, and rarely is one there.
         args = r.args.replace("\\", "\\\\") if "\\" in r.args else r.args
         kind = r.kind.translate(_ESCAPES)
         lines.append(f"{job_id}\t{kind}\t{args}\t{r.queue}\t{r.priority}\t{run_at}\t{r.max_attempts}\t{options}\n")
     return "".join(lines)
+
+
+def _options(request: JobRequest, now: datetime) -> str:
+    options = request.options
+    if request.deadline_in is not None or request.expires_in is not None:
+        moments = {"deadline": request.deadline_in, "expires": request.expires_in}
+        chosen: dict[str, Any] = msgspec.json.decode(options) if options is not None else {}
+        chosen |= {name: now.timestamp() + seconds for name, seconds in moments.items() if seconds is not None}
+        options = msgspec.json.encode(chosen).decode()
+    return "\\N" if options is None else options.translate(_ESCAPES)
 
 
 def due_queues(requests: Sequence[JobRequest], reserved: Reserved) -> list[str]:

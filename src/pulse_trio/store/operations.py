@@ -26,7 +26,7 @@ from ..errors import (
 )
 from ..sql import statement
 from ..states import TRANSITIONS, Event, State
-from .arrays import numbers, texts
+from .arrays import numbers, optional_numbers, texts
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -119,6 +119,8 @@ def enqueue(request: JobRequest) -> Operation[Enqueued]:
                 "priority": request.priority,
                 "run_at": request.run_at,
                 "delay": request.delay,
+                "deadline_in": request.deadline_in,
+                "expires_in": request.expires_in,
                 "max_attempts": request.max_attempts,
                 "options": request.options,
                 "unique_key": request.unique_key,
@@ -144,7 +146,9 @@ def enqueue_many(requests: Sequence[JobRequest]) -> Operation[list[Enqueued]]:
             "queues": texts([r.queue for r in requests]),
             "priorities": numbers([r.priority for r in requests]),
             "run_ats": texts([r.run_at for r in requests]),
-            "delays": texts([None if r.delay is None else str(r.delay) for r in requests]),
+            "delays": optional_numbers([r.delay for r in requests]),
+            "deadlines": optional_numbers([r.deadline_in for r in requests]),
+            "expiries": optional_numbers([r.expires_in for r in requests]),
             "max_attempts": numbers([r.max_attempts for r in requests]),
             "options": texts([r.options for r in requests]),
             "unique_keys": texts([r.unique_key for r in requests]),
