@@ -22,7 +22,7 @@ ROWS = 100_000
 FENCE = {"ids": "{1,2,3}", "attempts": "{1,1,1}", "sessions": "{1,1,1}"}
 ONE = {
     "kind": "noop", "args": "{}", "queue": "q0", "priority": 0, "run_at": None, "delay": None, "max_attempts": 20,
-    "options": None, "unique_key": "k",
+    "options": None, "unique_key": "k", "deadline_in": 60.0, "expires_in": None,
 }  # fmt: skip
 STATEMENTS: dict[str, dict[str, Any]] = {
     "exchange": FENCE | {
@@ -38,6 +38,7 @@ STATEMENTS: dict[str, dict[str, Any]] = {
     "enqueue_many": {
         "kinds": "{a,b}", "args": '{"{}","{}"}', "queues": "{q0,q1}", "priorities": "{0,0}", "run_ats": "{NULL,NULL}",
         "delays": "{NULL,NULL}", "max_attempts": "{20,20}", "options": "{NULL,NULL}", "unique_keys": "{a,NULL}",
+        "deadlines": "{60,NULL}", "expiries": "{NULL,NULL}",
     },
     "live_job_of_key": {"queue": "q0", "unique_key": "k"},
     "retry_job": {"id": 7},
