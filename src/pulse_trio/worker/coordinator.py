@@ -23,6 +23,7 @@ from ..observe import Observer, WorkerStarted, WorkerStopped
 from ..postgres import backoff
 from ..settings import WorkerSettings
 from ..store import Slot, WorkerStore
+from .calls import Calls
 from .claimer import Claimer, SlotBook
 from .leases import Leases
 from .listener import Listener
@@ -147,8 +148,10 @@ class Worker:
         self._leases = Leases(
             self._store, heartbeat=s.heartbeat, proven_for=s.lease - s.margin, observer=self._observer
         )
+        calls = Calls(self._handlers, threads=trio.CapacityLimiter(s.concurrency))
         self._runner = Runner(
             self._handlers,
+            calls.get,
             on_start=self._leases.add,
             on_end=self._job_ended,
             observer=self._observer,
@@ -156,7 +159,6 @@ class Worker:
             lease=s.lease,
             heartbeat=s.heartbeat,
             cleanup=s.cleanup,
-            threads=trio.CapacityLimiter(s.concurrency),
         )
         self._settler = Settler(
             self._store,

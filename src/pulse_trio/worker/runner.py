@@ -16,7 +16,7 @@ import msgspec
 import trio
 
 from ..handlers import UnfitArguments, check_json
-from ..jobs import Job, Outcome
+from ..jobs import Outcome
 from ..observe import FenceLost, JobEnded, JobStarted, LeaseUnproven, UnknownKindReleased
 from ..states import backoff, error_text, outcome_of_cancel, outcome_of_error
 from .held import Held
@@ -24,9 +24,10 @@ from .held import Held
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..handlers import Handler, Handlers
+    from ..handlers import Handlers
     from ..jobs import Claim
     from ..observe import Observer
+    from .calls import Call
 
 UNKNOWN_KIND_DELAY = 15.0
 """Seconds before a job of a kind this worker lacks is due again: time for a worker that has it (a deploy under way). It
@@ -36,11 +37,13 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Runner:
-    """Turns claims into outcomes. `on_end(held)` is called when a job has ended and `held.outcome` is set."""
+    """Turns claims into outcomes. `call_of(kind)` is how its handler is called, None if there is none. `on_end(held)` is
+    called when a job has ended and `held.outcome` is set."""
 
     def __init__(
         self,
         handlers: Handlers,
+        call_of: Callable[[str], Call | None],
         *,
         on_start: Callable[[Held], None],
         on_end: Callable[[Held], None],
@@ -49,32 +52,17 @@ class Runner:
         lease: float,
         heartbeat: float,
         cleanup: float,
-        threads: trio.CapacityLimiter,
     ) -> None:
-        self._handlers = handlers
         self._on_start = on_start
         self._on_end = on_end
         self._observer = observer
         self._proven_for = lease - margin
         self._heartbeat = heartbeat
         self._cleanup = cleanup
-        self._threads = threads
-        self._calls: dict[str, Callable[[Job, str], Any]] = {h.kind: self._call_of(h) for h in handlers}
+        self._call_of = call_of
         self._retries = {h.kind: h.retries for h in handlers if h.retries is not None}
         self._tell_start = observer.wanted(JobStarted)
         self._tell_end = observer.wanted(JobEnded)
-
-    def _call_of(self, handler: Handler[..., Any]) -> Callable[[Job, str], Any]:
-        if handler.runs == "trio":
-            return handler.signature.bind(handler.function)
-
-        call = handler.signature.bind(handler.function)
-
-        async def in_thread(job: Job, args: str) -> Any:
-            # A thread cannot be cancelled: the slot and the lease are kept until it ends, whatever happens meanwhile.
-            return await trio.to_thread.run_sync(call, job, args, abandon_on_cancel=False, limiter=self._threads)
-
-        return in_thread
 
     async def run(self, claim: Claim, sent: float) -> None:
         """Runs one claimed job to its end. `sent` is Trio's clock before the claim was sent: the lease counts from it."""
@@ -95,7 +83,7 @@ class Runner:
 
     async def _outcome(self, held: Held) -> Outcome | None:
         claim = held.claim
-        call = self._calls.get(claim.kind)
+        call = self._call_of(claim.kind)
         if call is None:
             self._observer.emit(UnknownKindReleased(claim.id, claim.kind))
             return Outcome(claim, "released", delay=UNKNOWN_KIND_DELAY * 2 ** min(claim.attempt - 1, 3))
@@ -110,7 +98,7 @@ class Runner:
             async with trio.open_nursery() as nursery:
                 held.opened(nursery)
                 try:
-                    outcome = _completed(claim, await call(Job(claim, held), claim.args))
+                    outcome = _completed(claim, await call(held, claim.args))
                 except Exception as error:
                     # Caught here, inside the nursery, where it is still itself; outside it would be a group of one.
                     outcome = held.outcome = self._failed(claim, error)
