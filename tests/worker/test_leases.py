@@ -624,15 +624,121 @@ async def test_a_child_that_cannot_be_started_does_not_keep_the_job(stage: Stage
 
 
 async def test_a_nursery_of_a_job_that_has_ended_is_closed(stage: Stage) -> None:
-    kept: list[Job] = []
+    kept: list[Any] = []
 
     @stage.handlers.job
-    async def leak(job: Job) -> None:
+    async def leak(job: Job, use: bool) -> None:
         kept.append(job)
+        if use:
+            kept.append(job.nursery)
 
-    await stage.ended("leak")
+    for use in (False, True):
+        await stage.ended("leak", use=use)
+    unused, _, nursery = kept
     with pytest.raises(RuntimeError, match="only while the job runs"):
-        _ = kept[0].nursery
+        _ = unused.nursery
+    with pytest.raises(RuntimeError, match="only while the job runs"):
+        nursery.start_soon(trio.sleep, 1)
+    with pytest.raises(RuntimeError, match="only while the job runs"):
+        await nursery.start(trio.sleep, 1)
+
+
+async def test_the_failures_of_all_children_are_in_the_jobs_record(stage: Stage) -> None:
+    @stage.handlers.job
+    async def parent(job: Job) -> None:
+        job.nursery.start_soon(bad, "one")
+        job.nursery.start_soon(bad, "two")
+        await trio.sleep(1)
+        job.nursery.start_soon(worst)
+        await trio.sleep_forever()
+
+    async def worst() -> None:
+        raise ValueError("the third's")
+
+    async def bad(name: str) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            raise KeyError(name)
+
+    job = await stage.ended("parent", max_attempts=1)
+    assert job.error is not None
+    assert job.error.startswith("ExceptionGroup: ")
+    for said in ("ValueError: the third's", "KeyError: 'one'", "KeyError: 'two'", "in bad"):
+        assert said in job.error
+    assert stage.outcomes() == ["failed"]
+
+
+async def test_children_are_told_why_the_job_is_cancelled(stage: Stage, log: Log) -> None:
+    @stage.handlers.job
+    async def parent(job: Job) -> None:
+        job.nursery.start_soon(child, job)
+
+    async def child(job: Job) -> None:
+        with trio.CancelScope(shield=True):
+            await trio.sleep(6)
+        try:
+            await trio.sleep_forever()
+        finally:
+            log(job.cancel_reason)
+
+    await stage.ended("parent", timeout=5, max_attempts=1)
+    assert log.what == ["timeout"]
+
+
+async def test_a_scope_of_the_handlers_own_is_no_cancellation_of_the_job(stage: Stage, log: Log) -> None:
+    @stage.handlers.job
+    async def own(job: Job) -> str:
+        with trio.move_on_after(1):
+            try:
+                await trio.sleep_forever()
+            finally:
+                log(job.cancel_reason)
+                with job.cleanup():
+                    await trio.sleep(1)  # noqa: ASYNC102 -- job.cleanup() is the shield
+                    log(job.cancel_reason)
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            log(job.cancel_reason)
+            await trio.lowlevel.checkpoint()
+        return "well"
+
+    job = await stage.ended("own")
+    assert log.what == [None, None, None]
+    assert job.state == "completed"
+
+
+async def test_in_a_scope_of_its_own_a_handler_still_learns_of_the_jobs_cancellation(stage: Stage, log: Log) -> None:
+    @stage.handlers.job
+    async def own(job: Job) -> None:
+        with trio.CancelScope(shield=True) as scope:
+            scope.cancel()
+            log(job.cancel_reason)
+            await trio.lowlevel.checkpoint()
+        with trio.CancelScope(shield=True):
+            await trio.sleep(6)
+            log(job.cancel_reason)
+
+    await stage.ended("own", timeout=5, max_attempts=1)
+    assert log.what == [None, "timeout"]
+
+
+async def test_a_cancelled_program_is_told_to_handlers_at_once_shielded_or_not(stage: Stage, log: Log) -> None:
+    @stage.handlers.job
+    async def shielded(job: Job) -> None:
+        with trio.CancelScope(shield=True):
+            await trio.sleep(2)
+            log(job.cancel_reason)
+        try:
+            await trio.lowlevel.checkpoint()
+        finally:
+            log(job.cancel_reason)
+
+    stage.enqueue("shielded")
+    with trio.move_on_after(1):
+        await stage.worker().run()
+    assert log.what == ["parent", "parent"]
+    assert stage.outcomes() == ["released"]
 
 
 # Threads

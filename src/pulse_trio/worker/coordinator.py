@@ -97,6 +97,7 @@ class Worker:
         self._hushed = trio.Event()
         self._stopping = trio.Event()
         self._stopping_now = trio.Event()
+        self._orphaned = False
         self._running_count = 0
         self._ended: dict[str, int] = {}
         self._released = 0
@@ -159,6 +160,7 @@ class Worker:
             lease=s.lease,
             heartbeat=s.heartbeat,
             cleanup=s.cleanup,
+            orphaned=lambda: self._orphaned or self._jobs_nursery.cancel_scope.cancel_called,
         )
         self._settler = Settler(
             self._store,
@@ -217,12 +219,22 @@ class Worker:
 
     async def _jobs(self) -> None:
         async with trio.open_nursery() as enders:
+            enders.start_soon(self._watch_the_parent)
             async with trio.open_nursery() as self._jobs_nursery:
                 await self._intake()
                 self._leases.draining = True
                 await self._stopping.wait()
                 enders.start_soon(self._end_what_is_left)
             enders.cancel_scope.cancel()
+
+    async def _watch_the_parent(self) -> None:
+        """Notes a cancellation from outside in the moment it comes, before any handler sees it."""
+
+        def cancelled(_: object) -> trio.lowlevel.Abort:
+            self._orphaned = True
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(cancelled)
 
     async def _intake(self) -> None:
         async with trio.open_nursery() as nursery:

@@ -15,9 +15,12 @@ import trio
 from ..states import options_of
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
     from ..jobs import CancelReason, Claim, JobNursery, Outcome
+
+
+_ENDED = "job.nursery can be used only while the job runs: until its handler and its last child have ended."
 
 
 class Held:
@@ -28,9 +31,9 @@ class Held:
         "_cleanup",
         "_heartbeat_joined",
         "_heartbeat_over",
+        "_orphaned",
         "_parked",
         "_reason",
-        "_reason_outside",
         "beat_due",
         "claim",
         "lease_deadline",
@@ -41,7 +44,15 @@ class Held:
         "timeout_deadline",
     )
 
-    def __init__(self, claim: Claim, started: float, lease_deadline: float, beat_due: float, cleanup: float) -> None:
+    def __init__(
+        self,
+        claim: Claim,
+        started: float,
+        lease_deadline: float,
+        beat_due: float,
+        cleanup: float,
+        orphaned: Callable[[], bool],
+    ) -> None:
         self.claim = claim
         self.started = started
         self.lease_deadline = lease_deadline
@@ -52,7 +63,7 @@ class Held:
         self.lost = False
         self._cleanup = cleanup
         self._reason: CancelReason | None = None
-        self._reason_outside: CancelReason | None = None
+        self._orphaned = orphaned
         self._children: Children | None = None
         self._heartbeat_joined = False
         self._heartbeat_over = False
@@ -78,7 +89,7 @@ class Held:
     def nursery(self) -> JobNursery:
         if self._children is None:
             if self.scope_nursery is None:
-                raise RuntimeError("job.nursery can be used only while the job runs.")
+                raise RuntimeError(_ENDED)
             self._children = Children(self, self.scope_nursery)
         return self._children
 
@@ -91,12 +102,8 @@ class Held:
 
     @contextmanager
     def cleanup(self) -> Generator[trio.CancelScope]:
-        before, self._reason_outside = self._reason_outside, self.cancel_reason
-        try:
-            with trio.move_on_after(self._cleanup, shield=True) as scope:
-                yield scope
-        finally:
-            self._reason_outside = before
+        with trio.move_on_after(self._cleanup, shield=True) as scope:
+            yield scope
 
     # The heartbeat
 
@@ -152,20 +159,22 @@ class Held:
     def cancel(self, reason: CancelReason) -> None:
         """Cancels the handler and everything in its nursery; the first reason stays."""
         if self._reason is None:
-            self._reason = self._deadline_reason() or reason
+            self._reason = self.cancel_reason or reason
         if self.scope_nursery is not None:
             self.scope_nursery.cancel_scope.cancel(reason=reason)
 
     @property
     def cancel_reason(self) -> CancelReason | None:
-        try:
-            cancelled = trio.current_effective_deadline() == -math.inf
-        except RuntimeError:
-            # A handler in a thread, which no Cancelled reaches, asks whether to go on.
-            return trio.from_thread.run_sync(lambda: self.cancel_reason)
-        self._reason = self._reason or self._deadline_reason()
-        # A shield hides the cancellation from what it is asked about.
-        return self._reason or ("parent" if cancelled else self._reason_outside)
+        if self._reason is None:
+            try:
+                self._reason = self._deadline_reason()
+            except RuntimeError:
+                # A handler in a thread, which no Cancelled reaches, asks whether to go on.
+                return trio.from_thread.run_sync(lambda: self.cancel_reason)
+        # Not asked of Trio (current_effective_deadline): a scope of the handler's own that is cancelled is nobody's business.
+        if self._reason is None and self._orphaned():
+            self._reason = "parent"
+        return self._reason
 
     def _deadline_reason(self) -> CancelReason | None:
         if trio.current_time() < self.deadline:
@@ -198,13 +207,19 @@ class Children:
 
     def start_soon(self, async_fn: Any, /, *args: Any, name: object = None) -> None:
         """Starts a child of the job; see `trio.Nursery.start_soon`."""
+        self._check_open()
         self.running += 1
         self._nursery.start_soon(self._run, async_fn, args, name=name or async_fn)
 
     async def start(self, async_fn: Any, /, *args: Any, name: object = None) -> Any:
         """Starts a child and waits until it says it has started; see `trio.Nursery.start`."""
+        self._check_open()
         self.running += 1
         return await self._nursery.start(self._run_started, async_fn, args, name=name or async_fn)
+
+    def _check_open(self) -> None:
+        if self._held.scope_nursery is None:
+            raise RuntimeError(_ENDED)
 
     async def _run(self, async_fn: Any, args: tuple[Any, ...]) -> None:
         try:

@@ -38,7 +38,8 @@ _encode = msgspec.json.Encoder().encode
 
 class Runner:
     """Turns claims into outcomes. `call_of(kind)` is how its handler is called, None if there is none. `on_end(held)` is
-    called when a job has ended and `held.outcome` is set."""
+    called when a job has ended and `held.outcome` is set; `orphaned()` says whether the program around the worker was
+    cancelled."""
 
     def __init__(
         self,
@@ -52,6 +53,7 @@ class Runner:
         lease: float,
         heartbeat: float,
         cleanup: float,
+        orphaned: Callable[[], bool],
     ) -> None:
         self._on_start = on_start
         self._on_end = on_end
@@ -60,13 +62,14 @@ class Runner:
         self._heartbeat = heartbeat
         self._cleanup = cleanup
         self._call_of = call_of
+        self._orphaned = orphaned
         self._retries = {h.kind: h.retries for h in handlers if h.retries is not None}
         self._tell_start = observer.wanted(JobStarted)
         self._tell_end = observer.wanted(JobEnded)
 
     async def run(self, claim: Claim, sent: float) -> None:
         """Runs one claimed job to its end. `sent` is Trio's clock before the claim was sent: the lease counts from it."""
-        held = Held(claim, sent, sent + self._proven_for, sent + self._heartbeat, self._cleanup)
+        held = Held(claim, sent, sent + self._proven_for, sent + self._heartbeat, self._cleanup, self._orphaned)
         self._on_start(held)
         try:
             held.outcome = await self._outcome(held)
