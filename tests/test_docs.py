@@ -23,7 +23,13 @@ from support.processes import Processes, clean_environment
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"(?:<!-- (?P<note>[^>]*) -->\n)?^```(?P<info>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
-PAGES_THAT_RUN = ["README.md", "docs/tutorial/first-worker.md", "docs/how-to/enqueue.md", "docs/how-to/retries.md"]
+PAGES_THAT_RUN = [
+    "README.md",
+    "docs/tutorial/first-worker.md",
+    "docs/how-to/enqueue.md",
+    "docs/how-to/results.md",
+    "docs/how-to/retries.md",
+]
 
 
 def blocks(page: str) -> list[re.Match[str]]:

@@ -11,7 +11,10 @@ The split is h11's `LocalProtocolError` / `RemoteProtocolError`, with a third pa
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from .store.operations import JobRecord
 
 
 class PulseTrioError(Exception):
@@ -63,7 +66,15 @@ class SchemaError(DatabaseError):
 
 
 class JobError(PulseTrioError):
-    """The job's fault."""
+    """The job's fault. `job` is the job as it ended."""
+
+    def __init__(self, message: str, job: JobRecord) -> None:
+        super().__init__(message)
+        self.job = job
+
+    def __reduce__(self) -> tuple[type[JobError], tuple[str, JobRecord]]:
+        # BaseException would make it anew from the message alone (in another process, say).
+        return type(self), (str(self), self.job)
 
 
 class JobFailed(JobError):

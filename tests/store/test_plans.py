@@ -43,8 +43,9 @@ STATEMENTS: dict[str, dict[str, Any]] = {
     "live_job_of_key": {"queue": "q0", "unique_key": "k"},
     "retry_job": {"id": 7},
     "job": {"id": 7},
+    "ended": {"ids": "{1,2,3}"},
 }  # fmt: skip
-CLIENTS = {"enqueue", "enqueue_many", "live_job_of_key", "retry_job", "job"}
+CLIENTS = {"enqueue", "enqueue_many", "live_job_of_key", "retry_job", "job", "ended"}
 """Run on connections of the application's own, with PostgreSQL's default settings."""
 WATCHDOG: dict[str, dict[str, Any]] = {
     "expired": {"limit": 1000},
@@ -230,5 +231,8 @@ def test_every_statement_with_a_plan_that_matters_is_tried_here() -> None:
         "touch_sessions",
         "end_sessions",
         "maintain",
+        "hold_waits",
+        "drop_waits",
+        "waiting_place",
     }
     assert named - for_people - elsewhere == set(STATEMENTS) | set(WATCHDOG)

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 import psycopg
 import sniffio
 
-from ..postgres import AsyncioPool, TrioPool, open_asyncio_pool, open_pool
+from ..errors import UnknownJob, UsageError
+from ..postgres import (
+    AsyncioPool,
+    TrioPool,
+    connect_on_asyncio,
+    connect_or_unavailable,
+    open_asyncio_pool,
+    open_pool,
+)
+from ..states import FINISHED
 from ..store import bulk, operations
 from .refs import JobRef
 from .requests import chunks_of, request_by_name
+from .waiting import open_waits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Mapping
@@ -19,6 +30,7 @@ if TYPE_CHECKING:
     from ..handlers import Handler
     from ..jobs import JobRequest
     from ..states import State
+    from .waiting import Waits
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,14 +40,24 @@ T = TypeVar("T")
 class Client:
     """Made by `open_client`, or by `using` for a connection of the caller's."""
 
-    def __init__(self, source: TrioPool | AsyncioPool | psycopg.AsyncConnection[Any], *, schema: str = "pulse") -> None:
+    def __init__(
+        self,
+        source: TrioPool | AsyncioPool | psycopg.AsyncConnection[Any],
+        *,
+        schema: str = "pulse",
+        waits: Waits | None = None,
+    ) -> None:
         self._source = source
         self._schema = schema
+        self._waits = waits
+        self._home = self
 
     def using(self, connection: psycopg.AsyncConnection[Any]) -> Client:
         """The same client on the caller's own psycopg connection and in its transaction: what is enqueued commits or rolls
         back with the caller's own writes. The connection stays the caller's to close."""
-        return Client(connection, schema=self._schema)
+        used = Client(connection, schema=self._schema)
+        used._home = self._home
+        return used
 
     # Enqueuing
 
@@ -69,6 +91,27 @@ class Client:
     async def job(self, job_id: int) -> operations.JobRecord:
         """One job as it is now. Raises `UnknownJob`."""
         return await self._run(operations.job(job_id))
+
+    async def wait(self, job_id: int, timeout: float | None = None) -> operations.JobRecord:  # noqa: ASYNC109 -- see JobRef
+        """Waits until a job is finished, and returns it; see `JobRef.wait`. Never in the caller's transaction: a client made by
+        `using` waits on the connections of the one it was made from."""
+        home = self._home
+        if home._waits is None:
+            raise UsageError(
+                "A client on a connection of yours cannot wait for jobs: use open_client(dsn), and its using()."
+            )
+        try:
+            return await home._waits.until(job_id, partial(home._finished, job_id), timeout, f"Job {job_id}")
+        except UnknownJob as error:
+            if home is self:
+                raise
+            raise UnknownJob(
+                f"{error} It can be waited for when the transaction it was enqueued in has committed."
+            ) from None
+
+    async def _finished(self, job_id: int) -> operations.JobRecord | None:
+        found = await self.job(job_id)
+        return found if found.state in FINISHED else None
 
     async def jobs(
         self,
@@ -126,9 +169,15 @@ async def open_client(dsn: str, *, schema: str = "pulse", max_connections: int =
     Raises `DatabaseUnavailable`, or `ConfigurationError` for a DSN that cannot be read.
     """
     if sniffio.current_async_library() == "asyncio":
-        async with open_asyncio_pool(dsn, max_size=max_connections) as pool:
-            yield Client(pool, schema=schema)
+        connect = partial(connect_on_asyncio, dsn, application_name="pulse-trio waits")
+        async with (
+            open_asyncio_pool(dsn, max_size=max_connections) as pool,
+            open_waits(schema, pool=pool, connect=connect) as waits,
+        ):
+            yield Client(pool, schema=schema, waits=waits)
     else:
         # Autocommit: one statement is one round trip. What belongs together asks for a transaction itself.
         async with open_pool(dsn, min_size=1, max_size=max_connections, autocommit=True) as pool:
-            yield Client(pool, schema=schema)
+            listen = partial(connect_or_unavailable, dsn, autocommit=True, application_name="pulse-trio waits")
+            async with open_waits(schema, pool=pool, connect=listen) as waits:
+                yield Client(pool, schema=schema, waits=waits)

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
-import anyio
 import msgspec
 
 from ..errors import JobCancelled, JobFailed
-from ..states import FINISHED, State
+from ..states import State
 
 if TYPE_CHECKING:
     from ..store.operations import JobRecord
 
 R = TypeVar("R")
 
-_POLL = 0.25
-
 
 class Jobs(Protocol):
     """What a reference asks for its job: the client."""
 
     async def job(self, job_id: int) -> JobRecord: ...
+
+    async def wait(self, job_id: int, timeout: float | None = None) -> JobRecord: ...  # noqa: ASYNC109 -- see JobRef.wait
 
 
 class JobRef(Generic[R]):
@@ -42,19 +41,24 @@ class JobRef(Generic[R]):
         """The job's state now. Raises `UnknownJob`."""
         return (await self._client.job(self.id)).state
 
-    async def wait(self) -> JobRecord:
-        """Waits until the job is finished, and returns it. Bound it with a deadline of yours (`trio.fail_after`)."""
-        while True:
-            found = await self._client.job(self.id)
-            if found.state in FINISHED:
-                return found
-            await anyio.sleep(_POLL)
+    async def wait(self, timeout: float | None = None) -> JobRecord:  # noqa: ASYNC109 -- for scripts; scopes work as well
+        """Waits until the job is finished, however it ended, and returns it.
 
-    async def result(self) -> R:
-        """Waits for the handler's return value. Raises `JobFailed` or `JobCancelled` if there will be none."""
-        found = await self.wait()
-        if found.state is State.DEAD:
-            raise JobFailed(f"Job {self.id} ({found.kind}) is dead after {found.attempt} attempt(s): {found.error}")
-        if found.state is State.CANCELLED:
-            raise JobCancelled(f"Job {self.id} ({found.kind}) was cancelled: {found.cancel_reason}")
-        return cast("R", msgspec.convert(found.result, self._type, strict=False))
+        A wait outlasts a database that goes away and comes back. Raises `TimeoutError` after `timeout` seconds (0: looks once),
+        and `UnknownJob`: its transaction has not committed, or the job was removed (a worker that keeps no completed jobs).
+        """
+        return await self._client.wait(self.id, timeout)
+
+    async def result(self, timeout: float | None = None) -> R:  # noqa: ASYNC109 -- as above
+        """Waits for the handler's return value. Raises what `wait` does, and `JobFailed` or `JobCancelled` if there will be
+        none; their `job` is the job as it ended."""
+        return cast("R", result_of(await self.wait(timeout), self._type))
+
+
+def result_of(job: JobRecord, result_type: Any = Any) -> Any:
+    """What a finished job returned, as `result_type`. Raises `JobFailed` or `JobCancelled`."""
+    if job.state is State.DEAD:
+        raise JobFailed(f"Job {job.id} ({job.kind}) is dead after {job.attempt} attempt(s): {job.error}", job)
+    if job.state is State.CANCELLED:
+        raise JobCancelled(f"Job {job.id} ({job.kind}) was cancelled: {job.cancel_reason}", job)
+    return msgspec.convert(job.result, result_type, strict=False)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
+from ..errors import UsageError
 from ..postgres import connect_sync
+from ..states import FINISHED
 from ..store import bulk, operations
+from .refs import result_of
 from .requests import chunks_of, request_by_name
 
 if TYPE_CHECKING:
@@ -58,6 +62,40 @@ class SyncClient:
     def job(self, job_id: int) -> operations.JobRecord:
         """One job as it is now. Raises `UnknownJob`."""
         return self.run(operations.job(job_id))
+
+    def wait(self, job_id: int, timeout: float | None = None) -> operations.JobRecord:
+        """Waits until a job is finished, by asking: after 10 ms, then ever more seldom, to every half second. Returns the job.
+
+        Raises `UnknownJob`, `TimeoutError` after `timeout` seconds, and `UsageError` on a connection of the caller's that is
+        not in autocommit mode or stands in a transaction: the job would be waited for inside of it.
+        """
+        give_up = None if timeout is None else time.monotonic() + timeout
+        pause = 0.01
+        while True:
+            self._refuse_to_wait_in_a_transaction()
+            found = self.job(job_id)
+            if found.state in FINISHED:
+                return found
+            if give_up is not None:
+                left = give_up - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError(f"Job {job_id} did not finish within {timeout:g} s.")
+                pause = min(pause, left)
+            time.sleep(pause)
+            pause = min(pause * 2, 0.5)
+
+    def result(self, job_id: int, timeout: float | None = None) -> Any:
+        """Waits for what the handler returned, as JSON gives it. Raises as `wait`, and `JobFailed` or `JobCancelled`."""
+        return result_of(self.wait(job_id, timeout))
+
+    def _refuse_to_wait_in_a_transaction(self) -> None:
+        if not isinstance(self._source, str) and not (
+            self._source.autocommit and self._source.info.transaction_status.name == "IDLE"
+        ):
+            raise UsageError(
+                "A job cannot be waited for inside a transaction: commit first, and wait on a connection in autocommit mode "
+                "or with SyncClient(dsn)."
+            )
 
     def retry(self, job_id: int) -> State:
         """Runs a finished job again, or a waiting one now. Raises `UnknownJob` or `InvalidTransition`."""

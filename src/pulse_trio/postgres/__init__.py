@@ -13,9 +13,9 @@ from pulse_trio.postgres.blocking import connect_sync
 from pulse_trio.postgres.cancelling import QueryTimeout
 from pulse_trio.postgres.connection import TrioConnection
 from pulse_trio.postgres.link import Link
-from pulse_trio.postgres.on_asyncio import AsyncioPool, open_asyncio_pool
+from pulse_trio.postgres.on_asyncio import AsyncioPool, connect_on_asyncio, open_asyncio_pool
 from pulse_trio.postgres.pool import PoolStatistics, PoolTimeout, TrioPool, open_pool
-from pulse_trio.postgres.reconnecting import backoff, wait_for_database
+from pulse_trio.postgres.reconnecting import backoff, connect_or_unavailable, wait_for_database
 from pulse_trio.postgres.transaction import TrioPipeline, TrioTransaction
 
 __all__ = [
@@ -29,6 +29,8 @@ __all__ = [
     "TrioPool",
     "TrioTransaction",
     "backoff",
+    "connect_on_asyncio",
+    "connect_or_unavailable",
     "connect_sync",
     "open_asyncio_pool",
     "open_pool",

@@ -22,6 +22,21 @@ if TYPE_CHECKING:
 _IDLE = psycopg.pq.TransactionStatus.IDLE
 
 
+async def connect_on_asyncio(dsn: str, **options: Any) -> psycopg.AsyncConnection[Any]:
+    """psycopg's own connection, in autocommit mode; `options` as `psycopg.AsyncConnection.connect` takes them.
+
+    Raises:
+        DatabaseUnavailable: no server could be reached.
+        ConfigurationError: the DSN is not a connection string; the message shows no password.
+    """
+    try:
+        return await psycopg.AsyncConnection.connect(with_liveliness(dsn), autocommit=True, **options)
+    except psycopg.OperationalError as error:
+        raise DatabaseUnavailable(redact(str(error), dsn).strip()) from None
+    except psycopg.ProgrammingError as error:
+        raise ConfigurationError(f"not a PostgreSQL connection string: {redact(str(error), dsn).strip()}") from None
+
+
 class AsyncioPool:
     """At most `max_size` connections in autocommit mode, made when they are wanted, lent first in first out."""
 
@@ -39,7 +54,7 @@ class AsyncioPool:
             ConfigurationError: the DSN is not a connection string; the message shows no password.
         """
         async with self._places:
-            connection = self._take() or await self._connect()
+            connection = self._take() or await connect_on_asyncio(self._dsn)
             try:
                 yield connection
             finally:
@@ -54,16 +69,6 @@ class AsyncioPool:
             if not connection.closed:
                 return connection
         return None
-
-    async def _connect(self) -> psycopg.AsyncConnection[Any]:
-        try:
-            return await psycopg.AsyncConnection.connect(with_liveliness(self._dsn), autocommit=True)
-        except psycopg.OperationalError as error:
-            raise DatabaseUnavailable(redact(str(error), self._dsn).strip()) from None
-        except psycopg.ProgrammingError as error:
-            raise ConfigurationError(
-                f"not a PostgreSQL connection string: {redact(str(error), self._dsn).strip()}"
-            ) from None
 
     async def aclose(self) -> None:
         """Closes what is free; what is lent is closed by whoever brings it back, since nobody takes it again."""

@@ -21,6 +21,6 @@ WITH report AS MATERIALIZED (
          priority, 4, queue, kind, args, options, unique_key, key, result
   FROM done WHERE %(keep)s::boolean
 )
-SELECT id, true AS accepted FROM done
+SELECT id, true AS accepted FROM done WHERE (SELECT :"schema".tell_end(array_agg(id)) FROM done) >= 0
 UNION ALL
 SELECT id, false FROM ours WHERE id NOT IN (SELECT id FROM done)

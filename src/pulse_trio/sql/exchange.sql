@@ -1,7 +1,8 @@
 -- The hot path: archives completed jobs and claims new ones in one statement, so that both share one commit (one fsync).
 -- Either half may be empty. Returns the claims, first in first out (the caller puts its slots in order), then one row that
 -- counts what was accepted
--- (attempt = number of completions accepted; args = their ids when some were refused, else NULL).
+-- (attempt = number of completions accepted; args = their ids when some were refused, else NULL). There too whoever waits for
+-- one of them is told.
 --
 -- Completions: DELETE is fenced by (id, attempt, session). The caller sorts ids, and a nested loop over the primary key
 -- (hash and merge joins are off on worker connections) locks them in that order: two settlers cannot deadlock. It is the
@@ -51,6 +52,6 @@ WITH report AS (
 (SELECT id, attempt, max_attempts, failures, priority, run_at::text, queue, kind, args::text, options::text
  FROM claimed ORDER BY claimed.run_at, id)
 UNION ALL
-SELECT NULL, count(*)::int, NULL, NULL, NULL, NULL, NULL, NULL,
+SELECT NULL, count(*)::int, CASE WHEN count(*) > 0 THEN :"schema".tell_end(array_agg(id)) END, NULL, NULL, NULL, NULL, NULL,
        CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(id)::text, '{}') END, NULL
 FROM done

@@ -49,6 +49,7 @@ WITH report AS MATERIALIZED (
   INSERT INTO :"schema".attempt (job_id, attempt, session, started_at, ended_at, outcome, error)
   SELECT id, attempt, session, started_at, clock_timestamp(), outcome, error FROM held
 )
-SELECT id, next FROM held
+-- tell_end: whoever waits for one that finished is told.
+SELECT id, next FROM held WHERE (SELECT :"schema".tell_end(array_agg(id)) FROM finished) >= 0
 UNION ALL
 SELECT id, NULL FROM ours WHERE id NOT IN (SELECT id FROM held)

@@ -164,7 +164,10 @@ def job(job_id: int) -> Operation[JobRecord]:
     """One job. Raises `UnknownJob`."""
     rows = yield Query("job", {"id": job_id})
     if not rows:
-        raise UnknownJob(f"There is no job {job_id} (finished jobs are removed when their retention has passed).")
+        raise UnknownJob(
+            f"There is no job {job_id} (finished jobs are removed when their retention has passed; workers that keep no "
+            "completed jobs remove them at once)."
+        )
     return _job_record(rows[0])
 
 
