@@ -1,6 +1,8 @@
 -- One heartbeat for a batch of running jobs. Renewed rows come back true; rows that are still ours but locked by somebody
 -- else come back false (they are not lost: SKIP LOCKED keeps one job's transaction from fencing the whole worker); rows
 -- that do not come back are lost. clock_timestamp(), because the lease counts from the write, not from the transaction.
+-- A renewed row whose cancellation was asked for brings the reason along ('' when none was given), should its notification
+-- have been lost.
 -- Answers by place in the batch, not by id: two attempts of one job may be in it, and only one of them is alive.
 WITH report AS MATERIALIZED (
   SELECT * FROM unnest(%(ids)s::bigint[], %(attempts)s::int[], %(sessions)s::bigint[])
@@ -15,8 +17,11 @@ WITH report AS MATERIALIZED (
 ), renewed AS (
   UPDATE :"schema".job j SET lease_until = clock_timestamp() + %(lease)s::interval
   FROM held h WHERE j.id = h.id AND j.attempt = h.attempt AND j.locked_by = h.session AND j.state = 2
-  RETURNING h.place
+  RETURNING h.place, j.id, j.cancelling
 )
-SELECT place - 1, true AS renewed FROM renewed
+SELECT place - 1, true AS renewed,
+       CASE WHEN cancelling THEN coalesce(
+         (SELECT c.reason FROM :"schema".cancellation c WHERE c.job_id = renewed.id AND c.ended_at IS NULL LIMIT 1), '') END
+FROM renewed
 UNION ALL
-SELECT place - 1, false FROM ours WHERE place NOT IN (SELECT place FROM renewed)
+SELECT place - 1, false, NULL FROM ours WHERE place NOT IN (SELECT place FROM renewed)

@@ -1,5 +1,6 @@
 -- What exchange.sql does with completions, for the batch in which somebody else holds a row's lock: takes the free rows
 -- and says which of the others are still ours (locked, report again later) and which are not (the lease was lost).
+-- Also for handlers that completed although they were being cancelled: the ledger says so in the same transaction.
 WITH report AS MATERIALIZED (
   SELECT * FROM unnest(%(ids)s::bigint[], %(attempts)s::int[], %(sessions)s::bigint[], %(results)s::text[])
     AS r(id, attempt, session, result)
@@ -20,6 +21,9 @@ WITH report AS MATERIALIZED (
   SELECT id, clock_timestamp(), started_at, run_at, created_at, locked_by, attempt, failures, max_attempts,
          priority, 4, queue, kind, args, options, unique_key, key, result
   FROM done WHERE %(keep)s::boolean
+), closed AS (
+  UPDATE :"schema".cancellation c SET ended_at = clock_timestamp(), ended_as = 'completed'
+  FROM done WHERE done.cancelling AND c.job_id = done.id AND c.ended_at IS NULL
 )
 SELECT id, true AS accepted FROM done WHERE (SELECT :"schema".tell_end(array_agg(id)) FROM done) >= 0
 UNION ALL

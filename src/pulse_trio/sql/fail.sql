@@ -1,6 +1,8 @@
 -- The one path of every attempt that ends without completing: a failure, a timeout, a discard, a cancellation, a snooze,
 -- a release, and a rescue (the watchdog passes the rows it found expired). Retry or dead letter is decided here, from the
 -- row's own budget, and nowhere else. Fenced by (id, attempt, session). SKIP LOCKED: it never waits, so it cannot deadlock.
+-- A job whose cancellation was asked for ends as cancelled, whatever the outcome, and its ledger row ends with it. (A request
+-- newer than this statement's snapshot is seen on the row, which is locked, but its ledger row is not: a watchdog closes that.)
 -- Returns the rows that were moved (next = retryable, scheduled, dead or cancelled) and those still ours but locked (NULL).
 WITH report AS MATERIALIZED (
   SELECT * FROM unnest(%(ids)s::bigint[], %(attempts)s::int[], %(sessions)s::bigint[], %(outcomes)s::text[],
@@ -10,8 +12,9 @@ WITH report AS MATERIALIZED (
   SELECT j.id FROM report r JOIN :"schema".job j
     ON j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = 2
 ), held AS MATERIALIZED (
-  SELECT j.id, r.attempt, r.session, r.outcome, r.delay, r.error, j.started_at,
-         CASE WHEN r.outcome IN ('snoozed', 'released') THEN 'scheduled'
+  SELECT j.id, r.attempt, r.session, r.outcome, r.delay, r.error, j.started_at, j.cancelling,
+         CASE WHEN j.cancelling THEN 'cancelled'
+              WHEN r.outcome IN ('snoozed', 'released') THEN 'scheduled'
               WHEN r.outcome = 'cancelled' THEN 'cancelled'
               WHEN r.outcome = 'discarded' THEN 'dead'
               WHEN j.attempt < j.max_attempts THEN 'retryable'
@@ -43,8 +46,17 @@ WITH report AS MATERIALIZED (
   SELECT id, clock_timestamp(), started_at, run_at, created_at, locked_by, attempt,
          failures + (outcome IN ('failed', 'timeout', 'discarded'))::int, max_attempts,
          priority, CASE next WHEN 'dead' THEN 5 ELSE 6 END, queue, kind, args, options, unique_key, key,
-         CASE next WHEN 'dead' THEN error END, CASE next WHEN 'cancelled' THEN error END
+         CASE next WHEN 'dead' THEN error END,
+         CASE next WHEN 'cancelled' THEN coalesce(
+           CASE outcome WHEN 'cancelled' THEN error END,
+           (SELECT c.reason FROM :"schema".cancellation c WHERE c.job_id = finished.id AND c.ended_at IS NULL LIMIT 1),
+           'user') END
   FROM finished
+), closed AS (
+  UPDATE :"schema".cancellation c
+  SET ended_at = clock_timestamp(), ended_as = h.next,
+      delivered_at = CASE h.outcome WHEN 'cancelled' THEN coalesce(c.delivered_at, clock_timestamp()) ELSE c.delivered_at END
+  FROM held h WHERE h.cancelling AND c.job_id = h.id AND c.ended_at IS NULL
 ), noted AS (
   INSERT INTO :"schema".attempt (job_id, attempt, session, started_at, ended_at, outcome, error)
   SELECT id, attempt, session, started_at, clock_timestamp(), outcome, error FROM held

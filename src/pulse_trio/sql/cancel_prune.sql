@@ -1,0 +1,1 @@
+DELETE FROM :"schema".cancellation WHERE ended_at < now() - %(retention)s::interval
