@@ -21,9 +21,12 @@ from .handlers import Exponential, Fixed, Handler, Handlers, Linear, RetryContex
 from .jobs import Discard, Job, JobRequest, RetryAfter, Snooze
 from .settings import WorkerSettings
 from .states import State
+from .store.cancelling import CancellationRecord, CancelResult
 from .worker import Worker, WorkerReport
 
 __all__ = [
+    "CancelResult",
+    "CancellationRecord",
     "Client",
     "ConfigurationError",
     "DatabaseError",

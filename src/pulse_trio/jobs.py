@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     import trio
 
-CancelReason = Literal["user", "timeout", "fence-lost", "lease-unproven", "shutdown", "parent"]
-"""Why a handler was cancelled: somebody asked, its time was up, another attempt owns the job, the lease could not be
-proven in time, the worker stops, or the program around the worker was cancelled."""
+CancelReason = Literal["user", "timeout", "deadline", "fence-lost", "lease-unproven", "shutdown", "parent"]
+"""Why a handler was cancelled: somebody asked, the attempt's time was up, the whole job's was, another attempt owns the job,
+the lease could not be proven in time, the worker stops, or the program around the worker was cancelled."""
 
 OutcomeKind = Literal["completed", "failed", "timeout", "discarded", "cancelled", "snoozed", "released", "rescued"]
 
@@ -78,13 +78,15 @@ class Claim(msgspec.Struct, frozen=True, gc=False, eq=False):
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """How one attempt ended. `result` is JSON (None for null); `delay` seconds until the job is due again; `error` text."""
+    """How one attempt ended. `result` is JSON (None for null); `delay` seconds until the job is due again; `error` text.
+    `cancelling`: a completion although somebody had asked for the job's cancellation, and the handler was told."""
 
     claim: Claim
     kind: OutcomeKind
     result: str | None = None
     delay: float = 0.0
     error: str | None = None
+    cancelling: bool = False
 
 
 class Snooze(Exception):

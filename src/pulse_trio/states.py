@@ -58,9 +58,11 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
     State.SCHEDULED: {
         Event.DUE: State.AVAILABLE,
         Event.RETRY: State.AVAILABLE,
+        Event.CANCEL: State.CANCELLED,
     },
     State.AVAILABLE: {
         Event.CLAIM: State.RUNNING,
+        Event.CANCEL: State.CANCELLED,
     },
     State.RUNNING: {
         Event.COMPLETE: State.COMPLETED,
@@ -76,6 +78,7 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
     State.RETRYABLE: {
         Event.DUE: State.AVAILABLE,
         Event.RETRY: State.AVAILABLE,
+        Event.CANCEL: State.CANCELLED,
     },
     State.COMPLETED: {Event.RETRY: State.AVAILABLE},
     State.DEAD: {Event.RETRY: State.AVAILABLE},
@@ -94,8 +97,13 @@ def next_state(state: State, event: Event) -> State:
         raise InvalidTransition(f"A job that is {state} cannot {event}; possible: {possible}.") from None
 
 
-def event_of(kind: str, attempt: int, max_attempts: int) -> Event:
-    """The event an outcome stands for: the one decision between retry and dead letter, as fail.sql makes it."""
+def event_of(kind: str, attempt: int, max_attempts: int, *, cancelling: bool = False) -> Event:
+    """The event an outcome stands for: the one decision between retry and dead letter, as fail.sql makes it.
+
+    `cancelling`: somebody asked for the job's cancellation while it ran. Then only a completion is what it was.
+    """
+    if cancelling and kind != "completed":
+        return Event.CANCEL
     last = attempt >= max_attempts
     match kind:
         case "completed":
@@ -150,15 +158,17 @@ def _failure(claim: Claim, kind: OutcomeKind, error: BaseException, text: str, r
     return Outcome(claim, kind, delay=delay, error=text)
 
 
-def outcome_of_cancel(claim: Claim, reason: CancelReason, retries: Retries | None = None) -> Outcome | None:
+def outcome_of_cancel(
+    claim: Claim, reason: CancelReason, retries: Retries | None = None, message: str | None = None
+) -> Outcome | None:
     """What a cancellation means once the handler has ended; None when there is nothing left to report (the job is not
-    ours any more, or cannot be proven to be)."""
+    ours any more, or cannot be proven to be). `message` is what the person said who asked for it."""
     match reason:
         case "timeout":
             error = TimeoutError(f"ran longer than {options_of(claim).timeout:g} s")
             return _failure(claim, "timeout", error, f"TimeoutError: {error}", retries)
-        case "user":
-            return Outcome(claim, "cancelled", error="cancelled by a user")
+        case "user" | "deadline":
+            return Outcome(claim, "cancelled", error=storable(message or reason))
         case "shutdown" | "parent" | "lease-unproven":
             # An unproven lease may still be ours: the fenced release then gives the job back sooner than the watchdog.
             return Outcome(claim, "released", error=None)

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 import trio
 
-from pulse_trio.store import Slot, WorkerStore
+from pulse_trio.store import Slot, WorkerStore, cancelling
 from support.fake_store import FakeDatabase, FakeStore
 from support.stores import Window, claim, claim_one, end, forged, open_store
 
@@ -52,6 +52,14 @@ class Real:
     def expire(self, job_id: int) -> None:
         self.window.expire(job_id)
 
+    def cancel(self, job_id: int, reason: str | None = None) -> None:
+        self.window.do(cancelling.cancel(job_id, reason=reason))
+
+    def cancelled(self, job_id: int) -> tuple[str | None, bool]:
+        """(cancel_reason, whether the handler was told)."""
+        (row,) = self.window.do(cancelling.cancellations(job_id))
+        return self.window.job(job_id)["cancel_reason"], row.delivered_at is not None
+
     def pause(self) -> None:
         self.window.run("INSERT INTO queue (name, paused_at) VALUES (%s, now())", self.queue)
 
@@ -89,6 +97,13 @@ class Fake:
 
     def expire(self, job_id: int) -> None:
         self.database.expire(job_id)
+
+    def cancel(self, job_id: int, reason: str | None = None) -> None:
+        self.database.cancel(job_id, reason)
+
+    def cancelled(self, job_id: int) -> tuple[str | None, bool]:
+        job = self.database.jobs[job_id]
+        return job.cancel_reason, job.delivered
 
     def pause(self) -> None:
         self.database.paused.add(self.queue)
@@ -223,7 +238,7 @@ async def test_a_wrong_fence_is_refused_everywhere(part: str, house: House, stor
     for outcome in (end(wrong), end(wrong, "failed")):
         assert (await store.settle([outcome])).refused == [outcome]
     assert (await store.exchange(0, [], [end(wrong)])).settlement.refused
-    assert (await store.beat([wrong]))[1:] == (frozenset(), frozenset())
+    assert (await store.beat([wrong]))[1:] == (frozenset(), frozenset(), {})
     assert house.state(job_id) == "running"
     assert (await store.settle([end(ours)])).accepted
 
@@ -358,3 +373,47 @@ async def test_the_rest_of_a_workers_life_is_accepted(store: Store) -> None:
     await store.touch(3, draining=True)
     await store.maintain(86400.0)
     await store.end_sessions()
+
+
+async def test_a_waiting_job_that_is_cancelled_is_claimed_no_more(house: House, store: Store) -> None:
+    job_id = house.enqueue()
+    house.cancel(job_id, "why")
+    assert house.state(job_id) == "cancelled"
+    assert house.cancelled(job_id) == ("why", False)
+    assert await claim(store, house.queue) == []
+
+
+async def test_a_running_job_that_is_cancelled_is_in_the_next_beat_and_ends_so(house: House, store: Store) -> None:
+    for _ in range(2):
+        house.enqueue()
+    asked, other = await claim(store, house.queue)
+    house.cancel(asked.id, "why")
+    assert house.state(asked.id) == "running"
+    assert (await store.beat([asked, other])).cancelling == {asked: "why"}
+    await store.record_delivered([asked])
+    await store.close_cancellations()
+    await store.settle([end(asked, "failed", delay=60.0), end(other, "failed", delay=60.0)])
+    assert [house.state(c.id) for c in (asked, other)] == ["cancelled", "retryable"]
+    assert house.cancelled(asked.id) == ("why", True)
+
+
+async def test_a_completion_of_a_job_being_cancelled_is_a_completion(house: House, store: Store) -> None:
+    for _ in range(2):
+        house.enqueue()
+    told, crossed = await claim(store, house.queue)
+    for claimed in (told, crossed):
+        house.cancel(claimed.id)
+    outcomes = [end(told, cancelling=True), end(crossed)]
+    assert set((await store.settle(outcomes)).accepted) == set(outcomes)
+    assert [house.state(c.id) for c in (told, crossed)] == ["completed", "completed"]
+
+
+async def test_a_cancelled_jobs_reason_is_its_reports_else_the_requests(house: House, store: Store) -> None:
+    for _ in range(3):
+        house.enqueue()
+    named, asked, neither = await claim(store, house.queue)
+    house.cancel(asked.id, "asked")
+    house.cancel(neither.id)
+    house.cancel(named.id, "asked")
+    await store.settle([end(named, "cancelled", error="deadline"), end(asked, "cancelled"), end(neither, "released")])
+    assert [house.cancelled(c.id)[0] for c in (named, asked, neither)] == ["deadline", "asked", "user"]

@@ -33,6 +33,9 @@ STATEMENTS: dict[str, dict[str, Any]] = {
     "fail": FENCE | {"outcomes": "{failed,snoozed,discarded}", "delays": "{1,1,1}", "errors": "{a,b,c}"},
     "beat": FENCE | {"lease": "30 s"},
     "settled": FENCE,
+    "cancel_delivered": FENCE,
+    "cancel_close": {},
+    "cancel_ended": {"ids": "{1,2,3}"},
     "slots": {"queues": None},
     "enqueue": ONE,
     "enqueue_many": {
@@ -45,7 +48,7 @@ STATEMENTS: dict[str, dict[str, Any]] = {
     "job": {"id": 7},
     "ended": {"ids": "{1,2,3}"},
 }  # fmt: skip
-CLIENTS = {"enqueue", "enqueue_many", "live_job_of_key", "retry_job", "job", "ended"}
+CLIENTS = {"cancel_ended", "enqueue", "enqueue_many", "live_job_of_key", "retry_job", "job", "ended"}
 """Run on connections of the application's own, with PostgreSQL's default settings."""
 WATCHDOG: dict[str, dict[str, Any]] = {
     "expired": {"limit": 1000},
@@ -221,7 +224,7 @@ async def test_a_claim_from_a_large_backlog_touches_few_pages(worker: Connection
 def test_every_statement_with_a_plan_that_matters_is_tried_here() -> None:
     named = {path.name.removesuffix(".sql") for path in files("pulse_trio.sql").iterdir() if path.name.endswith(".sql")}
     # These read the archive for people, or touch other tables only.
-    for_people = {"jobs", "attempts", "count_by_state", "workers"}
+    for_people = {"jobs", "attempts", "count_by_state", "workers", "cancel_ledger"}
     elsewhere = {
         "reserve_ids",
         "wake",
@@ -234,5 +237,7 @@ def test_every_statement_with_a_plan_that_matters_is_tried_here() -> None:
         "hold_waits",
         "drop_waits",
         "waiting_place",
+        "cancel_jobs",
+        "cancel_prune",
     }
     assert named - for_people - elsewhere == set(STATEMENTS) | set(WATCHDOG)

@@ -10,7 +10,7 @@ import pytest
 from pulse_trio.errors import InvalidTransition
 from pulse_trio.jobs import Claim
 from pulse_trio.states import TRANSITIONS, Event, State, event_of, next_state
-from pulse_trio.store import operations
+from pulse_trio.store import cancelling, operations
 from support.stores import Window, claim, claim_one, end
 
 if TYPE_CHECKING:
@@ -116,6 +116,13 @@ def report(kind: OutcomeKind, delay: float = 0.0) -> Callable[[Case], Awaitable[
     return apply
 
 
+async def cancel(case: Case) -> bool:
+    """A running job is cancelled by its worker, which was asked; any other by the request itself."""
+    if case.window.state(case.id) == State.RUNNING:
+        return await case.settle("cancelled")
+    return case.window.do(cancelling.cancel(case.id)).cancellation is not None
+
+
 APPLY: dict[Event, Callable[[Case], Awaitable[bool]]] = {
     Event.DUE: due,
     Event.CLAIM: claimed,
@@ -127,7 +134,7 @@ APPLY: dict[Event, Callable[[Case], Awaitable[bool]]] = {
     Event.RELEASE: report("released"),
     Event.RESCUE: rescue,
     Event.RESCUE_LAST: rescue,
-    Event.CANCEL: report("cancelled"),
+    Event.CANCEL: cancel,
     Event.RETRY: retry,
 }
 
@@ -172,18 +179,21 @@ OUTCOMES: list[OutcomeKind] = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("asked", [False, True], ids=["", "being cancelled"])
 @pytest.mark.parametrize("max_attempts", [1, 2, 3], ids=["last", "one left", "two left"])
 @pytest.mark.parametrize("kind", OUTCOMES)
 async def test_python_and_sql_decide_alike_what_an_outcome_means(
-    kind: OutcomeKind, max_attempts: int, store: WorkerStore, window: Window, queue: str
+    kind: OutcomeKind, max_attempts: int, asked: bool, store: WorkerStore, window: Window, queue: str
 ) -> None:
     job_id = window.enqueue(queue, max_attempts=max_attempts)
     case = Case(store, window, queue, job_id, await claim_one(store, queue))
+    if asked:
+        window.do(cancelling.cancel(job_id))
     delay = HOUR if kind in ("failed", "timeout", "snoozed") else 0.0
 
     assert await case.settle(kind, delay)
 
-    event = event_of(kind, case.claim.attempt, case.claim.max_attempts)
+    event = event_of(kind, case.claim.attempt, case.claim.max_attempts, cancelling=asked)
     assert window.state(job_id) == next_state(State.RUNNING, event)
 
 

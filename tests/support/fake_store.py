@@ -43,6 +43,11 @@ class FakeJob:
     finished: State | None = None
     result: str | None = None
     error: str | None = None
+    cancelling: bool = False
+    wished: str | None = None
+    """What the person said who asked for its cancellation."""
+    cancel_reason: str | None = None
+    delivered: bool = False
     history: list[tuple[int, int, str]] = field(default_factory=list)
     """(attempt, session, outcome) of every attempt that ended."""
 
@@ -110,6 +115,17 @@ class FakeDatabase:
         job.history.append((job.attempt, job.session, "rescued"))
         job.attempt, job.session, job.lease_until = job.attempt + 1, next(self.new_session), math.inf
         return job.session
+
+    def cancel(self, job_id: int, reason: str | None = None, *, notify: bool = True) -> None:
+        """Somebody cancels a job; `notify` False: the notification is lost."""
+        job = self.jobs[job_id]
+        if job.state is State.RUNNING:
+            job.cancelling, job.wished = True, job.wished or reason
+            said = "" if job.wished is None else f" {job.wished}"
+            for listener in self.listeners if notify else ():
+                listener(f"cancel {job.session} {job.id} {job.attempt}{said}")
+        elif job.finished is None:
+            job.finished, job.cancel_reason = next_state(job.state, Event.CANCEL), reason or "user"
 
     def expire(self, job_id: int) -> None:
         self.jobs[job_id].lease_until = trio.current_time() - 1
@@ -243,7 +259,7 @@ class FakeStore:
         return job if held and (job.attempt, job.session) == (claim.attempt, claim.session) else None
 
     def _end(self, job: FakeJob, outcome: Outcome) -> None:
-        event = event_of(outcome.kind, job.attempt, job.max_attempts)
+        event = event_of(outcome.kind, job.attempt, job.max_attempts, cancelling=job.cancelling)
         state = next_state(State.RUNNING, event)
         job.history.append((job.attempt, job.session, outcome.kind))
         job.error = outcome.error or job.error
@@ -252,6 +268,9 @@ class FakeStore:
             job.finished, job.result = state, outcome.result
             if event is Event.COMPLETE:
                 job.error = None
+            if event is Event.CANCEL:
+                told = outcome.error if outcome.kind == "cancelled" else None
+                job.cancel_reason, job.error = told or job.wished or "user", None
             return
         job.run_at = trio.current_time() + outcome.delay
         job.failures += event is Event.FAIL
@@ -286,7 +305,9 @@ class FakeStore:
             self.database.jobs[claim.id].lease_until = trio.current_time() + self.lease
         self.beats.append((sent, list(claims)))
         await self._answered("beat")
-        return Beat(sent, renewed, locked)
+        wished = {claim: self.database.jobs[claim.id] for claim in renewed}
+        cancelling = {claim: job.wished for claim, job in wished.items() if job.cancelling}
+        return Beat(sent, renewed, locked, cancelling)
 
     async def rescue(self, limit: int = 1000) -> Rescue:
         await self._done("rescue")
@@ -306,6 +327,16 @@ class FakeStore:
                 self._end(job, Outcome(claim, "rescued", error="the worker was gone"))
                 ends.append(job.state)
         return Rescue(ends.count(State.AVAILABLE), ends.count(State.DEAD))
+
+    async def record_delivered(self, claims: Sequence[Claim]) -> None:
+        await self._done("record_delivered")
+        for claim in claims:
+            job = self._ours(claim)
+            if job is not None and job.cancelling:
+                job.delivered = True
+
+    async def close_cancellations(self) -> None:
+        await self._done("close_cancellations")
 
     async def maintain(self, retention: float) -> None:
         await self._done("maintain")

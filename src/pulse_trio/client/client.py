@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
+import anyio
 import psycopg
 import sniffio
 
@@ -19,7 +20,8 @@ from ..postgres import (
     open_pool,
 )
 from ..states import FINISHED
-from ..store import bulk, operations
+from ..store import bulk, cancelling, operations
+from .cancelling import as_ended, check_waiting, pauses, requester, still_running
 from .refs import JobRef
 from .requests import chunks_of, request_by_name
 from .waiting import open_waits
@@ -136,6 +138,37 @@ class Client:
     async def retry(self, job_id: int) -> State:
         """Runs a finished job again, or a waiting one now. Raises `UnknownJob` or `InvalidTransition`."""
         return await self._run(operations.retry(job_id))
+
+    async def cancel(self, job_id: int, *, reason: str | None = None, wait: bool = False) -> cancelling.CancelResult:
+        """Cancels a job: one that waits at once; one that runs is told, and `wait` waits until its handler has ended.
+
+        A job that has finished already is left as it is; the result's state says which it was. `reason` is text of at most
+        1,000 characters for the ledger, `job.cancel_message` and `cancel_reason`. Raises `UnknownJob`, `InvalidArguments`, or
+        `UsageError` for a `wait` inside a transaction of yours.
+        """
+        check_waiting(wait, isinstance(self._source, psycopg.AsyncConnection))
+        result = await self._run(cancelling.cancel(job_id, reason=reason, by=requester()))
+        return (await self._ended([result]))[0] if wait else result
+
+    async def cancel_many(
+        self, job_ids: Iterable[int], *, reason: str | None = None, wait: bool = False
+    ) -> list[cancelling.CancelResult]:
+        """Cancels many jobs in one statement; answers in the order of their ids, none for a job that there is not."""
+        check_waiting(wait, isinstance(self._source, psycopg.AsyncConnection))
+        results = await self._run(cancelling.cancel_many(job_ids, reason=reason, by=requester()))
+        return await self._ended(results) if wait else results
+
+    async def cancellations(self, job_id: int) -> list[cancelling.CancellationRecord]:
+        """Every request to cancel a job, and what came of it; oldest first."""
+        return await self._run(cancelling.cancellations(job_id))
+
+    async def _ended(self, results: list[cancelling.CancelResult]) -> list[cancelling.CancelResult]:
+        for pause in pauses():
+            if not still_running(results):
+                break
+            await anyio.sleep(pause)
+            results = as_ended(results, await self._run(cancelling.ended(results)))
+        return results
 
     async def workers(self, *, gone: bool = False) -> list[operations.WorkerRecord]:
         """Worker sessions, newest first."""

@@ -10,6 +10,7 @@ from ..errors import JobCancelled, JobFailed
 from ..states import State
 
 if TYPE_CHECKING:
+    from ..store.cancelling import CancelResult
     from ..store.operations import JobRecord
 
 R = TypeVar("R")
@@ -21,6 +22,8 @@ class Jobs(Protocol):
     async def job(self, job_id: int) -> JobRecord: ...
 
     async def wait(self, job_id: int, timeout: float | None = None) -> JobRecord: ...  # noqa: ASYNC109 -- see JobRef.wait
+
+    async def cancel(self, job_id: int, *, reason: str | None = None, wait: bool = False) -> CancelResult: ...
 
 
 class JobRef(Generic[R]):
@@ -48,6 +51,10 @@ class JobRef(Generic[R]):
         and `UnknownJob`: its transaction has not committed, or the job was removed (a worker that keeps no completed jobs).
         """
         return await self._client.wait(self.id, timeout)
+
+    async def cancel(self, *, reason: str | None = None, wait: bool = False) -> CancelResult:
+        """Cancels the job; see `Client.cancel`."""
+        return await self._client.cancel(self.id, reason=reason, wait=wait)
 
     async def result(self, timeout: float | None = None) -> R:  # noqa: ASYNC109 -- as above
         """Waits for the handler's return value. Raises what `wait` does, and `JobFailed` or `JobCancelled` if there will be

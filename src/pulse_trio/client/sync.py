@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 from ..errors import UsageError
 from ..postgres import connect_sync
 from ..states import FINISHED
-from ..store import bulk, operations
+from ..store import bulk, cancelling, operations
+from .cancelling import as_ended, check_waiting, pauses, requester, still_running
 from .refs import result_of
 from .requests import chunks_of, request_by_name
 
@@ -100,6 +101,35 @@ class SyncClient:
     def retry(self, job_id: int) -> State:
         """Runs a finished job again, or a waiting one now. Raises `UnknownJob` or `InvalidTransition`."""
         return self.run(operations.retry(job_id))
+
+    def cancel(self, job_id: int, *, reason: str | None = None, wait: bool = False) -> cancelling.CancelResult:
+        """Cancels a job; see `Client.cancel`."""
+        check_waiting(wait, self._in_transaction())
+        result = self.run(cancelling.cancel(job_id, reason=reason, by=requester()))
+        return self.ended([result])[0] if wait else result
+
+    def cancel_many(self, job_ids: Iterable[int], *, reason: str | None = None) -> list[cancelling.CancelResult]:
+        """Cancels many jobs; see `Client.cancel_many`."""
+        return self.run(cancelling.cancel_many(job_ids, reason=reason, by=requester()))
+
+    def cancellations(self, job_id: int) -> list[cancelling.CancellationRecord]:
+        """Every request to cancel a job, and what came of it; oldest first."""
+        return self.run(cancelling.cancellations(job_id))
+
+    def ended(self, results: list[cancelling.CancelResult]) -> list[cancelling.CancelResult]:
+        """Waits until the handlers of cancelled jobs have ended; the results with the states they ended in."""
+        for pause in pauses():
+            if not still_running(results):
+                break
+            time.sleep(pause)
+            results = as_ended(results, self.run(cancelling.ended(results)))
+        return results
+
+    def _in_transaction(self) -> bool:
+        # In a transaction of the caller's, or about to begin one with the next statement.
+        return not isinstance(self._source, str) and not (
+            self._source.autocommit and self._source.info.transaction_status == 0
+        )
 
     def run(self, operation: operations.Operation[T]) -> T:
         """Runs one of the store's operations."""

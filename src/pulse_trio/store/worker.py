@@ -17,6 +17,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import psycopg
@@ -31,7 +32,7 @@ from ..states import backoff, storable
 from .arrays import numbers, texts
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 
 _ClaimedRow = tuple[int, int, int, int, int, str, str, str, str, str | None]
 
@@ -85,11 +86,13 @@ class Settlement(NamedTuple):
 
 
 class Beat(NamedTuple):
-    """One heartbeat's answer: renewed, or still ours but locked by another transaction. The rest is lost."""
+    """One heartbeat's answer: renewed, or still ours but locked by another transaction. The rest is lost. Of those renewed,
+    `cancelling` has the jobs whose cancellation was asked for, and the reason that was given."""
 
     sent: float
     renewed: frozenset[Claim]
     locked: frozenset[Claim]
+    cancelling: Mapping[Claim, str | None] = MappingProxyType({})
 
 
 class Rescue(NamedTuple):
@@ -280,10 +283,13 @@ class WorkerStore:
     async def settle(self, outcomes: Sequence[Outcome], *, unsure: bool = False) -> Settlement:
         """Writes outcomes with their fence. `unsure`: an earlier try of these may have been done without our hearing of it;
         an attempt that ended under our own session then counts as accepted."""
-        completed = [o for o in outcomes if o.kind == "completed"]
+        completed = [o for o in outcomes if o.kind == "completed" and not o.cancelling]
+        cancelling = [o for o in outcomes if o.kind == "completed" and o.cancelling]
         others = [o for o in outcomes if o.kind != "completed"]
         async with self._using(self._settles) as connection:
             parts: list[Settlement] = []
+            if cancelling:
+                parts.append(await self._singly_if_refused(connection, self._complete_unlocked, cancelling))
             if completed:
                 parts.append(await self._singly_if_refused(connection, self._complete, completed))
             if others:
@@ -368,11 +374,12 @@ class WorkerStore:
             cursor = await connection.execute(
                 statement("beat", self._schema), _fences(claims) | {"lease": self._lease}, prepare=True
             )
-            rows = cast("list[tuple[int, bool]]", await cursor.fetchall())
+            rows = cast("list[tuple[int, bool, str | None]]", await cursor.fetchall())
         return Beat(
             sent,
-            renewed=frozenset([claims[place] for place, renewed in rows if renewed]),
-            locked=frozenset([claims[place] for place, renewed in rows if not renewed]),
+            renewed=frozenset([claims[place] for place, renewed, _ in rows if renewed]),
+            locked=frozenset([claims[place] for place, renewed, _ in rows if not renewed]),
+            cancelling={claims[place]: reason or None for place, _, reason in rows if reason is not None},
         )
 
     async def rescue(self, limit: int = 1000) -> Rescue:
@@ -411,12 +418,27 @@ class WorkerStore:
         async with self._using(self._watch, patience=60) as connection:
             try:
                 await connection.execute(statement("maintain", self._schema), {"retention": f"{retention} s"})
+                await connection.execute(statement("cancel_prune", self._schema), {"retention": f"{retention} s"})
             except psycopg.errors.InsufficientPrivilege as error:
                 # Not the end of a worker: its jobs need no maintenance. The watchdog says it, and tries again.
                 raise DatabaseUnavailable(
                     f"this role may not maintain the schema ({error}); as its owner: "
                     f"GRANT EXECUTE ON FUNCTION {self._schema}.maintain(interval) TO ..."
                 ) from error
+
+    # Cancelling
+
+    async def record_delivered(self, claims: Sequence[Claim]) -> None:
+        """Notes in the ledger that the cancellations of these jobs have reached their handlers."""
+        async with self._using(self._settles) as connection:
+            fences = _fences(claims)
+            del fences["sessions"]
+            await connection.execute(statement("cancel_delivered", self._schema), fences, prepare=True)
+
+    async def close_cancellations(self) -> None:
+        """Ends the ledger rows of jobs that ended while their cancellation was under way."""
+        async with self._using(self._watch, patience=60) as connection:
+            await connection.execute(statement("cancel_close", self._schema), {}, prepare=True)
 
     # Waking
 

@@ -1,0 +1,113 @@
+"""Cancelling, as clients do it: the request, its ledger, and its end.
+
+A waiting job is cancelled by the request itself. A running one is cancelled by its worker: the request marks the row and
+notifies, and the ledger row of the request tells what came of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..errors import InvalidArguments, UnknownJob
+from ..states import State, storable
+from .arrays import numbers
+from .operations import Query
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from datetime import datetime
+
+    from .operations import Operation, Row
+
+REASON_LIMIT = 1000
+"""Characters of a reason: it travels in a notification, which holds 8,000 bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class CancelResult:
+    """What a request did: the job's state now, and the request's ledger row.
+
+    `state` is `cancelled` for a job that waited, `running` for one whose handler is being cancelled, and what it was for a
+    job that had finished already; then there is no ledger row, and `cancellation` is None.
+    """
+
+    job_id: int
+    cancellation: int | None
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
+class CancellationRecord:
+    """One row of the ledger, as `pulse.cancellations` shows it. `attempt` is None for a job that waited; `ended_as` is what
+    the job became."""
+
+    id: int
+    job_id: int
+    attempt: int | None
+    reason: str | None
+    requested_by: str
+    requested_at: datetime
+    delivered_at: datetime | None
+    ended_at: datetime | None
+    ended_as: State | None
+
+
+def cancel(job_id: int, *, reason: str | None = None, by: str | None = None) -> Operation[CancelResult]:
+    """Cancels one job; one that has finished is left as it is. Raises `UnknownJob`, `InvalidArguments` for the reason."""
+    results = yield from cancel_many([job_id], reason=reason, by=by)
+    if not results:
+        raise UnknownJob(f"There is no job {job_id} (finished jobs are removed when their retention has passed).")
+    return results[0]
+
+
+def cancel_many(
+    job_ids: Iterable[int], *, reason: str | None = None, by: str | None = None
+) -> Operation[list[CancelResult]]:
+    """Cancels many jobs in one statement; answers in the order of their ids, none for a job that there is not."""
+    text = check_reason(reason)
+    # Checked as numbers here: what the database says of a bad one names a statement nobody has seen.
+    ids = [check_id(job_id) for job_id in job_ids]
+    rows = yield Query("cancel_jobs", {"ids": numbers(ids), "reason": text, "by": by})
+    return [CancelResult(row[0], row[1], State(row[2])) for row in rows]
+
+
+def cancellations(job_id: int) -> Operation[list[CancellationRecord]]:
+    """A job's ledger, oldest request first."""
+    rows = yield Query("cancel_ledger", {"job_id": job_id})
+    return [_record(row) for row in rows]
+
+
+def ended(results: Sequence[CancelResult]) -> Operation[dict[int, State]]:
+    """By ledger id: what became of the jobs whose cancellation has ended. Those that have not are left out."""
+    ids = [r.cancellation for r in results if r.cancellation is not None]
+    rows = yield Query("cancel_ended", {"ids": numbers(ids)})
+    return {row[0]: State(row[1]) for row in rows}
+
+
+def _record(row: Row) -> CancellationRecord:
+    fields = list(row)
+    fields[8] = None if fields[8] is None else State(fields[8])
+    return CancellationRecord(*fields)
+
+
+def check_id(job_id: object) -> int:
+    """A job's id. Raises `InvalidArguments`."""
+    if not isinstance(job_id, int) or isinstance(job_id, bool) or not 0 < job_id < 2**63:
+        raise InvalidArguments(f"A job's id is a whole number above 0, got {job_id!r}.")
+    return job_id
+
+
+def check_reason(reason: object) -> str | None:
+    """The reason as it is stored; an empty one is none. Raises `InvalidArguments`."""
+    if reason is None or reason == "":
+        return None
+    if not isinstance(reason, str):
+        raise InvalidArguments(f"The reason of a cancellation must be text, got {reason!r}.")
+    if len(reason) > REASON_LIMIT:
+        raise InvalidArguments(
+            f"The reason of a cancellation has {len(reason)} characters; the limit is {REASON_LIMIT}."
+        )
+    if storable(reason) != reason:
+        raise InvalidArguments("The reason of a cancellation holds NUL or half a surrogate pair, which no text can.")
+    return reason
