@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from hashlib import md5
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -413,6 +414,23 @@ async def test_waiting_in_a_transaction_of_ones_own_is_refused(window: Window, q
         SyncClient(connection).cancel(job_id, wait=True)
     assert window.state(job_id) == "available"
     assert SyncClient(room_dsn).cancel(job_id, wait=True).state is State.CANCELLED
+
+
+async def test_who_waits_for_a_waiting_jobs_end_is_told(room_dsn: str) -> None:
+    async with open_client(room_dsn) as client:
+        ref = await client.enqueue("noop", {}, delay=600)
+
+        async def cancel_when_waited_for() -> None:
+            with psycopg.connect(room_dsn, autocommit=True) as connection:
+                held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock'"
+                await until(lambda: connection.execute(held).fetchone() == (2,))
+                connection.execute("LISTEN end_" + md5(b"pulse").hexdigest())
+                connection.execute("SELECT pulse.cancel(%s)", [ref.id])
+                assert [n.payload for n in connection.notifies(timeout=5, stop_after=1)] == [str(ref.id)]
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cancel_when_waited_for)
+            assert (await ref.wait(10)).state is State.CANCELLED
 
 
 async def test_a_reference_cancels_its_job(room_dsn: str) -> None:

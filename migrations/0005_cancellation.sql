@@ -38,6 +38,7 @@ DECLARE
   target bigint;
   live job;
   said text;
+  gone bigint[];
   text_of_reason constant text := nullif($2, '');
   -- Not current_user: that is this function's owner.
   asked_by constant text := session_user || ' ' || coalesce(nullif($3, ''), concat_ws(' at ',
@@ -64,19 +65,21 @@ BEGIN
       PERFORM pg_notify(:'schema', concat_ws(' ', 'cancel', live.locked_by, target, live.attempt, said));
     ELSE
       state := 'cancelled';
-      WITH gone AS (
+      WITH taken AS (
         DELETE FROM job j WHERE j.id = target RETURNING j.*
       )
       INSERT INTO job_archive (id, finished_at, started_at, run_at, created_at, locked_by, attempt, failures, max_attempts,
                                priority, state, queue, kind, args, options, unique_key, key, cancel_reason)
       SELECT g.id, clock_timestamp(), g.started_at, g.run_at, g.created_at, g.locked_by, g.attempt, g.failures, g.max_attempts,
              g.priority, 6, g.queue, g.kind, g.args, g.options, g.unique_key, g.key, coalesce(text_of_reason, 'user')
-      FROM gone g;
+      FROM taken g;
       INSERT INTO cancellation AS c (job_id, reason, requested_by, ended_at, ended_as)
       VALUES (target, text_of_reason, asked_by, clock_timestamp(), 'cancelled') RETURNING c.id INTO cancellation;
+      gone := gone || target;
     END IF;
     RETURN NEXT;
   END LOOP;
+  PERFORM tell_end(gone);
 END $function$;
 -- Whoever may enqueue need not be one who may end other people's jobs.
 REVOKE ALL ON FUNCTION :"schema".cancel_jobs(bigint[], text, text) FROM PUBLIC;
