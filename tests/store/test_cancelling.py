@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from hashlib import md5
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -422,9 +421,13 @@ async def test_who_waits_for_a_waiting_jobs_end_is_told(room_dsn: str) -> None:
 
         async def cancel_when_waited_for() -> None:
             with psycopg.connect(room_dsn, autocommit=True) as connection:
-                held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock'"
+                held = (
+                    "SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database AND d.datname = current_database()"
+                    " WHERE locktype = 'advisory' AND mode = 'ShareLock'"
+                )
                 await until(lambda: connection.execute(held).fetchone() == (2,))
-                connection.execute("LISTEN end_" + md5(b"pulse").hexdigest())
+                (channel,) = connection.execute("SELECT 'end_' || md5('pulse')").fetchone() or ()
+                connection.execute(f"LISTEN {channel}")
                 connection.execute("SELECT pulse.cancel(%s)", [ref.id])
                 assert [n.payload for n in connection.notifies(timeout=5, stop_after=1)] == [str(ref.id)]
 
