@@ -65,6 +65,10 @@ class SchemaError(DatabaseError):
     """The schema is missing, older or newer than this version of pulse-trio needs."""
 
 
+class TookTooLong(DatabaseError):
+    """A statement was stopped at its time limit: ask for less (a state, a queue, a shorter time), or give it longer."""
+
+
 class JobError(PulseTrioError):
     """The job's fault. `job` is the job as it ended."""
 

@@ -59,45 +59,6 @@ async def test_enqueue_with_an_app_uses_the_handlers_options(command: Command) -
 
 
 @pytest.mark.usefixtures("app")
-async def test_a_dead_job_is_listed_shown_with_its_traceback_and_retried(command: Command) -> None:
-    job_id = (await command("enqueue", "broken", "--max-attempts", "1")).stdout.strip()
-    await command("run", "app", "--burst")
-
-    listed = (await command("jobs", "list", "--state", "dead")).stdout
-    assert "ValueError: no \\x1b[31mluck" in listed
-    assert "Traceback" not in listed
-
-    shown = (await command("jobs", "show", job_id)).stdout
-    assert "state        dead" in shown
-    assert "attempt 1  failed" in shown
-    assert "Traceback (most recent call last):" in shown
-    assert "\x1b" not in shown
-
-    assert (await command("jobs", "retry", job_id)).stdout == f"{job_id} available\n"
-    refused = await command("jobs", "retry", job_id, code=2)
-    assert f"Job {job_id} is available: a job can be retried when" in refused.stderr
-
-
-async def test_retrying_several_retries_those_that_can_be(command: Command) -> None:
-    job_id = int((await command("enqueue", "greet", "--delay", "600")).stdout)
-    done = await command("jobs", "retry", "4711", str(job_id), "--json", code=2)
-    assert json.loads(done.stdout) == {"retried": [job_id]}
-    assert "There is no job 4711" in done.stderr
-
-
-async def test_lists_are_filtered_and_paged(command: Command) -> None:
-    for kind in ("a", "b", "b"):
-        await command("enqueue", kind)
-    both = json.loads((await command("jobs", "list", "--kind", "b", "--json")).stdout)
-    assert [job["kind"] for job in both] == ["b", "b"]
-    first = await command("jobs", "list", "--limit", "2")
-    assert f"--before {both[1]['id']}" in first.stderr
-    rest = json.loads((await command("jobs", "list", "--before", str(both[1]["id"]), "--json")).stdout)
-    assert [job["kind"] for job in rest] == ["a"]
-    assert "no jobs like that" in (await command("jobs", "list", "--queue", "none")).stderr
-
-
-@pytest.mark.usefixtures("app")
 async def test_a_workers_session_is_listed_until_it_has_gone(processes: Processes, command: Command, dsn: str) -> None:
     worker = await processes.pulse_trio("run", "app", "--queues", "mail,default", env={"PULSE_TRIO_DSN": dsn})
     await worker.line("started: queue mail, default")

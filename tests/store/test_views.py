@@ -6,13 +6,13 @@ import os
 import socket
 from datetime import timedelta
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pulse_trio import InvalidTransition, State, SyncClient, UnknownJob, open_client
 from pulse_trio.states import FINISHED
-from pulse_trio.store import operations
+from pulse_trio.store import history, operations
 from support.stores import Window, claim, claim_one, end, open_store
 
 if TYPE_CHECKING:
@@ -119,8 +119,8 @@ async def test_jobs_are_listed_newest_first_filtered_and_paged(store: WorkerStor
     other = window.enqueue(queue, kind="other")
     await store.settle([end(c) for c in await claim(store, queue, 3)])
 
-    def listed(**how: object) -> list[int]:
-        return [j.id for j in window.do(operations.jobs(**{"queue": queue, "limit": 100} | how))]  # type: ignore[arg-type]
+    def listed(limit: int = 100, before: int | None = None, **how: Any) -> list[int]:
+        return [j.id for j in window.do(history.jobs({"queue": queue, **how}, limit=limit, before=before))]  # type: ignore[typeddict-item]
 
     assert listed() == [other, *reversed(ids)]
     assert listed(kind="other") == [other]

@@ -1,65 +1,84 @@
-"""`pulse-trio jobs`: list, show, retry."""
+"""`pulse-trio jobs`: list, show, retry, delete."""
 
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import UsageError
+from ..errors import TookTooLong, UsageError
 from ..states import State
-from ..store import operations
+from ..store import history, operations
+from . import timeline
 from .database import open_store
-from .faults import describe
+from .filters import RATE, described, filter_of, filter_options
 from .options import dsn_option, json_option, schema_option
-from .output import notice, plain, print_fields, print_json, print_table
-from .text import ago, duration, headline, local_time, shown, utc_now
+from .output import notice, plain, print_fields, print_json, print_rich, print_table
+from .text import ago, count_of, duration, headline, local_time, shown, utc_now
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from datetime import datetime
 
     from ..client import SyncClient
-    from ..store.operations import AttemptRecord, JobRecord
+    from ..store.history import Deleted, JobFilter, Retried
+    from ..store.operations import JobRecord
 
-STATES = [str(state) for state in State]
 JOB_ID = click.IntRange(1, 2**63 - 1)
 COLUMNS = ("id", "state", "queue", "kind", "attempt", "when", "arguments", "error")
 SHORT = 60
 """Characters of the arguments in a list."""
+REASONS = 20
+"""Refusals that are told one by one."""
 
 
 @click.group()
 def jobs() -> None:
-    """List, show and retry jobs."""
+    """List, show, retry and delete jobs."""
 
 
 @jobs.command("list")
-@click.option(
-    "--state", type=click.Choice(STATES), metavar="STATE", help=f"Only jobs in this state: {', '.join(STATES)}."
-)
-@click.option("--queue", metavar="NAME", help="Only jobs of this queue.")
-@click.option("--kind", metavar="NAME", help="Only jobs of this kind.")
+@filter_options
 @click.option("--before", type=JOB_ID, metavar="ID", help="Only jobs with a lower id: the next page.")
 @click.option(
     "--limit", type=click.IntRange(1, 10_000), default=50, metavar="NUMBER", show_default=True, help="At most so many."
 )
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0.001, 86400),
+    default=history.PATIENCE,
+    metavar="SECONDS",
+    show_default=True,
+    help="How long the database may look.",
+)
 @schema_option
 @dsn_option
 @json_option
-def list_jobs(limit: int, schema: str | None, dsn: str | None, as_json: bool, **filters: Any) -> None:
+def list_jobs(
+    limit: int, before: int | None, timeout: float, schema: str | None, dsn: str | None, as_json: bool, **given: Any
+) -> None:
     """List jobs, newest first."""
+    chosen = filter_of(given)
     with open_store(dsn, schema) as client:
-        found = client.run(operations.jobs(limit=limit, **filters))
+        try:
+            found = client.jobs(limit=limit, before=before, timeout=timeout, **chosen)
+        except TookTooLong:
+            raise TookTooLong(
+                f"The list was given up after {timeout:g} s. Narrow it (--state dead, --since 1h, --queue), page it "
+                "(--before), or give it longer (--timeout)."
+            ) from None
     if as_json:
         print_json(found)
         return
     now = utc_now()
-    print_table(COLUMNS, [_row(job, now) for job in found], right=("id",))
+    rows = [_row(job, now) for job in found]
+    print_table(COLUMNS, rows, right=("id",), whole=("id", "state", "attempt", "when"), styles=timeline.STYLES)
     if len(found) == limit:
         notice(f"there may be more: --before {found[-1].id}")
     elif not found:
-        notice("no jobs" + (" like that" if any(filters.values()) else ""))
+        notice(f"no jobs like that: {described(chosen)}" if chosen else "no jobs")
 
 
 def _row(job: JobRecord, now: datetime) -> tuple[object, ...]:
@@ -93,17 +112,22 @@ def _compact(value: object) -> str:
 @dsn_option
 @json_option
 def show_job(job_id: int, schema: str | None, dsn: str | None, as_json: bool) -> None:
-    """Show one job and its attempts."""
+    """Show the life of one job: every attempt, the last error, the arguments and the result."""
     with open_store(dsn, schema) as client:
         job = client.job(job_id)
         attempts = client.run(operations.attempts(job_id))
+    entries = timeline.life_of(job, attempts)
     if as_json:
-        print_json({**_as_dict(job), "attempts": attempts})
+        print_json({**_as_dict(job), "attempts": attempts, "timeline": entries})
         return
     print_fields(_fields(job))
-    _print_timeline(attempts)
-    if job.error is not None and job.error not in [a.error for a in attempts]:
-        _print_error(job.error)
+    click.echo()
+    print_rich(timeline.picture(job, entries, utc_now()))
+    last = next((a for a in reversed(attempts) if a.error is not None), None)
+    error = job.error or (last.error if last is not None else None)
+    if error is not None:
+        click.echo(f"\nlast error{f' (attempt {last.attempt})' if last is not None else ''}:")
+        _print_error(error)
 
 
 def _as_dict(job: JobRecord) -> dict[str, Any]:
@@ -121,7 +145,6 @@ def _fields(job: JobRecord) -> dict[str, object]:
         "priority": job.priority,
         "attempt": f"{job.attempt} of {job.max_attempts}",
         "unique key": job.unique_key,
-        "worker": job.worker,
         "cancelled": job.cancel_reason,
         **{name.replace("_", " ").removesuffix(" at"): value for name, value in times.items()},
         "arguments": _compact(job.args),
@@ -132,56 +155,156 @@ def _fields(job: JobRecord) -> dict[str, object]:
 _TIMES = ("created_at", "run_at", "started_at", "lease_until", "finished_at")
 
 
-def _print_timeline(attempts: list[AttemptRecord]) -> None:
-    for attempt in attempts:
-        took = _took(attempt)
-        click.echo(
-            f"\nattempt {attempt.attempt}  {attempt.outcome}  {local_time(attempt.started_at)}{took}"
-            f"  worker {attempt.worker}"
-        )
-        if attempt.error:
-            _print_error(attempt.error)
-
-
-def _took(attempt: AttemptRecord) -> str:
-    if attempt.started_at is None or attempt.ended_at is None:
-        return ""
-    return f"  {duration((attempt.ended_at - attempt.started_at).total_seconds())}"
-
-
 def _print_error(error: str) -> None:
     for line in shown(error).splitlines():
         click.echo(f"    {line}".rstrip())
 
 
+# Acting on many
+
+_IDS = click.argument("job_ids", type=JOB_ID, metavar="[ID]...", nargs=-1)
+_LIMIT = click.option("--limit", type=click.IntRange(1), metavar="NUMBER", help="At most so many, the oldest first.")
+_YES = click.option("--yes", is_flag=True, help="Do not ask before acting on what a filter found.")
+_DRY_RUN = click.option("--dry-run", is_flag=True, help="Change nothing; say which jobs it would be.")
+
+
 @jobs.command("retry")
-@click.argument("job_ids", type=JOB_ID, metavar="ID...", nargs=-1, required=True)
+@_IDS
+@filter_options
+@_LIMIT
+@click.option(
+    "--rate", type=RATE, metavar="RATE", help="Let them come due at this rate, from now on: 100/s, 30/min. For many."
+)
+@_YES
+@_DRY_RUN
 @schema_option
 @dsn_option
 @json_option
-def retry_jobs(job_ids: tuple[int, ...], schema: str | None, dsn: str | None, as_json: bool) -> int:
+def retry_jobs(job_ids: tuple[int, ...], rate: float | None, **given: Any) -> int:
     """Run finished jobs again, or waiting ones now.
+
+    Either the jobs with these IDs, or those that fit a filter, which has a state at least: --state dead --kind send_welcome.
 
     A retried job keeps its id and its attempts so far. If one of several cannot be retried, the others still are, and
     the exit code tells.
     """
-    retried: list[int] = []
-    code = 0
-    with open_store(dsn, schema) as client:
-        for job_id in job_ids:
-            code = max(code, _retry(client, job_id, retried))
-    if as_json:
-        print_json({"retried": retried})
-    for job_id in [] if as_json else retried:
-        click.echo(f"{job_id} available")
+    spacing = history.spacing_of(rate)
+
+    def retry(client: SyncClient, ids: Sequence[int], done: int) -> Retried:
+        return client.run(history.retry_batch(ids, delay=done * spacing, spacing=spacing))
+
+    action = _Action("retry", "retried", retry, lambda done: done.retried)
+    code, moved = action.run(job_ids, given)
+    if rate is not None and len(moved) > 1:
+        notice(f"they come due over {duration(spacing * (len(moved) - 1))}")
+    if not given["as_json"] and job_ids:
+        for job_id in moved:
+            click.echo(f"{job_id} available")
     return code
 
 
-def _retry(client: SyncClient, job_id: int, retried: list[int]) -> int:
-    try:
-        client.retry(job_id)
-    except UsageError as error:
-        notice(describe(error))
-        return error.exit_code
-    retried.append(job_id)
-    return 0
+@jobs.command("delete")
+@_IDS
+@filter_options
+@_LIMIT
+@_YES
+@_DRY_RUN
+@schema_option
+@dsn_option
+@json_option
+def delete_jobs(job_ids: tuple[int, ...], **given: Any) -> int:
+    """Delete finished or waiting jobs for good, with their attempts.
+
+    Either the jobs with these IDs, or those that fit a filter, which has a state at least. A running job is never deleted:
+    cancel it first.
+    """
+
+    def delete(client: SyncClient, ids: Sequence[int], done: int) -> Deleted:
+        return client.run(history.delete_batch(ids))
+
+    action = _Action("delete", "deleted", delete, lambda done: done.deleted)
+    code, _ = action.run(job_ids, given)
+    return code
+
+
+class _Action:
+    """Doing one thing to many jobs, batch by batch: `act(client, ids, how many were done before)`."""
+
+    def __init__(
+        self,
+        verb: str,
+        past: str,
+        act: Callable[[SyncClient, Sequence[int], int], Any],
+        moved: Callable[[Any], list[int]],
+    ) -> None:
+        self._verb = verb
+        self._past = past
+        self._act = act
+        self._moved = moved
+
+    def run(self, job_ids: Sequence[int], given: dict[str, Any]) -> tuple[int, list[int]]:
+        """Returns the exit code and the ids that were moved."""
+        chosen = filter_of(given)
+        self._check(job_ids, chosen)
+        as_json, by_filter = given["as_json"], not job_ids
+        with open_store(given["dsn"], given["schema"]) as client:
+            ids: Sequence[int] = list(dict.fromkeys(job_ids))[: given["limit"]]
+            if by_filter:
+                ids = client.run(history.chosen_for_action(chosen, limit=given["limit"]))
+            if given["dry_run"]:
+                self._rehearse(ids, as_json)
+                return 0, []
+            if by_filter and ids and not given["yes"] and not self._agreed(len(ids), chosen):
+                notice("nothing was done")
+                return 0, []
+            moved, refused = self._work(client, ids)
+        self._report(moved, refused, as_json=as_json, by_filter=by_filter)
+        return UsageError.exit_code if refused else 0, moved
+
+    def _check(self, job_ids: Sequence[int], chosen: JobFilter) -> None:
+        if job_ids and chosen:
+            raise UsageError("Give ids or a filter, not both.")
+        if not job_ids and not chosen:
+            raise UsageError(
+                f"Say which jobs: ids, or a filter as in --state dead. See: pulse-trio jobs {self._verb} --help"
+            )
+        if not job_ids and chosen.get("state") is None:
+            raise UsageError("Say which state of jobs is meant, as in --state dead.")
+
+    def _rehearse(self, ids: Sequence[int], as_json: bool) -> None:
+        if as_json:
+            print_json({f"would_be_{self._past}": ids})
+        else:
+            click.echo(f"{count_of(len(ids), 'job')} would be {self._past}")
+
+    def _agreed(self, count: int, chosen: JobFilter) -> bool:
+        if not sys.stdin.isatty():
+            raise UsageError(
+                f"{count_of(count, 'job')} would be {self._past}: say --yes, for nobody is here to be asked."
+            )
+        return click.confirm(f"{self._verb} {count_of(count, 'job')} ({described(chosen)})?", err=True)
+
+    def _work(self, client: SyncClient, ids: Sequence[int]) -> tuple[list[int], dict[int, str]]:
+        moved: list[int] = []
+        refused: dict[int, str] = {}
+        watched = len(ids) > history.BATCH and sys.stderr.isatty()
+        for start in range(0, len(ids), history.BATCH):
+            part = ids[start : start + history.BATCH]
+            done = self._act(client, part, start)
+            moved += self._moved(done)
+            refused |= done.refused
+            if watched:
+                click.echo(f"\r{self._past} {start + len(part):,} of {len(ids):,}", nl=False, err=True)
+        if watched:
+            click.echo(err=True)
+        return moved, refused
+
+    def _report(self, moved: list[int], refused: dict[int, str], *, as_json: bool, by_filter: bool) -> None:
+        if as_json:
+            print_json({self._past: moved, "refused": refused})
+        elif by_filter or self._verb == "delete":
+            click.echo(f"{count_of(len(moved), 'job')} {self._past}")
+        for reason in list(refused.values())[:REASONS]:
+            notice(reason)
+        if len(refused) > REASONS:
+            notice(f"and {len(refused) - REASONS:,} more, which --json shows")

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
 import click
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -45,20 +46,39 @@ def plain(value: object) -> object:
     return value
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[str] = ()) -> None:
-    """A table without lines, as `ps` prints it; the columns in `right` are numbers. Nothing where there are no rows."""
-    rows = list(rows)
-    if not rows:
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    right: Sequence[str] = (),
+    whole: Sequence[str] = (),
+    styles: Mapping[str, str] | None = None,
+) -> None:
+    """A table without lines, as `ps` prints it. Nothing where there are no rows.
+
+    The columns in `right` are numbers; those in `whole` are not cut however narrow the terminal is; a cell that is one of
+    `styles` is shown in that style.
+    """
+    cells = [[_cell(value, styles or {}) for value in row] for row in rows]
+    if not cells:
         return
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name in columns:
-        table.add_column(name, justify="right" if name in right else "left", no_wrap=True, overflow="ellipsis")
-    for row in rows:
-        table.add_row(*[_cell(value) for value in row])
-    console = _console()
+    for place, name in enumerate(columns):
+        width = max(cell_len(name), *(row[place].cell_len for row in cells)) if name in whole else None
+        justify = "right" if name in right else "left"
+        table.add_column(name, justify=justify, no_wrap=True, overflow="ellipsis", min_width=width)
+    for row in cells:
+        table.add_row(*row)
+    print_rich([table])
+
+
+def print_rich(things: Iterable[Any]) -> None:
+    """What rich draws, a line each; in colours only on a terminal."""
+    console = terminal()
     # Captured, because rich has an opinion of its own on what to do when the reader has gone.
     with console.capture() as captured:
-        console.print(table)
+        for thing in things:
+            console.print(thing, no_wrap=True, crop=False)
     for line in captured.get().splitlines():
         click.echo(line.rstrip())
 
@@ -71,11 +91,13 @@ def print_fields(fields: Mapping[str, object]) -> None:
             click.echo(f"{name:<{width}}  {shown(str(value))}")
 
 
-def _cell(value: object) -> Text:
-    return Text(shown("" if value is None else str(value)).replace("\n", " "))
+def _cell(value: object, styles: Mapping[str, str]) -> Text:
+    text = shown("" if value is None else str(value)).replace("\n", " ")
+    return Text(text, styles.get(text, ""))
 
 
-def _console() -> Console:
+def terminal() -> Console:
+    """Where tables go; as wide as anything where no terminal is."""
     console = Console(file=sys.stdout, highlight=False)
     if not console.is_terminal:
         console.width = UNFOLDED

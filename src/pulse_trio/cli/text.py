@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 # C0, DEL and C1 but for newline and tab; the marks that reorder text on the screen; lone surrogates.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -58,3 +58,34 @@ def local_time(moment: datetime | None) -> str:
 def utc_now() -> datetime:
     """Now, by this machine's clock: for display only."""
     return datetime.now(UTC)
+
+
+_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+def parse_duration(text: str) -> timedelta:
+    """`90s`, `15min`, `2h`, `3d`, `1w`; a number alone is seconds. Raises `ValueError`."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|m|min|h|d|w)?", text.strip())
+    if found is None:
+        raise ValueError(f"a length of time is a number with s, min, h, d or w, as in 15min, not {text!r}")
+    try:
+        return timedelta(seconds=float(found[1]) * _UNITS[found[2] or "s"])
+    except OverflowError:
+        raise ValueError(f"{text!r} is longer than anything lasts") from None
+
+
+def parse_moment(text: str) -> datetime | timedelta:
+    """A length of time before now, or a date or time in ISO 8601, local unless it has its offset. Raises `ValueError`."""
+    try:
+        return parse_duration(text)
+    except ValueError:
+        pass
+    try:
+        return datetime.fromisoformat(text.strip()).astimezone()
+    except (ValueError, OverflowError):
+        raise ValueError(f"a moment is 2h (ago), 2026-11-21 or 2026-11-21T09:30+01:00, not {text!r}") from None
+
+
+def count_of(number: int, what: str) -> str:
+    """`1 job`, `12 jobs`."""
+    return f"{number} {what}" if number == 1 else f"{number:,} {what}s"

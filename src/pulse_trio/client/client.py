@@ -20,7 +20,7 @@ from ..postgres import (
     open_pool,
 )
 from ..states import FINISHED
-from ..store import bulk, cancelling, operations
+from ..store import bulk, cancelling, history, operations
 from .cancelling import as_ended, check_waiting, pauses, requester, still_running
 from .refs import JobRef
 from .requests import chunks_of, request_by_name
@@ -28,6 +28,7 @@ from .waiting import open_waits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Mapping
+    from typing import Unpack
 
     from ..handlers import Handler
     from ..jobs import JobRequest
@@ -118,14 +119,16 @@ class Client:
     async def jobs(
         self,
         *,
-        state: str | None = None,
-        queue: str | None = None,
-        kind: str | None = None,
-        before: int | None = None,
         limit: int = 50,
+        before: int | None = None,
+        timeout: float | None = history.PATIENCE,  # noqa: ASYNC109 -- the server's to keep, not Trio's
+        **chosen: Unpack[history.JobFilter],
     ) -> list[operations.JobRecord]:
-        """Jobs, newest first; the next page is the one `before` the last id of this."""
-        return await self._run(operations.jobs(state=state, queue=queue, kind=kind, before=before, limit=limit))
+        """Jobs, newest first, filtered as `JobFilter` says; the next page is the one `before` the last id of this.
+
+        Raises `TookTooLong` when PostgreSQL looked for longer than `timeout` seconds.
+        """
+        return await self._run(history.jobs(chosen, limit=limit, before=before, timeout=timeout))
 
     async def attempts(self, job_id: int) -> list[operations.AttemptRecord]:
         """Every attempt of a job, in order."""
@@ -169,6 +172,21 @@ class Client:
             await anyio.sleep(pause)
             results = as_ended(results, await self._run(cancelling.ended(results)))
         return results
+
+    async def retry_many(
+        self, *, limit: int | None = None, rate: float | None = None, **chosen: Unpack[history.JobFilter]
+    ) -> history.Retried:
+        """Retries the jobs that fit (see `JobFilter`; a `state` is needed), oldest first, at most `limit`. With `rate`
+        they come due so many a second, from now on. Those that cannot be retried are in `refused`, with the reason."""
+        return await self._run(history.retry_many(chosen, limit=limit, rate=rate))
+
+    async def delete(self, job_id: int) -> None:
+        """Deletes a job that is not running, for good, with its attempts. Raises `UnknownJob` or `InvalidTransition`."""
+        await self._run(history.delete(job_id))
+
+    async def delete_many(self, *, limit: int | None = None, **chosen: Unpack[history.JobFilter]) -> history.Deleted:
+        """The same for the jobs that fit (see `JobFilter`; a `state` is needed), at most `limit`, in batches."""
+        return await self._run(history.delete_many(chosen, limit=limit))
 
     async def workers(self, *, gone: bool = False) -> list[operations.WorkerRecord]:
         """Worker sessions, newest first."""

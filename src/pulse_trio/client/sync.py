@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 from ..errors import UsageError
 from ..postgres import connect_sync
 from ..states import FINISHED
-from ..store import bulk, cancelling, operations
+from ..store import bulk, cancelling, history, operations
 from .cancelling import as_ended, check_waiting, pauses, requester, still_running
 from .refs import result_of
 from .requests import chunks_of, request_by_name
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping
+    from typing import Unpack
 
     import psycopg
 
@@ -130,6 +131,31 @@ class SyncClient:
         return not isinstance(self._source, str) and not (
             self._source.autocommit and self._source.info.transaction_status == 0
         )
+
+    def jobs(
+        self,
+        *,
+        limit: int = 50,
+        before: int | None = None,
+        timeout: float | None = history.PATIENCE,
+        **chosen: Unpack[history.JobFilter],
+    ) -> list[operations.JobRecord]:
+        """Jobs, newest first; see `Client.jobs`."""
+        return self.run(history.jobs(chosen, limit=limit, before=before, timeout=timeout))
+
+    def retry_many(
+        self, *, limit: int | None = None, rate: float | None = None, **chosen: Unpack[history.JobFilter]
+    ) -> history.Retried:
+        """Retries the jobs that fit; see `Client.retry_many`."""
+        return self.run(history.retry_many(chosen, limit=limit, rate=rate))
+
+    def delete(self, job_id: int) -> None:
+        """Deletes a job that is not running. Raises `UnknownJob` or `InvalidTransition`."""
+        self.run(history.delete(job_id))
+
+    def delete_many(self, *, limit: int | None = None, **chosen: Unpack[history.JobFilter]) -> history.Deleted:
+        """Deletes the jobs that fit; see `Client.delete_many`."""
+        return self.run(history.delete_many(chosen, limit=limit))
 
     def run(self, operation: operations.Operation[T]) -> T:
         """Runs one of the store's operations."""

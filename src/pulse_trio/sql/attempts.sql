@@ -1,2 +1,4 @@
-SELECT job_id, attempt, worker, started_at, ended_at, outcome, error
-FROM :"schema".attempts WHERE job_id = %(id)s::bigint ORDER BY attempt
+-- host and pid are NULL for a worker whose session is forgotten (its jobs are, too, but for one that was deleted by hand).
+SELECT a.job_id, a.attempt, a.worker, a.started_at, a.ended_at, a.outcome, a.error, s.host, s.pid
+FROM :"schema".attempts a LEFT JOIN :"schema".session s ON s.id = a.worker
+WHERE a.job_id = %(id)s::bigint ORDER BY a.attempt, a.ended_at

@@ -21,12 +21,14 @@ from ..errors import (
     InvalidTransition,
     PulseTrioError,
     SchemaError,
+    TookTooLong,
     UnknownJob,
     UsageError,
 )
 from ..sql import statement
 from ..states import TRANSITIONS, Event, State
 from .arrays import numbers, optional_numbers, texts
+from .bounded import bounded, bounded_sync
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -38,10 +40,11 @@ Row = Sequence[Any]
 
 
 class Query(NamedTuple):
-    """One statement to run: its name in `sql/` and its parameters."""
+    """One statement to run: its name in `sql/`, its parameters, and the seconds after which PostgreSQL stops it."""
 
     name: str
     parameters: Mapping[str, Any]
+    timeout: float | None = None
 
 
 Operation = Generator[Query, Sequence[Row], T]
@@ -89,6 +92,9 @@ class AttemptRecord:
     ended_at: datetime | None
     outcome: str
     error: str | None
+    host: str | None = None
+    pid: int | None = None
+    """The worker's; None when nothing is known of it any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,25 +170,16 @@ def job(job_id: int) -> Operation[JobRecord]:
     """One job. Raises `UnknownJob`."""
     rows = yield Query("job", {"id": job_id})
     if not rows:
-        raise UnknownJob(
-            f"There is no job {job_id} (finished jobs are removed when their retention has passed; workers that keep no "
-            "completed jobs remove them at once)."
-        )
-    return _job_record(rows[0])
+        raise UnknownJob(missing(job_id))
+    return record_of(rows[0])
 
 
-def jobs(
-    *,
-    state: str | None = None,
-    queue: str | None = None,
-    kind: str | None = None,
-    before: int | None = None,
-    limit: int,
-) -> Operation[list[JobRecord]]:
-    """Jobs, newest first; the next page is the one `before` the last id of this."""
-    filters = {"state": state, "queue": queue, "kind": kind, "before": before or 2**63 - 1, "limit": limit}
-    rows = yield Query("jobs", filters)
-    return [_job_record(row) for row in rows]
+def missing(job_id: int) -> str:
+    """What is said of a job that is not there."""
+    return (
+        f"There is no job {job_id} (finished jobs are removed when their retention has passed; workers that keep no "
+        "completed jobs remove them at once)."
+    )
 
 
 def attempts(job_id: int) -> Operation[list[AttemptRecord]]:
@@ -197,16 +194,26 @@ def retry(job_id: int) -> Operation[State]:
     Raises `UnknownJob`, or `InvalidTransition` for a job that is running or available already.
     """
     while True:
-        rows = yield Query("retry_job", {"id": job_id})
-        requeued, hurried, _ = rows[0]
-        if requeued is not None or hurried is not None:
+        rows = yield Query("retry_job", {"ids": numbers([job_id]), "delay": 0.0, "spacing": 0.0})
+        _, moved, blocked_by, state, *_ = rows[0]
+        if moved:
             return State.AVAILABLE
-        found = yield from job(job_id)
-        if Event.RETRY not in TRANSITIONS[found.state]:
-            raise InvalidTransition(
-                f"Job {job_id} is {found.state}: a job can be retried when it has finished or waits for its time."
-            )
-        # It has finished, or was put off, between the two statements: now it can be.
+        if state is None:
+            raise UnknownJob(missing(job_id))
+        if blocked_by is not None or Event.RETRY not in TRANSITIONS[State(state)]:
+            raise InvalidTransition(unmoved(job_id, State(state), blocked_by))
+        # It has finished, or was put off, at that moment: now it can be.
+
+
+def unmoved(job_id: int, state: State, blocked_by: int | None) -> str:
+    """Why a job was not retried."""
+    if blocked_by is not None:
+        return f"Job {job_id} cannot be retried: the live job {blocked_by} on that queue has the same unique key."
+    if Event.RETRY in TRANSITIONS[state]:
+        return (
+            f"Job {job_id} was not retried: a job with its unique key came first, or it is being moved at this moment."
+        )
+    return f"Job {job_id} is {state}: a job can be retried when it has finished or waits for its time."
 
 
 def workers(*, gone: bool = False) -> Operation[list[WorkerRecord]]:
@@ -221,7 +228,8 @@ def count_by_state(*, queue: str | None = None) -> Operation[dict[State, int]]:
     return {State(state): count for state, count in rows}
 
 
-def _job_record(row: Row) -> JobRecord:
+def record_of(row: Row) -> JobRecord:
+    """A row of job.sql or jobs.sql."""
     fields = list(row)
     fields[3] = State(fields[3])
     fields[13] = json.loads(fields[13])
@@ -239,8 +247,12 @@ async def run(connection: psycopg.AsyncConnection[Any], schema: str, operation: 
         # Not connection.execute: the connection is the caller's, and so are its cursor class and its row factory.
         async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
             while True:
-                await cursor.execute(statement(query.name, schema), query.parameters)
-                query = operation.send(await cursor.fetchall())
+                async with bounded(connection, query.timeout):
+                    # A bounded statement is planned for its own values, each time.
+                    prepare = None if query.timeout is None else False
+                    await cursor.execute(statement(query.name, schema), query.parameters, prepare=prepare)
+                    rows = await cursor.fetchall()
+                query = operation.send(rows)
     except StopIteration as stop:
         return stop.value
     except psycopg.Error as error:
@@ -253,8 +265,11 @@ def run_sync(connection: psycopg.Connection[Any], schema: str, operation: Operat
         query = next(operation)
         with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
             while True:
-                cursor.execute(statement(query.name, schema), query.parameters)
-                query = operation.send(cursor.fetchall())
+                with bounded_sync(connection, query.timeout):
+                    prepare = None if query.timeout is None else False
+                    cursor.execute(statement(query.name, schema), query.parameters, prepare=prepare)
+                    rows = cursor.fetchall()
+                query = operation.send(rows)
     except StopIteration as stop:
         return stop.value
     except psycopg.Error as error:
@@ -278,5 +293,7 @@ def translate(error: psycopg.Error, schema: str) -> PulseTrioError:
             return InvalidArguments(f"The database refused the job: {headline}.")
         case psycopg.errors.InsufficientPrivilege():
             return UsageError(f"The database role may not do that: {headline}.")
+        case psycopg.errors.QueryCanceled():
+            return TookTooLong(f"The database stopped that, because it took too long ({headline}).")
         case _:
             return DatabaseUnavailable(f"The database could not do that: {headline}")

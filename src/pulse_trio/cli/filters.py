@@ -1,0 +1,87 @@
+"""The options that say which jobs: the same for listing, retrying and deleting."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from ..states import State
+from .text import parse_duration, parse_moment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ..store.history import JobFilter
+
+T = TypeVar("T")
+F = TypeVar("F", bound="Callable[..., Any]")
+
+STATES = [str(state) for state in State]
+NAMES = ("state", "queue", "kind", "worker", "since", "until", "error", "unique_key")
+
+
+def _read_by(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """An option's type from a function that raises `ValueError`."""
+
+    def read(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise click.UsageError(f"{error}.", click.get_current_context(silent=True)) from None
+
+    return read
+
+
+def _rate(text: str) -> float:
+    number, _, unit = text.strip().partition("/")
+    per = {"": 1, "s": 1, "min": 60, "h": 3600}
+    try:
+        rate = float(number) / per[unit.strip()]
+    except (ValueError, KeyError):
+        rate = 0.0
+    if not 0 < rate < float("inf"):
+        raise ValueError(f"a rate is a number of jobs a second, minute or hour, as in 100/s or 30/min, not {text!r}")
+    return rate
+
+
+MOMENT = _read_by(parse_moment)
+DURATION = _read_by(parse_duration)
+RATE = _read_by(_rate)
+
+_OPTIONS = (
+    click.option(
+        "--state", type=click.Choice(STATES), metavar="STATE", help=f"Only jobs in this state: {', '.join(STATES)}."
+    ),
+    click.option("--queue", metavar="NAME", help="Only jobs of this queue."),
+    click.option("--kind", metavar="NAME", help="Only jobs of this kind."),
+    click.option("--worker", metavar="WORKER", help="Only jobs this worker ran last: its id or host:pid."),
+    click.option(
+        "--since",
+        type=MOMENT,
+        metavar="TIME",
+        help="Only jobs that finished since then, or, while they have not, were enqueued since: 2h (ago), 2026-11-21, "
+        "2026-11-21T09:30.",
+    ),
+    click.option("--until", type=MOMENT, metavar="TIME", help="Only jobs from before then."),
+    click.option("--error", metavar="TEXT", help="Only jobs whose last error has this in it."),
+    click.option("--unique-key", metavar="KEY", help="Only jobs with this unique key."),
+)
+
+
+def filter_options(command: F) -> F:
+    """A decorator: the options that make a `JobFilter`."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def filter_of(given: Mapping[str, Any]) -> JobFilter:
+    """The filter among a command's arguments; what was not given is not in it."""
+    chosen: Any = {name: given[name] for name in NAMES if given.get(name) is not None}
+    return chosen
+
+
+def described(chosen: Mapping[str, Any]) -> str:
+    """`state dead, kind send_welcome`."""
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in chosen.items())

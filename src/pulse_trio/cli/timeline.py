@@ -1,0 +1,185 @@
+"""The life of one job: what happened when, as values for programs and as a picture for people.
+
+Each attempt is a bar on one axis from the enqueue to the end (or to now): dots while the job waited, blocks while it ran.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from ..states import FINISHED, State
+from .output import terminal
+from .text import ago, count_of, duration, headline
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    from ..store.operations import AttemptRecord, JobRecord
+
+STYLES = {
+    "completed": "green",
+    "running": "cyan",
+    "failed": "red",
+    "timeout": "red",
+    "discarded": "red",
+    "dead": "red",
+    "rescued": "magenta",
+    "cancelled": "yellow",
+    "snoozed": "blue",
+    "released": "blue",
+    "retryable": "yellow",
+}
+"""Of states and of outcomes."""
+_FIRST, _LAST = 10, 90
+"""Attempts that are shown of a job that had more; a job may snooze for ever."""
+_MIN_WIDTH, _MAX_WIDTH = 12, 48
+_BESIDE = 100
+"""Columns that the rest of a line takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One thing that happened: at a moment, or from `at` to `until` (None: it goes on). `seconds` is how long it took."""
+
+    at: datetime
+    event: str
+    until: datetime | None = None
+    attempt: int | None = None
+    outcome: str | None = None
+    seconds: float | None = None
+    worker: int | None = None
+    host: str | None = None
+    pid: int | None = None
+    detail: str | None = None
+
+
+def life_of(job: JobRecord, attempts: Sequence[AttemptRecord]) -> list[Entry]:
+    """What happened to a job, in order."""
+    entries = [Entry(job.created_at, "enqueued")]
+    for attempt in attempts:
+        at = attempt.started_at or attempt.ended_at
+        if at is not None:
+            entries.append(_attempt(attempt, at))
+    if job.finished_at is not None:
+        took = (job.finished_at - job.created_at).total_seconds()
+        entries.append(Entry(job.finished_at, str(job.state), detail=_end(job, len(attempts), took)))
+    elif job.state is not State.RUNNING:
+        entries.append(Entry(job.run_at, "due", detail=str(job.state)))
+    return entries
+
+
+def _attempt(attempt: AttemptRecord, at: datetime) -> Entry:
+    start, end = attempt.started_at, attempt.ended_at
+    return Entry(
+        at=at,
+        event="attempt",
+        until=end,
+        attempt=attempt.attempt,
+        outcome=attempt.outcome,
+        seconds=(end - start).total_seconds() if start is not None and end is not None else None,
+        worker=attempt.worker,
+        host=attempt.host,
+        pid=attempt.pid,
+        detail=(attempt.error or "").partition("\n")[0] or None,
+    )
+
+
+def _end(job: JobRecord, attempts: int, took: float) -> str:
+    text = f"after {count_of(attempts, 'attempt')}, {duration(took)} after it was enqueued"
+    return f"{text}: {job.cancel_reason}" if job.cancel_reason else text
+
+
+# Drawing
+
+
+def picture(job: JobRecord, entries: Sequence[Entry], now: datetime) -> list[Text]:
+    """The lines to print."""
+    left_out = max(0, len(entries) - _FIRST - _LAST - 2)
+    shown = [*entries[: _FIRST + 1], *entries[_FIRST + 1 + left_out :]] if left_out else list(entries)
+    axis = _Axis(job, entries, now)
+    names = [_name(entry) for entry in shown]
+    wide = max(map(len, names))
+    workers = [_worker(entry) for entry in shown]
+    widest = max(map(len, workers))
+    lines: list[Text] = []
+    said = ""
+    for place, (entry, name, worker) in enumerate(zip(shown, names, workers, strict=True)):
+        if left_out and place == _FIRST + 1:
+            lines.append(Text(f"{'':23}  ... {count_of(left_out, 'attempt')} more, which --json shows", "dim"))
+        day, _, time = entry.at.astimezone().isoformat(" ", "milliseconds")[:23].partition(" ")
+        style = STYLES.get(entry.outcome or entry.event, "")
+        line = Text()
+        line.append(f"{day if day != said else '':10} {time}  ", "dim")
+        line.append(f"{name:<{wide}}  ", style)
+        line.append_text(axis.bar(entry, style))
+        line.append(f"  {_took(entry, now):>9}  {worker:<{widest}}")
+        line.append(f"  {headline(entry.detail)}" if entry.detail else "")
+        line.rstrip()
+        lines.append(line)
+        said = day
+    return lines
+
+
+class _Axis:
+    """Where moments stand on a line of cells, from the enqueue to the end."""
+
+    def __init__(self, job: JobRecord, entries: Sequence[Entry], now: datetime) -> None:
+        finished = job.state in FINISHED
+        moments = [m for e in entries if e.event != "due" for m in (e.at, e.until) if m is not None]
+        self._start = min(moments)
+        self._end = max(moments) if finished else max([*moments, now])
+        self._now = self._end
+        self._idle_since = self._start
+        self._width = min(_MAX_WIDTH, max(_MIN_WIDTH, terminal().width - _BESIDE))
+        plain = (getattr(sys.stdout, "encoding", None) or "ascii").lower().replace("-", "") != "utf8"
+        self._run, self._wait, self._mark = "#.|" if plain else "█·◆"
+
+    def bar(self, entry: Entry, style: str) -> Text:
+        """The wait since the last attempt's end, then the entry itself."""
+        if entry.event == "due":
+            # It may lie far ahead of everything that has happened.
+            return Text(" " * self._width)
+        since, at = self._cell(self._idle_since), self._cell(entry.at)
+        text = Text(" " * since)
+        text.append(self._wait * (at - since), "dim")
+        if entry.event == "attempt":
+            until = entry.until or self._now
+            text.append(self._run * max(1, self._edge(until) - at), style)
+            self._idle_since = until
+        else:
+            text.append(self._mark, style)
+        text.truncate(self._width, pad=True)
+        return text
+
+    def _cell(self, moment: datetime) -> int:
+        """The cell that a moment lies in."""
+        return min(self._width - 1, self._edge(moment))
+
+    def _edge(self, moment: datetime) -> int:
+        """The cell that follows it."""
+        whole = (self._end - self._start).total_seconds()
+        share = (moment - self._start).total_seconds() / whole if whole > 0 else 0.0
+        return min(self._width, max(0, int(share * self._width)))
+
+
+def _name(entry: Entry) -> str:
+    return entry.event if entry.attempt is None else f"attempt {entry.attempt}  {entry.outcome}"
+
+
+def _took(entry: Entry, now: datetime) -> str:
+    if entry.event == "due":
+        return ago(entry.at, now)
+    if entry.event == "attempt" and entry.until is None:
+        return f"{duration(max(0.0, (now - entry.at).total_seconds()))}…"
+    return duration(entry.seconds) if entry.seconds is not None else ""
+
+
+def _worker(entry: Entry) -> str:
+    if entry.attempt is None:
+        return ""
+    return f"{entry.host}:{entry.pid}" if entry.host is not None else f"worker {entry.worker}"

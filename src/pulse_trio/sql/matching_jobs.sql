@@ -1,0 +1,42 @@
+-- The ids of the jobs that fit a filter, newest first; `before` pages downwards. NULL asks for nothing.
+-- Not from the view: the conditions here are what lets the planner leave out the live table for a finished state, walk
+-- job_archive_failed for those that did not complete, and open the days since `since` only. Never prepared by name, so that
+-- each plan is made for its own values: `NULL IS NULL OR ...` is then folded away. What no index knows (a kind, a worker, an
+-- error's text) is found by walking ids downwards, and the statement's time limit bounds that.
+-- A job's time is its end; until it has one, when it was enqueued.
+(SELECT j.id FROM :"schema".job j
+ WHERE j.id < %(before)s::bigint
+   AND (%(state)s::text IS NULL
+        -- The second condition says the same again, in the words of the index that knows what runs.
+        OR %(state)s::text = 'running' AND j.state = 2 AND j.lease_until < 'infinity'
+        OR %(state)s::text = 'available' AND j.state <> 2 AND j.run_at <= statement_timestamp()
+        OR %(state)s::text = 'retryable' AND j.state = 3 AND j.run_at > statement_timestamp()
+        OR %(state)s::text = 'scheduled' AND j.state = 1 AND j.run_at > statement_timestamp())
+   AND (%(queue)s::text IS NULL OR j.queue = %(queue)s::text)
+   AND (%(kind)s::text IS NULL OR j.kind = %(kind)s::text)
+   AND (%(workers)s::bigint[] IS NULL OR j.state = 2 AND j.locked_by = ANY (%(workers)s::bigint[]))
+   AND (%(unique_key)s::text IS NULL OR j.unique_key = %(unique_key)s::text)
+   AND (%(since)s::timestamptz IS NULL OR j.created_at >= %(since)s::timestamptz)
+   AND (%(since_ago)s::interval IS NULL OR j.created_at >= statement_timestamp() - %(since_ago)s::interval)
+   AND (%(until)s::timestamptz IS NULL OR j.created_at < %(until)s::timestamptz)
+   AND (%(until_ago)s::interval IS NULL OR j.created_at < statement_timestamp() - %(until_ago)s::interval)
+   AND (%(error)s::text IS NULL OR j.attempt > 0 AND strpos(lower((
+          SELECT a.error FROM :"schema".attempt a WHERE a.job_id = j.id AND a.error IS NOT NULL
+          ORDER BY a.attempt DESC LIMIT 1)), lower(%(error)s::text)) > 0)
+ ORDER BY j.id DESC LIMIT %(limit)s::bigint)
+UNION ALL
+(SELECT d.id FROM :"schema".job_archive d
+ WHERE d.id < %(before)s::bigint
+   AND (%(state)s::text IS NULL
+        OR d.state = CASE %(state)s::text WHEN 'completed' THEN 4 WHEN 'dead' THEN 5 WHEN 'cancelled' THEN 6 END)
+   AND (%(queue)s::text IS NULL OR d.queue = %(queue)s::text)
+   AND (%(kind)s::text IS NULL OR d.kind = %(kind)s::text)
+   AND (%(workers)s::bigint[] IS NULL OR d.locked_by = ANY (%(workers)s::bigint[]))
+   AND (%(unique_key)s::text IS NULL OR d.unique_key = %(unique_key)s::text)
+   AND (%(since)s::timestamptz IS NULL OR d.finished_at >= %(since)s::timestamptz)
+   AND (%(since_ago)s::interval IS NULL OR d.finished_at >= statement_timestamp() - %(since_ago)s::interval)
+   AND (%(until)s::timestamptz IS NULL OR d.finished_at < %(until)s::timestamptz)
+   AND (%(until_ago)s::interval IS NULL OR d.finished_at < statement_timestamp() - %(until_ago)s::interval)
+   AND (%(error)s::text IS NULL OR d.state <> 4 AND strpos(lower(d.error), lower(%(error)s::text)) > 0)
+ ORDER BY d.id DESC LIMIT %(limit)s::bigint)
+ORDER BY 1 DESC LIMIT %(limit)s::bigint

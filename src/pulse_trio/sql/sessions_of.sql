@@ -1,0 +1,1 @@
+SELECT id FROM :"schema".session WHERE host = %(host)s::text AND pid = %(pid)s::int

@@ -1,0 +1,48 @@
+"""A statement that may take only so long: PostgreSQL stops it, and the connection's own settings are as before."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg.rows import tuple_row
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator
+
+# Local to the transaction; in a transaction of the caller's, that is ours to put back. When the statement is stopped, the
+# savepoint takes the setting back with it.
+_BOUND = "SELECT current_setting('statement_timeout'), set_config('statement_timeout', %s, true)"
+_PUT_BACK = "SELECT set_config('statement_timeout', %s, true)"
+
+
+@asynccontextmanager
+async def bounded(connection: psycopg.AsyncConnection[Any], seconds: float | None) -> AsyncGenerator[None]:
+    """What is executed inside is stopped after `seconds` (None: never), with psycopg's `QueryCanceled`."""
+    if seconds is None:
+        yield
+        return
+    async with connection.transaction(), psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
+        await cursor.execute(_BOUND, [_setting(seconds)])
+        row: Any = await cursor.fetchone()
+        yield
+        await cursor.execute(_PUT_BACK, [row[0]])
+
+
+@contextmanager
+def bounded_sync(connection: psycopg.Connection[Any], seconds: float | None) -> Generator[None]:
+    """The same over a blocking connection."""
+    if seconds is None:
+        yield
+        return
+    with connection.transaction(), psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
+        cursor.execute(_BOUND, [_setting(seconds)])
+        row: Any = cursor.fetchone()
+        yield
+        cursor.execute(_PUT_BACK, [row[0]])
+
+
+def _setting(seconds: float) -> str:
+    # 0 would mean that there is no limit.
+    return f"{max(1, round(seconds * 1000))}ms"

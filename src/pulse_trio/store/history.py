@@ -1,0 +1,215 @@
+"""Looking back over many jobs, and acting on many: lists with filters, retries, deletions.
+
+A filter names jobs, once: what is then done, is done to those ids, batch by batch, whatever else begins to fit meanwhile.
+So a job that dies again during a mass retry is not retried for ever, and a deletion deletes what was counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from ..errors import InvalidArguments, InvalidTransition, UnknownJob, UsageError
+from ..states import FINISHED, State
+from .arrays import numbers
+from .operations import Query, missing, record_of, unmoved
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .operations import JobRecord, Operation
+
+BATCH = 500
+"""Jobs in one statement of a mass retry or deletion: its locks are short, and others come in between."""
+PATIENCE = 10.0
+"""Seconds that a list may take. What no index knows is looked for from job to job."""
+
+
+class JobFilter(TypedDict, total=False):
+    """Which jobs. What is left out, or None, asks for nothing.
+
+    `worker` is a session's id, or `host:pid`; `error` a part of the last error's text, in any case. `since` and `until` are
+    moments with their offset, or a `timedelta` before now; a job counts by when it finished, or, while it has not, by when
+    it was enqueued.
+    """
+
+    state: State | str | None
+    queue: str | None
+    kind: str | None
+    worker: int | str | None
+    since: datetime | timedelta | None
+    until: datetime | timedelta | None
+    error: str | None
+    unique_key: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Retried:
+    """What a retry of many did: the ids in order, and of those that were refused the reason."""
+
+    retried: list[int] = field(default_factory=list[int])
+    refused: dict[int, str] = field(default_factory=dict[int, str])
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """What a deletion did: the ids, and of those that were refused the reason."""
+
+    deleted: list[int] = field(default_factory=list[int])
+    refused: dict[int, str] = field(default_factory=dict[int, str])
+
+
+# Looking
+
+
+def jobs(
+    chosen: JobFilter, *, limit: int, before: int | None = None, timeout: float | None = PATIENCE
+) -> Operation[list[JobRecord]]:
+    """Jobs, newest first; the next page is the one `before` the last id of this. `timeout` in seconds.
+
+    Raises `TookTooLong`, `UsageError` for a worker that is not known.
+    """
+    ids = yield from matching(chosen, limit=limit, before=before, timeout=timeout)
+    if not ids:
+        return []
+    rows = yield Query("jobs", {"ids": numbers(ids)}, timeout)
+    return [record_of(row) for row in rows]
+
+
+def matching(
+    chosen: JobFilter, *, limit: int | None = None, before: int | None = None, timeout: float | None = PATIENCE
+) -> Operation[list[int]]:
+    """The ids of the jobs that fit, newest first."""
+    workers = yield from _sessions(chosen.get("worker"))
+    parameters: dict[str, Any] = {
+        "state": _state(chosen.get("state")),
+        "workers": workers,
+        **{name: chosen.get(name) for name in ("queue", "kind", "error", "unique_key")},
+        **_moment("since", chosen.get("since")),
+        **_moment("until", chosen.get("until")),
+        "before": before or 2**63 - 1,
+        "limit": limit,
+    }
+    rows = yield Query("matching_jobs", parameters, timeout)
+    return [row[0] for row in rows]
+
+
+def _state(given: State | str | None) -> str | None:
+    if given is None:
+        return None
+    try:
+        return str(State(given))
+    except ValueError:
+        raise InvalidArguments(f"There is no state {given!r}; there are: {', '.join(State)}.") from None
+
+
+def _moment(name: str, given: datetime | timedelta | None) -> dict[str, Any]:
+    """A moment, or how long ago it was by the database's clock."""
+    if isinstance(given, datetime) and given.tzinfo is None:
+        raise InvalidArguments(f"{name} needs its offset (a timezone), got {given!r}.")
+    ago = given if isinstance(given, timedelta) else None
+    return {name: None if isinstance(given, timedelta) else given, f"{name}_ago": ago}
+
+
+def _sessions(worker: int | str | None) -> Operation[str | None]:
+    if worker is None:
+        return None
+    if isinstance(worker, int) or worker.isdecimal():
+        return numbers([int(worker)])
+    host, _, pid = worker.rpartition(":")
+    if not host or not pid.isdecimal() or int(pid) >= 2**31:
+        raise InvalidArguments(f"A worker is its id or host:pid, as `pulse-trio workers` shows them, not {worker!r}.")
+    rows = yield Query("sessions_of", {"host": host, "pid": int(pid)})
+    if not rows:
+        raise UsageError(f"No worker {worker} is known. See: pulse-trio workers --all")
+    return numbers([row[0] for row in rows])
+
+
+# Acting
+
+
+def chosen_for_action(
+    chosen: JobFilter, *, limit: int | None = None, timeout: float | None = None
+) -> Operation[list[int]]:
+    """The ids that a retry or deletion by filter is about: the oldest first, at most `limit`.
+
+    Raises `UsageError` for a filter without a state: "every job of this kind" is rarely what was meant, completed ones
+    included.
+    """
+    if chosen.get("state") is None:
+        raise UsageError("Say which state of jobs is meant, as in state='dead'.")
+    ids = yield from matching(chosen, timeout=timeout)
+    return ids[::-1][:limit]
+
+
+def retry_batch(ids: Sequence[int], *, delay: float = 0.0, spacing: float = 0.0) -> Operation[Retried]:
+    """Retries these jobs in one statement: the first is due after `delay` seconds, each next one `spacing` after the last."""
+    done = Retried()
+    rows = yield Query("retry_job", {"ids": numbers(ids), "delay": delay, "spacing": spacing})
+    for job_id, moved, blocked_by, state, *_ in rows:
+        if moved:
+            done.retried.append(job_id)
+        elif state is None:
+            done.refused[job_id] = missing(job_id)
+        else:
+            done.refused[job_id] = unmoved(job_id, State(state), blocked_by)
+    return done
+
+
+def retry_many(chosen: JobFilter, *, limit: int | None = None, rate: float | None = None) -> Operation[Retried]:
+    """Retries the jobs that fit, oldest first, at most `limit`. With `rate` they come due so many a second, from now on."""
+    spacing = spacing_of(rate)
+    ids = yield from chosen_for_action(chosen, limit=limit)
+    done = Retried()
+    for start in range(0, len(ids), BATCH):
+        part = yield from retry_batch(ids[start : start + BATCH], delay=start * spacing, spacing=spacing)
+        done.retried.extend(part.retried)
+        done.refused.update(part.refused)
+    return done
+
+
+def spacing_of(rate: float | None) -> float:
+    """Seconds between two jobs at `rate` jobs a second. Raises `InvalidArguments`."""
+    if rate is None:
+        return 0.0
+    if not 1e-6 <= rate < float("inf"):
+        raise InvalidArguments(f"A rate is a number of jobs a second above 0, got {rate!r}.")
+    return 1 / rate
+
+
+def delete(job_id: int) -> Operation[None]:
+    """Deletes one job that is not running, with its attempts. Raises `UnknownJob` or `InvalidTransition`."""
+    done = yield from delete_batch([job_id])
+    if (reason := done.refused.get(job_id)) is not None:
+        raise (UnknownJob if reason == missing(job_id) else InvalidTransition)(reason)
+
+
+def delete_batch(ids: Sequence[int]) -> Operation[Deleted]:
+    """Deletes these jobs in one statement, those that run excepted."""
+    done = Deleted()
+    rows = yield Query("delete_jobs", {"ids": numbers(ids)})
+    for job_id, deleted, state in rows:
+        if deleted:
+            done.deleted.append(job_id)
+        else:
+            done.refused[job_id] = missing(job_id) if state is None else _undeleted(job_id, State(state))
+    return done
+
+
+def _undeleted(job_id: int, state: State) -> str:
+    if state is State.RUNNING:
+        return f"Job {job_id} is running: cancel it first (pulse-trio jobs cancel {job_id}), then delete it."
+    what = "is being retried" if state in FINISHED else "is being claimed"
+    return f"Job {job_id} {what} at this moment: look again."
+
+
+def delete_many(chosen: JobFilter, *, limit: int | None = None) -> Operation[Deleted]:
+    """Deletes the jobs that fit, oldest first, at most `limit`."""
+    ids = yield from chosen_for_action(chosen, limit=limit)
+    done = Deleted()
+    for start in range(0, len(ids), BATCH):
+        part = yield from delete_batch(ids[start : start + BATCH])
+        done.deleted.extend(part.deleted)
+        done.refused.update(part.refused)
+    return done

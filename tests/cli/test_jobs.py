@@ -1,0 +1,210 @@
+"""`pulse-trio jobs`, as real processes on a real database."""
+
+from __future__ import annotations
+
+import io
+import json
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pulse_trio.cli import timeline
+from pulse_trio.cli.text import parse_duration, parse_moment
+from pulse_trio.states import State
+from pulse_trio.store.operations import AttemptRecord, JobRecord
+from support.stores import Window, claim, end, open_store
+
+if TYPE_CHECKING:
+    from .conftest import Command
+
+
+@pytest.mark.usefixtures("app")
+async def test_a_dead_job_is_listed_shown_with_its_traceback_and_retried(command: Command) -> None:
+    job_id = (await command("enqueue", "broken", "--max-attempts", "1")).stdout.strip()
+    await command("run", "app", "--burst")
+
+    listed = (await command("jobs", "list", "--state", "dead")).stdout
+    assert "ValueError: no \\x1b[31mluck" in listed
+    assert "Traceback" not in listed
+
+    shown = (await command("jobs", "show", job_id)).stdout
+    assert "state        dead" in shown
+    assert "attempt 1  failed" in shown
+    assert "last error (attempt 1):" in shown
+    assert "Traceback (most recent call last):" in shown
+    assert "\x1b" not in shown
+
+    assert (await command("jobs", "retry", job_id)).stdout == f"{job_id} available\n"
+    refused = await command("jobs", "retry", job_id, code=2)
+    assert f"Job {job_id} is available: a job can be retried when" in refused.stderr
+
+
+async def test_retrying_several_retries_those_that_can_be(command: Command) -> None:
+    job_id = int((await command("enqueue", "greet", "--delay", "600")).stdout)
+    done = await command("jobs", "retry", "4711", str(job_id), "--json", code=2)
+    answer = json.loads(done.stdout)
+    assert answer["retried"] == [job_id]
+    assert set(answer["refused"]) == {"4711"}
+    assert "There is no job 4711" in done.stderr
+
+
+async def test_lists_are_filtered_and_paged(command: Command) -> None:
+    for kind in ("a", "b", "b"):
+        await command("enqueue", kind)
+    both = json.loads((await command("jobs", "list", "--kind", "b", "--json")).stdout)
+    assert [job["kind"] for job in both] == ["b", "b"]
+    first = await command("jobs", "list", "--limit", "2")
+    assert f"--before {both[1]['id']}" in first.stderr
+    rest = json.loads((await command("jobs", "list", "--before", str(both[1]["id"]), "--json")).stdout)
+    assert [job["kind"] for job in rest] == ["a"]
+    none = await command("jobs", "list", "--queue", "none", "--state", "dead")
+    assert (none.stdout, "no jobs like that: state dead, queue none" in none.stderr) == ("", True)
+    assert (await command("jobs", "list", "--queue", "none", "--json")).stdout == "[]\n"
+
+
+async def test_a_mass_retry_is_rehearsed_asked_for_and_done(command: Command, dsn: str) -> None:
+    with Window(dsn) as window:
+        async with open_store(dsn) as store:
+            ids = window.enqueue_many(3, "q")
+            await store.settle([end(c, "discarded", error="x") for c in await claim(store, "q")])
+
+        nothing = await command("jobs", "retry", code=2)
+        assert "Say which jobs" in nothing.stderr
+        assert "Say which state" in (await command("jobs", "retry", "--kind", "noop", code=2)).stderr
+        assert "not both" in (await command("jobs", "retry", "1", "--state", "dead", code=2)).stderr
+        dry = await command("jobs", "retry", "--state", "dead", "--dry-run", "--json")
+        assert json.loads(dry.stdout) == {"would_be_retried": ids}
+        # Nobody can be asked: nothing is done.
+        unasked = await command("jobs", "retry", "--state", "dead", code=2)
+        assert "3 jobs would be retried: say --yes" in unasked.stderr
+        assert [window.state(i) for i in ids] == ["dead"] * 3
+
+        done = await command("jobs", "retry", "--state", "dead", "--kind", "noop", "--rate", "1/h", "--yes")
+        assert done.stdout == "3 jobs retried\n"
+        assert "they come due over 2 h 0 min" in done.stderr
+        assert [window.state(i) for i in ids] == ["available", "scheduled", "scheduled"]
+
+        gone = await command("jobs", "delete", str(ids[0]), "4711", code=2)
+        assert gone.stdout == "1 job deleted\n"
+        assert "There is no job 4711" in gone.stderr
+        rest = await command("jobs", "delete", "--state", "scheduled", "--limit", "1", "--yes", "--json")
+        assert json.loads(rest.stdout) == {"deleted": [ids[1]], "refused": {}}
+        assert [r["id"] for r in window.run("SELECT id FROM jobs")] == [ids[2]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["list", "--since", "yesterday"], "a moment is 2h (ago), 2026-11-21"),
+        (["list", "--worker", "web"], "host:pid"),
+        (["retry", "--rate", "fast", "--state", "dead"], "100/s or 30/min"),
+        (["retry", "--rate", "0/s", "--state", "dead"], "100/s or 30/min"),
+        (["list", "--state", "gone"], "gone"),
+    ],
+    ids=str,
+)
+async def test_an_option_that_cannot_be_meant_is_said(command: Command, arguments: list[str], what: str) -> None:
+    assert what in (await command("jobs", *arguments, code=2)).stderr
+
+
+async def test_a_list_that_takes_too_long_says_how_to_narrow_it(command: Command, dsn: str) -> None:
+    with Window(dsn) as window:
+        window.run(
+            "INSERT INTO job_archive (id, finished_at, started_at, run_at, created_at, locked_by, attempt, failures,"
+            " max_attempts, priority, state, queue, kind, args, error)"
+            " SELECT n, now(), now(), now(), now(), 1, 1, 1, 20, 0, 5, 'q', 'k', '{}', repeat('x', 500)"
+            " FROM generate_series(1, 20000) n"
+        )
+    done = await command("jobs", "list", "--error", "nowhere", "--timeout", "0.001", code=1)
+    assert "given up after 0.001 s. Narrow it (--state dead, --since 1h" in done.stderr
+
+
+def test_moments_and_lengths_of_time_are_read_as_people_write_them() -> None:
+    assert parse_duration("90") == parse_duration("90s") == parse_duration("1.5min") == timedelta(seconds=90)
+    assert parse_duration("2 h") == timedelta(hours=2)
+    assert parse_duration("1w") == parse_duration("7d")
+    assert parse_moment("2h") == timedelta(hours=2)
+    assert parse_moment("2026-11-21T09:30+01:00") == datetime(2026, 11, 21, 8, 30, tzinfo=UTC)
+    moment = parse_moment("2026-11-21")
+    assert isinstance(moment, datetime)
+    assert moment.tzinfo is not None
+    for text in ("", "-1h", "1y", "h", "2026-13-01", "9" * 400 + "w"):
+        with pytest.raises(ValueError, match="a moment is"):
+            parse_moment(text)
+
+
+# The picture
+
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+def at(seconds: float) -> datetime:
+    return NOON + timedelta(seconds=seconds)
+
+
+def record(**changes: Any) -> JobRecord:
+    fields: dict[str, Any] = dict.fromkeys(JobRecord.__slots__)
+    fields |= {"id": 1, "state": State.DEAD, "run_at": at(0), "created_at": at(0), "args": {}, "kind": "k"}
+    return JobRecord(**fields | changes)
+
+
+def tried(number: int, start: float, stop: float | None, outcome: str, error: str | None = None) -> AttemptRecord:
+    return AttemptRecord(1, number, 7, at(start), None if stop is None else at(stop), outcome, error, "web-1", 4711)
+
+
+def drawn(job: JobRecord, attempts: list[AttemptRecord], now: datetime, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))
+    return [line.plain for line in timeline.picture(job, timeline.life_of(job, attempts), now)]
+
+
+def bars(lines: list[str]) -> list[str]:
+    """The axis of each line, without what stands beside it."""
+    where = lines[0].index("◆")
+    return [line[where : where + 48].rstrip() for line in lines]
+
+
+def test_each_attempt_is_a_bar_where_and_as_long_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = record(finished_at=at(48))
+    lines = drawn(
+        job, [tried(1, 12, 18, "failed", "ValueError: no\n\ntrace"), tried(2, 42, 48, "failed")], at(99), monkeypatch
+    )
+    assert bars(lines) == [
+        "◆",
+        "·" * 12 + "█" * 6,
+        " " * 18 + "·" * 24 + "█" * 6,
+        " " * 47 + "◆",
+    ]
+    assert "attempt 1  failed" in lines[1]
+    assert "6 s  web-1:4711  ValueError: no" in lines[1]
+    assert "trace" not in lines[1]
+    assert lines[-1].endswith("after 2 attempts, 48 s after it was enqueued")
+
+
+def test_what_runs_goes_on_to_the_edge_and_what_waits_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = record(state=State.RUNNING)
+    lines = drawn(running, [tried(1, 24, None, "running")], at(48), monkeypatch)
+    assert bars(lines)[1] == "·" * 24 + "█" * 24
+    assert "24 s…" in lines[1]
+    waiting = record(state=State.RETRYABLE, run_at=at(3648))
+    lines = drawn(waiting, [tried(1, 0, 0.001, "failed")], at(48), monkeypatch)
+    assert bars(lines)[1] == "█"
+    assert "due" in lines[2]
+    assert "in 60 min  " in lines[2]
+
+
+def test_a_job_of_a_thousand_attempts_stays_readable(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = [tried(n, n, n + 0.5, "snoozed") for n in range(1, 1001)]
+    job = record(state=State.COMPLETED, finished_at=at(2000))
+    lines = drawn(job, attempts, at(2000), monkeypatch)
+    assert len(lines) == 103
+    assert "900 attempts more" in lines[11]
+    assert "attempt 10 " in lines[10]
+    assert "attempt 911 " in lines[12]
+
+
+def test_a_moment_stranger_than_expected_still_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Clocks of two machines, a start before the enqueue, no length at all.
+    job = record(finished_at=at(0))
+    assert drawn(job, [], at(-5), monkeypatch)
+    assert drawn(record(finished_at=at(1)), [tried(1, -3, -2, "failed"), tried(2, 5, 4, "failed")], at(0), monkeypatch)
