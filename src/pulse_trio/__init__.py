@@ -16,6 +16,7 @@ from .errors import (
     TookTooLong,
     UnknownJob,
     UnknownKind,
+    UnknownSchedule,
     UsageError,
 )
 from .handlers import Exponential, Fixed, Handler, Handlers, Linear, RetryContext
@@ -57,6 +58,7 @@ __all__ = [
     "TookTooLong",
     "UnknownJob",
     "UnknownKind",
+    "UnknownSchedule",
     "UsageError",
     "Worker",
     "WorkerReport",

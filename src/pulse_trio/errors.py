@@ -53,6 +53,10 @@ class UnknownJob(UsageError):
     """No job has that id (or its retention has passed)."""
 
 
+class UnknownSchedule(UsageError):
+    """No schedule has that name."""
+
+
 class DatabaseError(PulseTrioError):
     """The database's fault: what was asked for was right."""
 

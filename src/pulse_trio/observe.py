@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from datetime import datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,26 @@ class UnknownKindReleased:
 
 
 @dataclass(frozen=True, slots=True)
+class ScheduleFired:
+    """This worker fired an occurrence: `job_id` was enqueued, `late` seconds after `due_at`. `added` is False when a live job
+    had the unique key: `job_id` is that one."""
+
+    name: str
+    due_at: datetime
+    job_id: int
+    late: float
+    added: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleBroken:
+    """A schedule cannot go on (`error` says why): it has no next occurrence until it is changed or resumed."""
+
+    name: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class DatabaseLost:
     """A loop could not reach the database; it tries again in `retry_in` seconds."""
 
@@ -135,6 +156,8 @@ Event = (
     | LeaseUnproven
     | JobsRescued
     | UnknownKindReleased
+    | ScheduleFired
+    | ScheduleBroken
     | DatabaseLost
     | DatabaseFound
     | ChildStarted

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack, contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 import trio
 
+from pulse_trio.client import request_by_name
+from pulse_trio.handlers import schedule
 from pulse_trio.store import Slot, WorkerStore, cancelling
+from pulse_trio.timing import timing
 from support.fake_store import FakeDatabase, FakeStore
 from support.stores import Window, claim, claim_one, end, forged, open_store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
 
+    from pulse_trio.handlers import Schedule
     from pulse_trio.jobs import OutcomeKind
     from pulse_trio.states import State
 
@@ -69,6 +74,20 @@ class Real:
             connection.execute("SELECT FROM pulse.job WHERE id = %s FOR UPDATE", [job_id])
             yield
 
+    def move_schedule(self, name: str, seconds: float) -> None:
+        self.window.run(
+            "UPDATE schedule SET next_due = next_due - make_interval(secs => %s) WHERE name = %s", seconds, name
+        )
+
+    def pause_schedule(self, name: str) -> None:
+        self.window.run("UPDATE schedule SET paused_at = now() WHERE name = %s", name)
+
+    @contextmanager
+    def take_schedule(self, name: str) -> Generator[None]:
+        with psycopg.connect(self.window.dsn) as connection:
+            connection.execute("SELECT FROM pulse.schedule WHERE name = %s FOR NO KEY UPDATE", [name])
+            yield
+
 
 class Fake:
     """The same in memory."""
@@ -110,6 +129,18 @@ class Fake:
 
     def lock(self, job_id: int) -> Any:
         return self.database.lock(job_id)
+
+    def move_schedule(self, name: str, seconds: float) -> None:
+        self.database.schedules[name].next_due -= timedelta(seconds=seconds)
+
+    def pause_schedule(self, name: str) -> None:
+        self.database.schedules[name].paused = True
+
+    @contextmanager
+    def take_schedule(self, name: str) -> Generator[None]:
+        self.database.taken.add(name)
+        yield
+        self.database.taken.discard(name)
 
 
 House = Real | Fake
@@ -417,3 +448,49 @@ async def test_a_cancelled_jobs_reason_is_its_reports_else_the_requests(house: H
     house.cancel(named.id, "asked")
     await store.settle([end(named, "cancelled", error="deadline"), end(asked, "cancelled"), end(neither, "released")])
     assert [house.cancelled(c.id)[0] for c in (named, asked, neither)] == ["deadline", "asked", "user"]
+
+
+# Schedules
+
+
+def hourly(name: str, **how: Any) -> Schedule:
+    return schedule(name, lambda args: request_by_name("noop", args), None, timing(None, 3600, None), **how)
+
+
+async def test_declared_schedules_are_known_and_not_yet_due(house: House, store: Store, queue: str) -> None:
+    await store.declare_schedules([hourly(queue)])
+    assert 0 < (await store.next_schedule() or 0) <= 3600
+    assert queue not in [f.name for f in (await store.fire_schedules())[0]]
+
+
+async def test_an_occurrence_is_fired_by_one_store_and_once(
+    house: House, store: Store, other: Store, queue: str
+) -> None:
+    await store.declare_schedules([hourly(queue)])
+    house.move_schedule(queue, 3600)
+    # Another test's may be due in the same database.
+    fired = [f for s in (store, other, store) for f in (await s.fire_schedules())[0] if f.name == queue]
+    assert [house.state(f.job_id) for f in fired] == ["available"]
+    # Declared anew, it stays where it is.
+    await other.declare_schedules([hourly(queue)])
+    assert queue not in [f.name for f in (await other.fire_schedules())[0]]
+
+
+@pytest.mark.parametrize(("catch_up", "count"), [("skip", 0), ("last", 1), ("all", 5)])
+async def test_what_was_missed_is_caught_up_by_policy(
+    catch_up: str, count: int, house: House, store: Store, queue: str
+) -> None:
+    await store.declare_schedules([hourly(queue, catch_up=catch_up)])
+    house.move_schedule(queue, 5 * 3600)
+    assert len([f for f in (await store.fire_schedules())[0] if f.name == queue]) == count
+    assert queue not in [f.name for f in (await store.fire_schedules())[0]]
+
+
+async def test_a_paused_or_taken_schedule_is_not_fired(house: House, store: Store, queue: str) -> None:
+    await store.declare_schedules([hourly(queue)])
+    house.move_schedule(queue, 3600)
+    with house.take_schedule(queue):
+        assert queue not in [f.name for f in (await store.fire_schedules())[0]]
+    house.pause_schedule(queue)
+    assert queue not in [f.name for f in (await store.fire_schedules())[0]]
+    await store.prune_fires(3600.0)

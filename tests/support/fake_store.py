@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -16,11 +17,15 @@ import trio
 from pulse_trio.errors import DatabaseUnavailable
 from pulse_trio.jobs import Claim, Outcome
 from pulse_trio.states import FINISHED, Event, State, event_of, next_state
-from pulse_trio.store import Beat, Exchange, Found, Rescue, Settlement, Slot
+from pulse_trio.store import Beat, Broken, Exchange, Fired, Found, Rescue, Settlement, Slot
+from pulse_trio.timing import due
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Sequence
 
+    from pulse_trio.handlers import Schedule
+
+MIDNIGHT = datetime(2026, 1, 1, tzinfo=UTC)
 RECENT = 0.05
 """Seconds a floor trails the newest row, as in exchange.sql."""
 
@@ -62,6 +67,15 @@ class FakeJob:
         return State.RETRYABLE if self.waits_after_failure else State.SCHEDULED
 
 
+@dataclass
+class FakeSchedule:
+    schedule: Schedule
+    next_due: datetime
+    paused: bool = False
+    fired: dict[datetime, int] = field(default_factory=dict)
+    """The job of each occurrence."""
+
+
 class FakeDatabase:
     """What several fake stores share."""
 
@@ -72,6 +86,9 @@ class FakeDatabase:
         self.sessions: dict[int, bool] = {}
         self.idle: set[FakeStore] = set()
         self.listeners: list[Callable[[str], None]] = []
+        self.schedules: dict[str, FakeSchedule] = {}
+        self.taken: set[str] = set()
+        """Schedules that somebody else is firing."""
         self.ids = count(1)
         self.new_session = count(1000)
 
@@ -93,6 +110,10 @@ class FakeDatabase:
             for listener in self.listeners:
                 listener(queue)
         return job.id
+
+    def clock(self) -> datetime:
+        """The server's: virtual seconds since a midnight."""
+        return MIDNIGHT + timedelta(seconds=trio.current_time())
 
     def state(self, job_id: int) -> State:
         return self.jobs[job_id].state
@@ -340,6 +361,43 @@ class FakeStore:
 
     async def maintain(self, retention: float) -> None:
         await self._done("maintain")
+
+    # Schedules
+
+    async def declare_schedules(self, declared: Sequence[Schedule]) -> None:
+        await self._done("declare_schedules")
+        for made in declared:
+            next_due = made.timing.after(self.database.clock())
+            assert next_due is not None
+            found = self.database.schedules.setdefault(made.name, FakeSchedule(made, next_due))
+            if found.schedule.timing != made.timing:
+                found.next_due = next_due
+            found.schedule = made
+
+    async def next_schedule(self) -> float | None:
+        await self._done("next_schedule")
+        found = [s.next_due for s in self.database.schedules.values() if not s.paused]
+        return (min(found) - self.database.clock()).total_seconds() if found else None
+
+    async def fire_schedules(self) -> tuple[list[Fired], list[Broken]]:
+        await self._done("fire_schedules")
+        now, fired = self.database.clock(), list[Fired]()
+        for name, row in sorted(self.database.schedules.items()):
+            if row.paused or row.next_due > now or name in self.database.taken:
+                continue
+            for moment in due(row.schedule.timing, row.next_due, now, row.schedule.catch_up):
+                if moment not in row.fired:
+                    request = row.schedule.request_at(moment)
+                    row.fired[moment] = self.database.enqueue(
+                        request.kind, request.args, queue=request.queue, priority=request.priority
+                    )
+                    fired.append(Fired(name, moment, row.fired[moment], (now - moment).total_seconds(), True))
+            row.next_due = row.schedule.timing.after(now) or now
+        await self._answered("fire_schedules")
+        return fired, []
+
+    async def prune_fires(self, retention: float) -> None:
+        await self._done("prune_fires")
 
     # Waking
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, assert_type
+from typing import TYPE_CHECKING, Any, assert_type
 
 from pulse_trio import (
     Client,
@@ -91,3 +91,23 @@ async def program(dsn: str, nursery: trio.Nursery) -> None:
     assert_type(await worker.run(), WorkerReport)
     await nursery.start(worker.run)
     worker.stop()
+
+
+@handlers.cron("30 2 * * *", timezone="Europe/Berlin", args={"n": 1})
+@handlers.job
+async def on_schedule(job: Job, n: int) -> str:
+    return str(n)
+
+
+@handlers.cron(every=timedelta(minutes=5), catch_up="all", due_as="at")
+async def on_its_own(at: datetime) -> None: ...
+
+
+async def schedule(client: Client, sync: SyncClient) -> None:
+    assert_type(await client.enqueue(on_schedule, 1), JobRef[str])
+    assert_type(await client.enqueue(on_its_own, datetime.now(UTC)), JobRef[None])
+    await client.schedule("more", on_schedule, {"n": 2}, cron="@hourly", queue="slow")
+    assert_type(await client.resume_schedule("more"), datetime | None)
+    assert_type(await client.run_schedule("more"), JobRef[Any])
+    for found in sync.schedules():
+        assert_type(sync.fires(found.name)[0].job_id, int)

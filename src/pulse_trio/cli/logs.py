@@ -22,6 +22,8 @@ from ..observe import (
     JobsRescued,
     JobStarted,
     LeaseUnproven,
+    ScheduleBroken,
+    ScheduleFired,
     UnknownKindReleased,
     WorkerStarted,
     WorkerStopped,
@@ -38,7 +40,7 @@ logger = logging.getLogger("pulse_trio")
 _ONCE_IN = 60.0
 """Seconds in which the same unknown kind is said once."""
 _FAILURES = ("failed", "timeout", "discarded")
-_WARNINGS = (FenceLost, LeaseUnproven, JobsRescued, UnknownKindReleased, DatabaseLost, ChildSilent)
+_WARNINGS = (FenceLost, LeaseUnproven, JobsRescued, UnknownKindReleased, DatabaseLost, ChildSilent, ScheduleBroken)
 
 
 def set_up(*, as_json: bool, verbose: bool) -> None:
@@ -102,7 +104,7 @@ class LogInstrument:
             *_WARNINGS,
         ]
         if self._every_job:
-            wanted.append(JobStarted)
+            wanted += [JobStarted, ScheduleFired]
         chosen: dict[type[Any], Callable[[Any], None]] = dict.fromkeys(wanted, self._log)
         return chosen | {JobEnded: self._log_end, UnknownKindReleased: self._log_unknown}
 
@@ -151,6 +153,11 @@ def sentence(event: Event) -> str:
             return f"rescued {event.rescued + event.dead} job(s) whose worker had vanished{dead}"
         case UnknownKindReleased():
             return f"job {event.job_id} was put back: this worker has no handler for the kind {event.kind!r}"
+        case ScheduleFired():
+            did = "fired" if event.added else "found its earlier job unfinished:"
+            return f"schedule {event.name!r} {did} job {event.job_id}, {duration(event.late)} late"
+        case ScheduleBroken():
+            return f"schedule {event.name!r} cannot go on: {headline(event.error)}"
         case DatabaseLost():
             return f"database lost ({event.loop}): {headline(event.error)}; trying again in {duration(event.retry_in)}"
         case DatabaseFound():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
@@ -20,19 +20,23 @@ from ..postgres import (
     open_pool,
 )
 from ..states import FINISHED
-from ..store import bulk, cancelling, history, operations
+from ..store import bulk, cancelling, history, operations, schedules
 from .cancelling import as_ended, check_waiting, pauses, requester, still_running
 from .refs import JobRef
 from .requests import chunks_of, request_by_name
+from .schedules import schedule_of
 from .waiting import open_waits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Mapping
+    from datetime import datetime, timedelta
     from typing import Unpack
 
     from ..handlers import Handler
     from ..jobs import JobRequest
     from ..states import State
+    from ..store.schedules import FireRecord, ScheduleRecord
+    from ..timing import CatchUp
     from .waiting import Waits
 
 P = ParamSpec("P")
@@ -191,6 +195,67 @@ class Client:
     async def workers(self, *, gone: bool = False) -> list[operations.WorkerRecord]:
         """Worker sessions, newest first."""
         return await self._run(operations.workers(gone=gone))
+
+    # Schedules
+
+    async def schedule(
+        self,
+        name: str,
+        handler: Handler[Any, Any] | str,
+        args: Mapping[str, Any] | None = None,
+        /,
+        *,
+        cron: str | None = None,
+        every: float | timedelta | None = None,
+        timezone: str | None = None,
+        catch_up: CatchUp = "last",
+        due_as: str | None = None,
+        **options: Any,
+    ) -> None:
+        """Makes a schedule at run time, or changes the one of that name: a job of `handler` (or of a kind) with `args` by name
+        at each occurrence of a cron expression in a time zone (UTC by default), or of `every` so many seconds.
+
+        `catch_up` and `due_as` are those of `handlers.cron`; `options` those of `Handler.options`. Raises
+        `ConfigurationError`, `InvalidName`, or `UsageError` for a schedule that code declares; nothing was written then.
+        """
+        made = schedule_of(
+            name, handler, args, cron, every=every, timezone=timezone, catch_up=catch_up, due_as=due_as, options=options
+        )
+        await self._together(schedules.put(made))
+
+    async def schedules(self) -> list[ScheduleRecord]:
+        """Every schedule, by name."""
+        return await self._run(schedules.schedules())
+
+    async def pause_schedule(self, name: str) -> None:
+        """Stops a schedule until it is resumed; what comes meanwhile is not caught up. Raises `UnknownSchedule`."""
+        await self._run(schedules.pause(name))
+
+    async def resume_schedule(self, name: str) -> datetime | None:
+        """Lets a paused or broken schedule go on; returns its next occurrence. Raises `UnknownSchedule`, or
+        `ConfigurationError` if it cannot go on."""
+        return await self._together(schedules.resume(name))
+
+    async def remove_schedule(self, name: str) -> None:
+        """Removes a schedule; a worker whose code declares it makes it again at its start. Raises `UnknownSchedule`."""
+        await self._run(schedules.remove(name))
+
+    async def run_schedule(self, name: str) -> JobRef[Any]:
+        """Enqueues a schedule's job now, paused or not. Raises `UnknownSchedule`."""
+        done = await self._together(schedules.run_now(name))
+        return JobRef(self, done.id, added=done.added)
+
+    async def fires(self, name: str, *, limit: int = 50) -> list[FireRecord]:
+        """The latest occurrences of a schedule that were fired, with their jobs. Raises `UnknownSchedule`."""
+        return await self._run(schedules.fires(name, limit=limit))
+
+    async def _together(self, operation: operations.Operation[T]) -> T:
+        # Without autocommit the first statement begins the caller's transaction, which is the caller's to commit.
+        async with (
+            self._connection() as connection,
+            connection.transaction() if connection.autocommit else nullcontext(),
+        ):
+            return await operations.run(connection, self._schema, operation)
 
     # Connections
 

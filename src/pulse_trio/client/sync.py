@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from ..errors import UsageError
 from ..postgres import connect_sync
 from ..states import FINISHED
-from ..store import bulk, cancelling, history, operations
+from ..store import bulk, cancelling, history, operations, schedules
 from .cancelling import as_ended, check_waiting, pauses, requester, still_running
 from .refs import result_of
 from .requests import chunks_of, request_by_name
+from .schedules import schedule_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping
+    from datetime import datetime, timedelta
     from typing import Unpack
 
     import psycopg
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from ..handlers import Handler
     from ..jobs import JobRequest
     from ..states import State
+    from ..store.schedules import FireRecord, ScheduleRecord
+    from ..timing import CatchUp
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -156,6 +160,56 @@ class SyncClient:
     def delete_many(self, *, limit: int | None = None, **chosen: Unpack[history.JobFilter]) -> history.Deleted:
         """Deletes the jobs that fit; see `Client.delete_many`."""
         return self.run(history.delete_many(chosen, limit=limit))
+
+    def schedule(
+        self,
+        name: str,
+        handler: Handler[Any, Any] | str,
+        args: Mapping[str, Any] | None = None,
+        /,
+        *,
+        cron: str | None = None,
+        every: float | timedelta | None = None,
+        timezone: str | None = None,
+        catch_up: CatchUp = "last",
+        due_as: str | None = None,
+        **options: Any,
+    ) -> None:
+        """Makes a schedule at run time, or changes it; see `Client.schedule`."""
+        made = schedule_of(
+            name, handler, args, cron, every=every, timezone=timezone, catch_up=catch_up, due_as=due_as, options=options
+        )
+        self.run_together(schedules.put(made))
+
+    def schedules(self) -> list[ScheduleRecord]:
+        """Every schedule, by name."""
+        return self.run(schedules.schedules())
+
+    def pause_schedule(self, name: str) -> None:
+        """Stops a schedule until it is resumed. Raises `UnknownSchedule`."""
+        self.run(schedules.pause(name))
+
+    def resume_schedule(self, name: str) -> datetime | None:
+        """Lets a schedule go on; returns its next occurrence. Raises `UnknownSchedule`."""
+        return self.run_together(schedules.resume(name))
+
+    def remove_schedule(self, name: str) -> None:
+        """Removes a schedule; see `Client.remove_schedule`. Raises `UnknownSchedule`."""
+        self.run(schedules.remove(name))
+
+    def run_schedule(self, name: str) -> operations.Enqueued:
+        """Enqueues a schedule's job now, paused or not. Raises `UnknownSchedule`."""
+        return self.run_together(schedules.run_now(name))
+
+    def fires(self, name: str, *, limit: int = 50) -> list[FireRecord]:
+        """The latest occurrences of a schedule that were fired, with their jobs. Raises `UnknownSchedule`."""
+        return self.run(schedules.fires(name, limit=limit))
+
+    def run_together(self, operation: operations.Operation[T]) -> T:
+        """Runs one of the store's operations whose statements belong in one transaction."""
+        # Without autocommit the first statement begins the caller's transaction, which is the caller's to commit.
+        with self._connection() as connection, connection.transaction() if connection.autocommit else nullcontext():
+            return operations.run_sync(connection, self._schema, operation)
 
     def run(self, operation: operations.Operation[T]) -> T:
         """Runs one of the store's operations."""

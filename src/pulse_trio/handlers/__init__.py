@@ -4,6 +4,7 @@ from .names import check_queue, check_text
 from .options import Defaults, encode_options, given_options, request_of
 from .registry import Handler, Handlers, Runs
 from .retries import Exponential, Fixed, Linear, RetryContext, RetryPolicy
+from .schedules import Schedule, check_name, schedule
 from .signature import MAX_ARGS, Signature, UnfitArguments, check_json
 
 __all__ = [
@@ -17,12 +18,15 @@ __all__ = [
     "RetryContext",
     "RetryPolicy",
     "Runs",
+    "Schedule",
     "Signature",
     "UnfitArguments",
     "check_json",
+    "check_name",
     "check_queue",
     "check_text",
     "encode_options",
     "given_options",
     "request_of",
+    "schedule",
 ]

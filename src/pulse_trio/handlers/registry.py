@@ -14,20 +14,25 @@ from typing import (
     ParamSpec,
     Protocol,
     TypeVar,
+    cast,
     overload,
 )
 
 from ..errors import ConfigurationError, UnknownKind
+from ..timing import timing
 from .names import check_text
 from .options import Defaults, given_options, request_of
 from .retries import Exponential, retries_of
+from .schedules import Schedule, schedule
 from .signature import Signature, hints_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
+    from datetime import timedelta
     from typing import Unpack
 
     from ..jobs import Job, JobRequest
+    from ..timing import CatchUp
     from .options import CallOptions, HandlerOptions
     from .retries import Retries
 
@@ -81,6 +86,7 @@ class Handlers:
 
     def __init__(self) -> None:
         self._by_kind: dict[str, Handler[..., Any]] = {}
+        self._schedules: dict[str, Schedule] = {}
 
     def __iter__(self) -> Iterator[Handler[..., Any]]:
         return iter(self._by_kind.values())
@@ -105,9 +111,11 @@ class Handlers:
         return handler
 
     def include(self, other: Handlers) -> None:
-        """Adds another registry's handlers. Raises `ConfigurationError` on a kind both have."""
+        """Adds another registry's handlers and schedules. Raises `ConfigurationError` on a name both have."""
         for handler in other:
             self._add(handler)
+        for declared in other.schedules:
+            self._add_schedule(declared)
 
     @overload
     def job(self, function: Callable[Concatenate[Job, P], Awaitable[R]], /) -> Handler[P, R]: ...
@@ -137,11 +145,72 @@ class Handlers:
 
         return register
 
+    @property
+    def schedules(self) -> list[Schedule]:
+        """What `cron` declared, in that order."""
+        return list(self._schedules.values())
+
+    def cron(
+        self,
+        expression: str | None = None,
+        /,
+        *,
+        every: float | timedelta | None = None,
+        timezone: str | None = None,
+        catch_up: CatchUp = "last",
+        name: str | None = None,
+        args: Mapping[str, Any] | None = None,
+        due_as: str | None = None,
+    ) -> _CronDecorator:
+        """Declares that a handler's job is enqueued again and again; stands above `@handlers.job`.
+
+            @handlers.cron("30 2 * * *", timezone="Europe/Berlin")
+            @handlers.job(queue="reports")
+            async def nightly() -> None: ...
+
+        `expression` has five fields (minute, hour, day-of-month, month, day-of-week), or six with the second before them, or
+        is one of `@hourly`, `@daily`, `@weekly`, `@monthly`, `@yearly`; `every` is seconds (or a `timedelta`) instead.
+        `timezone` is UTC by default. `catch_up` says what becomes of occurrences missed while no worker ran: "skip",
+        "last" (one job) or "all" (at most 1,000). `name` is the schedule's (the kind by default). `args` are the job's
+        arguments by name; `due_as` names the parameter that is given the occurrence's time.
+
+        A plain function is registered as by `@handlers.job`. Raises `ConfigurationError`.
+        """
+        chosen = timing(expression, every, timezone)
+
+        def declare(given: Any) -> Any:
+            handler = self._own(given)
+            made = schedule(
+                name or handler.kind, handler.request_by_name, args, chosen, catch_up=catch_up, due_as=due_as
+            )
+            self._add_schedule(made)
+            return handler
+
+        return declare
+
+    def _own(self, given: Any) -> Handler[..., Any]:
+        if not isinstance(given, Handler):
+            return self._register(given)
+        handler = cast("Handler[..., Any]", given)
+        if handler.kind not in self._by_kind:
+            raise ConfigurationError(f"{handler!r} is registered elsewhere; declare its schedule there.")
+        return handler
+
+    def _add_schedule(self, declared: Schedule) -> None:
+        if declared.name in self._schedules:
+            raise ConfigurationError(
+                f"The schedule {declared.name!r} is declared twice. Give one of them another name: "
+                '@handlers.cron(..., name="...").'
+            )
+        self._schedules[declared.name] = declared
+
     def _register(
         self, function: Callable[..., Any], *, name: str | None = None, runs: str | None = None, **given: Any
     ) -> Handler[..., Any]:
         if isinstance(function, Handler):
-            raise ConfigurationError(f"{function!r} is registered already; decorate the plain function.")
+            raise ConfigurationError(
+                f"{function!r} is registered already; decorate the plain function (@handlers.cron stands above it all)."
+            )
         if not inspect.isroutine(function):
             raise ConfigurationError(
                 f"{function!r} is not a function; wrap it in one, whose parameters are the arguments."
@@ -191,6 +260,22 @@ class _Decorator(Protocol):
     @overload
     def __call__(self, function: Callable[P, R], /) -> Handler[P, R]: ...
     def __call__(self, function: Callable[..., Any], /) -> Any: ...
+
+
+class _CronDecorator(Protocol):
+    """The type of `handlers.cron(...)`: a handler stays what it is, a function becomes a handler."""
+
+    @overload
+    def __call__(self, handler: Handler[P, R], /) -> Handler[P, R]: ...
+    @overload
+    def __call__(self, handler: Callable[Concatenate[Job, P], Awaitable[R]], /) -> Handler[P, R]: ...
+    @overload
+    def __call__(self, handler: Callable[P, Awaitable[R]], /) -> Handler[P, R]: ...
+    @overload
+    def __call__(self, handler: Callable[Concatenate[Job, P], R], /) -> Handler[P, R]: ...
+    @overload
+    def __call__(self, handler: Callable[P, R], /) -> Handler[P, R]: ...
+    def __call__(self, handler: Any, /) -> Any: ...
 
 
 def _how_it_runs(kind: str, function: Callable[..., Any], runs: str | None) -> Runs:

@@ -1,5 +1,6 @@
 """The store: one method for each business operation, and the only caller of `sql/`."""
 
+from .schedules import Broken, Fired
 from .worker import Beat, Exchange, Found, Rescue, Settlement, Slot, WorkerStore
 
-__all__ = ["Beat", "Exchange", "Found", "Rescue", "Settlement", "Slot", "WorkerStore"]
+__all__ = ["Beat", "Broken", "Exchange", "Fired", "Found", "Rescue", "Settlement", "Slot", "WorkerStore"]

@@ -23,16 +23,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import psycopg
 import trio
 
-from ..errors import DatabaseUnavailable, SchemaError
+from ..errors import DatabaseUnavailable, SchemaError, UsageError
 from ..jobs import Claim, Outcome
 from ..migrate import check_versions
 from ..postgres import Link, TrioConnection
 from ..sql import render, statement
 from ..states import backoff, storable
+from . import schedules
 from .arrays import numbers, texts
+from .operations import run
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+
+    from ..handlers import Schedule
 
 _ClaimedRow = tuple[int, int, int, int, int, str, str, str, str, str | None]
 
@@ -439,6 +443,39 @@ class WorkerStore:
         """Ends the ledger rows of jobs that ended while their cancellation was under way."""
         async with self._using(self._watch, patience=60) as connection:
             await connection.execute(statement("cancel_close", self._schema), {}, prepare=True)
+
+    # Schedules
+
+    async def declare_schedules(self, declared: Sequence[Schedule]) -> None:
+        """Writes what this worker's code declares; what is there and unchanged stays as it is."""
+        async with self._scheduling() as connection, connection.transaction():
+            await run(connection, self._schema, schedules.declare(declared, self.session))
+
+    async def next_schedule(self) -> float | None:
+        """Seconds until the first occurrence of any schedule (below 0: it has come); None if there is none."""
+        async with self._scheduling() as connection:
+            cursor = await connection.execute(statement("schedule_next", self._schema), {}, prepare=True)
+            ((seconds,),) = await cursor.fetchall()
+            return seconds
+
+    async def fire_schedules(self) -> tuple[list[schedules.Fired], list[schedules.Broken]]:
+        """Fires the occurrences that have come and that no other worker is firing, each with its job in one transaction."""
+        async with self._scheduling() as connection, connection.transaction():
+            return await schedules.fire(connection, self._schema)
+
+    async def prune_fires(self, retention: float) -> None:
+        """Forgets the occurrences fired more than `retention` seconds ago (10,000 at a time)."""
+        async with self._scheduling() as connection:
+            await connection.execute(statement("schedule_prune", self._schema), {"retention": f"{retention} s"})
+
+    @asynccontextmanager
+    async def _scheduling(self) -> AsyncGenerator[TrioConnection[Any]]:
+        try:
+            async with self._using(self._watch) as connection:
+                yield connection
+        except (psycopg.errors.InsufficientPrivilege, UsageError) as error:
+            # Not the end of a worker: somebody else may fire. The scheduler says it, and tries again.
+            raise DatabaseUnavailable(f"this worker cannot fire schedules: {error}") from error
 
     # Waking
 

@@ -1,6 +1,6 @@
 """The nursery tree of a worker. Shutdown is nesting:
 
-    services {settler, heartbeats, watchdog}  >  jobs  >  intake {claimer, listener}
+    services {settler, heartbeats, watchdog}  >  jobs  >  intake {claimer, listener, scheduler}
 
 To stop, the intake is cancelled; the jobs nursery has its grace, heartbeats going on to the last job; what is left is
 cancelled, with clean-up time and the lease still held, and released unharmed; the settler drains; the heartbeats end.
@@ -28,6 +28,7 @@ from .claimer import Claimer, SlotBook
 from .leases import Leases
 from .listener import Listener
 from .runner import Runner
+from .scheduler import Scheduler
 from .settler import Settler
 from .watchdog import Watchdog
 
@@ -197,6 +198,14 @@ class Worker:
             observer=self._observer,
         )
 
+        self._scheduler = Scheduler(
+            self._store,
+            self._handlers.schedules,
+            retention=s.retention,
+            backoff=backoff,
+            observer=self._observer,
+        )
+
     async def _live(self) -> None:
         async with trio.open_nursery() as outer:
             services = trio.CancelScope(shield=True)
@@ -240,6 +249,7 @@ class Worker:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._claimer.run)
             nursery.start_soon(self._listener.run)
+            nursery.start_soon(self._scheduler.run)
             if self._burst:
                 nursery.start_soon(self._end_burst)
             await self._hushed.wait()

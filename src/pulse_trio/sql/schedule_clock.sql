@@ -1,0 +1,1 @@
+SELECT statement_timestamp(), (SELECT declared FROM :"schema".schedule WHERE name = %(name)s)

@@ -1,0 +1,298 @@
+"""Schedules: declared by workers at their start, changed by clients, fired by any worker.
+
+The operations for clients are generators, as in `operations`. Those that read and then write (`put`, `resume`, `run_now`) must
+be run in one transaction. `fire` is the worker's: whatever one schedule does wrong, the others are fired.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import psycopg
+from psycopg.rows import tuple_row
+
+from ..errors import ConfigurationError, InvalidArguments, InvalidTransition, UnknownSchedule, UsageError
+from ..handlers import Schedule, check_name
+from ..jobs import JobRequest
+from ..sql import statement
+from ..timing import CatchUp, Timing, due
+from .arrays import numbers, texts
+from .operations import Enqueued, Operation, Query, Row, enqueue_many, run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+BATCH = 100
+"""Schedules fired in one transaction."""
+_COLUMNS = ("kind", "args", "queue", "priority")
+"""What of a request stands in columns of its own; the rest is in `options`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleRecord:
+    """A schedule as `pulse.schedules` shows it. `state` is active, paused or broken (`problem` says why); `every` is seconds;
+    `declared_by` counts the live workers whose code declares it."""
+
+    name: str
+    state: str
+    kind: str
+    args: dict[str, Any]
+    queue: str
+    priority: int
+    cron: str | None
+    timezone: str
+    every: float | None
+    catch_up: str
+    next_due: datetime | None
+    last_due: datetime | None
+    last_job: int | None
+    declared: bool
+    declared_by: int
+    paused_at: datetime | None
+    problem: str | None
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class FireRecord:
+    """An occurrence that was fired, and its job; `job_state` is None when the job's retention has passed."""
+
+    name: str
+    due_at: datetime
+    fired_at: datetime
+    job_id: int
+    added: bool
+    job_state: str | None
+
+
+class Fired(NamedTuple):
+    """One occurrence fired: its job, how many seconds late, and whether the job is new (False: it had a unique key)."""
+
+    name: str
+    due_at: datetime
+    job_id: int
+    late: float
+    added: bool
+
+
+class Broken(NamedTuple):
+    """A schedule that could not be fired."""
+
+    name: str
+    error: str
+
+
+class _Due(NamedTuple):
+    """A row taken: the schedule, where it stands, and the server's time."""
+
+    schedule: Schedule
+    next_due: datetime | None
+    now: datetime
+
+
+# For clients
+
+
+def schedules() -> Operation[list[ScheduleRecord]]:
+    """Every schedule, by name."""
+    rows = yield Query("schedules", {})
+    return [_record(row) for row in rows]
+
+
+def fires(name: str, *, limit: int) -> Operation[list[FireRecord]]:
+    """The latest occurrences of a schedule, latest first; also of one that was removed. Raises `UnknownSchedule`."""
+    rows = yield Query("schedule_fires", {"name": check_name(name), "limit": limit})
+    if not rows:
+        yield from _found(name)
+    return [FireRecord(*row) for row in rows]
+
+
+def put(schedule: Schedule) -> Operation[None]:
+    """Makes a schedule, or changes the one of that name; paused stays paused. Raises `UsageError` if code declares it."""
+    ((now, declared),) = yield Query("schedule_clock", {"name": schedule.name})
+    if declared:
+        raise UsageError(
+            f"The schedule {schedule.name!r} is declared in code: change it there, or give this one another name."
+        )
+    yield _put([schedule], now, declared=False)
+
+
+def pause(name: str) -> Operation[None]:
+    """Stops a schedule until it is resumed; whatever comes meanwhile is not caught up. Raises `UnknownSchedule`."""
+    if not (yield Query("schedule_pause", {"name": check_name(name), "paused": True})):
+        yield from _unknown(name)
+
+
+def resume(name: str) -> Operation[datetime | None]:
+    """Lets a paused or broken schedule go on with its next occurrence, which is returned. Raises `UnknownSchedule`, or
+    `ConfigurationError` if it cannot go on."""
+    taken = yield from _take(name)
+    next_due = taken.schedule.timing.after(taken.now)
+    yield Query("schedule_pause", {"name": name, "paused": False})
+    yield _move(name, next_due)
+    return next_due
+
+
+def remove(name: str) -> Operation[int]:
+    """Removes a schedule; its jobs and the record of its fires stay. Returns how many live workers declare it: each will
+    bring it back when it starts again. Raises `UnknownSchedule`."""
+    rows = yield Query("schedule_remove", {"name": check_name(name)})
+    if not rows:
+        yield from _unknown(name)
+    return rows[0][0]
+
+
+def run_now(name: str) -> Operation[Enqueued]:
+    """Enqueues a schedule's job now, paused or not; its own occurrences stay as they are. Raises `UnknownSchedule`."""
+    taken = yield from _take(name)
+    (fired,) = yield from _fire(taken, [taken.now])
+    return Enqueued(fired.job_id, fired.added)
+
+
+def _found(name: str) -> Operation[None]:
+    names = [record.name for record in (yield from schedules())]
+    if name not in names:
+        yield from _unknown(name)
+
+
+def _unknown(name: str) -> Operation[None]:
+    near = difflib.get_close_matches(name, [record.name for record in (yield from schedules())], n=3)
+    hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else " See: pulse-trio cron list"
+    raise UnknownSchedule(f"There is no schedule {name!r}.{hint}")
+
+
+def _take(name: str) -> Operation[_Due]:
+    rows = yield Query("schedule_one", {"name": check_name(name)})
+    if not rows:
+        yield from _unknown(name)
+    return _due(rows[0])
+
+
+def _record(row: Row) -> ScheduleRecord:
+    fields = list(row)
+    fields[3] = json.loads(fields[3])
+    return ScheduleRecord(*fields)
+
+
+# For workers
+
+
+def declare(declared: Sequence[Schedule], session: int) -> Operation[None]:
+    """Writes what a worker's code declares. Where only the handler's options changed, the next occurrence stays."""
+    ((now, _),) = yield Query("schedule_clock", {"name": ""})
+    yield _put(declared, now, declared=True)
+    yield Query("schedule_declared", {"names": texts([s.name for s in declared]), "session": session})
+
+
+async def fire(connection: psycopg.AsyncConnection[Any], schema: str) -> tuple[list[Fired], list[Broken]]:
+    """Takes the schedules whose time has come and nobody else has taken, and fires their occurrences. In a transaction."""
+    fired: list[Fired] = []
+    broken: list[Broken] = []
+    async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
+        await cursor.execute(statement("schedule_due", schema), {"limit": BATCH})
+        rows = await cursor.fetchall()
+    for row in rows:
+        try:
+            # A savepoint: what one schedule does wrong must not hold up the others.
+            async with connection.transaction():
+                fired += await run(connection, schema, _catch_up(row))
+        except (ConfigurationError, InvalidArguments, InvalidTransition, msgspec.MsgspecError) as error:
+            broken.append(Broken(row[0], str(error)))
+            await run(connection, schema, _break(row[0], str(error)))
+    return fired, broken
+
+
+def _catch_up(row: Row) -> Operation[list[Fired]]:
+    taken = _due(row)
+    schedule, next_due, now = taken
+    occurrences = [] if next_due is None else due(schedule.timing, next_due, now, schedule.catch_up)
+    fired = yield from _fire(taken, occurrences)
+    yield _move(schedule.name, schedule.timing.after(now))
+    return fired
+
+
+def _fire(taken: _Due, occurrences: Sequence[datetime]) -> Operation[list[Fired]]:
+    """The one way to fire: the occurrence, its job, and their link."""
+    if not occurrences:
+        return []
+    schedule = taken.schedule
+    rows = yield Query("schedule_fire", {"name": schedule.name, "due_ats": texts(map(_text, occurrences))})
+    fresh = sorted(row[0].astimezone(UTC) for row in rows)
+    done = yield from enqueue_many([schedule.request_at(moment) for moment in fresh])
+    yield Query(
+        "schedule_fired",
+        {
+            "name": schedule.name,
+            "due_ats": texts(map(_text, fresh)),
+            "job_ids": numbers([d.id for d in done]),
+            "added": texts([str(d.added) for d in done]),
+        },
+    )
+    return [
+        Fired(schedule.name, moment, d.id, (taken.now - moment).total_seconds(), d.added)
+        for moment, d in zip(fresh, done, strict=True)
+    ]
+
+
+def _break(name: str, error: str) -> Operation[None]:
+    yield Query("schedule_move", {"name": name, "next_due": None, "problem": error[:2000]})
+
+
+def _move(name: str, next_due: datetime | None) -> Query:
+    problem = None if next_due is not None else "its expression does not come again"
+    return Query("schedule_move", {"name": name, "next_due": next_due, "problem": problem})
+
+
+# Rows
+
+
+def _put(given: Sequence[Schedule], now: datetime, *, declared: bool) -> Query:
+    requests = [s.request for s in given]
+    return Query(
+        "schedule_put",
+        {
+            "names": texts([s.name for s in given]),
+            "kinds": texts([r.kind for r in requests]),
+            "args": texts([r.args for r in requests]),
+            "queues": texts([r.queue for r in requests]),
+            "priorities": numbers([r.priority for r in requests]),
+            "options": texts([_options(r) for r in requests]),
+            "crons": texts([s.timing.cron for s in given]),
+            "timezones": texts([s.timing.timezone for s in given]),
+            "everies": texts([_interval(s.timing.every) for s in given]),
+            "catch_ups": texts([s.catch_up for s in given]),
+            "due_ass": texts([s.due_as for s in given]),
+            "next_dues": texts([_text(s.timing.after(now)) for s in given]),
+            "declared": declared,
+        },
+    )
+
+
+def _options(request: JobRequest) -> str | None:
+    """What has no column, as JSON: whatever a request may come to hold, it is kept."""
+    plain = msgspec.to_builtins(request)
+    rest = {name: value for name, value in plain.items() if name not in _COLUMNS and value is not None}
+    return json.dumps(rest, sort_keys=True)
+
+
+def _interval(every: timedelta | None) -> str | None:
+    return None if every is None else f"{every // timedelta(microseconds=1)} microseconds"
+
+
+def _text(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.isoformat()
+
+
+def _due(row: Row) -> _Due:
+    """Raises `ConfigurationError` or msgspec's for a row that was written by hand, and wrongly."""
+    name, kind, args, queue, priority, options, cron, timezone, every, catch_up, due_as, next_due, now = row
+    rest = msgspec.json.decode(options or "{}", type=dict[str, Any])
+    request = msgspec.convert({**rest, "kind": kind, "args": args, "queue": queue, "priority": priority}, JobRequest)
+    chosen: CatchUp = catch_up
+    timing = Timing(cron, timezone, None if every is None else timedelta(microseconds=every))
+    return _Due(Schedule(name, request, timing, chosen, due_as), next_due, now)
