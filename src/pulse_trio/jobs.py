@@ -135,6 +135,9 @@ class JobRuntime(Protocol):
     def cancel_reason(self) -> CancelReason | None: ...
 
     @property
+    def cancel_message(self) -> str | None: ...
+
+    @property
     def deadline(self) -> float: ...
 
     @property
@@ -184,14 +187,20 @@ class Job:
 
     @property
     def deadline(self) -> float:
-        """When this attempt will be cancelled, on Trio's clock (`trio.current_time()`). Moves on with every heartbeat
-        while the job has no timeout of its own."""
+        """When this attempt will be cancelled, on Trio's clock (`trio.current_time()`): the earliest of its timeout, the whole
+        job's deadline and the lease's end. The last moves on with every heartbeat."""
         return self._runtime.deadline
 
     @property
     def cancel_reason(self) -> CancelReason | None:
         """Why the handler is being cancelled; None while it is not. Set before `trio.Cancelled` is raised."""
         return self._runtime.cancel_reason
+
+    @property
+    def cancel_message(self) -> str | None:
+        """What the person said who asked for the job's cancellation: the `reason` of `client.cancel`, None if none was given or
+        nobody asked."""
+        return self._runtime.cancel_message
 
     @property
     def nursery(self) -> JobNursery:

@@ -54,6 +54,16 @@ class JobEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class CancellationDelivered:
+    """Somebody's request for a job's cancellation has reached its handler; `message` is the reason that was given."""
+
+    job_id: int
+    kind: str
+    attempt: int
+    message: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class FenceLost:
     """A beat or a report matched no row: another attempt owns the job, or it is finished."""
 
@@ -152,6 +162,7 @@ Event = (
     | WorkerStopped
     | JobStarted
     | JobEnded
+    | CancellationDelivered
     | FenceLost
     | LeaseUnproven
     | JobsRescued

@@ -167,8 +167,10 @@ def outcome_of_cancel(
         case "timeout":
             error = TimeoutError(f"ran longer than {options_of(claim).timeout:g} s")
             return _failure(claim, "timeout", error, f"TimeoutError: {error}", retries)
-        case "user" | "deadline":
-            return Outcome(claim, "cancelled", error=storable(message or reason))
+        case "user":
+            return Outcome(claim, "cancelled", error=storable(message or "user"))
+        case "deadline":
+            return Outcome(claim, "cancelled", error="deadline")
         case "shutdown" | "parent" | "lease-unproven":
             # An unproven lease may still be ours: the fenced release then gives the job back sooner than the watchdog.
             return Outcome(claim, "released", error=None)

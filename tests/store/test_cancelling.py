@@ -442,3 +442,18 @@ async def test_a_reference_cancels_its_job(room_dsn: str) -> None:
         assert (await ref.cancel(reason="changed my mind")).state is State.CANCELLED
         (row,) = await client.cancellations(ref.id)
         assert row.reason == "changed my mind"
+
+
+async def test_the_databases_clock_is_known_from_the_session_on_and_kept_up_to_date(
+    store: WorkerStore, window: Window
+) -> None:
+    def difference() -> float:
+        """What the store takes for the database's time, beyond what it is: a round trip at most, never less."""
+        now = trio.current_time()
+        return now + store.epoch_offset - window.value("SELECT extract(epoch FROM clock_timestamp())::float8")
+
+    # Both clocks are read anew here, the database's later.
+    assert -0.5 < difference() < 0.5
+    store.epoch_offset = 0.0
+    await store.touch(0, draining=False)
+    assert -0.5 < difference() < 0.5

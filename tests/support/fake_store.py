@@ -30,6 +30,10 @@ RECENT = 0.05
 """Seconds a floor trails the newest row, as in exchange.sql."""
 
 
+EPOCH = 1_700_000_000.0
+"""The database's clock when Trio's shows 0."""
+
+
 @dataclass
 class FakeJob:
     id: int
@@ -160,6 +164,7 @@ class FakeStore:
         self.database = database
         self.lease = lease
         self.session = 0
+        self.epoch_offset = EPOCH
         self.idle = False
         self.closed = False
         self.calls: list[str] = []

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 import click
 
 from .bench import bench
+from .cancel import cancel_jobs
 from .enqueue import enqueue
 from .faults import describe, exit_code_of, our_error
 from .jobs import jobs
@@ -55,6 +56,7 @@ def pulse_trio() -> None:
     """
 
 
+jobs.add_command(cancel_jobs)
 for _command in (run, enqueue, jobs, workers, migrate, bench):
     pulse_trio.add_command(_command)
 

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from ..observe import (
+    CancellationDelivered,
     ChildEnded,
     ChildSilent,
     ChildStarted,
@@ -97,6 +98,7 @@ class LogInstrument:
         wanted: list[type[Any]] = [
             WorkerStarted,
             WorkerStopped,
+            CancellationDelivered,
             DatabaseFound,
             ChildStarted,
             ChildEnded,
@@ -142,6 +144,9 @@ def sentence(event: Event) -> str:
             return f"job {event.job_id} ({event.kind}) started, attempt {event.attempt}"
         case JobEnded():
             return _end_of(event)
+        case CancellationDelivered():
+            why = f": {headline(event.message)}" if event.message else ""
+            return f"job {event.job_id} ({event.kind}) is being cancelled{why}"
         case FenceLost():
             return (
                 f"job {event.job_id} ({event.kind}) lost its fence at its {event.during}: another attempt owns it now"

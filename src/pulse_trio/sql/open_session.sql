@@ -1,2 +1,4 @@
 INSERT INTO :"schema".session (id, host, pid, version, queues, concurrency, lease)
 VALUES (%(session)s::bigint, %(host)s, %(pid)s::int, %(version)s, %(queues)s::text[], %(concurrency)s::int, %(lease)s::interval)
+-- The database's clock, by which jobs' deadlines are set.
+RETURNING extract(epoch FROM clock_timestamp())::float8

@@ -147,6 +147,8 @@ class WorkerStore:
         self._generation = 0
         self._idle_generation = 0
         self.session = 0
+        self.epoch_offset = 0.0
+        """By how much the database's clock (seconds since 1970) is ahead of Trio's, or a little more; from the session on."""
         self._sessions: list[int] = []
 
     def _link(self, dsn: str, name: str, settings: dict[str, str]) -> Link:
@@ -224,19 +226,30 @@ class WorkerStore:
         if self._on_session is not None:
             # Before it can claim anything: a supervisor must know whose jobs to hand back.
             self._on_session(session)
-        await connection.execute(statement("open_session", self._schema), {"session": session, **self._identity})
+        sent = trio.current_time()
+        cursor = await connection.execute(
+            statement("open_session", self._schema), {"session": session, **self._identity}
+        )
+        self._set_clock(sent, await cursor.fetchall())
         self._generation = self._claims.generation
         self.session = session
         self._sessions.append(session)
 
+    def _set_clock(self, sent: float, rows: Sequence[tuple[float]]) -> None:
+        # As if the answer had been given when the question was sent: rather ahead than behind, by a round trip at most.
+        if rows:
+            self.epoch_offset = rows[-1][0] - sent
+
     async def touch(self, running: int, *, draining: bool) -> None:
         """Shows that this worker lives, and what it runs."""
         async with self._using(self._beats) as connection:
-            await connection.execute(
+            sent = trio.current_time()
+            cursor = await connection.execute(
                 statement("touch_sessions", self._schema),
                 {"session": self.session, "sessions": self._sessions, "running": running, "draining": draining},
                 prepare=True,
             )
+            self._set_clock(sent, await cursor.fetchall())
 
     async def end_sessions(self) -> None:
         """Says that this worker is gone, for good."""

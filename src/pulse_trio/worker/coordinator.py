@@ -1,6 +1,6 @@
 """The nursery tree of a worker. Shutdown is nesting:
 
-    services {settler, heartbeats, watchdog}  >  jobs  >  intake {claimer, listener, scheduler}
+    services {settler, heartbeats, watchdog, listener, cancellations}  >  jobs  >  intake {claimer, scheduler}
 
 To stop, the intake is cancelled; the jobs nursery has its grace, heartbeats going on to the last job; what is left is
 cancelled, with clean-up time and the lease still held, and released unharmed; the settler drains; the heartbeats end.
@@ -24,6 +24,7 @@ from ..postgres import backoff
 from ..settings import WorkerSettings
 from ..store import Slot, WorkerStore
 from .calls import Calls
+from .cancellations import Cancellations
 from .claimer import Claimer, SlotBook
 from .leases import Leases
 from .listener import Listener
@@ -147,8 +148,20 @@ class Worker:
 
     def _build(self) -> None:
         s = self.settings
+        self._cancellations = Cancellations(
+            self._store,
+            held=lambda: self._leases.held,
+            session=lambda: self._store.session,
+            backoff=backoff,
+            observer=self._observer,
+        )
         self._leases = Leases(
-            self._store, heartbeat=s.heartbeat, proven_for=s.lease - s.margin, observer=self._observer
+            self._store,
+            heartbeat=s.heartbeat,
+            proven_for=s.lease - s.margin,
+            on_asked=self._cancellations.reach,
+            early=self._cancellations.early,
+            observer=self._observer,
         )
         calls = Calls(self._handlers, threads=trio.CapacityLimiter(s.concurrency))
         self._runner = Runner(
@@ -162,6 +175,7 @@ class Worker:
             heartbeat=s.heartbeat,
             cleanup=s.cleanup,
             orphaned=lambda: self._orphaned or self._jobs_nursery.cancel_scope.cancel_called,
+            epoch_offset=lambda: self._store.epoch_offset,
         )
         self._settler = Settler(
             self._store,
@@ -185,6 +199,7 @@ class Worker:
         self._listener = Listener(
             self._store,
             on_notify=self._claimer.notified,
+            on_cancel=self._cancellations.heard,
             on_deaf=self._claimer.deafened,
             backoff=backoff,
             observer=self._observer,
@@ -223,6 +238,9 @@ class Worker:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._leases.run)
                 nursery.start_soon(self._settler.run)
+                nursery.start_soon(self._cancellations.run)
+                # Not with the intake: who drains for hours must still hear what is to be cancelled.
+                nursery.start_soon(self._listener.run)
                 if self._watch:
                     nursery.start_soon(self._watchdog.run)
 
@@ -248,7 +266,6 @@ class Worker:
     async def _intake(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._claimer.run)
-            nursery.start_soon(self._listener.run)
             nursery.start_soon(self._scheduler.run)
             if self._burst:
                 nursery.start_soon(self._end_burst)

@@ -1,14 +1,14 @@
 """One job that this worker holds: its claim, its lease as far as it is proven, and the nursery it runs in.
 
-The nursery's cancel scope has one deadline, the earlier of the lease's and the timeout's. A deadline runs no hook of ours,
-so the reason of a cancellation is computed from what struck first.
+The nursery's cancel scope has one deadline, the earliest of the lease's, the timeout's and the whole job's. A deadline runs no
+hook of ours, so the reason of a cancellation is computed from what struck first.
 """
 
 from __future__ import annotations
 
 import math
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import trio
 
@@ -23,6 +23,15 @@ if TYPE_CHECKING:
 _ENDED = "job.nursery can be used only while the job runs: until its handler and its last child have ended."
 
 
+Fence = tuple[int, int, int]
+"""(job id, attempt, session): what every write about a running job must match."""
+
+
+def fence_of(claim: Claim) -> Fence:
+    """The claim's own."""
+    return claim.id, claim.attempt, claim.session
+
+
 class Held:
     """What stands behind a `Job` while this worker holds it. Also its `JobRuntime`."""
 
@@ -34,11 +43,15 @@ class Held:
         "_orphaned",
         "_parked",
         "_reason",
+        "asked",
         "beat_due",
+        "cancel_message",
         "claim",
+        "job_deadline",
         "lease_deadline",
         "lost",
         "outcome",
+        "plain",
         "scope_nursery",
         "started",
         "timeout_deadline",
@@ -58,6 +71,11 @@ class Held:
         self.lease_deadline = lease_deadline
         self.beat_due = beat_due
         self.timeout_deadline = math.inf
+        self.job_deadline = math.inf
+        self.asked = False
+        self.cancel_message: str | None = None
+        # Neither a deadline of the whole job nor a request for its cancellation: the path of most jobs asks this alone.
+        self.plain = True
         self.scope_nursery: trio.Nursery | None = None
         self.outcome: Outcome | None = None
         self.lost = False
@@ -71,10 +89,23 @@ class Held:
 
     # The job's nursery
 
-    def read_options(self) -> None:
-        """The timeout, from the row. Raises `msgspec.DecodeError`."""
-        if (timeout := options_of(self.claim).timeout) is not None:
-            self.timeout_deadline = self.started + timeout
+    def read_options(self, epoch_offset: Callable[[], float]) -> Literal["deadline", "expired"] | None:
+        """The timeout and the moments, from the row; why the job must not start at all, if so. Raises `msgspec.DecodeError`.
+
+        `epoch_offset()` is the database's clock (seconds since 1970) minus ours, or a little more: what we take for a moment of
+        the database's comes early rather than late.
+        """
+        options = options_of(self.claim)
+        if options.timeout is not None:
+            self.timeout_deadline = self.started + options.timeout
+        if options.deadline is not None:
+            self.plain = False
+            self.job_deadline = options.deadline - epoch_offset()
+            if self.job_deadline <= trio.current_time():
+                return "deadline"
+        if options.expires is not None and options.expires - epoch_offset() <= trio.current_time():
+            return "expired"
+        return None
 
     def opened(self, nursery: trio.Nursery) -> None:
         """The nursery is open; from here on the lease is its deadline."""
@@ -83,7 +114,7 @@ class Held:
 
     @property
     def deadline(self) -> float:
-        return min(self.lease_deadline, self.timeout_deadline)
+        return min(self.lease_deadline, self.timeout_deadline, self.job_deadline)
 
     @property
     def nursery(self) -> JobNursery:
@@ -156,6 +187,13 @@ class Held:
 
     # Cancellation
 
+    def ask(self, message: str | None) -> None:
+        """Somebody asked for the job's cancellation, and perhaps said why: cancels it with the reason `user`."""
+        self.asked = True
+        self.plain = False
+        self.cancel_message = message
+        self.cancel("user")
+
     def cancel(self, reason: CancelReason) -> None:
         """Cancels the handler and everything in its nursery; the first reason stays."""
         if self._reason is None:
@@ -177,9 +215,12 @@ class Held:
         return self._reason
 
     def _deadline_reason(self) -> CancelReason | None:
-        if trio.current_time() < self.deadline:
+        first = self.deadline
+        if trio.current_time() < first:
             return None
-        return "timeout" if self.timeout_deadline <= self.lease_deadline else "lease-unproven"
+        if first == self.timeout_deadline:
+            return "timeout"
+        return "deadline" if first == self.job_deadline else "lease-unproven"
 
 
 def _not_cancelled(_: object) -> trio.lowlevel.Abort:

@@ -15,15 +15,16 @@ import trio
 
 from ..errors import DatabaseUnavailable
 from ..observe import DatabaseFound, DatabaseLost
+from .held import fence_of
 from .signal import Signal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ..jobs import Claim
     from ..observe import Observer
     from ..store import Beat
-    from .held import Held
+    from .held import Fence, Held
 
 
 class BeatStore(Protocol):
@@ -33,12 +34,27 @@ class BeatStore(Protocol):
 
 
 class Leases:
-    """Holds the leases of one worker. Times in seconds: `heartbeat` between beats, `proven_for` = lease - margin."""
+    """Holds the leases of one worker. Times in seconds: `heartbeat` between beats, `proven_for` = lease - margin.
 
-    def __init__(self, store: BeatStore, *, heartbeat: float, proven_for: float, observer: Observer) -> None:
+    `on_asked(held, message)`: a beat brought a request for the job's cancellation. `early` has the requests that came before
+    the claims they are about, by fence; they are taken out here.
+    """
+
+    def __init__(
+        self,
+        store: BeatStore,
+        *,
+        heartbeat: float,
+        proven_for: float,
+        on_asked: Callable[[Held, str | None], None],
+        early: dict[Fence, str | None],
+        observer: Observer,
+    ) -> None:
         self._store = store
         self._heartbeat = heartbeat
         self._proven_for = proven_for
+        self._on_asked = on_asked
+        self._early = early
         self._observer = observer
         self._held: dict[Claim, Held] = {}
         self._added = Signal()
@@ -58,6 +74,10 @@ class Leases:
         if not self._held:
             self._added.give()
         self._held[held.claim] = held
+        if self._early:
+            fence = fence_of(held.claim)
+            if fence in self._early:
+                self._on_asked(held, self._early.pop(fence))
 
     def remove(self, claim: Claim) -> None:
         """The attempt is settled, or lost: nothing to keep."""
@@ -94,6 +114,8 @@ class Leases:
     def _answer(self, held: Held, beat: Beat) -> None:
         if held.claim in beat.renewed:
             held.renew(beat.sent + self._proven_for, beat.sent + self._heartbeat)
+            if held.claim in beat.cancelling:
+                self._on_asked(held, beat.cancelling[held.claim])
         elif held.claim in beat.locked:
             # Somebody's transaction holds the row. It is still ours; ask again well before the lease ends.
             held.beat_due = beat.sent + self._heartbeat / 4

@@ -1,4 +1,4 @@
-"""Keeps listening for wake-ups; polling remains the safety net while it cannot."""
+"""Keeps listening for wake-ups and for requests to cancel; polling and heartbeats remain the safety net while it cannot."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..observe import Observer
+    from .held import Fence
 
 
 class ListenStore(Protocol):
@@ -21,19 +22,21 @@ class ListenStore(Protocol):
 
 class Listener:
     """`on_notify(queue)` for each wake-up, and with "" whenever it begins to listen (something may have been
-    missed); `on_deaf()` when it cannot."""
+    missed); `on_cancel(fence, message)` for each request to cancel a running job, any worker's; `on_deaf()` when it cannot."""
 
     def __init__(
         self,
         store: ListenStore,
         *,
         on_notify: Callable[[str], None],
+        on_cancel: Callable[[Fence, str | None], None],
         on_deaf: Callable[[], None],
         backoff: Callable[[int], float],
         observer: Observer,
     ) -> None:
         self._store = store
         self._on_notify = on_notify
+        self._on_cancel = on_cancel
         self._on_deaf = on_deaf
         self._backoff = backoff
         self._observer = observer
@@ -52,8 +55,23 @@ class Listener:
                     self._observer.emit(DatabaseLost("listener", str(error), pause))
                 await trio.sleep(pause)
 
-    def _notified(self, queue: str) -> None:
+    def _notified(self, payload: str) -> None:
         if self._failures:
             self._failures = 0
             self._observer.emit(DatabaseFound("listener"))
-        self._on_notify(queue)
+        if " " not in payload:
+            self._on_notify(payload)
+        elif (request := _request(payload)) is not None:
+            self._on_cancel(*request)
+
+
+def _request(payload: str) -> tuple[Fence, str | None] | None:
+    """`cancel SESSION ID ATTEMPT [REASON]`. No queue's name has a space; what else has one is not for us."""
+    word, *rest = payload.split(" ", 4)
+    if word != "cancel" or len(rest) < 3:
+        return None
+    try:
+        session, job_id, attempt = map(int, rest[:3])
+    except ValueError:
+        return None
+    return (job_id, attempt, session), rest[3] if len(rest) > 3 else None

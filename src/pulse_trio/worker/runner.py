@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import trio
+from msgspec.structs import replace
 
 from ..handlers import UnfitArguments, check_json
 from ..jobs import Outcome
@@ -39,7 +40,7 @@ _encode = msgspec.json.Encoder().encode
 class Runner:
     """Turns claims into outcomes. `call_of(kind)` is how its handler is called, None if there is none. `on_end(held)` is
     called when a job has ended and `held.outcome` is set; `orphaned()` says whether the program around the worker was
-    cancelled."""
+    cancelled; `epoch_offset()` by how much the database's clock is ahead of ours."""
 
     def __init__(
         self,
@@ -54,6 +55,7 @@ class Runner:
         heartbeat: float,
         cleanup: float,
         orphaned: Callable[[], bool],
+        epoch_offset: Callable[[], float],
     ) -> None:
         self._on_start = on_start
         self._on_end = on_end
@@ -63,6 +65,7 @@ class Runner:
         self._cleanup = cleanup
         self._call_of = call_of
         self._orphaned = orphaned
+        self._epoch_offset = epoch_offset
         self._retries = {h.kind: h.retries for h in handlers if h.retries is not None}
         self._tell_start = observer.wanted(JobStarted)
         self._tell_end = observer.wanted(JobEnded)
@@ -72,7 +75,8 @@ class Runner:
         held = Held(claim, sent, sent + self._proven_for, sent + self._heartbeat, self._cleanup, self._orphaned)
         self._on_start(held)
         try:
-            held.outcome = await self._outcome(held)
+            outcome = await self._outcome(held)
+            held.outcome = outcome if held.plain else _in_view_of(held, outcome)
         except BaseException:
             # Not the job's: the worker is being cancelled (or the program ends). The job goes back unharmed.
             if held.outcome is None:
@@ -87,14 +91,20 @@ class Runner:
     async def _outcome(self, held: Held) -> Outcome | None:
         claim = held.claim
         call = self._call_of(claim.kind)
+        if claim.options is not None:
+            try:
+                never = held.read_options(self._epoch_offset)
+            except msgspec.DecodeError as error:
+                if call is not None:
+                    return Outcome(claim, "discarded", error=error_text(error))
+            else:
+                if never is not None:
+                    return Outcome(claim, "cancelled", error=never)
+        if held.asked:
+            return self._after_cancel(held)
         if call is None:
             self._observer.emit(UnknownKindReleased(claim.id, claim.kind))
             return Outcome(claim, "released", delay=UNKNOWN_KIND_DELAY * 2 ** min(claim.attempt - 1, 3))
-        if claim.options is not None:
-            try:
-                held.read_options()
-            except msgspec.DecodeError as error:
-                return Outcome(claim, "discarded", error=error_text(error))
         if self._tell_start:
             self._observer.emit(JobStarted(claim.id, claim.kind, claim.queue, claim.attempt))
         try:
@@ -133,7 +143,7 @@ class Runner:
         elif reason is None:
             error = "CancelledError: the handler cancelled its own nursery (job.nursery)"
             return Outcome(held.claim, "failed", delay=backoff(held.claim), error=error)
-        return outcome_of_cancel(held.claim, reason, self._retries.get(held.claim.kind))
+        return outcome_of_cancel(held.claim, reason, self._retries.get(held.claim.kind), held.cancel_message)
 
     def _failed(self, claim: Claim, error: BaseException) -> Outcome:
         if isinstance(error, UnfitArguments):
@@ -153,6 +163,18 @@ class Runner:
                 outcome.error if outcome is not None else None,
             )
         )
+
+
+def _in_view_of(held: Held, outcome: Outcome | None) -> Outcome | None:
+    """The outcome of a job that has a deadline, or whose cancellation was asked for."""
+    if outcome is None:
+        return None
+    if outcome.kind == "completed":
+        return replace(outcome, cancelling=True) if held.asked else outcome
+    # A retry that would begin after the job's deadline is due at that moment, and is cancelled then: who waits for the job
+    # need not wait longer, and the failure is on record.
+    left = max(0.0, held.job_deadline - trio.current_time())
+    return replace(outcome, delay=left) if outcome.delay > left else outcome
 
 
 def _completed(claim: Claim, value: Any) -> Outcome:

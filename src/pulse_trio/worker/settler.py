@@ -61,7 +61,8 @@ class Settler:
 
     def add(self, outcome: Outcome) -> None:
         """Takes an outcome to write. Never waits."""
-        pending = self._completed if outcome.kind == "completed" else self._others
+        # A completion in spite of a cancellation is written apart from the others, with the ledger's end.
+        pending = self._completed if outcome.kind == "completed" and not outcome.cancelling else self._others
         self._put(pending, outcome)
         if pending is self._others or not self._carried():
             self._work.give()

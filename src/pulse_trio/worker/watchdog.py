@@ -3,7 +3,8 @@
 Needs no handlers, no leader and no clock but the database's; any number of watchdogs may run. A tick that took t seconds
 is not repeated for 20 t, because below PostgreSQL 16 the scan is sequential (289 ms at 1.2M rows).
 
-It also keeps the archive's partitions (maintain()).
+It also keeps the archive's partitions (maintain()), and ends the ledger rows of cancellations that crossed with the end of
+their job.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ _MAINTAIN_EVERY = 3600.0
 
 class WatchStore(Protocol):
     async def rescue(self, limit: int = 1000) -> Rescue: ...
+
+    async def close_cancellations(self) -> None: ...
 
     async def maintain(self, retention: float) -> None: ...
 
@@ -60,6 +63,7 @@ class Watchdog:
             began = trio.current_time()
             try:
                 full = await self._rescue()
+                await self._store.close_cancellations()
                 if not full and trio.current_time() >= self._maintain_at:
                     await self._store.maintain(self._retention)
                     self._maintain_at = trio.current_time() + _MAINTAIN_EVERY

@@ -1,0 +1,57 @@
+"""`pulse-trio jobs cancel`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ..states import FINISHED
+from .database import open_store
+from .jobs import JOB_ID
+from .options import dsn_option, json_option, schema_option
+from .output import notice, print_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..store.cancelling import CancelResult
+
+UNKNOWN = 2
+"""The exit code when one of the jobs does not exist."""
+
+
+@click.command("cancel")
+@click.argument("job_ids", type=JOB_ID, metavar="ID...", nargs=-1, required=True)
+@click.option("--reason", metavar="TEXT", help="Why: for the handler, the job and the ledger.")
+@click.option("--wait", is_flag=True, help="Return when the handlers of running jobs have ended.")
+@schema_option
+@dsn_option
+@json_option
+def cancel_jobs(
+    job_ids: tuple[int, ...], reason: str | None, wait: bool, schema: str | None, dsn: str | None, as_json: bool
+) -> int:
+    """Cancel jobs: those that wait at once, those that run by telling their handlers.
+
+    Prints each job's state: cancelled, or running while its handler has not ended. A job that had finished already is left
+    as it is. If one of several does not exist, the others are cancelled, and the exit code tells.
+    """
+    with open_store(dsn, schema) as client:
+        results = client.cancel_many(job_ids, reason=reason)
+        _say(job_ids, results)
+        if wait:
+            results = client.ended(results)
+    if as_json:
+        print_json(results)
+    for result in [] if as_json else results:
+        click.echo(f"{result.job_id} {result.state}")
+    return UNKNOWN if len(results) < len(set(job_ids)) else 0
+
+
+def _say(job_ids: Sequence[int], results: Sequence[CancelResult]) -> None:
+    found = {result.job_id for result in results}
+    for job_id in sorted(set(job_ids) - found):
+        notice(f"There is no job {job_id} (finished jobs are removed when their retention has passed).")
+    for result in results:
+        if result.cancellation is None and result.state in FINISHED:
+            notice(f"job {result.job_id} is {result.state} already; nothing was changed")

@@ -1,0 +1,45 @@
+"""`pulse-trio jobs cancel`, as a real process on a real database."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from support.processes import Processes
+
+    from .conftest import Command
+
+
+async def test_waiting_jobs_are_cancelled_at_once(command: Command) -> None:
+    first, second = [(await command("enqueue", "greet", "--delay", "60")).stdout.strip() for _ in range(2)]
+    assert (await command("jobs", "cancel", first, "--reason", "not needed")).stdout == f"{first} cancelled\n"
+    shown = json.loads((await command("jobs", "show", first, "--json")).stdout)
+    assert (shown["state"], shown["cancel_reason"]) == ("cancelled", "not needed")
+    again = await command("jobs", "cancel", first, second, "4711", "--json", code=2)
+    assert [(r["job_id"], r["state"]) for r in json.loads(again.stdout)] == [
+        (int(first), "cancelled"),
+        (int(second), "cancelled"),
+    ]
+    assert "There is no job 4711" in again.stderr
+    assert f"job {first} is cancelled already; nothing was changed" in again.stderr
+    assert f"job {second}" not in again.stderr
+
+
+@pytest.mark.usefixtures("app")
+async def test_wait_returns_when_the_handler_has_ended(processes: Processes, command: Command, dsn: str) -> None:
+    job_id = (await command("enqueue", "wait")).stdout.strip()
+    worker = await processes.pulse_trio("run", "app", env={"PULSE_TRIO_DSN": dsn})
+    await worker.line("waiting")
+    done = await command("jobs", "cancel", job_id, "--wait", "--reason", "enough \x1b[31m")
+    assert done.stdout == f"{job_id} cancelled\n"
+    await worker.line(rf"job {job_id} \(wait\) is being cancelled: enough \\x1b")
+    assert json.loads((await command("jobs", "show", job_id, "--json")).stdout)["state"] == "cancelled"
+
+
+async def test_a_reason_that_is_too_long_is_the_callers_fault(command: Command) -> None:
+    job_id = (await command("enqueue", "greet")).stdout.strip()
+    refused = await command("jobs", "cancel", job_id, "--reason", "x" * 1001, code=2)
+    assert "the limit is 1000" in refused.stderr
