@@ -56,6 +56,7 @@ class JobRequest(msgspec.Struct, frozen=True):
     deadline_in: float | None = None
     expires_in: float | None = None
     unique_key: str | None = None
+    key: str | None = None
     options: str | None = None
 
 

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from pulse_trio.client import request_by_name
-from pulse_trio.handlers import schedule
+from pulse_trio.handlers import QueueLimits, Rate, schedule
 from pulse_trio.store import Slot, WorkerStore, cancelling
 from pulse_trio.timing import timing
 from support.fake_store import FakeDatabase, FakeStore
@@ -67,6 +67,9 @@ class Real:
 
     def pause(self) -> None:
         self.window.run("INSERT INTO queue (name, paused_at) VALUES (%s, now())", self.queue)
+
+    def pause_kind(self, kind: str) -> None:
+        self.window.run("INSERT INTO paused_kind (kind) VALUES (%s)", kind)
 
     @contextmanager
     def lock(self, job_id: int) -> Generator[None]:
@@ -126,6 +129,9 @@ class Fake:
 
     def pause(self) -> None:
         self.database.paused.add(self.queue)
+
+    def pause_kind(self, kind: str) -> None:
+        self.database.paused_kinds.add(kind)
 
     def lock(self, job_id: int) -> Any:
         return self.database.lock(job_id)
@@ -494,3 +500,54 @@ async def test_a_paused_or_taken_schedule_is_not_fired(house: House, store: Stor
     house.pause_schedule(queue)
     assert queue not in [f.name for f in (await store.fire_schedules())[0]]
     await store.prune_fires(3600.0)
+
+
+async def test_limits_are_counted_over_all_stores(house: House, store: Store, other: Store) -> None:
+    await store.declare_limits([QueueLimits(house.queue, limit=2)])
+    ids = [house.enqueue() for _ in range(4)]
+    assert house.queue not in [f.queue for f in await store.slots([house.queue])]
+    assert store.limited == [house.queue]
+    assert await claim(store, house.queue) == []
+    answer = await store.claim_limited(house.queue, 5)
+    assert [c.id for c in answer.claims] == ids[:2]
+    second = await other.claim_limited(house.queue, 5)
+    assert (second.claims, second.again_in, second.blocked) == ([], None, True)
+    await store.settle([end(answer.claims[0])])
+    assert [c.id for c in (await other.claim_limited(house.queue, 5)).claims] == [ids[2]]
+    await store.prune_permits()
+
+
+async def test_keys_take_turns_and_have_limits_of_their_own(house: House, store: Store) -> None:
+    for n in range(6):
+        house.enqueue(kind="abb"[n % 3], key="abb"[n % 3])
+    await store.declare_limits([QueueLimits(house.queue, key_limit=2)])
+    assert [f.queue for f in await store.slots([house.queue])] == []
+    assert store.limited == [house.queue]
+    first = await store.claim_limited(house.queue, 1)
+    second = await store.claim_limited(house.queue, 1, first.turns)
+    third = await store.claim_limited(house.queue, 5, second.turns)
+    assert [c.kind for c in first.claims + second.claims + third.claims] == ["a", "b", "a", "b"]
+    assert third.again_in == 0
+    fourth = await store.claim_limited(house.queue, 5, third.turns)
+    assert (fourth.claims, fourth.blocked) == ([], True)
+
+
+async def test_a_rate_says_when_the_next_may_start(house: House, store: Store) -> None:
+    await store.declare_limits([QueueLimits(house.queue, rate=Rate(2, 600.0))])
+    for _ in range(3):
+        house.enqueue()
+    assert len((await store.claim_limited(house.queue, 5)).claims) == 2
+    answer = await store.claim_limited(house.queue, 5)
+    assert answer.claims == []
+    assert answer.again_in == pytest.approx(300, abs=10)
+
+
+async def test_a_paused_kind_is_claimed_neither_way(house: House, store: Store) -> None:
+    house.pause_kind(f"k-{house.queue}")
+    house.enqueue(kind=f"k-{house.queue}")
+    house.enqueue(kind=f"k-{house.queue}", key="a")
+    ids = [house.enqueue(), house.enqueue(key="a")]
+    await store.slots([house.queue])
+    assert f"k-{house.queue}" in store.paused_kinds
+    assert [c.id for c in await claim(store, house.queue)] == ids[:1]
+    assert [c.id for c in (await store.claim_limited(house.queue, 5)).claims] == ids[1:]

@@ -17,15 +17,17 @@ import trio
 from pulse_trio.errors import DatabaseUnavailable
 from pulse_trio.jobs import Claim, Outcome
 from pulse_trio.states import FINISHED, Event, State, event_of, next_state
-from pulse_trio.store import Beat, Broken, Exchange, Fired, Found, Rescue, Settlement, Slot
+from pulse_trio.store import Beat, Broken, Exchange, Fired, Found, Limited, Rescue, Settlement, Slot
 from pulse_trio.timing import due
+from support.fake_limits import FakeLimits
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Sequence
 
-    from pulse_trio.handlers import Schedule
+    from pulse_trio.handlers import QueueLimits, Schedule
 
 MIDNIGHT = datetime(2026, 1, 1, tzinfo=UTC)
+
 RECENT = 0.05
 """Seconds a floor trails the newest row, as in exchange.sql."""
 
@@ -44,6 +46,7 @@ class FakeJob:
     options: str | None
     max_attempts: int
     run_at: float
+    key: str | None = None
     attempt: int = 0
     failures: int = 0
     session: int = 0
@@ -87,6 +90,8 @@ class FakeDatabase:
         self.jobs: dict[int, FakeJob] = {}
         self.locked: set[int] = set()
         self.paused: set[str] = set()
+        self.paused_kinds: set[str] = set()
+        self.limits = FakeLimits()
         self.sessions: dict[int, bool] = {}
         self.idle: set[FakeStore] = set()
         self.listeners: list[Callable[[str], None]] = []
@@ -106,9 +111,10 @@ class FakeDatabase:
         max_attempts: int = 20,
         delay: float = 0.0,
         options: str | None = None,
+        key: str | None = None,
     ) -> int:
         run_at = trio.current_time() + delay
-        job = FakeJob(next(self.ids), queue, priority, kind, args, options, max_attempts, run_at)
+        job = FakeJob(next(self.ids), queue, priority, kind, args, options, max_attempts, run_at, key)
         self.jobs[job.id] = job
         if delay <= 0 and self.idle:
             for listener in self.listeners:
@@ -173,6 +179,8 @@ class FakeStore:
         self.trouble: dict[str, Callable[[], Awaitable[None]]] = {}
         self.silence: dict[str, Callable[[], Awaitable[None]]] = {}
         self.draining = False
+        self.limited: list[str] = []
+        self.paused_kinds: list[str] = []
 
     async def _done(self, operation: str) -> None:
         """The way to the server."""
@@ -224,7 +232,7 @@ class FakeStore:
         now = trio.current_time()
         found: list[FakeJob] = []
         for slot in slots:
-            if slot.queue in self.database.paused:
+            if slot.queue in self.database.paused or self.database.limits.limited(slot.queue):
                 continue
             floor = (float(slot.floor_run_at), slot.floor_id)
             if floor[0] > now - RECENT:
@@ -234,6 +242,8 @@ class FakeStore:
                 for job in self.database.jobs.values()
                 if (job.queue, job.priority) == (slot.queue, slot.priority)
                 and job.state is State.AVAILABLE
+                and job.key is None
+                and job.kind not in self.paused_kinds
                 and (job.run_at, job.id) >= floor
                 and job.id not in self.database.locked
             ]
@@ -307,17 +317,43 @@ class FakeStore:
         await self._done("slots")
         now = trio.current_time()
         due: dict[tuple[str, int], list[float]] = {}
+        apart: set[str] = set()
+        self.paused_kinds = sorted(self.database.paused_kinds)
         for job in self.database.jobs.values():
             if (
                 job.finished is None
                 and job.queue not in self.database.paused
                 and (queues is None or job.queue in queues)
             ):
-                due.setdefault((job.queue, job.priority), []).append(job.run_at)
+                if job.key is not None or self.database.limits.limited(job.queue):
+                    apart.add(job.queue)
+                else:
+                    due.setdefault((job.queue, job.priority), []).append(job.run_at)
+        self.limited = sorted(apart)
         return [
             Found(queue, priority, min((t - now for t in times if t > now), default=None))
             for (queue, priority), times in sorted(due.items())
         ]
+
+    async def declare_limits(self, limits: Sequence[QueueLimits]) -> None:
+        await self._done("declare_limits")
+        for one in limits:
+            self.database.limits.by_queue[one.queue] = one
+
+    async def claim_limited(self, queue: str, limit: int, turns: str = "{}") -> Limited:
+        sent = trio.current_time()
+        await self._done("claim_limited")
+        jobs = [job for job in self.database.jobs.values() if job.queue == queue and queue not in self.database.paused]
+        chosen, again_in, blocked, turns = self.database.limits.choose(
+            queue, [job for job in jobs if job.finished is None], limit, turns,
+            skip=lambda job: job.id in self.database.locked or job.kind in self.paused_kinds,
+        )  # fmt: skip
+        claims = [self._claim(job) for job in chosen]
+        await self._answered("claim_limited")
+        return Limited(claims, sent, again_in, blocked, turns)
+
+    async def prune_permits(self) -> None:
+        await self._done("prune_permits")
 
     # Leases
 

@@ -68,7 +68,9 @@ class Stage:
 
     def enqueue(self, kind: str, /, *, timeout: float | None = None, queue: str = "default", **how: Any) -> int:
         """Enqueues a job; keywords that are not options are its arguments."""
-        options = {name: how.pop(name) for name in ("priority", "max_attempts", "delay", "options") if name in how}
+        options = {
+            name: how.pop(name) for name in ("priority", "max_attempts", "delay", "options", "key") if name in how
+        }
         if timeout is not None:
             options["options"] = msgspec.json.encode({"timeout": timeout}).decode()
         return self.database.enqueue(kind, msgspec.json.encode(how).decode(), queue=queue, **options)

@@ -1,5 +1,6 @@
 """The registry of handlers, their options and their typed arguments."""
 
+from .limits import QueueLimits, Rate, check_limit, parse_rate
 from .names import check_queue, check_text
 from .options import Defaults, encode_options, given_options, request_of
 from .registry import Handler, Handlers, Runs
@@ -15,6 +16,8 @@ __all__ = [
     "Handler",
     "Handlers",
     "Linear",
+    "QueueLimits",
+    "Rate",
     "RetryContext",
     "RetryPolicy",
     "Runs",
@@ -22,11 +25,13 @@ __all__ = [
     "Signature",
     "UnfitArguments",
     "check_json",
+    "check_limit",
     "check_name",
     "check_queue",
     "check_text",
     "encode_options",
     "given_options",
+    "parse_rate",
     "request_of",
     "schedule",
 ]

@@ -16,9 +16,12 @@ import msgspec
 
 from ..errors import ConfigurationError
 from ..jobs import DEFAULT_OPTIONS, JobRequest
+from .limits import KEY_SIZE, check_limit, parse_rate
 from .names import check_queue, check_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .retries import Errors, Retry
 
 Duration = float | timedelta
@@ -39,6 +42,8 @@ class _Options(TypedDict, total=False):
     delay: Duration | None
     deadline: Duration | datetime | None
     expires: Duration | datetime | None
+    limit: int | None
+    rate: str | None
 
 
 class HandlerOptions(_Options, total=False):
@@ -46,6 +51,7 @@ class HandlerOptions(_Options, total=False):
 
     backoff_base: float
     backoff_cap: float
+    key: str | Callable[..., str | int]
     retry: Retry
     retry_on: Errors
     discard_on: Errors
@@ -57,6 +63,7 @@ class CallOptions(_Options, total=False):
     at: datetime | None
     run_at: datetime | None
     unique_key: str | None
+    key: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +82,9 @@ class Defaults:
     deadline: float | datetime | None = None
     expires: float | datetime | None = None
     unique_key: str | None = None
+    key: str | None = None
+    limit: int | None = None
+    rate: str | None = None
 
     def __post_init__(self) -> None:
         check_queue(self.queue)
@@ -98,6 +108,12 @@ class Defaults:
                 _check_positive(name, value, or_else=", or an aware datetime")
         if self.unique_key is not None:
             check_text("unique_key", self.unique_key, 512)
+        if self.key is not None:
+            check_text("key", self.key, KEY_SIZE)
+        if self.limit is not None:
+            check_limit("limit", self.limit)
+        if self.rate is not None:
+            parse_rate(self.rate)
 
     def _whole(self, name: str, least: int) -> None:
         value = getattr(self, name)
@@ -168,12 +184,21 @@ def encode_options(defaults: Defaults) -> str | None:
     for name in ("deadline", "expires"):
         if isinstance(moment := getattr(defaults, name), datetime):
             chosen[name] = moment.timestamp()
+    if defaults.limit is not None:
+        chosen["limit"] = defaults.limit
+    if defaults.rate is not None:
+        chosen["rate"] = parse_rate(defaults.rate)
     return msgspec.json.encode(chosen).decode() if chosen else None
 
 
-def request_of(kind: str, args: str, defaults: Defaults) -> JobRequest:
-    """The request of one call: `args` is checked JSON."""
+def request_of(kind: str, args: str, defaults: Defaults, key: str | None = None) -> JobRequest:
+    """The request of one call: `args` is checked JSON, `key` what its handler makes of them. A limit or a rate without any
+    key counts all jobs of the kind."""
     d = defaults
+    if d.key is not None:
+        key = d.key
+    elif key is None and (d.limit is not None or d.rate is not None):
+        key = kind
     return JobRequest(
         kind=kind,
         args=args,
@@ -185,5 +210,6 @@ def request_of(kind: str, args: str, defaults: Defaults) -> JobRequest:
         deadline_in=None if isinstance(d.deadline, datetime) else d.deadline,
         expires_in=None if isinstance(d.expires, datetime) else d.expires,
         unique_key=d.unique_key,
+        key=key,
         options=encode_options(d),
     )

@@ -20,7 +20,8 @@ from typing import (
 
 from ..errors import ConfigurationError, UnknownKind
 from ..timing import timing
-from .names import check_text
+from .limits import KeyOf, QueueLimits, check_limit, parse_rate
+from .names import check_queue, check_text
 from .options import Defaults, given_options, request_of
 from .retries import Exponential, retries_of
 from .schedules import Schedule, schedule
@@ -52,6 +53,7 @@ class Handler(Generic[P, R]):
     signature: Signature
     result_type: Any = field(default=Any)
     retries: Retries | None = None
+    key_of: KeyOf | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -78,7 +80,10 @@ class Handler(Generic[P, R]):
         return self._request(self.signature.encode((), args))
 
     def _request(self, encoded: str) -> JobRequest:
-        return request_of(self.kind, encoded, self.defaults)
+        if self.key_of is None or self.defaults.key is not None:
+            return request_of(self.kind, encoded, self.defaults)
+        key = self.key_of(self.signature.by_name(encoded))
+        return request_of(self.kind, encoded, self.defaults, key)
 
 
 class Handlers:
@@ -87,6 +92,7 @@ class Handlers:
     def __init__(self) -> None:
         self._by_kind: dict[str, Handler[..., Any]] = {}
         self._schedules: dict[str, Schedule] = {}
+        self._queues: dict[str, QueueLimits] = {}
 
     def __iter__(self) -> Iterator[Handler[..., Any]]:
         return iter(self._by_kind.values())
@@ -116,6 +122,40 @@ class Handlers:
             self._add(handler)
         for declared in other.schedules:
             self._add_schedule(declared)
+        for limits in other.queue_limits:
+            self._limit(limits)
+
+    @property
+    def queue_limits(self) -> list[QueueLimits]:
+        """What `queue` was told, for the worker to write down when it starts."""
+        return list(self._queues.values())
+
+    def queue(
+        self,
+        name: str,
+        *,
+        limit: int | None = None,
+        rate: str | None = None,
+        key_limit: int | None = None,
+        key_rate: str | None = None,
+    ) -> None:
+        """Limits a queue, over all workers: at most `limit` of its jobs run at once, and at most `rate` of them start
+        ("10/s", "100/m", "1000/h"); `key_limit` and `key_rate` do the same for each key whose jobs say nothing themselves.
+
+        Written to the database when a worker starts: the newest deploy wins. Raises `InvalidName` or `ConfigurationError`.
+        """
+        for what, given in (("limit", limit), ("key_limit", key_limit)):
+            if given is not None:
+                check_limit(what, given)
+        if limit is rate is key_limit is key_rate is None:
+            raise ConfigurationError(f"Queue {name!r}: give limit, rate, key_limit or key_rate.")
+        rates = [None if given is None else parse_rate(given) for given in (rate, key_rate)]
+        self._limit(QueueLimits(check_queue(name), limit, rates[0], key_limit, rates[1]))
+
+    def _limit(self, limits: QueueLimits) -> None:
+        if self._queues.get(limits.queue, limits) != limits:
+            raise ConfigurationError(f"The queue {limits.queue!r} is given two different limits.")
+        self._queues[limits.queue] = limits
 
     @overload
     def job(self, function: Callable[Concatenate[Job, P], Awaitable[R]], /) -> Handler[P, R]: ...
@@ -217,14 +257,17 @@ class Handlers:
             )
         kind = check_text("kind", name if name is not None else function.__name__, 256)
         retries = _take_retries(kind, given)
+        key = given.pop("key") if callable(given.get("key")) else None
+        signature = Signature(kind, function)
         handler: Handler[..., Any] = Handler(
             kind=kind,
             function=function,
             runs=_how_it_runs(kind, function, runs),
             defaults=Defaults(**given_options(**given)),
-            signature=Signature(kind, function),
+            signature=signature,
             result_type=hints_of(kind, function).get("return", Any),
             retries=retries,
+            key_of=KeyOf(kind, key, [p.name for p in signature.parameters]) if key is not None else None,
         )
         self._add(handler)
         return handler

@@ -104,6 +104,11 @@ class Signature:
             {name: getattr(struct, name) for name in self._keyword},
         )
 
+    def by_name(self, args: str) -> dict[str, Any]:
+        """Every argument of a call by name, defaults included. Raises `UnfitArguments`."""
+        positional, keyword = self.decode(args)
+        return dict(zip(self._positional, positional, strict=False)) | keyword
+
     def bind(self, function: Callable[..., Any]) -> Callable[[Job, str], Any]:
         """A call of `function` from a job and its JSON; chosen once, so that the common shapes cost no more than they must."""
         decode = self.decode

@@ -37,13 +37,15 @@ WITH report AS (
             AS known(queue, priority, floor_run_at, floor_id),
             -- run_at is the producer's transaction start: a floor this recent would hide commits still under way.
             (SELECT statement_timestamp() - interval '50 ms' AS recent) AS clock
-          -- Asked here, so that a pause takes effect with the next claim of every worker.
-          WHERE NOT EXISTS (SELECT FROM :"schema".queue q WHERE q.name = known.queue AND q.paused_at IS NOT NULL)) AS slot
+          -- Asked here, so that a pause or a limit takes effect with the next claim of every worker. What has a limit, and
+          -- jobs with a key, are claim_limited.sql's.
+          WHERE NOT EXISTS (SELECT FROM :"schema".queue q
+                            WHERE q.name = known.queue AND (q.paused_at IS NOT NULL OR q.limited))) AS slot
     CROSS JOIN LATERAL (
       SELECT ctid AS tid FROM :"schema".job
       WHERE queue = slot.queue AND priority = slot.priority
         AND (run_at, id) >= (slot.floor_run_at, slot.floor_id)
-        AND run_at <= statement_timestamp() AND key IS NULL AND state <> 2
+        AND run_at <= statement_timestamp() AND key IS NULL AND state <> 2 AND kind <> ALL (%(paused_kinds)s::text[])
       ORDER BY run_at, id LIMIT %(limit)s::int FOR NO KEY UPDATE SKIP LOCKED
     ) due
     LIMIT %(limit)s::int))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ..jobs import JobRequest
 
-_COPY = 'COPY :"schema".job (id, kind, args, queue, priority, run_at, max_attempts, options) FROM STDIN'
+_COPY = 'COPY :"schema".job (id, kind, args, queue, priority, run_at, max_attempts, options, key) FROM STDIN'
 _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 
 
@@ -52,7 +52,10 @@ def copy_text(requests: Sequence[JobRequest], reserved: Reserved) -> str:
         # JSON has no raw tab or line end; a backslash is all there can be to escape, and rarely is one there.
         args = r.args.replace("\\", "\\\\") if "\\" in r.args else r.args
         kind = r.kind.translate(_ESCAPES)
-        lines.append(f"{job_id}\t{kind}\t{args}\t{r.queue}\t{r.priority}\t{run_at}\t{r.max_attempts}\t{options}\n")
+        key = "\\N" if r.key is None else r.key.translate(_ESCAPES)
+        lines.append(
+            f"{job_id}\t{kind}\t{args}\t{r.queue}\t{r.priority}\t{run_at}\t{r.max_attempts}\t{options}\t{key}\n"
+        )
     return "".join(lines)
 
 

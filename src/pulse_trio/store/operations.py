@@ -130,6 +130,7 @@ def enqueue(request: JobRequest) -> Operation[Enqueued]:
                 "max_attempts": request.max_attempts,
                 "options": request.options,
                 "unique_key": request.unique_key,
+                "key": request.key,
             },
         )
         if rows:
@@ -158,6 +159,7 @@ def enqueue_many(requests: Sequence[JobRequest]) -> Operation[list[Enqueued]]:
             "max_attempts": numbers([r.max_attempts for r in requests]),
             "options": texts([r.options for r in requests]),
             "unique_keys": texts([r.unique_key for r in requests]),
+            "keys": texts([r.key for r in requests]),
         },
     )
     answers: list[Enqueued] = []

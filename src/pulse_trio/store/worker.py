@@ -31,12 +31,13 @@ from ..sql import render, statement
 from ..states import backoff, storable
 from . import schedules
 from .arrays import numbers, texts
+from .limits import Limited, limited_claims, limits_parameters
 from .operations import run
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 
-    from ..handlers import Schedule
+    from ..handlers import QueueLimits, Schedule
 
 _ClaimedRow = tuple[int, int, int, int, int, str, str, str, str, str | None]
 
@@ -150,6 +151,11 @@ class WorkerStore:
         self.epoch_offset = 0.0
         """By how much the database's clock (seconds since 1970) is ahead of Trio's, or a little more; from the session on."""
         self._sessions: list[int] = []
+        self.limited: list[str] = []
+        """Queues to claim from with `claim_limited`, as the last sweep (`slots`) found them."""
+        self.paused_kinds: list[str] = []
+        """Kinds that are not claimed, as the last sweep found them."""
+        self._paused_kinds = texts(())
 
     def _link(self, dsn: str, name: str, settings: dict[str, str]) -> Link:
         async def configure(connection: TrioConnection[Any]) -> None:
@@ -288,6 +294,7 @@ class WorkerStore:
             "priorities": numbers([s.priority for s in slots]),
             "floor_run_ats": texts([s.floor_run_at for s in slots]),
             "floor_ids": numbers([s.floor_id for s in slots]),
+            "paused_kinds": self._paused_kinds,
         }
         sent = trio.current_time()
         cursor = await connection.execute(statement("exchange", self._schema), parameters, prepare=True)
@@ -375,12 +382,48 @@ class WorkerStore:
     # Slots
 
     async def slots(self, queues: Sequence[str] | None) -> list[Found]:
-        """Every (queue, priority) that has live jobs, paused queues left out; all queues when `queues` is None."""
+        """Every (queue, priority) that has live jobs, paused queues left out; all queues when `queues` is None.
+
+        Queues with limits or keys are not among them, but in `limited` afterwards, and paused kinds in `paused_kinds`."""
         async with self._using(self._claims) as connection:
             cursor = await connection.execute(
                 statement("slots", self._schema), {"queues": list(queues) if queues is not None else None}, prepare=True
             )
-            return [Found(*row) for row in await cursor.fetchall()]
+            rows = await cursor.fetchall()
+        *rows, (_, _, _, self.paused_kinds) = rows
+        self._paused_kinds = texts(self.paused_kinds)
+        self.limited = [queue for queue, priority, _, _ in rows if priority is None]
+        return [Found(*row[:3]) for row in rows if row[1] is not None]
+
+    async def claim_limited(self, queue: str, limit: int, turns: str = "{}") -> Limited:
+        """Claims up to `limit` jobs of a queue that has limits or keys: no more than these allow, over all workers.
+
+        `turns` is what the last call for this queue returned."""
+        async with self._using(self._claims) as connection:
+            await self._ensure_session(connection)
+            session = self.session
+            parameters = {
+                "queue": queue,
+                "session": session,
+                "lease": self._lease,
+                "limit": limit,
+                "paused_kinds": self._paused_kinds,
+                "turns": turns,
+            }
+            sent = trio.current_time()
+            cursor = await connection.execute(statement("claim_limited", self._schema), parameters, prepare=True)
+            return limited_claims(await cursor.fetchall(), session, sent)
+
+    async def declare_limits(self, limits: Sequence[QueueLimits]) -> None:
+        """Writes down what handlers say of their queues: the newest deploy wins."""
+        async with self._using(self._claims) as connection:
+            for one in limits:
+                await connection.execute(statement("limit_queue", self._schema), limits_parameters(one))
+
+    async def prune_permits(self) -> None:
+        """Removes permits and buckets that count no more."""
+        async with self._using(self._claims) as connection:
+            await connection.execute(statement("prune_permits", self._schema), {}, prepare=True)
 
     # Leases
 

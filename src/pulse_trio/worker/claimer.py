@@ -11,6 +11,9 @@ brings PostgreSQL queues down. A *sweep* finds the slots anew and drops the floo
 late commits, backdated rows, rows that were locked. It comes at start, when a claim brings less than was asked for, and
 every second; never at more than a twentieth of the time.
 
+**Limits.** Queues with limits, and jobs with keys, are claimed by a statement of their own (`LimitedBook` says when), in
+turns with the others: where both have more than there is room for, neither waits for the other to be empty.
+
 **Idle.** With nothing to claim the worker announces that it waits, looks once more, and sleeps until a notification, the
 next due time of any slot, or the poll interval. Producers notify only while somebody waits. A worker that cannot hear
 them (its listening connection is down, or there is none) polls sooner after it found work: work comes in bursts.
@@ -32,7 +35,8 @@ if TYPE_CHECKING:
 
     from ..jobs import Claim, Outcome
     from ..observe import Observer
-    from ..store import Exchange, Found, Settlement, Slot
+    from ..store import Exchange, Found, Limited, Settlement, Slot
+    from .limited import LimitedBook
 
 _SWEEP_EVERY = 1.0
 _SWEEP_SHARE = 20
@@ -47,6 +51,7 @@ _BLIND = 0.002
 """The same while producers do not notify."""
 _SOONEST_POLL = 0.02
 """The poll interval of a worker that cannot be notified, just after it found work; it doubles with each vain look."""
+_PRUNE_EVERY = 1.0
 _BUSY = 16
 """A claim of so many jobs (or all that was asked for) means the worker need not be told of work."""
 
@@ -58,6 +63,16 @@ class ClaimStore(Protocol):
     async def exchange(self, limit: int, slots: Sequence[Slot], completed: Sequence[Outcome] = ()) -> Exchange: ...
 
     async def slots(self, queues: Sequence[str] | None) -> list[Found]: ...
+
+    @property
+    def limited(self) -> Sequence[str]: ...
+
+    @property
+    def paused_kinds(self) -> Sequence[str]: ...
+
+    async def claim_limited(self, queue: str, limit: int, turns: str) -> Limited: ...
+
+    async def prune_permits(self) -> None: ...
 
     async def announce_idle(self) -> None: ...
 
@@ -74,6 +89,9 @@ class Carrier(Protocol):
     def put_back(self, outcomes: list[Outcome]) -> None: ...
 
     def nudge(self) -> None: ...
+
+    @property
+    def pending(self) -> int: ...
 
 
 class SlotBook:
@@ -134,6 +152,7 @@ class Claimer:
         store: ClaimStore,
         carrier: Carrier,
         book: SlotBook,
+        limited: LimitedBook,
         *,
         queues: Sequence[str] | None,
         concurrency: int,
@@ -146,6 +165,10 @@ class Claimer:
         self._store = store
         self._carrier = carrier
         self._book = book
+        self._limited = limited
+        self._limited_first = False
+        self._last_prune = -math.inf
+        self._prune_cost = 0.0
         self._queues = list(queues) if queues is not None else None
         self._batch = max(1, math.ceil(concurrency / 2))
         self._free = free
@@ -177,7 +200,8 @@ class Claimer:
         self.listening = True
         if self._queues is not None and queue and queue not in self._queues:
             return
-        self._told = queue in self._book
+        self._limited.told(queue)
+        self._told = queue in self._book or queue in self._limited
         if not self._told:
             self._sweep_wanted = True
         self.found_nothing = False
@@ -197,6 +221,12 @@ class Claimer:
     def freed(self) -> None:
         """A slot of this worker is free again."""
         self._freed.give()
+
+    def ended(self, queue: str) -> None:
+        """A job of `queue` was settled: what its limit kept waiting may start."""
+        if queue in self._limited:
+            self._limited.told(queue)
+            self._wake.give()
 
     # The loop
 
@@ -222,17 +252,17 @@ class Claimer:
         swept = self._sweep_is_due(wanted=self._sweep_wanted and not told)
         if swept:
             await self._sweep()
-        if not self._book:
+        if not self._book and not self._limited:
             await self._wait_idle(swept)
             return
         limit = min(free, self._batch)
-        claimed = await self._claim(limit)
+        claimed = await (self._claim_both(limit) if self._limited else self._claim(limit))
         if claimed >= limit:
             self.hungry = True
         elif not swept:
             await self._look_around_soon()
         else:
-            await self._wait_idle(swept and not claimed)
+            await self._wait_idle(swept and not claimed and self._limited.nothing_due)
             return
         if claimed >= min(limit, _BUSY) and self._store.idle:
             await self._store.withdraw_idle()
@@ -253,6 +283,40 @@ class Claimer:
         self._carrier.settled(settlement)
         return len(claims)
 
+    async def _claim_both(self, limit: int) -> int:
+        """Claims from queues with limits and from the others, in turns who comes first."""
+        self._limited_first = not self._limited_first
+        limited = await self._claim_limited(limit) if self._limited_first else 0
+        # Even without room: the completions that wait for it may be what a limit waits for.
+        others = await self._claim(limit - limited) if self._book or self._carrier.pending else 0
+        if not self._limited_first:
+            limited = await self._claim_limited(limit - others)
+        return limited + others
+
+    async def _claim_limited(self, limit: int) -> int:
+        claimed = 0
+        for queue in self._limited.ready(trio.current_time()):
+            if claimed == limit:
+                break
+            began = trio.current_time()
+            answer = await self._store.claim_limited(queue, limit - claimed, self._limited.turns(queue))
+            # Nothing may be awaited from here to start(): these jobs are ours already.
+            self._limited.claimed(queue, answer, began, trio.current_time())
+            if answer.claims:
+                self._deaf_poll = _SOONEST_POLL
+                self._start(answer.claims, answer.sent)
+                claimed += len(answer.claims)
+        if claimed:
+            await self._prune()
+        return claimed
+
+    async def _prune(self) -> None:
+        began = trio.current_time()
+        if began >= self._last_prune + max(_PRUNE_EVERY, _SWEEP_SHARE * self._prune_cost):
+            self._last_prune = began
+            await self._store.prune_permits()
+            self._prune_cost = trio.current_time() - began
+
     # Sweeping
 
     def _sweep_is_due(self, *, wanted: bool) -> bool:
@@ -267,6 +331,7 @@ class Claimer:
         # Before, not after: whoever wants another look while this one is under way shall have it.
         self._sweep_wanted = False
         self._book.swept(await self._store.slots(self._queues))
+        self._limited.swept(self._store.limited)
         self._last_sweep = trio.current_time()
         self._sweep_cost = self._last_sweep - began
 
@@ -280,6 +345,7 @@ class Claimer:
         self._rest()
         self._sweep_wanted = True
         pause = max(_LOOK_AROUND, self._last_sweep + self._sweep_pause() - trio.current_time())
+        pause = min(pause, self._next_limited())
         # Nobody tells a worker that does not say it waits. At 5,000 jobs/s a blind 20 ms here was the latency of most.
         await self._wait_for_wake(pause if self._store.idle else _BLIND)
 
@@ -300,7 +366,7 @@ class Claimer:
             await self._store.announce_idle()
             self._sweep_wanted = True
             return
-        if not await self._wait_for_wake(min(self._poll_after(), self._next_due())):
+        if not await self._wait_for_wake(min(self._poll_after(), self._next_due(), self._next_limited())):
             self._sweep_wanted = True
 
     def _poll_after(self) -> float:
@@ -314,6 +380,9 @@ class Claimer:
         if due_in is None:
             return math.inf
         return max(0.001, self._last_sweep + due_in - trio.current_time())
+
+    def _next_limited(self) -> float:
+        return max(0.001, self._limited.next_try - trio.current_time()) if self._limited else math.inf
 
     def _rest(self) -> None:
         self.hungry = False

@@ -27,6 +27,7 @@ from .calls import Calls
 from .cancellations import Cancellations
 from .claimer import Claimer, SlotBook
 from .leases import Leases
+from .limited import LimitedBook
 from .listener import Listener
 from .runner import Runner
 from .scheduler import Scheduler
@@ -136,6 +137,7 @@ class Worker:
         try:
             await self._store.check_schema()
             session = await self._store.open_session()
+            await self._store.declare_limits(self._handlers.queue_limits)
             self._build()
             self._observer.emit(WorkerStarted(session, self.settings.queues, self.settings.concurrency))
             task_status.started(self)
@@ -180,7 +182,7 @@ class Worker:
         self._settler = Settler(
             self._store,
             carried=lambda: self._claimer.hungry,
-            on_settled=self._leases.remove,
+            on_settled=self._settled,
             backoff=backoff,
             observer=self._observer,
         )
@@ -188,6 +190,7 @@ class Worker:
             self._store,
             self._settler,
             SlotBook(s.queues, Slot),
+            LimitedBook(s.queues),
             queues=s.queues,
             concurrency=s.concurrency,
             free=lambda: s.concurrency - self._running_count,
@@ -326,6 +329,10 @@ class Worker:
         self._claimer.freed()
         if self._burst and not self._running_count:
             self._claimer.look_again()
+
+    def _settled(self, claim: Claim) -> None:
+        self._leases.remove(claim)
+        self._claimer.ended(claim.queue)
 
     def _count(self, kind: str) -> None:
         self._ended[kind] = self._ended.get(kind, 0) + 1

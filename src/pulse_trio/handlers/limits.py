@@ -1,0 +1,86 @@
+"""Limits as users write them: how many jobs run at once, how many start in a time, and whose they are (their key)."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..errors import ConfigurationError, InvalidArguments, InvalidName
+from .names import check_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+_RATE = re.compile(r"\s*(\d{1,9})\s*/\s*(\d{0,6})\s*(s|m|h|d|sec|min|second|minute|hour|day)\s*")
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+KEY_SIZE = 512
+"""The longest key in bytes; the database checks the same."""
+
+
+class Rate(NamedTuple):
+    """So many starts in so many seconds; as many at once when none was for that long."""
+
+    starts: int
+    seconds: float
+
+
+class QueueLimits(NamedTuple):
+    """What a queue allows over all workers: jobs at once and starts in a time, for the whole queue and for each key."""
+
+    queue: str
+    limit: int | None = None
+    rate: Rate | None = None
+    key_limit: int | None = None
+    key_rate: Rate | None = None
+
+
+def parse_rate(rate: object) -> Rate:
+    """`"10/s"`, `"100/m"`, `"1000/h"`, `"5/d"`, or with a number before the unit, `"10/30s"`. Raises `ConfigurationError`."""
+    found = _RATE.fullmatch(rate) if isinstance(rate, str) else None
+    if found is None or int(found[1]) == 0 or found[2] == "0":
+        raise ConfigurationError(f'rate must look like "10/s", "100/m", "1000/h" or "10/30s", got {rate!r}.')
+    return Rate(int(found[1]), int(found[2] or 1) * _SECONDS[found[3][0]])
+
+
+def check_limit(name: str, limit: object) -> None:
+    """Raises `ConfigurationError` unless `limit` is a positive whole number."""
+    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit < 2**31:
+        raise ConfigurationError(f"{name} must be a whole number from 1 on, got {limit!r}. To run nothing, pause.")
+
+
+class KeyOf:
+    """The key of a job from its arguments: the function's parameters are some of the handler's, by name.
+
+    The kind stands before what it returns, so that two handlers' users of the same number are counted apart.
+    """
+
+    def __init__(self, kind: str, function: Callable[..., Any], parameters: list[str]) -> None:
+        self._kind = kind
+        self._function = function
+        try:
+            found = inspect.signature(function).parameters.values()
+        except (TypeError, ValueError):
+            raise ConfigurationError(
+                f"The key of {kind!r}: {function!r} does not tell its parameters; use a lambda or a def."
+            ) from None
+        self._names = [p.name for p in found]
+        strange = [str(p) for p in found if p.name not in parameters or p.kind in (p.VAR_POSITIONAL, p.POSITIONAL_ONLY)]
+        if strange:
+            raise ConfigurationError(
+                f"The key of {kind!r} takes {', '.join(strange)}: its parameters must be some of the handler's own "
+                f"({', '.join(parameters) or 'it has none'}), by name."
+            )
+
+    def __call__(self, arguments: Mapping[str, Any]) -> str:
+        """Raises `InvalidArguments` if the function fails or returns anything but text or a whole number."""
+        try:
+            key = self._function(**{name: arguments[name] for name in self._names})
+        except Exception as error:
+            raise InvalidArguments(f"The key of {self._kind!r} could not be made: {error!r}.") from error
+        if isinstance(key, bool) or not isinstance(key, (str, int)):
+            raise InvalidArguments(f"The key of {self._kind!r} must be text or a whole number, got {key!r}.")
+        try:
+            return check_text(f"The key of {self._kind!r}", f"{self._kind}:{key}", KEY_SIZE)
+        except InvalidName as error:
+            raise InvalidArguments(str(error)) from None

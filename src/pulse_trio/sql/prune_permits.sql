@@ -1,0 +1,11 @@
+-- Permits whose attempt runs no more, and buckets that are full again: neither counts, both cost a probe. What is locked is
+-- left for the next time, so nothing is waited for and no order of locks matters.
+WITH stale AS (
+  DELETE FROM :"schema".permit p WHERE p.ctid = ANY (ARRAY(
+    SELECT s.ctid FROM :"schema".permit s
+    WHERE NOT EXISTS (SELECT FROM :"schema".job j WHERE j.id = s.job_id AND j.attempt = s.attempt AND j.state = 2)
+    FOR UPDATE SKIP LOCKED))
+)
+DELETE FROM :"schema".bucket b WHERE b.ctid = ANY (ARRAY(
+  SELECT s.ctid FROM :"schema".bucket s WHERE s.full_at < clock_timestamp() FOR UPDATE SKIP LOCKED))
+  AND b.full_at < clock_timestamp()

@@ -1,0 +1,50 @@
+"""Claims from queues that have limits: what one such claim brought."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from ..jobs import Claim
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..handlers import QueueLimits
+
+_ClaimedRow = tuple[int, int, int, int, int, str, str, str, str, str | None]
+
+
+class Limited(NamedTuple):
+    """What a limited claim brought, in the order in which the jobs' turns came.
+
+    `again_in` seconds another try may bring something (None: when a job ends or arrives). `blocked`: a due job had to wait.
+    `turns` is for the next call.
+    """
+
+    claims: list[Claim]
+    sent: float
+    again_in: float | None
+    blocked: bool
+    turns: str
+
+
+def limited_claims(rows: Sequence[Sequence[Any]], session: int, sent: float) -> Limited:
+    """From the rows of claim_limited.sql: the jobs, then one row with what the next call needs."""
+    *jobs, tail = rows
+    claims = [Claim(*cast("_ClaimedRow", tuple(row[:-3])), session) for row in jobs]
+    return Limited(claims, sent, *tail[-3:])
+
+
+def limits_parameters(limits: QueueLimits) -> dict[str, Any]:
+    """For limit_queue.sql."""
+    count, seconds = limits.rate or (None, None)
+    key_count, key_seconds = limits.key_rate or (None, None)
+    return {
+        "queue": limits.queue,
+        "limit": limits.limit,
+        "rate_count": count,
+        "rate_seconds": seconds,
+        "key_limit": limits.key_limit,
+        "key_rate_count": key_count,
+        "key_rate_seconds": key_seconds,
+    }
