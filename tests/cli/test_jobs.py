@@ -134,6 +134,32 @@ def test_moments_and_lengths_of_time_are_read_as_people_write_them() -> None:
             parse_moment(text)
 
 
+async def test_a_queues_retention_is_set_shown_and_taken_back(command: Command) -> None:
+    assert "queues have the workers' retention" in (await command("jobs", "retention")).stderr
+    assert "mail   3 d 0 h" in (await command("jobs", "retention", "mail", "3d")).stdout
+    listed = await command("jobs", "retention", "--json")
+    assert json.loads(listed.stdout) == [{"queue": "mail", "retention": 259200.0}]
+    assert "the queue mail has the workers' retention" in (await command("jobs", "retention", "mail", "default")).stderr
+    assert "not 'soon'" in (await command("jobs", "retention", "mail", "soon", code=2)).stderr
+
+
+async def test_a_cancellation_is_in_the_jobs_timeline(command: Command, dsn: str) -> None:
+    with Window(dsn) as window:
+        job_id = window.enqueue("q")
+        async with open_store(dsn) as store:
+            (claimed,) = await claim(store, "q")
+            window.run("SELECT cancel(%s, 'not needed')", job_id)
+            await store.settle([end(claimed, "cancelled", error="not needed")])
+    shown = (await command("jobs", "show", str(job_id))).stdout
+    assert ": not needed" in next(line for line in shown.splitlines() if "cancel asked" in line)
+    answer = json.loads((await command("jobs", "show", str(job_id), "--json")).stdout)
+    assert [entry["event"] for entry in answer["timeline"]] == [
+        "enqueued", "attempt", "cancel asked", "cancel delivered", "cancelled",
+    ]  # fmt: skip
+    assert answer["timeline"][1]["host"]
+    assert [c["reason"] for c in answer["cancellations"]] == ["not needed"]
+
+
 # The picture
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -408,7 +408,7 @@ async def test_producers_wake_listeners_only_while_somebody_is_idle(house: House
 async def test_the_rest_of_a_workers_life_is_accepted(store: Store) -> None:
     await store.check_schema()
     await store.touch(3, draining=True)
-    await store.maintain(86400.0)
+    assert await store.maintain(86400.0) is False
     await store.end_sessions()
 
 

@@ -100,6 +100,8 @@ class FakeDatabase:
         """Schedules that somebody else is firing."""
         self.ids = count(1)
         self.new_session = count(1000)
+        self.upkeep = 0
+        """How often maintenance says that there is more to do."""
 
     def enqueue(
         self,
@@ -400,8 +402,11 @@ class FakeStore:
     async def close_cancellations(self) -> None:
         await self._done("close_cancellations")
 
-    async def maintain(self, retention: float) -> None:
+    async def maintain(self, retention: float) -> bool:
         await self._done("maintain")
+        more = self.database.upkeep > 0
+        self.database.upkeep -= more
+        return more
 
     # Schedules
 

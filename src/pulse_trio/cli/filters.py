@@ -11,6 +11,7 @@ from .text import parse_duration, parse_moment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from datetime import timedelta
 
     from ..store.history import JobFilter
 
@@ -46,8 +47,14 @@ def _rate(text: str) -> float:
 
 
 MOMENT = _read_by(parse_moment)
-DURATION = _read_by(parse_duration)
 RATE = _read_by(_rate)
+
+
+def _retention(text: str) -> timedelta | str:
+    return text if text == "default" else parse_duration(text)
+
+
+parsed_retention = _read_by(_retention)
 
 _OPTIONS = (
     click.option(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,7 +14,7 @@ from ..states import State
 from ..store import history, operations
 from . import timeline
 from .database import open_store
-from .filters import RATE, described, filter_of, filter_options
+from .filters import RATE, described, filter_of, filter_options, parsed_retention
 from .options import dsn_option, json_option, schema_option
 from .output import notice, plain, print_fields, print_json, print_rich, print_table
 from .text import ago, count_of, duration, headline, local_time, shown, utc_now
@@ -116,9 +117,10 @@ def show_job(job_id: int, schema: str | None, dsn: str | None, as_json: bool) ->
     with open_store(dsn, schema) as client:
         job = client.job(job_id)
         attempts = client.run(operations.attempts(job_id))
-    entries = timeline.life_of(job, attempts)
+        cancellations = client.cancellations(job_id)
+    entries = timeline.life_of(job, attempts, cancellations)
     if as_json:
-        print_json({**_as_dict(job), "attempts": attempts, "timeline": entries})
+        print_json({**_as_dict(job), "attempts": attempts, "cancellations": cancellations, "timeline": entries})
         return
     print_fields(_fields(job))
     click.echo()
@@ -225,6 +227,34 @@ def delete_jobs(job_ids: tuple[int, ...], **given: Any) -> int:
     action = _Action("delete", "deleted", delete, lambda done: done.deleted)
     code, _ = action.run(job_ids, given)
     return code
+
+
+@jobs.command("retention")
+@click.argument("queue", metavar="[QUEUE]", required=False)
+@click.argument("time", metavar="[TIME]", type=parsed_retention, required=False)
+@schema_option
+@dsn_option
+@json_option
+def retention(
+    queue: str | None, time: timedelta | str | None, schema: str | None, dsn: str | None, as_json: bool
+) -> None:
+    """Show or set how long finished jobs of a queue are kept.
+
+    TIME is a length of time, as 12h, 3d or 4w, or default: as long as the workers' setting --retention says. They are deleted
+    in the background, within an hour after that.
+    """
+    with open_store(dsn, schema) as client:
+        if queue is not None and time is not None:
+            client.run(history.set_retention(queue, time if isinstance(time, timedelta) else None))
+        found = client.run(history.retentions())
+    if queue is not None:
+        found = {name: kept for name, kept in found.items() if name == queue}
+    if as_json:
+        print_json([{"queue": name, "retention": kept.total_seconds()} for name, kept in found.items()])
+        return
+    print_table(("queue", "retention"), [(name, duration(kept.total_seconds())) for name, kept in found.items()])
+    if not found:
+        notice(f"{f'the queue {queue} has' if queue else 'queues have'} the workers' retention")
 
 
 class _Action:

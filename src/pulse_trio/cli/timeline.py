@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
+    from ..store.cancelling import CancellationRecord
     from ..store.operations import AttemptRecord, JobRecord
 
 STYLES = {
@@ -33,6 +34,8 @@ STYLES = {
     "snoozed": "blue",
     "released": "blue",
     "retryable": "yellow",
+    "cancel asked": "yellow",
+    "cancel delivered": "yellow",
 }
 """Of states and of outcomes."""
 _FIRST, _LAST = 10, 90
@@ -58,13 +61,21 @@ class Entry:
     detail: str | None = None
 
 
-def life_of(job: JobRecord, attempts: Sequence[AttemptRecord]) -> list[Entry]:
+def life_of(
+    job: JobRecord, attempts: Sequence[AttemptRecord], cancellations: Sequence[CancellationRecord] = ()
+) -> list[Entry]:
     """What happened to a job, in order."""
     entries = [Entry(job.created_at, "enqueued")]
     for attempt in attempts:
         at = attempt.started_at or attempt.ended_at
         if at is not None:
             entries.append(_attempt(attempt, at))
+    for asked in cancellations:
+        why = f"by {asked.requested_by}" + (f": {asked.reason}" if asked.reason else "")
+        entries.append(Entry(asked.requested_at, "cancel asked", detail=why))
+        if asked.delivered_at is not None:
+            entries.append(Entry(asked.delivered_at, "cancel delivered"))
+    entries.sort(key=lambda entry: entry.at)
     if job.finished_at is not None:
         took = (job.finished_at - job.created_at).total_seconds()
         entries.append(Entry(job.finished_at, str(job.state), detail=_end(job, len(attempts), took)))
@@ -144,13 +155,15 @@ class _Axis:
         if entry.event == "due":
             # It may lie far ahead of everything that has happened.
             return Text(" " * self._width)
-        since, at = self._cell(self._idle_since), self._cell(entry.at)
+        at = self._cell(entry.at)
+        # A cancellation may be asked for while an attempt runs.
+        since = min(at, self._cell(self._idle_since))
         text = Text(" " * since)
         text.append(self._wait * (at - since), "dim")
         if entry.event == "attempt":
             until = entry.until or self._now
             text.append(self._run * max(1, self._edge(until) - at), style)
-            self._idle_since = until
+            self._idle_since = max(until, self._idle_since)
         else:
             text.append(self._mark, style)
         text.truncate(self._width, pad=True)

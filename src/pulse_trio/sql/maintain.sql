@@ -1,1 +1,1 @@
-SELECT created, dropped FROM :"schema".maintain(%(retention)s::interval)
+SELECT :"schema".upkeep(%(retention)s::interval)

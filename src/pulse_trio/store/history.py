@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..errors import InvalidArguments, InvalidTransition, UnknownJob, UsageError
+from ..handlers.names import check_queue
 from ..states import FINISHED, State
 from .arrays import numbers
 from .operations import Query, missing, record_of, unmoved
@@ -24,6 +25,9 @@ BATCH = 500
 """Jobs in one statement of a mass retry or deletion: its locks are short, and others come in between."""
 PATIENCE = 10.0
 """Seconds that a list may take. What no index knows is looked for from job to job."""
+
+
+_AGES = timedelta(days=36525)
 
 
 class JobFilter(TypedDict, total=False):
@@ -124,6 +128,23 @@ def _sessions(worker: int | str | None) -> Operation[str | None]:
     if not rows:
         raise UsageError(f"No worker {worker} is known. See: pulse-trio workers --all")
     return numbers([row[0] for row in rows])
+
+
+# Keeping
+
+
+def set_retention(queue: str, retention: timedelta | None) -> Operation[None]:
+    """How long finished jobs of a queue are kept; None: as the workers are set. Raises `InvalidName`, `InvalidArguments`."""
+    check_queue(queue)
+    if retention is not None and not timedelta(0) < retention <= _AGES:
+        raise InvalidArguments(f"A retention is above 0 and at most a hundred years, got {retention}.")
+    yield Query("set_retention", {"queue": queue, "retention": retention})
+
+
+def retentions() -> Operation[dict[str, timedelta]]:
+    """The queues that have a retention of their own."""
+    rows = yield Query("retentions", {})
+    return {row[0]: row[1] for row in rows}
 
 
 # Acting

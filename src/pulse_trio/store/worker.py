@@ -473,17 +473,19 @@ class WorkerStore:
             ends = [row[1] for row in await cursor.fetchall()]
         return Rescue(rescued=ends.count("retryable"), dead=ends.count("dead"))
 
-    async def maintain(self, retention: float) -> None:
-        """Makes the archive's coming days and drops those older than `retention` seconds."""
+    async def maintain(self, retention: float) -> bool:
+        """Makes the archive's coming days and drops those older than `retention` seconds, unless another worker has just
+        done so; deletes a bounded part of what single queues keep for a shorter time. Returns whether there is more."""
         async with self._using(self._watch, patience=60) as connection:
             try:
-                await connection.execute(statement("maintain", self._schema), {"retention": f"{retention} s"})
-                await connection.execute(statement("cancel_prune", self._schema), {"retention": f"{retention} s"})
+                cursor = await connection.execute(statement("maintain", self._schema), {"retention": f"{retention} s"})
+                row = await cursor.fetchone()
+                return row is not None and bool(row[0])
             except psycopg.errors.InsufficientPrivilege as error:
                 # Not the end of a worker: its jobs need no maintenance. The watchdog says it, and tries again.
                 raise DatabaseUnavailable(
                     f"this role may not maintain the schema ({error}); as its owner: "
-                    f"GRANT EXECUTE ON FUNCTION {self._schema}.maintain(interval) TO ..."
+                    f"GRANT EXECUTE ON FUNCTION {self._schema}.upkeep(interval) TO ..."
                 ) from error
 
     # Cancelling

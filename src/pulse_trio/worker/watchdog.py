@@ -3,12 +3,13 @@
 Needs no handlers, no leader and no clock but the database's; any number of watchdogs may run. A tick that took t seconds
 is not repeated for 20 t, because below PostgreSQL 16 the scan is sequential (289 ms at 1.2M rows).
 
-It also keeps the archive's partitions (maintain()), and ends the ledger rows of cancellations that crossed with the end of
-their job.
+It also keeps the archive: its partitions, and what is past its retention, a bounded part with each tick. And it ends the
+ledger rows of cancellations that crossed with the end of their job.
 """
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING, Protocol
 
 import trio
@@ -32,7 +33,7 @@ class WatchStore(Protocol):
 
     async def close_cancellations(self) -> None: ...
 
-    async def maintain(self, retention: float) -> None: ...
+    async def maintain(self, retention: float) -> bool: ...
 
 
 class Watchdog:
@@ -65,8 +66,10 @@ class Watchdog:
                 full = await self._rescue()
                 await self._store.close_cancellations()
                 if not full and trio.current_time() >= self._maintain_at:
-                    await self._store.maintain(self._retention)
-                    self._maintain_at = trio.current_time() + _MAINTAIN_EVERY
+                    more = await self._store.maintain(self._retention)
+                    if not more:
+                        # Not to the second: workers that were started together need not come together.
+                        self._maintain_at = trio.current_time() + _MAINTAIN_EVERY * random.uniform(0.9, 1)  # noqa: S311
             except DatabaseUnavailable as error:
                 pause = max(self._backoff(failures), self._tick / 10)
                 if failures == 0:

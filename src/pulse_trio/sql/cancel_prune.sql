@@ -1,1 +1,0 @@
-DELETE FROM :"schema".cancellation WHERE ended_at < now() - %(retention)s::interval
