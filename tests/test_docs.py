@@ -29,6 +29,7 @@ PAGES_THAT_RUN = [
     "docs/how-to/enqueue.md",
     "docs/how-to/results.md",
     "docs/how-to/retries.md",
+    "docs/how-to/exactly-once.md",
 ]
 
 

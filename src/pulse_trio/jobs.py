@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import msgspec
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
     import trio
 
@@ -146,6 +146,26 @@ class JobRuntime(Protocol):
 
     def cleanup(self) -> AbstractContextManager[object]: ...
 
+    def open_transaction(self, result: Any) -> AbstractAsyncContextManager[JobTransaction]: ...
+
+
+class JobTransaction(Protocol):
+    """A fenced transaction of a job."""
+
+    result: Any
+    """The job's result, if the transaction commits."""
+
+    @property
+    def connection(self) -> Any:
+        """The `TrioConnection` the transaction is on, for the handler's own writes."""
+        ...
+
+    async def execute(self, query: Any, parameters: Any = None, **options: Any) -> Any: ...
+
+    def cursor(self, *args: Any, **options: Any) -> Any: ...
+
+    def transaction(self, *args: Any, **options: Any) -> Any: ...
+
 
 class Job:
     """What a handler sees of its job. `(job.id, job.attempt)` is the key to deduplicate remote effects on."""
@@ -213,3 +233,16 @@ class Job:
         """`with job.cleanup():` shields what is awaited inside from cancellation, for at most the worker's `cleanup`
         seconds (5 by default), with the lease still held. For what must be put right after a `Cancelled`."""
         return self._runtime.cleanup()
+
+    def transaction(self, *, result: Any = None) -> AbstractAsyncContextManager[JobTransaction]:
+        """`async with job.transaction() as tx:` commits what the block writes through `tx.connection` (or `tx.execute`)
+        together with the completion of this job, or neither: exactly once, as far as the database goes.
+
+        `result`, or what `tx.result` is set to, becomes the job's result. An exception or a cancellation in the block rolls
+        back and goes its usual way. After the block the job is completed; return soon, and nothing. On Trio only; once.
+
+        Raises:
+            RuntimeError: the handler runs in a thread or on asyncio, or the job has had its transaction.
+            DatabaseUnavailable: the database was lost; nothing was committed.
+        """
+        return self._runtime.open_transaction(result)

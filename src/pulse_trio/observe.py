@@ -74,6 +74,17 @@ class FenceLost:
 
 
 @dataclass(frozen=True, slots=True)
+class EndedAfterCommit:
+    """A handler failed or returned a value after its `job.transaction()` had committed: the job is completed all the same,
+    and `error` is known only here."""
+
+    job_id: int
+    kind: str
+    attempt: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseUnproven:
     """The lease could not be renewed in time, so the handler was cancelled before anyone else may own the job."""
 
@@ -164,6 +175,7 @@ Event = (
     | JobEnded
     | CancellationDelivered
     | FenceLost
+    | EndedAfterCommit
     | LeaseUnproven
     | JobsRescued
     | UnknownKindReleased

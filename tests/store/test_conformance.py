@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
 
     from pulse_trio.handlers import Schedule
-    from pulse_trio.jobs import OutcomeKind
+    from pulse_trio.jobs import Claim, OutcomeKind
     from pulse_trio.states import State
 
 Store = WorkerStore | FakeStore
@@ -551,3 +551,43 @@ async def test_a_paused_kind_is_claimed_neither_way(house: House, store: Store) 
     assert f"k-{house.queue}" in store.paused_kinds
     assert [c.id for c in await claim(store, house.queue)] == ids[:1]
     assert [c.id for c in (await store.claim_limited(house.queue, 5)).claims] == ids[1:]
+
+
+async def test_a_fenced_transaction_completes_its_job_or_nothing(house: House, store: Store, other: Store) -> None:
+    job_id = house.enqueue()
+    claimed = await claim_one(store, house.queue)
+    async with store.transactions.open(), other.transactions.open():
+        assert await store.transactions.committed(claimed) is False
+        with pytest.raises(ZeroDivisionError):
+            await _transaction(store, claimed, fail=True)
+        assert house.state(job_id) == "running"
+        with house.lock(job_id):
+            assert await _transaction(store, claimed) is None
+        assert await _transaction(other, forged(claimed, session=other.session)) is False
+        assert await _transaction(store, claimed) is True
+        assert await store.transactions.committed(claimed) is True
+    assert house.state(job_id) == "completed"
+    assert (await store.settle([end(claimed, "failed")])).accepted == []
+
+
+async def _transaction(store: Store, claimed: Claim, *, fail: bool = False) -> bool | None:
+    async with store.transactions.begin() as begun:
+        await begun.connection.execute("SELECT 1")
+        written = await begun.complete(end(claimed))
+        if fail:
+            raise ZeroDivisionError
+        return written
+
+
+async def test_a_row_that_a_transaction_has_completed_but_not_committed_is_locked_to_beats(
+    house: House, store: Store
+) -> None:
+    house.enqueue()
+    claimed = await claim_one(store, house.queue)
+    async with store.transactions.open():
+        async with store.transactions.begin() as begun:
+            await begun.complete(end(claimed))
+            beat = await store.beat([claimed])
+            assert (beat.renewed, beat.locked) == (frozenset(), {claimed})
+        beat = await store.beat([claimed])
+        assert (beat.renewed, beat.locked) == (frozenset(), frozenset())

@@ -37,6 +37,8 @@ STATEMENTS: dict[str, dict[str, Any]] = {
     "cancel_delivered": FENCE,
     "cancel_close": {},
     "cancel_ended": {"ids": "{1,2,3}"},
+    "await_transaction": {"id": 7},
+    "transaction_done": {"id": 7, "attempt": 1, "session": 9, "keep": False},
     "slots": {"queues": None},
     "prune_permits": {},
     "enqueue": ONE,
@@ -63,6 +65,8 @@ CLIENTS = {
     "retry_job",
     "job",
     "ended",
+    "await_transaction",
+    "transaction_done",
 }
 """Run on connections of the application's own, with PostgreSQL's default settings."""
 WATCHDOG: dict[str, dict[str, Any]] = {

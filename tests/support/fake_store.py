@@ -20,6 +20,7 @@ from pulse_trio.states import FINISHED, Event, State, event_of, next_state
 from pulse_trio.store import Beat, Broken, Exchange, Fired, Found, Limited, Rescue, Settlement, Slot
 from pulse_trio.timing import due
 from support.fake_limits import FakeLimits
+from support.fake_transactions import FakeTransactions
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Sequence
@@ -93,6 +94,8 @@ class FakeDatabase:
         self.paused_kinds: set[str] = set()
         self.limits = FakeLimits()
         self.sessions: dict[int, bool] = {}
+        self.ledger: list[str] = []
+        """What handlers wrote in their transactions, and committed."""
         self.idle: set[FakeStore] = set()
         self.listeners: list[Callable[[str], None]] = []
         self.schedules: dict[str, FakeSchedule] = {}
@@ -183,6 +186,9 @@ class FakeStore:
         self.draining = False
         self.limited: list[str] = []
         self.paused_kinds: list[str] = []
+        self.transactions = FakeTransactions(self)
+        # What its transactions need of it.
+        self.trip, self.answered, self.ours, self.write = self._done, self._answered, self._ours, self._write
 
     async def _done(self, operation: str) -> None:
         """The way to the server."""

@@ -18,6 +18,7 @@ from ..observe import (
     ChildStarted,
     DatabaseFound,
     DatabaseLost,
+    EndedAfterCommit,
     FenceLost,
     JobEnded,
     JobsRescued,
@@ -41,7 +42,16 @@ logger = logging.getLogger("pulse_trio")
 _ONCE_IN = 60.0
 """Seconds in which the same unknown kind is said once."""
 _FAILURES = ("failed", "timeout", "discarded")
-_WARNINGS = (FenceLost, LeaseUnproven, JobsRescued, UnknownKindReleased, DatabaseLost, ChildSilent, ScheduleBroken)
+_WARNINGS = (
+    FenceLost,
+    EndedAfterCommit,
+    LeaseUnproven,
+    JobsRescued,
+    UnknownKindReleased,
+    DatabaseLost,
+    ChildSilent,
+    ScheduleBroken,
+)
 
 
 def set_up(*, as_json: bool, verbose: bool) -> None:
@@ -151,6 +161,8 @@ def sentence(event: Event) -> str:
             return (
                 f"job {event.job_id} ({event.kind}) lost its fence at its {event.during}: another attempt owns it now"
             )
+        case EndedAfterCommit():
+            return f"job {event.job_id} ({event.kind}) is completed, but its handler went on: {headline(event.error)}"
         case LeaseUnproven():
             return f"job {event.job_id} ({event.kind}) was cancelled: its lease could not be renewed in time"
         case JobsRescued():

@@ -2,6 +2,20 @@
 
 from .limits import Limited
 from .schedules import Broken, Fired
+from .transactions import CommitUnknown, FencedTransactions
 from .worker import Beat, Exchange, Found, Rescue, Settlement, Slot, WorkerStore
 
-__all__ = ["Beat", "Broken", "Exchange", "Fired", "Found", "Limited", "Rescue", "Settlement", "Slot", "WorkerStore"]
+__all__ = [
+    "Beat",
+    "Broken",
+    "CommitUnknown",
+    "Exchange",
+    "FencedTransactions",
+    "Fired",
+    "Found",
+    "Limited",
+    "Rescue",
+    "Settlement",
+    "Slot",
+    "WorkerStore",
+]

@@ -1,7 +1,8 @@
 """What a worker does with the database: one method for each business operation.
 
 Three reserved connections, so that none of these can hold up another: *claims* (and the completions that travel with
-them), *settles*, and *beats*. The watchdog and the listener have their own where they run. Every method raises
+them), *settles*, and *beats*. The watchdog and the listener have their own where they run, and what handlers do in
+`job.transaction()` has a pool (transactions.py). Every method raises
 `DatabaseUnavailable` when its connection is lost or silent for too long; then what it sent may or may not have been done.
 
 Sessions: a session id is 63 random bits, made at start and again whenever the claiming connection was lost, because a
@@ -33,6 +34,7 @@ from . import schedules
 from .arrays import numbers, texts
 from .limits import Limited, limited_claims, limits_parameters
 from .operations import run
+from .transactions import FencedTransactions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
@@ -145,6 +147,7 @@ class WorkerStore:
         self._beats = self._link(dsn, "beats", _WORKER_SETTINGS)
         self._watch = self._link(dsn, "watchdog", _WATCHDOG_SETTINGS)
         self._listen = self._link(dsn, "listener", {})
+        self.transactions = FencedTransactions(dsn, schema=schema, concurrency=concurrency, keep=keep)
         self._generation = 0
         self._idle_generation = 0
         self.session = 0

@@ -29,9 +29,10 @@ from .claimer import Claimer, SlotBook
 from .leases import Leases
 from .limited import LimitedBook
 from .listener import Listener
-from .runner import Runner
+from .runner import Runner, completed
 from .scheduler import Scheduler
 from .settler import Settler
+from .transactions import Transactions
 from .watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -101,6 +102,8 @@ class Worker:
         self._stopping = trio.Event()
         self._stopping_now = trio.Event()
         self._orphaned = False
+        self._committed: set[Held] = set()
+        """Jobs completed by their own transaction, whose handlers have not returned yet."""
         self._running_count = 0
         self._ended: dict[str, int] = {}
         self._released = 0
@@ -166,6 +169,12 @@ class Worker:
             observer=self._observer,
         )
         calls = Calls(self._handlers, threads=trio.CapacityLimiter(s.concurrency))
+        self._transactions = Transactions(
+            self._store.transactions,
+            completed=completed,
+            on_commit=self._job_committed,
+            on_lost=lambda held: self._leases.remove(held.claim),
+        )
         self._runner = Runner(
             self._handlers,
             calls.get,
@@ -176,6 +185,7 @@ class Worker:
             lease=s.lease,
             heartbeat=s.heartbeat,
             cleanup=s.cleanup,
+            transactions=self._transactions,
             orphaned=lambda: self._orphaned or self._jobs_nursery.cancel_scope.cancel_called,
             epoch_offset=lambda: self._store.epoch_offset,
         )
@@ -244,6 +254,7 @@ class Worker:
                 nursery.start_soon(self._cancellations.run)
                 # Not with the intake: who drains for hours must still hear what is to be cancelled.
                 nursery.start_soon(self._listener.run)
+                nursery.start_soon(self._transactions.run)
                 if self._watch:
                     nursery.start_soon(self._watchdog.run)
 
@@ -291,6 +302,8 @@ class Worker:
         for held in list(self._leases.held):
             if held.outcome is None:
                 held.cancel("shutdown")
+        for held in self._committed:
+            held.cancel("shutdown")
 
     def _farewell_limit(self) -> float:
         """Seconds the last reports may take: few when somebody waits for us to go."""
@@ -315,10 +328,17 @@ class Worker:
         for claim in claims:
             start_soon(run, claim, sent)
 
+    def _job_committed(self, held: Held) -> None:
+        self._leases.remove(held.claim)
+        self._committed.add(held)
+
     def _job_ended(self, held: Held) -> None:
         self._running_count -= 1
         outcome = held.outcome
-        if outcome is None:
+        if held.committed is not None:
+            self._committed.discard(held)
+            self._count("completed")
+        elif outcome is None:
             self._leases.remove(held.claim)
             self._count("lost")
         else:

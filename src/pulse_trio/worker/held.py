@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+import sniffio
 import trio
 
 from ..states import options_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
+    from contextlib import AbstractAsyncContextManager
 
-    from ..jobs import CancelReason, Claim, JobNursery, Outcome
+    from ..jobs import CancelReason, Claim, JobNursery, JobTransaction, Outcome
 
 
 _ENDED = "job.nursery can be used only while the job runs: until its handler and its last child have ended."
@@ -32,6 +34,12 @@ def fence_of(claim: Claim) -> Fence:
     return claim.id, claim.attempt, claim.session
 
 
+class Transactions(Protocol):
+    """Where `job.transaction()` comes from."""
+
+    def open(self, held: Held, result: Any) -> AbstractAsyncContextManager[JobTransaction]: ...
+
+
 class Held:
     """What stands behind a `Job` while this worker holds it. Also its `JobRuntime`."""
 
@@ -43,10 +51,12 @@ class Held:
         "_orphaned",
         "_parked",
         "_reason",
+        "_transactions",
         "asked",
         "beat_due",
         "cancel_message",
         "claim",
+        "committed",
         "job_deadline",
         "lease_deadline",
         "lost",
@@ -55,6 +65,7 @@ class Held:
         "scope_nursery",
         "started",
         "timeout_deadline",
+        "transaction",
     )
 
     def __init__(
@@ -65,6 +76,7 @@ class Held:
         beat_due: float,
         cleanup: float,
         orphaned: Callable[[], bool],
+        transactions: Transactions,
     ) -> None:
         self.claim = claim
         self.started = started
@@ -82,6 +94,9 @@ class Held:
         self._cleanup = cleanup
         self._reason: CancelReason | None = None
         self._orphaned = orphaned
+        self._transactions = transactions
+        self.transaction: Literal["open", "settling", "committed"] | None = None
+        self.committed: Outcome | None = None
         self._children: Children | None = None
         self._heartbeat_joined = False
         self._heartbeat_over = False
@@ -136,6 +151,33 @@ class Held:
         with trio.move_on_after(self._cleanup, shield=True) as scope:
             yield scope
 
+    # The fenced transaction
+
+    def open_transaction(self, result: Any) -> AbstractAsyncContextManager[JobTransaction]:
+        try:
+            trio.lowlevel.current_task()
+            library = sniffio.current_async_library()
+        except (RuntimeError, sniffio.AsyncLibraryNotFoundError):
+            library = "a thread"
+        if library != "trio":
+            raise RuntimeError(f"job.transaction() is for handlers that run on Trio; this one runs in {library}.")
+        return self._transactions.open(self, result)
+
+    def begin_transaction(self) -> None:
+        if self.transaction == "committed":
+            raise RuntimeError("The job is completed by its first job.transaction(); there can be no second.")
+        if self.transaction is not None:
+            raise RuntimeError("The job has a job.transaction() open; use that one (tx.transaction() is a savepoint).")
+        if self.scope_nursery is None:
+            raise RuntimeError("job.transaction() can be used only while the job runs.")
+        self.transaction = "open"
+
+    def end_transaction(self) -> None:
+        """It was rolled back."""
+        self.transaction = None
+        if self.lost:
+            self._wake_heartbeat()
+
     # The heartbeat
 
     def join_heartbeat(self) -> None:
@@ -183,7 +225,9 @@ class Held:
     def lose(self) -> None:
         """A beat matched no row: the heartbeat task cancels the nursery."""
         self.lost = True
-        self._wake_heartbeat()
+        # The row may be gone because our own transaction has just completed the job: then the answer to COMMIT is on its way.
+        if self.transaction != "settling":
+            self._wake_heartbeat()
 
     # Cancellation
 

@@ -18,9 +18,9 @@ from msgspec.structs import replace
 
 from ..handlers import UnfitArguments, check_json
 from ..jobs import Outcome
-from ..observe import FenceLost, JobEnded, JobStarted, LeaseUnproven, UnknownKindReleased
+from ..observe import EndedAfterCommit, FenceLost, JobEnded, JobStarted, LeaseUnproven, UnknownKindReleased
 from ..states import backoff, error_text, outcome_of_cancel, outcome_of_error
-from .held import Held
+from .held import Held, Transactions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,6 +56,7 @@ class Runner:
         cleanup: float,
         orphaned: Callable[[], bool],
         epoch_offset: Callable[[], float],
+        transactions: Transactions,
     ) -> None:
         self._on_start = on_start
         self._on_end = on_end
@@ -66,13 +67,22 @@ class Runner:
         self._call_of = call_of
         self._orphaned = orphaned
         self._epoch_offset = epoch_offset
+        self._transactions = transactions
         self._retries = {h.kind: h.retries for h in handlers if h.retries is not None}
         self._tell_start = observer.wanted(JobStarted)
         self._tell_end = observer.wanted(JobEnded)
 
     async def run(self, claim: Claim, sent: float) -> None:
         """Runs one claimed job to its end. `sent` is Trio's clock before the claim was sent: the lease counts from it."""
-        held = Held(claim, sent, sent + self._proven_for, sent + self._heartbeat, self._cleanup, self._orphaned)
+        held = Held(
+            claim,
+            sent,
+            sent + self._proven_for,
+            sent + self._heartbeat,
+            self._cleanup,
+            self._orphaned,
+            self._transactions,
+        )
         self._on_start(held)
         try:
             outcome = await self._outcome(held)
@@ -84,6 +94,8 @@ class Runner:
             raise
         finally:
             held.end_heartbeat()
+            if held.committed is not None:
+                self._after_commit(held, held.committed)
             if self._tell_end:
                 self._emit_end(held)
             self._on_end(held)
@@ -111,7 +123,7 @@ class Runner:
             async with trio.open_nursery() as nursery:
                 held.opened(nursery)
                 try:
-                    outcome = _completed(claim, await call(held, claim.args))
+                    outcome = completed(claim, await call(held, claim.args))
                 except Exception as error:
                     # Caught here, inside the nursery, where it is still itself; outside it would be a group of one.
                     outcome = held.outcome = self._failed(claim, error)
@@ -150,6 +162,20 @@ class Runner:
             return Outcome(claim, "discarded", error=error_text(error))
         return outcome_of_error(claim, error, self._retries.get(claim.kind))
 
+    def _after_commit(self, held: Held, committed: Outcome) -> None:
+        """The job was completed by its transaction; whatever came later can only be told."""
+        later, held.outcome = held.outcome, committed
+        if (
+            later is None
+            or later is committed
+            or (later.kind == "completed" and later.result in (None, committed.result))
+        ):
+            return
+        said = later.error or f"the handler's attempt ended as {later.kind}"
+        if later.kind == "completed":
+            said = "the handler returned a value, which is lost: set tx.result"
+        self._observer.emit(EndedAfterCommit(held.claim.id, held.claim.kind, held.claim.attempt, said))
+
     def _emit_end(self, held: Held) -> None:
         claim, outcome = held.claim, held.outcome
         self._observer.emit(
@@ -177,7 +203,8 @@ def _in_view_of(held: Held, outcome: Outcome | None) -> Outcome | None:
     return replace(outcome, delay=left) if outcome.delay > left else outcome
 
 
-def _completed(claim: Claim, value: Any) -> Outcome:
+def completed(claim: Claim, value: Any) -> Outcome:
+    """The outcome of a handler that returned. Raises `InvalidArguments` if JSON cannot carry the value."""
     if value is None:
         return Outcome(claim, "completed")
     return Outcome(claim, "completed", result=check_json(_encode(value), f"The result of {claim.kind!r}"))

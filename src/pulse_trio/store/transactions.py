@@ -1,0 +1,151 @@
+"""Fenced transactions: a handler's own writes and the completion of its job in one commit.
+
+The connections are a small pool of their own, made when first asked for, so that no handler can hold up a claim, a report
+or a beat. The fenced completion is the last statement before COMMIT: it locks the job's row, and a row locked from the start
+would keep the worker's own beats waiting.
+
+**A COMMIT without an answer** may be done, undone, or still under way on the server. Nothing may be concluded from silence:
+`committed` waits for the row, which the transaction holds until it has ended, and then looks. Until somebody knows, no other
+report of ours can do harm: each is fenced by the same (id, attempt, session), and the transaction that was committed has
+deleted the row they would match.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import pq
+
+from ..errors import DatabaseUnavailable
+from ..postgres import open_pool
+from ..sql import statement
+from .arrays import numbers, texts
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from ..jobs import Claim, Outcome
+    from ..postgres import TrioConnection, TrioPool
+
+_SIZE = 10
+"""Connections of one worker for fenced transactions, at most: a database has 100 for all."""
+
+
+class CommitUnknown(DatabaseUnavailable):
+    """The connection was lost while COMMIT was under way: it may be done or not."""
+
+
+class Begun:
+    """A transaction that has begun; the block around it commits."""
+
+    def __init__(self, connection: TrioConnection[Any], schema: str, *, keep: bool) -> None:
+        self.connection = connection
+        self.completed = False
+        self._schema = schema
+        self._keep = keep
+
+    async def complete(self, outcome: Outcome) -> bool | None:
+        """The fenced completion: True if it is written, False if the lease was lost, None if somebody has locked the row.
+
+        Raises `RuntimeError` if the transaction was ended by hand meanwhile.
+        """
+        if self.connection.pgconn.transaction_status == pq.TransactionStatus.IDLE:
+            raise RuntimeError(
+                "the transaction of job.transaction() was ended inside its block; leave that to the block"
+            )
+        claim = outcome.claim
+        cursor = await self.connection.execute(
+            statement("complete_unlocked", self._schema),
+            {
+                "ids": numbers([claim.id]),
+                "attempts": numbers([claim.attempt]),
+                "sessions": numbers([claim.session]),
+                "results": texts([outcome.result]),
+                "keep": self._keep,
+            },
+            prepare=False,
+        )
+        rows = await cursor.fetchall()
+        if not rows:
+            return False
+        self.completed = bool(rows[0][1])
+        return True if self.completed else None
+
+
+class FencedTransactions:
+    """The fenced transactions of one worker."""
+
+    def __init__(self, dsn: str, *, schema: str, concurrency: int, keep: bool) -> None:
+        self._dsn = dsn
+        self._schema = schema
+        self._size = min(concurrency, _SIZE)
+        self._keep = keep
+        self._pool: TrioPool | None = None
+
+    @asynccontextmanager
+    async def open(self) -> AsyncGenerator[None]:
+        """The life of the pool; no connection is made before one is asked for."""
+        async with open_pool(
+            self._dsn,
+            min_size=0,
+            max_size=self._size,
+            configure=_configure,
+            autocommit=True,
+            application_name="pulse-trio transactions",
+        ) as self._pool:
+            yield
+
+    @asynccontextmanager
+    async def begin(self, *, seconds: float = math.inf) -> AsyncGenerator[Begun]:
+        """A transaction for the block: committed at its end, rolled back when it raises. `seconds` are what each of its
+        statements may take. Waits for a free connection as long as the caller will.
+
+        Raises:
+            CommitUnknown: whether it was committed is not known.
+        """
+        async with self._lend() as connection:
+            begun = Begun(connection, self._schema, keep=self._keep)
+            committing = False
+            try:
+                async with connection.transaction():
+                    if seconds < math.inf:
+                        # A second more: while this side lives, its own deadline strikes first and gives the better reason.
+                        limit = f"{max(1, math.ceil((seconds + 1) * 1000))}ms"
+                        await connection.execute("SELECT set_config('statement_timeout', %s, true)", [limit])
+                    yield begun
+                    committing = begun.completed
+            except BaseException as error:  # noqa: ASYNC103 -- a cancelled COMMIT without an answer is the caller's to look into
+                if committing and connection.closed:
+                    raise CommitUnknown(f"the connection was lost during COMMIT: {error}") from error  # noqa: ASYNC104
+                raise
+
+    async def committed(self, claim: Claim) -> bool:
+        """Whether a transaction whose COMMIT got no answer was committed, once it has ended. Waits for that.
+
+        Raises `DatabaseUnavailable` when it could not be found out.
+        """
+        fence = {"id": claim.id, "attempt": claim.attempt, "session": claim.session, "keep": self._keep}
+        try:
+            async with self._lend() as connection, connection.transaction():
+                await connection.execute(statement("await_transaction", self._schema), fence)
+                row = await (await connection.execute(statement("transaction_done", self._schema), fence)).fetchone()
+        except psycopg.Error as error:
+            raise DatabaseUnavailable(f"transactions: {str(error).strip()}") from error
+        return row is not None and row[0]
+
+    @asynccontextmanager
+    async def _lend(self) -> AsyncGenerator[TrioConnection[Any]]:
+        if self._pool is None:
+            raise RuntimeError("the pool of transactions is not open")
+        async with self._pool.connection(timeout=math.inf) as connection:
+            yield connection
+
+
+async def _configure(connection: TrioConnection[Any]) -> None:
+    # As on the worker's other connections: what is said to be completed must not be forgotten by a crash of the server.
+    await connection.execute(
+        "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+    )

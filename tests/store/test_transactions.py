@@ -1,0 +1,267 @@
+"""Fenced transactions on a real database: a handler's writes and the completion, or neither."""
+
+# ruff: noqa: PT012 -- a block that is left by an error is what is tried
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+import trio
+
+from pulse_trio.errors import DatabaseUnavailable
+from pulse_trio.store import CommitUnknown
+from support.stores import Window, claim_one, end, forged, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from pulse_trio.jobs import Claim
+    from pulse_trio.store import WorkerStore
+    from support.proxy import Proxy
+
+INSERT = "INSERT INTO public.ledger VALUES (%s)"
+
+
+@pytest.fixture(params=[True, False], ids=["kept", "not kept"])
+async def store(request: pytest.FixtureRequest, dsn: str) -> AsyncGenerator[WorkerStore]:
+    async with open_store(dsn, keep=request.param) as store, store.transactions.open():
+        yield store
+
+
+@pytest.fixture
+def window(dsn: str) -> Any:
+    with Window(dsn) as window:
+        window.run("CREATE TABLE public.ledger (job bigint UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+        yield window
+
+
+def ledger(window: Window) -> list[int]:
+    return [row["job"] for row in window.run("SELECT job FROM public.ledger")]
+
+
+async def pay(store: WorkerStore, claim: Claim) -> bool | None:
+    async with store.transactions.begin() as begun:
+        await begun.connection.execute(INSERT, [claim.id])
+        return await begun.complete(end(claim, result="7"))
+
+
+async def test_writes_and_completion_are_one_commit(store: WorkerStore, window: Window) -> None:
+    job_id = window.enqueue()
+    claim = await claim_one(store)
+    async with store.transactions.begin() as begun:
+        await begun.connection.execute(INSERT, [claim.id])
+        assert await begun.complete(end(claim, result="7")) is True
+        assert ledger(window) == []
+        assert window.state(job_id) == "running"
+    assert ledger(window) == [job_id]
+    assert window.row(job_id) is None
+    kept = window.run("SELECT state, attempt, result FROM jobs")
+    assert kept in ([], [{"state": "completed", "attempt": 1, "result": 7}])
+
+
+async def test_an_exception_undoes_the_writes_and_the_completion(store: WorkerStore, window: Window) -> None:
+    job_id = window.enqueue()
+    claim = await claim_one(store)
+    with pytest.raises(ZeroDivisionError):
+        async with store.transactions.begin() as begun:
+            await begun.connection.execute(INSERT, [claim.id])
+            assert await begun.complete(end(claim))
+            raise ZeroDivisionError
+    assert (ledger(window), window.state(job_id)) == ([], "running")
+    assert (await store.settle([end(claim, "failed", error="x")])).accepted
+
+
+@pytest.mark.parametrize("part", ["id", "attempt", "session"])
+async def test_a_fence_that_does_not_match_is_told(part: str, store: WorkerStore, window: Window) -> None:
+    window.enqueue()
+    claim = await claim_one(store)
+    async with store.transactions.begin() as begun:
+        assert await begun.complete(end(forged(claim, **{part: getattr(claim, part) + 1}))) is False
+
+
+async def test_a_locked_row_is_told_apart_and_can_be_tried_again(store: WorkerStore, window: Window, dsn: str) -> None:
+    window.enqueue()
+    claim = await claim_one(store)
+    async with store.transactions.begin() as begun:
+        with psycopg.connect(dsn) as other:
+            other.execute("SELECT FROM pulse.job FOR UPDATE")
+            assert await begun.complete(end(claim)) is None
+        assert await begun.complete(end(claim)) is True
+
+
+async def test_a_transaction_under_way_does_not_keep_beats_waiting(store: WorkerStore, window: Window) -> None:
+    window.enqueue()
+    claim = await claim_one(store)
+    async with store.transactions.begin() as begun:
+        await begun.connection.execute(INSERT, [claim.id])
+        assert (await store.beat([claim])).renewed == {claim}
+        assert await begun.complete(end(claim))
+        # Deleted, but not yet committed: still ours as far as anybody can see.
+        assert (await store.beat([claim])).locked == {claim}
+    assert (await store.beat([claim]))[1:] == (frozenset(), frozenset())
+
+
+async def test_a_deferred_constraint_that_fails_at_commit_undoes_all(store: WorkerStore, window: Window) -> None:
+    job_id = window.enqueue()
+    claim = await claim_one(store)
+    window.run(INSERT, job_id)
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        await pay(store, claim)
+    assert window.state(job_id) == "running"
+
+
+async def test_a_transaction_ended_by_hand_is_refused(store: WorkerStore, window: Window) -> None:
+    job_id = window.enqueue()
+    claim = await claim_one(store)
+    with pytest.raises(psycopg.ProgrammingError):
+        async with store.transactions.begin() as begun:
+            await begun.connection.commit()
+    with pytest.raises(RuntimeError, match="leave that to the block"):
+        async with store.transactions.begin() as begun:
+            await begun.connection.execute("COMMIT")
+            await begun.complete(end(claim))
+    assert window.state(job_id) == "running"
+
+
+async def test_statements_have_a_time_limit_of_their_own_on_the_server(store: WorkerStore) -> None:
+    async def limit(**how: float) -> str:
+        async with store.transactions.begin(**how) as begun:
+            return (await (await begun.connection.execute("SHOW statement_timeout")).fetchone() or ("",))[0]
+
+    assert [await limit(seconds=4.0), await limit()] == ["5s", "0"]
+
+
+async def test_transactions_that_take_every_connection_hold_up_nothing_of_the_workers(
+    store: WorkerStore, window: Window
+) -> None:
+    window.enqueue()
+    claim = await claim_one(store)
+    begun = 0
+
+    async def hold() -> None:
+        nonlocal begun
+        async with store.transactions.begin():
+            begun += 1
+            await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(30):
+            nursery.start_soon(hold)
+        while begun < 10:  # noqa: ASYNC110 -- the eleventh must not come, and tells nobody
+            await trio.sleep(0.01)
+        assert (await store.beat([claim])).renewed == {claim}
+        assert (await store.settle([end(claim)])).accepted
+        window.enqueue()
+        await claim_one(store)
+        assert begun == 10
+        nursery.cancel_scope.cancel()
+
+
+# A commit without an answer
+
+
+async def test_what_became_of_a_commit_is_known_when_the_transaction_has_ended(
+    store: WorkerStore, window: Window
+) -> None:
+    job_id = window.enqueue()
+    claim = await claim_one(store)
+    answers: list[bool] = []
+
+    async def ask() -> None:
+        answers.append(await store.transactions.committed(claim))
+
+    for done in (False, True):
+        with trio.move_on_after(10):
+            async with trio.open_nursery() as nursery, store.transactions.begin() as begun:
+                assert await begun.complete(end(claim))
+                nursery.start_soon(ask)
+                # It waits for the row, which this transaction holds.
+                await somebody_waits(window)
+                assert answers == []
+                if not done:
+                    await begun.connection.execute("ROLLBACK; BEGIN")
+        assert answers.pop() is done
+    assert window.row(job_id) is None
+
+
+@pytest.mark.parametrize("ended", ["rescued", "failed", "dead", "released"])
+async def test_an_attempt_that_ended_otherwise_was_not_committed(
+    ended: str, store: WorkerStore, window: Window
+) -> None:
+    job_id = window.enqueue(max_attempts=1 if ended == "dead" else 20)
+    claim = await claim_one(store)
+    if ended in ("rescued", "dead"):
+        window.expire(job_id)
+        await store.rescue()
+    else:
+        await store.settle([end(claim, "failed" if ended == "failed" else "released", error="x")])
+    assert await store.transactions.committed(claim) is False
+    if ended != "dead":
+        window.make_due(job_id)
+        second = await claim_one(store)
+        assert await pay(store, second)
+        assert [await store.transactions.committed(c) for c in (claim, second)] == [False, True]
+
+
+@pytest.mark.parametrize("reached", [True, False], ids=["the reply is lost", "the COMMIT is lost"])
+async def test_a_lost_commit_is_unknown_and_then_found_out(reached: bool, proxy: Proxy, window: Window) -> None:
+    job_id = window.enqueue()
+    async with open_store(proxy.dsn) as store, store.transactions.open(), trio.open_nursery() as nursery:
+        claim = await claim_one(store)
+        with pytest.raises(CommitUnknown):
+            async with store.transactions.begin() as begun:
+                await begun.connection.execute(INSERT, [claim.id])
+                assert await begun.complete(end(claim))
+                if reached:
+                    proxy.to_client.swallow()
+                    nursery.start_soon(cut_at_the_reply, proxy)
+                else:
+                    proxy.cut()
+        assert await store.transactions.committed(claim) is reached
+    assert ledger(window) == ([job_id] if reached else [])
+    assert (window.state(job_id) == "completed") is reached
+
+
+async def cut_at_the_reply(proxy: Proxy) -> None:
+    await proxy.to_client.arrival()
+    proxy.cut()
+    proxy.forward()
+
+
+async def test_a_cancelled_commit_that_got_no_answer_is_unknown_too(proxy: Proxy, window: Window) -> None:
+    job_id = window.enqueue()
+    async with open_store(proxy.dsn) as store, store.transactions.open():
+        claim = await claim_one(store)
+        with pytest.raises(CommitUnknown), trio.CancelScope() as scope:
+            async with store.transactions.begin() as begun:
+                begun.connection.cleanup_timeout = 0.2
+                assert await begun.complete(end(claim))
+                proxy.to_client.swallow()
+                scope.cancel()
+        proxy.cut()
+        proxy.forward()
+        assert await store.transactions.committed(claim) is True
+    assert window.state(job_id) == "completed"
+
+
+async def test_a_question_that_got_no_answer_says_so(proxy: Proxy, window: Window) -> None:
+    job_id = window.enqueue()
+    async with open_store(proxy.dsn) as store, store.transactions.open(), trio.open_nursery() as nursery:
+        claim = await claim_one(store)
+        with psycopg.connect(window.dsn) as other:
+            other.execute("SELECT FROM pulse.job WHERE id = %s FOR UPDATE", [job_id])
+            nursery.start_soon(cut_when_it_waits, proxy, window)
+            with pytest.raises(DatabaseUnavailable):
+                await store.transactions.committed(claim)
+
+
+async def cut_when_it_waits(proxy: Proxy, window: Window) -> None:
+    await somebody_waits(window)
+    proxy.cut()
+
+
+async def somebody_waits(window: Window) -> None:
+    while not window.value("SELECT count(*) > 0 FROM pg_locks WHERE NOT granted"):  # noqa: ASYNC110 -- PostgreSQL tells nobody
+        await trio.sleep(0.01)

@@ -1,0 +1,90 @@
+"""The fake store's fenced transactions: what a handler writes is a line in `database.ledger`."""
+
+from __future__ import annotations
+
+import math
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import trio
+
+from pulse_trio.errors import DatabaseUnavailable
+from pulse_trio.store import CommitUnknown
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from pulse_trio.jobs import Claim, Outcome
+    from support.fake_store import FakeStore
+
+
+class FakeConnection:
+    """Takes statements, and keeps them until the commit."""
+
+    def __init__(self) -> None:
+        self.written: list[str] = []
+
+    async def execute(self, query: str, parameters: object = None) -> None:
+        await trio.lowlevel.checkpoint()
+        self.written.append(query)
+
+
+class FakeBegun:
+    def __init__(self, store: FakeStore) -> None:
+        self.connection = FakeConnection()
+        self.outcome: Outcome | None = None
+        self._store = store
+
+    async def complete(self, outcome: Outcome) -> bool | None:
+        await self._store.trip("complete")
+        job = self._store.ours(outcome.claim)
+        if job is None:
+            return False
+        if job.id in self._store.database.locked:
+            return None
+        self.outcome = outcome
+        # The deleted row stays locked until the transaction ends.
+        self._store.database.locked.add(job.id)
+        return True
+
+
+class FakeTransactions:
+    """`store.trouble["commit"]` strikes before the commit, `store.silence["commit"]` after it: a reply that was lost."""
+
+    def __init__(self, store: FakeStore) -> None:
+        self._store = store
+        self.seconds: list[float] = []
+
+    @asynccontextmanager
+    async def open(self) -> AsyncGenerator[None]:
+        yield
+
+    @asynccontextmanager
+    async def begin(self, *, seconds: float = math.inf) -> AsyncGenerator[FakeBegun]:
+        await self._store.trip("begin")
+        self.seconds.append(seconds)
+        begun = FakeBegun(self._store)
+        try:
+            yield begun
+            if begun.outcome is not None:
+                await self._commit(begun, begun.outcome)
+        finally:
+            if begun.outcome is not None:
+                self._store.database.locked.discard(begun.outcome.claim.id)
+
+    async def _commit(self, begun: FakeBegun, outcome: Outcome) -> None:
+        store = self._store
+        try:
+            await store.trip("commit")
+            store.database.locked.discard(outcome.claim.id)
+            (accepted,) = store.write([outcome]).accepted
+            assert accepted is outcome
+            store.database.ledger += begun.connection.written
+            await store.answered("commit")
+        except DatabaseUnavailable as error:
+            raise CommitUnknown(str(error)) from error
+
+    async def committed(self, claim: Claim) -> bool:
+        await self._store.trip("committed")
+        job = self._store.database.jobs[claim.id]
+        return (claim.attempt, claim.session, "completed") in job.history
