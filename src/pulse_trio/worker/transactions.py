@@ -103,7 +103,8 @@ class Transactions:
         held.begin_transaction()
         outcomes: list[Outcome] = []
         try:
-            async with self._store.begin(seconds=held.timeout_deadline - trio.current_time()) as begun:
+            limit = min(held.timeout_deadline, held.job_deadline) - trio.current_time()
+            async with self._store.begin(seconds=limit) as begun:
                 transaction = Transaction(begun.connection, result)
                 yield transaction
                 outcomes.append(self._completed(held.claim, transaction.result))
