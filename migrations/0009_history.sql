@@ -41,6 +41,8 @@ BEGIN
   IF NOT pg_try_advisory_xact_lock(hashtextextended(:'schema' || ' maintain', 0)) THEN RETURN; END IF;
   -- DDL on the parent stops settlements while it waits for its lock; better to try again later.
   SET LOCAL lock_timeout = '200ms';
+  -- First: what holds a key for a time after its job's end reads that end from the archive.
+  PERFORM prune_unique_holds();
   SELECT max(r), min(r) INTO longest, shortest FROM (SELECT $1 UNION ALL SELECT q.retention FROM queue q) AS rule(r);
   FOREACH parent IN ARRAY ARRAY['job_archive', 'attempt'] LOOP
     FOR day IN SELECT today + d FROM generate_series(-1, 7) d LOOP

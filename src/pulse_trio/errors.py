@@ -49,6 +49,14 @@ class InvalidTransition(UsageError):
     """The job is in a state in which that cannot be done to it (the state machine is `states.TRANSITIONS`)."""
 
 
+class JobExists(UsageError):
+    """Another job has the unique key, and the enqueue said `on_conflict="raise"`. Its id is `job_id`."""
+
+    def __init__(self, message: str, *, job_id: int) -> None:
+        super().__init__(message)
+        self.job_id = job_id
+
+
 class UnknownJob(UsageError):
     """No job has that id (or its retention has passed)."""
 

@@ -43,7 +43,8 @@ class JobRequest(msgspec.Struct, frozen=True):
 
     `args` is a JSON object by parameter name; `delay` is seconds from the transaction's start; `run_at` an ISO time with
     its offset. `options` is JSON, or None when every option is the default; `deadline_in` and `expires_in` are seconds from
-    the transaction's start too, and go there as moments when the job is written.
+    the transaction's start too, and go there as moments when the job is written. `unique_for` and `unique_after` are seconds;
+    `on_conflict` is skip, replace or raise.
     """
 
     kind: str
@@ -57,6 +58,9 @@ class JobRequest(msgspec.Struct, frozen=True):
     expires_in: float | None = None
     unique_key: str | None = None
     key: str | None = None
+    unique_for: float | None = None
+    unique_after: float | None = None
+    on_conflict: str = "skip"
     options: str | None = None
 
 

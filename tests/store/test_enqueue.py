@@ -233,9 +233,10 @@ def test_a_unique_key_is_exact_under_concurrent_producers(window: Window) -> Non
                     enqueued.append((new_id[0], False))
                 elif number == 1:
                     (done,) = client.enqueue_many([request_by_name("noop", queue="race", unique_key=f"k{key}")])
-                    enqueued.append(tuple(done))
+                    enqueued.append((done.id, done.added))
                 else:
-                    enqueued.append(tuple(client.enqueue("noop", queue="race", unique_key=f"k{key}")))
+                    one = client.enqueue("noop", queue="race", unique_key=f"k{key}")
+                    enqueued.append((one.id, one.added))
         return enqueued
 
     with ThreadPoolExecutor(producers) as pool:

@@ -22,7 +22,7 @@ ROWS = 100_000
 FENCE = {"ids": "{1,2,3}", "attempts": "{1,1,1}", "sessions": "{1,1,1}"}
 ONE = {
     "kind": "noop", "args": "{}", "queue": "q0", "priority": 0, "run_at": None, "delay": None, "max_attempts": 20,
-    "options": None, "unique_key": "k", "key": None, "deadline_in": 60.0, "expires_in": None,
+    "options": None, "key": None, "deadline_in": 60.0, "expires_in": None,
 }  # fmt: skip
 STATEMENTS: dict[str, dict[str, Any]] = {
     "exchange": FENCE | {
@@ -48,7 +48,12 @@ STATEMENTS: dict[str, dict[str, Any]] = {
         "keys": "{NULL,k}",
         "deadlines": "{60,NULL}", "expiries": "{NULL,NULL}",
     },
-    "live_job_of_key": {"queue": "q0", "unique_key": "k"},
+    "enqueue_unique": {
+        "kinds": "{a,b}", "args": '{"{}","{}"}', "queues": "{q0,q1}", "priorities": "{0,0}", "run_ats": "{NULL,NULL}",
+        "delays": "{NULL,NULL}", "max_attempts": "{20,20}", "options": "{NULL,NULL}", "unique_keys": "{a,NULL}",
+        "deadlines": "{60,NULL}", "expiries": "{NULL,NULL}", "unique_fors": "{60,NULL}", "unique_afters": "{NULL,NULL}",
+        "keys": "{NULL,k}", "replacing": "{true,false}",
+    },
     "retry_job": {"ids": "{7,8}", "delay": 0.0, "spacing": 0.0},
     "delete_jobs": {"ids": "{7,8}"},
     "jobs": {"ids": "{7,8}"},
@@ -61,7 +66,7 @@ CLIENTS = {
     "cancel_ended",
     "enqueue",
     "enqueue_many",
-    "live_job_of_key",
+    "enqueue_unique",
     "retry_job",
     "job",
     "ended",

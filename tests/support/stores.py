@@ -53,7 +53,9 @@ class Window:
     def run(self, query: str, *parameters: Any) -> list[dict[str, Any]]:
         """The rows of a query as dictionaries; none for a command."""
         cursor = self.connection.execute(query, parameters or None)
-        return cursor.fetchall() if cursor.description else []
+        # Not `description`, which is None for rows without columns too: SELECT FROM must tell none from some.
+        has_rows = cursor.pgresult is not None and cursor.pgresult.status == psycopg.pq.ExecStatus.TUPLES_OK
+        return cursor.fetchall() if has_rows else []
 
     def value(self, query: str, *parameters: Any) -> Any:
         """The one value of a query."""

@@ -63,6 +63,7 @@ async def enqueue(client: Client) -> None:
     assert_type(await ref.status(), State)
     await client.enqueue(send_welcome.options(delay=timedelta(hours=1)), 42)
     await client.enqueue(send_welcome.options(at=datetime.now(UTC), expires=timedelta(hours=1)), 42)
+    await client.enqueue(send_welcome.options(unique_key="u", unique_for=60, on_conflict="replace"), 42)
     await client.enqueue(send_welcome.options(deadline=datetime.now(UTC), timeout=timedelta(minutes=1)), 42)
     assert_type(await (await client.enqueue(without_job, 1)).result(), list[int])
     assert_type(await client.enqueue(with_job, n=1), JobRef[None])

@@ -82,7 +82,7 @@ class Client:
         else:
             request, result_type = handler.request(*args, **kwargs), handler.result_type
         done = await self._run(operations.enqueue(request))
-        return JobRef(self, done.id, added=done.added, result_type=result_type)
+        return JobRef(self, done.id, added=done.added, replaced=done.replaced, result_type=result_type)
 
     async def enqueue_many(self, requests: Iterable[JobRequest]) -> list[JobRef[Any]]:
         """Enqueues many jobs in one transaction: all of them or none. References come back in the order of the requests."""
@@ -90,7 +90,7 @@ class Client:
         async with self._transaction() as connection:
             for chunk in chunks_of(requests):
                 done = await bulk.enqueue_many(connection, self._schema, chunk)
-                refs += [JobRef(self, d.id, added=d.added) for d in done]
+                refs += [JobRef(self, d.id, added=d.added, replaced=d.replaced) for d in done]
         return refs
 
     # Looking and acting

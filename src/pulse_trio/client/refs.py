@@ -27,15 +27,19 @@ class Jobs(Protocol):
 
 
 class JobRef(Generic[R]):
-    """A job that was enqueued. `added` is False when a live job had the same unique key: this is that job."""
+    """A job that was enqueued. `added` is False when another job had the same unique key: this is that job, and `replaced` says
+    whether it has the new arguments and time."""
 
-    __slots__ = ("_client", "_type", "added", "id")
+    __slots__ = ("_client", "_type", "added", "id", "replaced")
 
-    def __init__(self, client: Jobs, job_id: int, *, added: bool = True, result_type: Any = Any) -> None:
+    def __init__(
+        self, client: Jobs, job_id: int, *, added: bool = True, replaced: bool = False, result_type: Any = Any
+    ) -> None:
         self._client = client
         self._type = result_type
         self.id = job_id
         self.added = added
+        self.replaced = replaced
 
     def __repr__(self) -> str:
         return f"<JobRef {self.id}>"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 import msgspec
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 Duration = float | timedelta
 """Seconds, or a `timedelta`."""
+
+OnConflict = Literal["skip", "replace", "raise"]
+"""What an enqueue does when its unique key is taken."""
 
 LONGEST = 1000 * 365.25 * 86400
 """The longest duration that is taken, in seconds: a thousand years."""
@@ -44,6 +47,10 @@ class _Options(TypedDict, total=False):
     expires: Duration | datetime | None
     limit: int | None
     rate: str | None
+    unique_key: str | None
+    unique_for: Duration | None
+    unique_after: Duration | None
+    on_conflict: OnConflict | None
 
 
 class HandlerOptions(_Options, total=False):
@@ -62,7 +69,6 @@ class CallOptions(_Options, total=False):
 
     at: datetime | None
     run_at: datetime | None
-    unique_key: str | None
     key: str | None
 
 
@@ -85,12 +91,15 @@ class Defaults:
     key: str | None = None
     limit: int | None = None
     rate: str | None = None
+    unique_for: float | None = None
+    unique_after: float | None = None
+    on_conflict: OnConflict = "skip"
 
     def __post_init__(self) -> None:
         check_queue(self.queue)
         self._whole("max_attempts", 1)
         self._whole("priority", -(2**31))
-        for name in ("timeout", "backoff_base", "backoff_cap"):
+        for name in ("timeout", "backoff_base", "backoff_cap", "unique_for", "unique_after"):
             _check_positive(name, getattr(self, name))
         if self.delay is not None and self.run_at is not None:
             raise ConfigurationError("Give delay or at, not both.")
@@ -114,6 +123,8 @@ class Defaults:
             check_limit("limit", self.limit)
         if self.rate is not None:
             parse_rate(self.rate)
+        if self.on_conflict not in get_args(OnConflict):
+            raise ConfigurationError(f"on_conflict must be skip, replace or raise, got {self.on_conflict!r}.")
 
     def _whole(self, name: str, least: int) -> None:
         value = getattr(self, name)
@@ -132,7 +143,7 @@ class Defaults:
         return replace(self, **changes)
 
 
-_DURATIONS = ("delay", "timeout", "deadline", "expires")
+_DURATIONS = ("delay", "timeout", "deadline", "expires", "unique_for", "unique_after")
 _NAMES = {field.name for field in fields(Defaults)} | {"at"}
 
 
@@ -193,12 +204,16 @@ def encode_options(defaults: Defaults) -> str | None:
 
 def request_of(kind: str, args: str, defaults: Defaults, key: str | None = None) -> JobRequest:
     """The request of one call: `args` is checked JSON, `key` what its handler makes of them. A limit or a rate without any
-    key counts all jobs of the kind."""
+    key counts all jobs of the kind. Raises `ConfigurationError` for what needs a unique key and has none."""
     d = defaults
     if d.key is not None:
         key = d.key
     elif key is None and (d.limit is not None or d.rate is not None):
         key = kind
+    if d.unique_key is None and (d.unique_for is not None or d.unique_after is not None or d.on_conflict != "skip"):
+        raise ConfigurationError(
+            f"unique_for, unique_after and on_conflict need a unique_key, and this job of kind {kind!r} has none."
+        )
     return JobRequest(
         kind=kind,
         args=args,
@@ -211,5 +226,8 @@ def request_of(kind: str, args: str, defaults: Defaults, key: str | None = None)
         expires_in=None if isinstance(d.expires, datetime) else d.expires,
         unique_key=d.unique_key,
         key=key,
+        unique_for=d.unique_for,
+        unique_after=d.unique_after,
+        on_conflict=d.on_conflict,
         options=encode_options(d),
     )

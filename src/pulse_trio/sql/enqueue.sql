@@ -1,12 +1,10 @@
--- One job, with the handler's options on the row. A duplicate of a live unique key inserts nothing; the loop around this
--- statement (store.enqueue) then reads the live job's id.
+-- One job without a unique key, with the handler's options on the row.
 WITH added AS (
-  INSERT INTO :"schema".job (kind, args, queue, priority, run_at, max_attempts, options, unique_key, key)
+  INSERT INTO :"schema".job (kind, args, queue, priority, run_at, max_attempts, options, key)
   VALUES (%(kind)s, %(args)s::json, %(queue)s, %(priority)s::int,
           coalesce(%(run_at)s::timestamptz, now() + make_interval(secs => coalesce(%(delay)s::float8, 0))),
           %(max_attempts)s::int, :"schema".row_options(%(options)s::json, %(deadline_in)s::float8, %(expires_in)s::float8),
-          %(unique_key)s, %(key)s)
-  ON CONFLICT (queue, unique_key) WHERE unique_key IS NOT NULL DO NOTHING
+          %(key)s)
   RETURNING id, queue, run_at
 ), woken AS MATERIALIZED (
   SELECT :"schema".wake(queue::text) FROM added WHERE run_at <= now()

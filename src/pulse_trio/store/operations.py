@@ -19,6 +19,7 @@ from ..errors import (
     DatabaseUnavailable,
     InvalidArguments,
     InvalidTransition,
+    JobExists,
     PulseTrioError,
     SchemaError,
     TookTooLong,
@@ -51,10 +52,12 @@ Operation = Generator[Query, Sequence[Row], T]
 
 
 class Enqueued(NamedTuple):
-    """What an enqueue did: the job's id, and whether it is new (False: a live job had the unique key)."""
+    """What an enqueue did: the job's id, whether it is new (False: that job had the unique key), and whether that job has the
+    new arguments and the new time (`on_conflict="replace"`; False when it runs already)."""
 
     id: int
     added: bool
+    replaced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,58 +117,85 @@ class WorkerRecord:
 
 
 def enqueue(request: JobRequest) -> Operation[Enqueued]:
-    """Adds one job. With a unique key that a live job has, adds nothing and gives that job's id."""
-    while True:
-        rows = yield Query(
-            "enqueue",
-            {
-                "kind": request.kind,
-                "args": request.args,
-                "queue": request.queue,
-                "priority": request.priority,
-                "run_at": request.run_at,
-                "delay": request.delay,
-                "deadline_in": request.deadline_in,
-                "expires_in": request.expires_in,
-                "max_attempts": request.max_attempts,
-                "options": request.options,
-                "unique_key": request.unique_key,
-                "key": request.key,
-            },
-        )
-        if rows:
-            return Enqueued(rows[0][0], added=True)
-        live = yield Query("live_job_of_key", {"queue": request.queue, "unique_key": request.unique_key})
-        if live:
-            return Enqueued(live[0][0], added=False)
-        # The live job finished between the two statements: there is room now.
+    """Adds one job. With a unique key that is taken, adds nothing and gives the job that has the key, or raises `JobExists`,
+    as `on_conflict` says."""
+    if request.unique_key is not None:
+        return (yield from _enqueue_unique([request]))[0]
+    rows = yield Query(
+        "enqueue",
+        {
+            "kind": request.kind,
+            "args": request.args,
+            "queue": request.queue,
+            "priority": request.priority,
+            "run_at": request.run_at,
+            "delay": request.delay,
+            "deadline_in": request.deadline_in,
+            "expires_in": request.expires_in,
+            "max_attempts": request.max_attempts,
+            "options": request.options,
+            "key": request.key,
+        },
+    )
+    return Enqueued(rows[0][0], added=True)
 
 
 def enqueue_many(requests: Sequence[JobRequest]) -> Operation[list[Enqueued]]:
-    """Adds a batch in one statement; the answers come in the order of the requests."""
+    """Adds a batch in one statement; the answers come in the order of the requests. Duplicates take a second one.
+
+    Raises `JobExists` when a request says so: then run it in a transaction, for the others have been written."""
     if not requests:
         return []
-    rows = yield Query(
-        "enqueue_many",
-        {
-            "kinds": texts([r.kind for r in requests]),
-            "args": texts([r.args for r in requests]),
-            "queues": texts([r.queue for r in requests]),
-            "priorities": numbers([r.priority for r in requests]),
-            "run_ats": texts([r.run_at for r in requests]),
-            "delays": optional_numbers([r.delay for r in requests]),
-            "deadlines": optional_numbers([r.deadline_in for r in requests]),
-            "expiries": optional_numbers([r.expires_in for r in requests]),
-            "max_attempts": numbers([r.max_attempts for r in requests]),
-            "options": texts([r.options for r in requests]),
-            "unique_keys": texts([r.unique_key for r in requests]),
-            "keys": texts([r.key for r in requests]),
-        },
-    )
-    answers: list[Enqueued] = []
-    for request, (_, added, new_id, *_) in zip(requests, rows, strict=True):
-        answers.append(Enqueued(new_id, added=True) if added else (yield from enqueue(request)))
+    if not all(_is_plain(request) for request in requests):
+        return (yield from _enqueue_unique(requests))
+    rows = yield Query("enqueue_many", _columns(requests))
+    answers = [Enqueued(new_id, added) for _, added, new_id, *_ in rows]
+    duplicates = [n for n, answer in enumerate(answers) if not answer.added]
+    if duplicates:
+        found = yield from _enqueue_unique([requests[n] for n in duplicates])
+        for n, answer in zip(duplicates, found, strict=True):
+            answers[n] = answer
     return answers
+
+
+def _is_plain(request: JobRequest) -> bool:
+    """Whether the request's unique key, if it has one, is held by its live job alone, and a duplicate is skipped."""
+    return request.on_conflict == "skip" and request.unique_for is None and request.unique_after is None
+
+
+def _enqueue_unique(requests: Sequence[JobRequest]) -> Operation[list[Enqueued]]:
+    columns = {
+        **_columns(requests),
+        "unique_fors": optional_numbers([r.unique_for for r in requests]),
+        "unique_afters": optional_numbers([r.unique_after for r in requests]),
+        "replacing": texts(["true" if r.on_conflict == "replace" else "false" for r in requests]),
+    }
+    rows = yield Query("enqueue_unique", columns)
+    answers = [Enqueued(job_id, added, replaced) for _, job_id, added, replaced in rows]
+    for request, answer in zip(requests, answers, strict=True):
+        if request.on_conflict == "raise" and not answer.added:
+            raise JobExists(
+                f"Job {answer.id} of queue {request.queue!r} has the unique key {request.unique_key!r} already.",
+                job_id=answer.id,
+            )
+    return answers
+
+
+def _columns(requests: Sequence[JobRequest]) -> dict[str, str]:
+    return {
+        "kinds": texts([r.kind for r in requests]),
+        "args": texts([r.args for r in requests]),
+        "queues": texts([r.queue for r in requests]),
+        "priorities": numbers([r.priority for r in requests]),
+        "run_ats": texts([r.run_at for r in requests]),
+        "delays": optional_numbers([r.delay for r in requests]),
+        "deadlines": optional_numbers([r.deadline_in for r in requests]),
+        "expiries": optional_numbers([r.expires_in for r in requests]),
+        "max_attempts": numbers([r.max_attempts for r in requests]),
+        "options": texts([r.options for r in requests]),
+        "unique_keys": texts([r.unique_key for r in requests]),
+        "keys": texts([r.key for r in requests]),
+    }
 
 
 def job(job_id: int) -> Operation[JobRecord]:
