@@ -3,12 +3,12 @@
 One job, two workers, a watchdog, and a network that delays, loses requests and loses replies. What the database does with an
 outcome is asked of `pulse_trio.states` itself (`event_of`, `next_state`), so the explorer walks the table that the code uses.
 
-Time is counted in ticks and kept relative to now (what is left of the lease, the age of a message), so that there are finitely
-many states without an end of time. `LEASE` and `MARGIN` are in ticks. A worker's clock and the database's run at the same speed and
-nothing else is assumed of them.
+Time is counted in ticks and kept relative to now (what is left of the lease, the age of a message), so that there are
+finitely many states without an end of time. `LEASE` and `MARGIN` are in ticks. A worker's clock and the database's run at
+the same speed and nothing else is assumed of them.
 
-`Guards` are the rules that make it safe. Take one away, and the explorer must find a history that breaks an invariant; that is how
-it is known to look in the right places.
+`Guards` are the rules that make it safe. Take one away, and the explorer must find a history that breaks an invariant; that
+is how it is known to look in the right places.
 """
 
 from __future__ import annotations

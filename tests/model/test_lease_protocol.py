@@ -1,4 +1,4 @@
-"""The lease protocol, explored: every interleaving of two workers, a watchdog, faults and time, a few hundred thousand worlds."""
+"""The lease protocol, explored: every interleaving of two workers, a watchdog, faults and time."""
 
 from __future__ import annotations
 
