@@ -6,16 +6,17 @@ given: a window on its claim and on the nursery it runs in.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
+import sniffio
+import trio
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
-
-    import trio
 
 CancelReason = Literal["user", "timeout", "deadline", "fence-lost", "lease-unproven", "shutdown", "parent"]
 """Why a handler was cancelled: somebody asked, the attempt's time was up, the whole job's was, another attempt owns the job,
@@ -94,6 +95,14 @@ class Outcome(msgspec.Struct, frozen=True, gc=False, eq=False):
     cancelling: bool = False
 
 
+class Progress(msgspec.Struct, frozen=True, gc=False, eq=False):
+    """What a handler said last of its progress: `fraction` from 0 to 1."""
+
+    claim: Claim
+    fraction: float
+    message: str | None = None
+
+
 class Snooze(Exception):
     """Raised by a handler: put the job back for `seconds` (or a `timedelta`); no attempt of its budget is used."""
 
@@ -149,6 +158,8 @@ class JobRuntime(Protocol):
     def nursery(self) -> JobNursery: ...
 
     def cleanup(self) -> AbstractContextManager[object]: ...
+
+    def progress(self, fraction: float, message: str | None) -> None: ...
 
     def open_transaction(self, result: Any) -> AbstractAsyncContextManager[JobTransaction]: ...
 
@@ -250,3 +261,18 @@ class Job:
             DatabaseUnavailable: the database was lost; nothing was committed.
         """
         return self._runtime.open_transaction(result)
+
+    async def progress(self, fraction: float, message: str | None = None) -> None:
+        """Says how far the job has come: a fraction from 0 to 1 and, if you like, a few words (500 characters are kept).
+
+        Call it as often as you like: the newest value is written at most once a second, by the worker; the handler waits for
+        nothing (a checkpoint). Shown in `pulse.jobs` and by `jobs show`. From a thread:
+        `trio.from_thread.run(job.progress, 0.4, "…")`. Raises `ValueError` for anything but a fraction.
+        """
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"Progress is a fraction from 0 to 1, got {fraction!r}.")
+        self._runtime.progress(float(fraction), None if message is None else str(message)[:500])
+        if sniffio.current_async_library() == "trio":
+            await trio.lowlevel.checkpoint()
+        else:
+            await asyncio.sleep(0)

@@ -12,6 +12,7 @@ import trio
 
 from pulse_trio.client import request_by_name
 from pulse_trio.handlers import QueueLimits, Rate, schedule
+from pulse_trio.jobs import Progress
 from pulse_trio.store import Slot, WorkerStore, cancelling
 from pulse_trio.timing import timing
 from support.fake_store import FakeDatabase, FakeStore
@@ -48,6 +49,10 @@ class Real:
         """(attempt, max_attempts)."""
         job = self.window.job(job_id)
         return job["attempt"], job["max_attempts"]
+
+    def progress(self, job_id: int) -> tuple[float, str | None] | None:
+        job = self.window.job(job_id)
+        return None if job["progress"] is None else (job["progress"], job["progress_message"])
 
     def history(self, job_id: int) -> list[tuple[int, int, str]]:
         return [
@@ -113,6 +118,9 @@ class Fake:
     def facts(self, job_id: int) -> tuple[int, int]:
         job = self.database.jobs[job_id]
         return job.attempt, job.max_attempts
+
+    def progress(self, job_id: int) -> tuple[float, str | None] | None:
+        return self.database.jobs[job_id].progress
 
     def history(self, job_id: int) -> list[tuple[int, int, str]]:
         return self.database.jobs[job_id].history
@@ -354,6 +362,29 @@ async def test_an_unsure_report_counts_if_it_was_written_and_only_then(
     assert {o.claim for o in accepted} == {completed, failed}
     assert ([o.claim for o in refused], again) == ([lost], [])
     assert len((await store.settle(written)).refused) == 2
+
+
+async def test_progress_is_the_running_attempts_own(house: House, store: Store, other: Store) -> None:
+    for _ in range(3):
+        house.enqueue()
+    first, second, ended = await claim(store, house.queue)
+    await store.write_progress([Progress(second, 0.5, 'half\n"way"'), Progress(first, 0.25)])
+    await store.write_progress([Progress(first, 0.75, None)])
+    assert house.progress(first.id) == (0.75, None)
+    assert house.progress(second.id) == (0.5, 'half\n"way"')
+    await store.settle([end(ended)])
+    house.expire(first.id)
+    await other.rescue()
+    assert house.progress(first.id) == (0.75, None)
+    again = await claim_one(other, house.queue)
+    assert house.progress(first.id) is None
+    # The fence: what an attempt says after its end, or after another began, is not heard.
+    await store.write_progress([Progress(first, 0.9), Progress(ended, 0.9)])
+    assert house.progress(ended.id) is None
+    assert house.progress(first.id) is None
+    await other.write_progress([Progress(again, 0.1)])
+    await store.write_progress([Progress(first, 0.9)])
+    assert house.progress(first.id) == (0.1, None)
 
 
 async def test_slots_are_the_pairs_with_live_jobs_and_their_next_due_time(house: House, store: Store) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from pulse_trio.errors import DatabaseUnavailable
-from pulse_trio.jobs import Claim, Outcome
+from pulse_trio.jobs import Claim, Outcome, Progress
 from pulse_trio.states import FINISHED, Event, State, event_of, next_state
 from pulse_trio.store import Beat, Broken, Exchange, Fired, Found, Limited, Rescue, Settlement, Slot
 from pulse_trio.timing import due
@@ -61,6 +61,7 @@ class FakeJob:
     """What the person said who asked for its cancellation."""
     cancel_reason: str | None = None
     delivered: bool = False
+    progress: tuple[float, str | None] | None = None
     history: list[tuple[int, int, str]] = field(default_factory=list)
     """(attempt, session, outcome) of every attempt that ended."""
 
@@ -181,6 +182,7 @@ class FakeStore:
         self.calls: list[str] = []
         self.beats: list[tuple[float, list[Claim]]] = []
         self.settled: list[Outcome] = []
+        self.progress: list[tuple[float, dict[int, float]]] = []
         self.trouble: dict[str, Callable[[], Awaitable[None]]] = {}
         self.silence: dict[str, Callable[[], Awaitable[None]]] = {}
         self.draining = False
@@ -260,6 +262,7 @@ class FakeStore:
 
     def _claim(self, job: FakeJob) -> Claim:
         job.attempt += 1
+        job.progress = None
         job.session = self.session
         job.lease_until = trio.current_time() + self.lease
         return Claim(
@@ -450,6 +453,16 @@ class FakeStore:
 
     async def prune_fires(self, retention: float) -> None:
         await self._done("prune_fires")
+
+    # Progress
+
+    async def write_progress(self, said: Sequence[Progress]) -> None:
+        await self._done("write_progress")
+        self.progress.append((trio.current_time(), {s.claim.id: s.fraction for s in said}))
+        for s in said:
+            if (job := self._ours(s.claim)) is not None:
+                job.progress = (s.fraction, s.message)
+        await self._answered("write_progress")
 
     # Waking
 

@@ -148,10 +148,17 @@ def _fields(job: JobRecord) -> dict[str, object]:
         "attempt": f"{job.attempt} of {job.max_attempts}",
         "unique key": job.unique_key,
         "cancelled": job.cancel_reason,
+        "progress": _progress(job),
         **{name.replace("_", " ").removesuffix(" at"): value for name, value in times.items()},
         "arguments": _compact(job.args),
         "result": _compact(job.result) if job.state is State.COMPLETED else None,
     }
+
+
+def _progress(job: JobRecord) -> str | None:
+    if job.progress is None:
+        return None
+    return f"{job.progress:.0%} {shown(job.progress_message or '')}".rstrip()
 
 
 _TIMES = ("created_at", "run_at", "started_at", "lease_until", "finished_at")

@@ -1,3 +1,4 @@
 SELECT id, queue, kind, state, priority, attempt, max_attempts, run_at, created_at, started_at, finished_at, worker,
-       lease_until, args::text AS args, result::text AS result, error, cancel_reason, unique_key
+       lease_until, args::text AS args, result::text AS result, error, cancel_reason, unique_key,
+       progress, progress_message
 FROM :"schema".jobs WHERE id = %(id)s::bigint

@@ -82,6 +82,8 @@ class JobRecord:
     error: str | None
     cancel_reason: str | None
     unique_key: str | None
+    progress: float | None
+    progress_message: str | None
 
 
 @dataclass(frozen=True, slots=True)

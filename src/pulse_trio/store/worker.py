@@ -25,7 +25,7 @@ import psycopg
 import trio
 
 from ..errors import DatabaseUnavailable, SchemaError, UsageError
-from ..jobs import Claim, Outcome
+from ..jobs import Claim, Outcome, Progress
 from ..migrate import check_versions
 from ..postgres import Link, TrioConnection
 from ..sql import render, statement
@@ -148,6 +148,7 @@ class WorkerStore:
         self._watch = self._link(dsn, "watchdog", _WATCHDOG_SETTINGS)
         self._listen = self._link(dsn, "listener", {})
         self.transactions = FencedTransactions(dsn, schema=schema, concurrency=concurrency, keep=keep)
+        self._progress = self._link(dsn, "progress", _WORKER_SETTINGS)
         self._generation = 0
         self._idle_generation = 0
         self.session = 0
@@ -177,7 +178,7 @@ class WorkerStore:
 
     async def aclose(self) -> None:
         """Closes every connection."""
-        for link in (self._claims, self._settles, self._beats, self._watch, self._listen):
+        for link in (self._claims, self._settles, self._beats, self._watch, self._listen, self._progress):
             await link.aclose()
 
     @asynccontextmanager
@@ -490,6 +491,20 @@ class WorkerStore:
                     f"this role may not maintain the schema ({error}); as its owner: "
                     f"GRANT EXECUTE ON FUNCTION {self._schema}.upkeep(interval) TO ..."
                 ) from error
+            await connection.execute(statement("prune_progress", self._schema), {"retention": f"{retention} s"})
+
+    # Progress
+
+    async def write_progress(self, said: Sequence[Progress]) -> None:
+        """Writes what handlers said last, of those attempts that still run."""
+        # A connection of its own, made when a handler first says something: a lock on that table holds up nothing else.
+        async with self._using(self._progress) as connection:
+            await connection.execute(
+                statement("progress", self._schema),
+                _fences([s.claim for s in said])
+                | {"fractions": numbers([s.fraction for s in said]), "messages": texts([s.message for s in said])},
+                prepare=True,
+            )
 
     # Cancelling
 

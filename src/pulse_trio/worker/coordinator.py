@@ -29,6 +29,7 @@ from .claimer import Claimer, SlotBook
 from .leases import Leases
 from .limited import LimitedBook
 from .listener import Listener
+from .progress import ProgressBook
 from .runner import Runner, completed
 from .scheduler import Scheduler
 from .settler import Settler
@@ -168,6 +169,7 @@ class Worker:
             early=self._cancellations.early,
             observer=self._observer,
         )
+        self._progress = ProgressBook(self._store, backoff=backoff, observer=self._observer)
         calls = Calls(self._handlers, threads=trio.CapacityLimiter(s.concurrency))
         self._transactions = Transactions(
             self._store.transactions,
@@ -188,6 +190,7 @@ class Worker:
             transactions=self._transactions,
             orphaned=lambda: self._orphaned or self._jobs_nursery.cancel_scope.cancel_called,
             epoch_offset=lambda: self._store.epoch_offset,
+            say=self._progress.say,
         )
         self._settler = Settler(
             self._store,
@@ -255,6 +258,7 @@ class Worker:
                 # Not with the intake: who drains for hours must still hear what is to be cancelled.
                 nursery.start_soon(self._listener.run)
                 nursery.start_soon(self._transactions.run)
+                nursery.start_soon(self._progress.run)
                 if self._watch:
                     nursery.start_soon(self._watchdog.run)
 

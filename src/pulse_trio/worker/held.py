@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import sniffio
 import trio
 
-from ..states import options_of
+from ..states import options_of, storable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -51,6 +51,7 @@ class Held:
         "_orphaned",
         "_parked",
         "_reason",
+        "_say",
         "_transactions",
         "asked",
         "beat_due",
@@ -77,6 +78,7 @@ class Held:
         cleanup: float,
         orphaned: Callable[[], bool],
         transactions: Transactions,
+        say: Callable[[Claim, float, str | None], None],
     ) -> None:
         self.claim = claim
         self.started = started
@@ -97,6 +99,7 @@ class Held:
         self._transactions = transactions
         self.transaction: Literal["open", "settling", "committed"] | None = None
         self.committed: Outcome | None = None
+        self._say = say
         self._children: Children | None = None
         self._heartbeat_joined = False
         self._heartbeat_over = False
@@ -228,6 +231,11 @@ class Held:
         # The row may be gone because our own transaction has just completed the job: then the answer to COMMIT is on its way.
         if self.transaction != "settling":
             self._wake_heartbeat()
+
+    # Progress
+
+    def progress(self, fraction: float, message: str | None) -> None:
+        self._say(self.claim, fraction, message and storable(message))
 
     # Cancellation
 

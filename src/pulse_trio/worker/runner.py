@@ -40,7 +40,8 @@ _encode = msgspec.json.Encoder().encode
 class Runner:
     """Turns claims into outcomes. `call_of(kind)` is how its handler is called, None if there is none. `on_end(held)` is
     called when a job has ended and `held.outcome` is set; `orphaned()` says whether the program around the worker was
-    cancelled; `epoch_offset()` by how much the database's clock is ahead of ours."""
+    cancelled; `epoch_offset()` by how much the database's clock is ahead of ours;
+    `say(claim, fraction, message)` takes what a handler says of its progress."""
 
     def __init__(
         self,
@@ -57,6 +58,7 @@ class Runner:
         orphaned: Callable[[], bool],
         epoch_offset: Callable[[], float],
         transactions: Transactions,
+        say: Callable[[Claim, float, str | None], None],
     ) -> None:
         self._on_start = on_start
         self._on_end = on_end
@@ -68,6 +70,7 @@ class Runner:
         self._orphaned = orphaned
         self._epoch_offset = epoch_offset
         self._transactions = transactions
+        self._say = say
         self._retries = {h.kind: h.retries for h in handlers if h.retries is not None}
         self._tell_start = observer.wanted(JobStarted)
         self._tell_end = observer.wanted(JobEnded)
@@ -82,6 +85,7 @@ class Runner:
             self._cleanup,
             self._orphaned,
             self._transactions,
+            self._say,
         )
         self._on_start(held)
         try:

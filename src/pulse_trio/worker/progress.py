@@ -1,0 +1,69 @@
+"""Keeps what handlers say of their progress, and writes the newest of each job, at most once a second.
+
+A handler only hands its value over; nothing here can hold it up. What is still to be written when its job ends is not
+written any more: the statement is fenced like every report, and the job's end says more.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from ..errors import DatabaseUnavailable
+from ..jobs import Progress
+from ..observe import DatabaseFound, DatabaseLost
+from .signal import Signal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ..jobs import Claim
+    from ..observe import Observer
+
+EVERY = 1.0
+"""Seconds between two statements."""
+_BATCH = 1000
+
+
+class ProgressStore(Protocol):
+    async def write_progress(self, said: Sequence[Progress]) -> None: ...
+
+
+class ProgressBook:
+    """One worker's."""
+
+    def __init__(self, store: ProgressStore, *, backoff: Callable[[int], float], observer: Observer) -> None:
+        self._store = store
+        self._backoff = backoff
+        self._observer = observer
+        self._said: dict[Claim, Progress] = {}
+        self._work = Signal()
+
+    def say(self, claim: Claim, fraction: float, message: str | None) -> None:
+        """Takes the newest value of a running job. Never waits."""
+        self._said[claim] = Progress(claim, fraction, message)
+        self._work.give()
+
+    async def run(self) -> None:
+        """Writes until cancelled."""
+        failures = 0
+        while True:
+            await self._work.wait()
+            batch = [self._said.pop(claim) for claim in list(self._said)[:_BATCH]]
+            try:
+                await self._store.write_progress(batch)
+            except DatabaseUnavailable as error:
+                for said in batch:
+                    self._said.setdefault(said.claim, said)
+                pause = max(EVERY, self._backoff(failures))
+                if failures == 0:
+                    self._observer.emit(DatabaseLost("progress", str(error), pause))
+                failures += 1
+            else:
+                if failures:
+                    self._observer.emit(DatabaseFound("progress"))
+                failures, pause = 0, 0.0 if self._said and len(batch) == _BATCH else EVERY
+            if self._said:
+                self._work.give()
+            await trio.sleep(pause)
