@@ -27,6 +27,7 @@ PAGES_THAT_RUN = [
     "README.md",
     "docs/tutorial/first-worker.md",
     "docs/how-to/enqueue.md",
+    "docs/how-to/periodic.md",
     "docs/how-to/results.md",
     "docs/how-to/retries.md",
     "docs/how-to/exactly-once.md",

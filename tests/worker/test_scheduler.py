@@ -137,6 +137,21 @@ async def test_a_worker_that_drains_fires_no_more(stage: Stage) -> None:
     assert seconds(stage, "long") == [5]
 
 
+async def test_a_burst_fires_what_is_due_and_runs_it(minutely: Stage) -> None:
+    await minutely.burst()
+    assert minutely.database.jobs == {}
+    await trio.sleep(70)
+
+    async def slow() -> None:
+        await trio.sleep(3)
+
+    # The claimer has found nothing long before the scheduler has looked.
+    minutely.store.trouble["next_schedule"] = slow
+    report = await minutely.burst()
+    assert report.ended == {"completed": 1}
+    assert seconds(minutely) == [60]
+
+
 async def test_a_schedule_that_cannot_go_on_is_told(
     minutely: Stage, events: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

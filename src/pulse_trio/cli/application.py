@@ -13,6 +13,7 @@ import click
 
 from .bench import bench
 from .cancel import cancel_jobs
+from .cron import cron
 from .enqueue import enqueue
 from .faults import describe, exit_code_of, our_error
 from .jobs import jobs
@@ -57,7 +58,7 @@ def pulse_trio() -> None:
 
 
 jobs.add_command(cancel_jobs)
-for _command in (run, enqueue, jobs, workers, migrate, bench):
+for _command in (run, enqueue, jobs, cron, workers, migrate, bench):
     pulse_trio.add_command(_command)
 
 

@@ -292,6 +292,9 @@ class Worker:
 
     async def _end_burst(self) -> None:
         """Ends the worker when a sweep that began after the last job had ended found nothing due."""
+        # What is due includes the schedules; their jobs are there for the next sweep.
+        await self._scheduler.looked.wait()
+        self._claimer.look_again()
         while True:
             await self._claimer.dry.wait()
             # If something still runs, its end asks for another look: it may have enqueued something.

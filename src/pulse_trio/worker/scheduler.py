@@ -56,6 +56,8 @@ class Scheduler:
         self._backoff = backoff
         self._observer = observer
         self._prune_at = trio.current_time()
+        self.looked = trio.Event()
+        """Set when everything is declared and nothing (any more) was due: a burst may end."""
 
     async def run(self) -> None:
         """Fires until cancelled."""
@@ -84,6 +86,7 @@ class Scheduler:
             self._prune_at = trio.current_time() + _PRUNE_EVERY
         remaining = await self._store.next_schedule()
         if remaining is None or remaining > 0:
+            self.looked.set()
             return _TICK if remaining is None else min(remaining, _TICK)
         return 0 if await self._fire() else _ELSEWHERE
 
