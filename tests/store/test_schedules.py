@@ -300,12 +300,14 @@ async def test_a_paused_schedule_is_not_fired(alone: Window, worker: WorkerStore
         ("options = '{\"max_attempts\": 0}'", "refused the job"),
         ('options = \'{"max_attempts": "many"}\'', "max_attempts"),
         ("options = '[]'", "array"),
+        ('options = \'{"unique_key": "taken", "on_conflict": "raise"}\'', "unique key 'taken'"),
     ],
 )
 async def test_a_schedule_that_cannot_go_on_says_why_and_harms_nobody(
     damage: str, said: str, alone: Window, worker: WorkerStore
 ) -> None:
     await worker.declare_schedules([make("bad"), make("good")])
+    alone.enqueue(unique_key="taken")
     alone.run(f"UPDATE schedule SET {damage} WHERE name = 'bad'")
     come(alone, "bad")
     come(alone, "good")

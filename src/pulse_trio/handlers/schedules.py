@@ -67,6 +67,8 @@ def schedule(
         raise ConfigurationError(f"Schedule {name!r}: {error}") from None
     if made.run_at is not None:
         raise ConfigurationError(f"Schedule {name!r}: a schedule says itself when; a moment (at=) is for a single job.")
+    if made.on_conflict == "raise":
+        raise ConfigurationError(f"Schedule {name!r}: there is nobody to raise to; on_conflict may be skip or replace.")
     if due_as is not None:
         del given[due_as]
         kept = {key: value for key, value in _arguments.decode(made.args).items() if key != due_as}

@@ -16,7 +16,7 @@ import msgspec
 import psycopg
 from psycopg.rows import tuple_row
 
-from ..errors import ConfigurationError, InvalidArguments, InvalidTransition, UnknownSchedule, UsageError
+from ..errors import UnknownSchedule, UsageError
 from ..handlers import Schedule, check_name
 from ..jobs import JobRequest
 from ..sql import statement
@@ -201,7 +201,10 @@ async def fire(connection: psycopg.AsyncConnection[Any], schema: str) -> tuple[l
             # A savepoint: what one schedule does wrong must not hold up the others.
             async with connection.transaction():
                 fired += await run(connection, schema, _catch_up(row))
-        except (ConfigurationError, InvalidArguments, InvalidTransition, msgspec.MsgspecError) as error:
+        except (UsageError, msgspec.MsgspecError) as error:
+            if type(error) is UsageError:
+                # Not about this schedule: a role that may not do this.
+                raise
             broken.append(Broken(row[0], str(error)))
             await run(connection, schema, _break(row[0], str(error)))
     return fired, broken
