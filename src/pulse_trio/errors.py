@@ -99,3 +99,7 @@ class JobFailed(JobError):
 
 class JobCancelled(JobError):
     """The job was cancelled."""
+
+
+class ProcessDied(PulseTrioError):
+    """The process in which a handler with `runs="process"` ran ended before the handler did; the message names the signal."""

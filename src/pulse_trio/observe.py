@@ -94,6 +94,15 @@ class LeaseUnproven:
 
 
 @dataclass(frozen=True, slots=True)
+class TasksLeftBehind:
+    """An asyncio handler ended while tasks it had made still ran; they were cancelled, and the job ended with the last."""
+
+    job_id: int
+    kind: str
+    tasks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class JobsRescued:
     """Expired leases were put back on their queues (or dead-lettered)."""
 
@@ -177,6 +186,7 @@ Event = (
     | FenceLost
     | EndedAfterCommit
     | LeaseUnproven
+    | TasksLeftBehind
     | JobsRescued
     | UnknownKindReleased
     | ScheduleFired

@@ -209,6 +209,8 @@ def error_text(error: BaseException) -> str:
     Never raises, whatever `str(error)` does: a failure that cannot be recorded would block its own dead letter. NUL and
     lone surrogates, which PostgreSQL's text cannot hold, become U+FFFD.
     """
+    if (recorded := getattr(error, "recorded_as", None)) is not None:
+        return recorded  # by the process it was raised in
     name = type(error).__name__
     try:
         headline = f"{name}: {error}" if str(error) else name

@@ -362,7 +362,7 @@ def test_how_a_handler_runs_follows_from_what_it_is(handlers: Handlers) -> None:
     assert handlers.job(runs="thread", name="b")(plain).runs == "thread"
 
 
-@pytest.mark.parametrize("runs", ["trio", "asyncio", "process", "nonsense", ""])
+@pytest.mark.parametrize("runs", ["trio", "asyncio", "nonsense", ""])
 def test_a_way_of_running_that_does_not_fit_is_refused(runs: Any, handlers: Handlers) -> None:
     with pytest.raises(ConfigurationError, match="runs="):
         handlers.job(runs=runs)(plain)

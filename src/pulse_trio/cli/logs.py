@@ -26,6 +26,7 @@ from ..observe import (
     LeaseUnproven,
     ScheduleBroken,
     ScheduleFired,
+    TasksLeftBehind,
     UnknownKindReleased,
     WorkerStarted,
     WorkerStopped,
@@ -46,6 +47,7 @@ _WARNINGS = (
     FenceLost,
     EndedAfterCommit,
     LeaseUnproven,
+    TasksLeftBehind,
     JobsRescued,
     UnknownKindReleased,
     DatabaseLost,
@@ -165,6 +167,10 @@ def sentence(event: Event) -> str:
             return f"job {event.job_id} ({event.kind}) is completed, but its handler went on: {headline(event.error)}"
         case LeaseUnproven():
             return f"job {event.job_id} ({event.kind}) was cancelled: its lease could not be renewed in time"
+        case TasksLeftBehind():
+            return (
+                f"job {event.job_id} ({event.kind}) left asyncio tasks behind, now cancelled: {', '.join(event.tasks)}"
+            )
         case JobsRescued():
             dead = f", {event.dead} of them dead (no attempts left)" if event.dead else ""
             return f"rescued {event.rescued + event.dead} job(s) whose worker had vanished{dead}"

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Runs = Literal["trio", "thread"]
+Runs = Literal["trio", "asyncio", "thread", "process"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -327,16 +327,28 @@ def _how_it_runs(kind: str, function: Callable[..., Any], runs: str | None) -> R
             f"Handler {kind!r} is a generator: a job is called once, and what it returns is its result."
         )
     is_async = inspect.iscoroutinefunction(function)
-    if runs is None:
-        return "trio" if is_async else "thread"
-    if runs == "trio" and is_async:
-        return "trio"
-    if runs == "thread" and not is_async:
-        return "thread"
-    if runs in ("trio", "thread"):
-        wanted = "an async function" if runs == "trio" else "a plain function"
+    match runs:
+        case None:
+            return "trio" if is_async else "thread"
+        case "trio" | "asyncio" | "thread" | "process":
+            pass
+        case _:
+            raise ConfigurationError(
+                f"Handler {kind!r} has runs={runs!r}; this version knows 'trio', 'asyncio', 'thread' and 'process'."
+            )
+    if (runs in ("trio", "asyncio")) != is_async:
+        wanted = "a plain function" if is_async else "an async function"
         raise ConfigurationError(f"Handler {kind!r} has runs={runs!r}, which needs {wanted}.")
-    raise ConfigurationError(f"Handler {kind!r} has runs={runs!r}; this version knows 'trio' and 'thread'.")
+    if runs == "process" and "<" in getattr(function, "__qualname__", "<"):
+        raise ConfigurationError(
+            f"Handler {kind!r} has runs='process', so another process must be able to import it, and {_name(function)} is "
+            "not at the top level of its module. Move it there."
+        )
+    return runs
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}:{getattr(function, '__qualname__', repr(function))}"
 
 
 def _where(handler: Handler[..., Any]) -> str:

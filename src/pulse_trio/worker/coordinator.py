@@ -170,7 +170,13 @@ class Worker:
             observer=self._observer,
         )
         self._progress = ProgressBook(self._store, backoff=backoff, observer=self._observer)
-        calls = Calls(self._handlers, threads=trio.CapacityLimiter(s.concurrency))
+        self._calls = Calls(
+            self._handlers,
+            threads=trio.CapacityLimiter(s.concurrency),
+            process_slots=s.process_slots,
+            cleanup=s.cleanup,
+            observer=self._observer,
+        )
         self._transactions = Transactions(
             self._store.transactions,
             completed=completed,
@@ -179,7 +185,7 @@ class Worker:
         )
         self._runner = Runner(
             self._handlers,
-            calls.get,
+            self._calls.get,
             on_start=self._leases.add,
             on_end=self._job_ended,
             observer=self._observer,
@@ -259,6 +265,8 @@ class Worker:
                 nursery.start_soon(self._listener.run)
                 nursery.start_soon(self._transactions.run)
                 nursery.start_soon(self._progress.run)
+                for service in self._calls.services:
+                    nursery.start_soon(service)
                 if self._watch:
                     nursery.start_soon(self._watchdog.run)
 

@@ -253,6 +253,24 @@ class Held:
         if self.scope_nursery is not None:
             self.scope_nursery.cancel_scope.cancel(reason=reason)
 
+    def take_cancellation(self) -> CancelReason:
+        """A cancellation has reached the call of a handler; if nothing of the job's own struck, it is the worker's."""
+        self._reason = self._reason or self._deadline_reason() or "parent"
+        return self._reason
+
+    @contextmanager
+    def time_stopped(self) -> Generator[None]:
+        """The handler waits for room to run in: its timeout begins at the end of the block."""
+        limit = self.timeout_deadline - self.started
+        self._limit_to(math.inf)
+        yield
+        self._limit_to(trio.current_time() + limit)
+
+    def _limit_to(self, timeout_deadline: float) -> None:
+        self.timeout_deadline = timeout_deadline
+        if self.scope_nursery is not None:
+            self.scope_nursery.cancel_scope.deadline = self.deadline
+
     @property
     def cancel_reason(self) -> CancelReason | None:
         if self._reason is None:

@@ -6,34 +6,57 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from ...jobs import Job
+from .in_asyncio import AsyncioCalls
+from .in_process import ProcessCalls
 from .in_thread import call_in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import trio
 
     from ...handlers import Handler, Handlers
+    from ...observe import Observer
     from ..held import Held
 
 Call = Callable[["Held", str], Awaitable[Any]]
 
 
 class Calls:
-    """`calls.get(kind)` is the call of that kind's handler, None if this worker has none."""
+    """`calls.get(kind)` is the call of that kind's handler, None if this worker has none; `calls.services` are what they
+    need to run beside the jobs.
 
-    def __init__(self, handlers: Handlers, *, threads: trio.CapacityLimiter) -> None:
+    `cleanup` in seconds. Raises `ConfigurationError` if a handler cannot be called the way it asks for.
+    """
+
+    def __init__(
+        self,
+        handlers: Handlers,
+        *,
+        threads: trio.CapacityLimiter,
+        process_slots: int,
+        cleanup: float,
+        observer: Observer,
+    ) -> None:
+        self.services: list[Callable[[], Awaitable[None]]] = []
         self._threads = threads
+        kinds = {handler.runs for handler in handlers}
+        # What no handler asks for is not even made.
+        if "asyncio" in kinds:
+            self._asyncio = AsyncioCalls(cleanup=cleanup, observer=observer)
+            self.services.append(self._asyncio.run)
+        if "process" in kinds:
+            self._processes = ProcessCalls(slots=process_slots, cleanup=cleanup)
+            self.services.append(self._processes.run)
         self._by_kind = {handler.kind: self._call_of(handler) for handler in handlers}
         self.get = self._by_kind.get
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._by_kind)
 
     def _call_of(self, handler: Handler[..., Any]) -> Call:
         call = handler.signature.bind(handler.function)
         match handler.runs:
             case "trio":
                 return lambda held, args: call(Job(held.claim, held), args)
+            case "asyncio":
+                return self._asyncio.call_of(call)
             case "thread":
                 return call_in_thread(call, self._threads)
+            case "process":
+                return self._processes.call_of(handler)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from ...jobs import Job
+from .outside import OutsideTrio
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -24,7 +25,7 @@ def call_in_thread(
     """The call of a plain function."""
 
     async def in_thread(held: Held, args: str) -> Any:
-        job = Job(held.claim, held)
+        job = Job(held.claim, OutsideTrio(held, "thread"))
         return await trio.to_thread.run_sync(call, job, args, abandon_on_cancel=False, limiter=limiter)
 
     return in_thread

@@ -1,0 +1,112 @@
+"""One handler of each kind, which does what its argument says and tells the test's ear (a Unix datagram socket) about it."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import time
+from typing import Any
+
+import trio
+
+from pulse_trio import Discard, Handlers, Job, RetryAfter, Snooze
+
+handlers = Handlers()
+
+
+class Stopped(Exception):
+    """What a handler in a thread raises when it has asked, and was told that it is cancelled."""
+
+
+def tell(ear: str, word: str, job: Job) -> None:
+    about = {"word": word, "reason": job.cancel_reason, "pid": os.getpid(), "job": job.id, "attempt": job.attempt}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
+        line.sendto(json.dumps(about).encode(), ear)
+
+
+def at_once(what: str) -> str:
+    match what:
+        case "succeed":
+            return "the value"
+        case "snooze":
+            raise Snooze(300)
+        case "retry after":
+            raise RetryAfter(300)
+        case "discard":
+            raise Discard("never")
+        case "exit":
+            raise SystemExit(3)
+        case "group":
+            raise ExceptionGroup("several", [ValueError("one"), KeyError("two")])
+        case _:
+            raise ValueError("the reason")
+
+
+@handlers.job(name="trio")
+async def on_trio(job: Job, what: str, ear: str) -> str:
+    if what != "wait":
+        return at_once(what)
+    tell(ear, "started", job)
+    try:
+        await trio.sleep_forever()
+    finally:
+        tell(ear, "ended", job)
+    raise AssertionError
+
+
+@handlers.job(name="asyncio", runs="asyncio")
+async def on_asyncio(job: Job, what: str, ear: str) -> str:
+    await asyncio.sleep(0)
+    if what != "wait":
+        return at_once(what)
+    tell(ear, "started", job)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await asyncio.sleep(0.01)
+        tell(ear, "ended", job)
+    raise AssertionError
+
+
+@handlers.job(name="thread")
+def in_thread(job: Job, what: str, ear: str) -> str:
+    if what != "wait":
+        return at_once(what)
+    tell(ear, "started", job)
+    while job.cancel_reason is None:
+        time.sleep(0.01)
+    with job.cleanup():
+        tell(ear, "ended", job)
+    return "what there was"
+
+
+@handlers.job(name="process", runs="process")
+def in_process(job: Job, what: str, ear: str) -> Any:
+    if what == "deaf":
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+    elif what == "die":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    elif what == "say":
+        trio.run(job.progress, 0.5, "half of it")
+        return "said"
+    elif what == "leave":
+        os._exit(7)
+    elif what == "who":
+        return [job.id, job.attempt, job.kind, job.queue, job.max_attempts, os.getpid()]
+    elif what != "wait":
+        return at_once(what)
+    try:
+        # Inside: the signal may come as soon as the test has heard it.
+        tell(ear, "started", job)
+        while True:
+            sum(range(1000))
+    finally:
+        tell(ear, "ended", job)
+
+
+def plain(n: int) -> int:
+    return n + 1
+
+
+handlers.job(name="plain", runs="process")(plain)

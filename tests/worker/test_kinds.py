@@ -1,0 +1,512 @@
+"""The kinds of handlers, on a store in memory and the real clock: threads and processes know no other.
+
+The table of docs/explanation/handler-kinds.md, cell by cell, and what each kind has of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+from pulse_trio import ConfigurationError, Handlers, Job
+from pulse_trio.observe import FenceLost, TasksLeftBehind
+from pulse_trio.worker.held import Held
+from support import kinds_app
+from support.stage import Stage
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+    from pathlib import Path
+
+    from pulse_trio import Worker
+
+KINDS = ["trio", "asyncio", "thread", "process"]
+CAN_BE_CANCELLED = ["trio", "asyncio", "process"]
+SETTINGS: dict[str, Any] = {"lease": 10.0, "heartbeat": 0.1, "cleanup": 2.0, "grace": 10.0, "process_slots": 2}
+WITHIN = 5.0
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "trio"
+
+
+class Ear:
+    """Hears what the handlers tell, from wherever they run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+        self._socket = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_DGRAM)
+
+    async def open(self) -> None:
+        await self._socket.bind(self.path)
+
+    async def hear(self, word: str) -> dict[str, Any]:
+        with trio.fail_after(WITHIN):
+            heard = json.loads(await self._socket.recv(4096))
+        assert heard["word"] == word
+        return heard
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+async def ear(tmp_path: Path) -> AsyncGenerator[Ear]:
+    ear = Ear(tmp_path / "ear")
+    await ear.open()
+    yield ear
+    ear.close()
+
+
+@pytest.fixture
+def stage() -> Stage:
+    stage = Stage()
+    stage.handlers.include(kinds_app.handlers)
+    return stage
+
+
+@asynccontextmanager
+async def running(
+    stage: Stage, ear: Ear, kind: str, what: str = "wait", **how: Any
+) -> AsyncGenerator[tuple[Worker, int]]:
+    """A worker and a job whose handler runs; at the end of the block the worker is stopped and waited for."""
+    job_id = stage.enqueue(kind, what=what, ear=ear.path, **how)
+    with trio.fail_after(WITHIN):
+        async with stage.working(**SETTINGS) as worker:
+            heard = await ear.hear("started")
+            assert heard["reason"] is None
+            yield worker, job_id
+
+
+async def at_once(stage: Stage, kind: str, what: str, **how: Any) -> Any:
+    job_id = stage.enqueue(kind, what=what, ear="", **how)
+    with trio.fail_after(WITHIN):
+        await stage.burst(**SETTINGS)
+    return stage.database.jobs[job_id]
+
+
+async def until(holds: Callable[[], object]) -> None:
+    with trio.fail_after(WITHIN):
+        while not holds():  # noqa: ASYNC110 -- the store in memory and the system's processes tell nobody
+            await trio.sleep(0.01)
+
+
+async def settled(stage: Stage) -> None:
+    await until(lambda: stage.store.settled)
+
+
+# Success and failure
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_value_is_the_result(kind: str, stage: Stage) -> None:
+    job = await at_once(stage, kind, "succeed")
+    assert (job.state, job.result) == ("completed", '"the value"')
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_exception_is_a_failure_told_with_its_place(kind: str, stage: Stage) -> None:
+    job = await at_once(stage, kind, "fail")
+    assert (job.failures, stage.outcomes()) == (1, ["failed"])
+    assert job.error.startswith("ValueError: the reason\n\nTraceback")
+    assert 'kinds_app.py", line' in job.error
+    assert "pulse_trio/worker" not in job.error
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("what", "outcome", "delay"),
+    [("snooze", "snoozed", 300), ("retry after", "failed", 300), ("discard", "discarded", 0)],
+)
+async def test_a_wish_is_granted(kind: str, what: str, outcome: str, delay: float, stage: Stage) -> None:
+    await at_once(stage, kind, what)
+    (settled,) = stage.store.settled
+    assert (settled.kind, settled.delay) == (outcome, delay)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("what", ["exit", "group"])
+async def test_whatever_is_raised_is_the_jobs_own(kind: str, what: str, stage: Stage) -> None:
+    other = stage.enqueue("trio", what="succeed", ear="")
+    job = await at_once(stage, kind, what, max_attempts=1)
+    assert job.state == "dead"
+    assert ("SystemExit" if what == "exit" else "ValueError: one") in job.error
+    assert stage.database.state(other) == "completed"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_arguments_that_do_not_fit_kill_the_job(kind: str, stage: Stage) -> None:
+    job_id = stage.enqueue(kind, which="unknown")
+    await stage.burst(**SETTINGS)
+    assert stage.database.state(job_id) == "dead"
+    assert "Arguments do not fit" in (stage.database.jobs[job_id].error or "")
+
+
+# Timeout, cancellation, a lost fence, shutdown
+
+
+@pytest.mark.parametrize("kind", CAN_BE_CANCELLED)
+async def test_a_timeout_ends_the_handler(kind: str, stage: Stage, ear: Ear) -> None:
+    async with running(stage, ear, kind, timeout=0.3):
+        heard = await ear.hear("ended")
+        await settled(stage)
+    assert heard["reason"] == "timeout"
+    assert stage.outcomes() == ["timeout"]
+
+
+@pytest.mark.parametrize("kind", CAN_BE_CANCELLED)
+async def test_a_cancellation_ends_the_handler(kind: str, stage: Stage, ear: Ear) -> None:
+    async with running(stage, ear, kind) as (worker, _):
+        cancel(worker)
+        heard = await ear.hear("ended")
+        await settled(stage)
+    assert heard["reason"] == "user"
+    assert stage.outcomes() == ["cancelled"]
+
+
+@pytest.mark.parametrize("kind", CAN_BE_CANCELLED)
+async def test_a_lost_fence_ends_the_handler_and_nothing_is_reported(kind: str, stage: Stage, ear: Ear) -> None:
+    async with running(stage, ear, kind) as (_, job_id):
+        stranger = stage.database.steal(job_id)
+        heard = await ear.hear("ended")
+    assert heard["reason"] == "fence-lost"
+    assert stage.outcomes() == []
+    assert stage.database.jobs[job_id].session == stranger
+
+
+@pytest.mark.parametrize("kind", CAN_BE_CANCELLED)
+async def test_a_shutdown_ends_the_handler_and_gives_the_job_back_unharmed(kind: str, stage: Stage, ear: Ear) -> None:
+    async with running(stage, ear, kind) as (worker, job_id):
+        worker.stop_now()
+        heard = await ear.hear("ended")
+    assert heard["reason"] == "shutdown"
+    job = stage.database.jobs[job_id]
+    assert (job.state, job.failures, job.max_attempts) == ("available", 0, 21)
+
+
+@pytest.mark.parametrize("kind", CAN_BE_CANCELLED)
+async def test_a_cancelled_program_ends_the_handler(kind: str, stage: Stage, ear: Ear) -> None:
+    job_id = stage.enqueue(kind, what="wait", ear=ear.path)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stage.worker(**SETTINGS).run)
+        await ear.hear("started")
+        nursery.cancel_scope.cancel()
+    assert (await ear.hear("ended"))["reason"] == "parent"
+    assert stage.database.state(job_id) == "available"
+
+
+@pytest.mark.parametrize(("what", "reason"), [("timeout", "timeout"), ("cancel", "user"), ("shutdown", "shutdown")])
+async def test_a_thread_goes_on_with_its_lease_and_what_it_returns_counts(
+    what: str, reason: str, stage: Stage, ear: Ear
+) -> None:
+    async with running(stage, ear, "thread", timeout=0.3 if what == "timeout" else None) as (worker, job_id):
+        if what == "cancel":
+            cancel(worker)
+        elif what == "shutdown":
+            worker.stop_now()
+        heard = await ear.hear("ended")
+    assert heard["reason"] == reason
+    job = stage.database.jobs[job_id]
+    assert (job.state, job.result) == ("completed", '"what there was"')
+
+
+async def test_a_threads_late_result_is_refused_after_a_lost_fence(stage: Stage, ear: Ear) -> None:
+    async with running(stage, ear, "thread") as (_, job_id):
+        stranger = stage.database.steal(job_id)
+        heard = await ear.hear("ended")
+    assert heard["reason"] == "fence-lost"
+    assert stage.database.jobs[job_id].session == stranger
+    assert stage.outcomes() == []
+    assert [event.during for event in stage.events.of(FenceLost)] == ["report of completed"]
+
+
+def cancel(worker: Worker) -> None:
+    """What a beat or a notification does when somebody has asked for the job's cancellation."""
+    (held,) = worker._leases.held
+    held.cancel("user")
+
+
+# asyncio
+
+
+def register(stage: Stage, function: Callable[..., Any]) -> None:
+    stage.handlers.job(name="own", runs="asyncio")(function)
+
+
+async def own(stage: Stage, **how: Any) -> Any:
+    job_id = stage.enqueue("own", **how)
+    with trio.fail_after(WITHIN):
+        await stage.burst(**SETTINGS)
+    return stage.database.jobs[job_id]
+
+
+async def test_asyncios_own_tools_work_unchanged(stage: Stage) -> None:
+    import asyncio
+
+    import sniffio
+
+    async def handler() -> list[Any]:
+        async def double(n: int) -> int:
+            await asyncio.sleep(0.01)
+            return 2 * n
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(double(n)) for n in range(3)]
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await asyncio.Event().wait()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.Event().wait(), 0.01)
+        server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        read = await reader.read()
+        writer.close()
+        server.close()
+        thread = await asyncio.to_thread(lambda: 7)
+        gathered = await asyncio.gather(double(1), double(2))
+        assert asyncio.current_task() is not None
+        return [[t.result() for t in tasks], len(read), thread, gathered, sniffio.current_async_library()]
+
+    register(stage, handler)
+    job = await own(stage)
+    assert job.result == '[[0,2,4],0,7,[2,4],"asyncio"]', job.error
+
+
+async def test_tasks_that_a_handler_leaves_behind_end_with_it(stage: Stage) -> None:
+    import asyncio
+
+    ended: list[str] = []
+
+    async def handler() -> str:
+        async def outlive(name: str) -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0.01)
+                ended.append(name)
+
+        async def nested() -> None:
+            asyncio.create_task(outlive("grandchild"), name="grandchild")  # noqa: RUF006 -- left behind is the test
+
+        asyncio.create_task(outlive("child"), name="child")  # noqa: RUF006
+        await asyncio.create_task(nested())
+        await asyncio.sleep(0)
+        return "done"
+
+    register(stage, handler)
+    job = await own(stage)
+    assert (job.state, sorted(ended)) == ("completed", ["child", "grandchild"])
+    (event,) = stage.events.of(TasksLeftBehind)
+    assert (event.job_id, event.kind, sorted(event.tasks)) == (job.id, "own", ["child", "grandchild"])
+
+
+async def test_a_cancellation_that_a_handler_raises_itself_is_its_own_failure(stage: Stage) -> None:
+    import asyncio
+
+    async def handler() -> None:
+        raise asyncio.CancelledError("by itself")
+
+    register(stage, handler)
+    other = stage.enqueue("asyncio", what="succeed", ear="")
+    job = await own(stage, max_attempts=1)
+    assert job.state == "dead"
+    assert "CancelledError" in (job.error or "")
+    assert stage.database.state(other) == "completed"
+
+
+async def test_an_exception_in_a_callback_ends_neither_the_loop_nor_the_worker(stage: Stage) -> None:
+    import asyncio
+
+    async def handler() -> str:
+        asyncio.get_running_loop().call_soon(lambda: 1 / 0)
+        await asyncio.sleep(0.01)
+        return "unharmed"
+
+    register(stage, handler)
+    assert (await own(stage)).result == '"unharmed"'
+
+
+async def test_asyncio_jobs_share_one_loop(stage: Stage) -> None:
+    import asyncio
+
+    loops: set[int] = set()
+
+    async def handler() -> None:
+        loops.add(id(asyncio.get_running_loop()))
+
+    register(stage, handler)
+    for _ in range(5):
+        stage.enqueue("own")
+    await own(stage)
+    assert len(loops) == 1
+
+
+async def test_without_trio_asyncio_the_worker_says_what_to_install(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "trio_asyncio", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'pulse-trio\[asyncio\]'"):
+        await stage.burst(**SETTINGS)
+
+
+# Processes
+
+
+async def test_a_process_knows_its_job_and_is_used_again(stage: Stage) -> None:
+    ids = [stage.enqueue("process", what="who", ear="", queue="q") for _ in range(3)]
+    with trio.fail_after(WITHIN):
+        await stage.burst(**SETTINGS | {"process_slots": 1})
+    told = [json.loads(stage.database.jobs[i].result or "") for i in ids]
+    assert [t[:5] for t in told] == [[i, 1, "process", "q", 20] for i in ids]
+    assert len({t[5] for t in told}) == 1
+    assert told[0][5] != os.getpid()
+
+
+async def test_a_function_that_was_not_decorated_runs_in_a_process_too(stage: Stage) -> None:
+    job_id = stage.enqueue("plain", n=1)
+    await stage.burst(**SETTINGS)
+    assert stage.database.jobs[job_id].result == "2"
+
+
+async def test_a_cancelled_handler_that_does_not_leave_is_killed(stage: Stage, ear: Ear) -> None:
+    job_id = stage.enqueue("process", what="deaf", ear=ear.path)
+    with trio.fail_after(WITHIN):
+        async with stage.working(**SETTINGS | {"cleanup": 0.2}) as worker:
+            pid = (await ear.hear("started"))["pid"]
+            cancel(worker)
+            await settled(stage)
+            assert not is_alive(pid)
+    assert stage.outcomes() == ["cancelled"]
+    assert stage.database.state(job_id) == "cancelled"
+
+
+@pytest.mark.parametrize(("what", "how"), [("die", "was killed by SIGSEGV"), ("leave", "ended with exit code 7")])
+async def test_a_process_that_dies_fails_its_own_job_alone(what: str, how: str, stage: Stage) -> None:
+    other = stage.enqueue("process", what="succeed", ear="")
+    job = await at_once(stage, "process", what, max_attempts=1)
+    assert job.state == "dead"
+    assert job.error.startswith("ProcessDied: The handler's process")
+    assert how in job.error
+    assert stage.database.state(other) == "completed"
+
+
+async def test_the_next_job_gets_a_new_process_when_an_idle_one_has_died(stage: Stage) -> None:
+    async with stage.working(**SETTINGS | {"process_slots": 1}):
+        first = stage.enqueue("process", what="who", ear="")
+        await settled(stage)
+        pid = json.loads(stage.database.jobs[first].result or "")[5]
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: not is_alive(pid))
+        stage.store.settled.clear()
+        second = stage.enqueue("process", what="who", ear="")
+        await settled(stage)
+    assert json.loads(stage.database.jobs[second].result or "")[5] != pid
+
+
+async def test_a_process_tells_its_progress(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[tuple[float, str | None]] = []
+    monkeypatch.setattr(Held, "progress", lambda _, fraction, message: said.append((fraction, message)))
+    job = await at_once(stage, "process", "say")
+    assert (job.result, said) == ('"said"', [(0.5, "half of it")])
+
+
+async def test_no_process_outlives_its_worker(stage: Stage) -> None:
+    job = await at_once(stage, "process", "who")
+    assert not is_alive(json.loads(job.result)[5])
+
+
+async def test_what_a_service_manager_sends_to_every_process_is_not_for_a_handler(stage: Stage, ear: Ear) -> None:
+    stage.enqueue("process", what="wait", ear=ear.path)
+    async with stage.working(**SETTINGS) as worker:
+        pid = (await ear.hear("started"))["pid"]
+        os.kill(pid, signal.SIGTERM)
+        os.kill(pid, signal.SIGINT)
+        cancel(worker)
+        heard = await ear.hear("ended")
+    assert (heard["pid"], heard["reason"]) == (pid, "user")
+    assert stage.outcomes() == ["cancelled"]
+
+
+async def test_the_timeout_of_a_job_that_waits_for_a_process_begins_with_its_handler(stage: Stage, ear: Ear) -> None:
+    async with running(stage, ear, "process") as (worker, _):
+        stage.enqueue("process", what="wait", ear=ear.path)
+        await ear.hear("started")
+        # Both slots are taken.
+        occupying = list(worker._leases.held)
+        waiting = stage.enqueue("process", what="succeed", ear="", timeout=0.5)
+        await until(lambda: stage.database.state(waiting) == "running")
+        await trio.sleep(0.6)
+        for held in occupying:
+            held.cancel("user")
+        await until(lambda: stage.database.state(waiting) != "running")
+    assert stage.database.state(waiting) == "completed"
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("place", ["local", "lambda"])
+def test_a_function_that_another_process_cannot_import_is_refused_at_registration(place: str) -> None:
+    def local() -> None: ...
+
+    function = local if place == "local" else lambda: None
+    with pytest.raises(ConfigurationError, match="not at the top level of its module"):
+        Handlers().job(name="x", runs="process")(function)
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        ("__main__", "from the script that is run"),
+        ("no_such_module", "would not find it"),
+        (__name__, "something else"),
+    ],
+)
+async def test_a_function_that_another_process_would_not_find_is_refused_at_the_start(
+    module: str, why: str, stage: Stage
+) -> None:
+    def odd() -> None: ...
+
+    odd.__qualname__, odd.__module__ = "is_alive", module
+    stage.handlers.job(name="odd", runs="process")(odd)
+    with pytest.raises(ConfigurationError, match=why):
+        await stage.burst(**SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("runs", "is_async", "wanted"),
+    [
+        ("trio", False, "an async function"),
+        ("asyncio", False, "an async function"),
+        ("thread", True, "a plain function"),
+        ("process", True, "a plain function"),
+        ("fork", False, "'trio', 'asyncio', 'thread' and 'process'"),
+    ],
+)
+def test_a_kind_that_does_not_fit_the_function_is_refused(runs: Any, is_async: bool, wanted: str) -> None:
+    async def coroutine() -> None: ...
+
+    with pytest.raises(ConfigurationError, match=wanted):
+        Handlers().job(name="x", runs=runs)(coroutine if is_async else is_alive)
+
+
+async def test_trios_own_tools_say_so_elsewhere(stage: Stage) -> None:
+    def handler(job: Job) -> str:
+        with pytest.raises(RuntimeError, match=r"job\.nursery is for Trio handlers"):
+            _ = job.nursery
+        return "said"
+
+    stage.handlers.job(name="own")(handler)
+    assert (await own(stage)).result == '"said"'
