@@ -191,6 +191,7 @@ class FakeStore:
         self.transactions = FakeTransactions(self)
         # What its transactions need of it.
         self.trip, self.answered, self.ours, self.write = self._done, self._answered, self._ours, self._write
+        self.swept_at = "-inf"
 
     async def _done(self, operation: str) -> None:
         """The way to the server."""
@@ -327,6 +328,7 @@ class FakeStore:
     async def slots(self, queues: Sequence[str] | None) -> list[Found]:
         await self._done("slots")
         now = trio.current_time()
+        self.swept_at = repr(now)
         due: dict[tuple[str, int], list[float]] = {}
         apart: set[str] = set()
         self.paused_kinds = sorted(self.database.paused_kinds)

@@ -97,3 +97,17 @@ def test_the_next_due_time_is_the_soonest_of_all_slots() -> None:
     assert book.next_due_in == 2.5
     book.swept([found("a")])
     assert book.next_due_in is None
+
+
+def test_slots_that_gave_nothing_to_a_walk_begin_where_it_ended_until_the_next_sweep() -> None:
+    book = SlotBook(None, Slot)
+    book.swept([found("a"), found("b"), found("c"), found("d")])
+    claims = [claim("b", 0, "2026-01-02", 7), claim("c", 0, "2026-01-03", 8)]
+    book.claimed(claims)
+    book.walked(claims, "2026-01-01", every=False)
+    floors = [slot.floor_run_at for slot in book.slots]
+    assert floors == ["2026-01-01", "2026-01-02", "2026-01-03", "-infinity"]
+    book.walked([], "2026-01-04", every=True)
+    assert {slot.floor_run_at for slot in book.slots} == {"2026-01-04"}
+    book.swept([found("a")])
+    assert {slot.floor_run_at for slot in book.slots} == {"-infinity"}

@@ -18,6 +18,7 @@ from .enqueue import enqueue
 from .faults import describe, exit_code_of, our_error
 from .jobs import jobs
 from .migrate import migrate
+from .queues import queues
 from .run import run
 from .workers import workers
 
@@ -58,7 +59,7 @@ def pulse_trio() -> None:
 
 
 jobs.add_command(cancel_jobs)
-for _command in (run, enqueue, jobs, cron, workers, migrate, bench):
+for _command in (run, enqueue, jobs, queues, cron, workers, migrate, bench):
     pulse_trio.add_command(_command)
 
 

@@ -11,6 +11,7 @@ import psycopg
 import sniffio
 
 from ..errors import UnknownJob, UsageError
+from ..handlers import queue_limits
 from ..postgres import (
     AsyncioPool,
     TrioPool,
@@ -20,7 +21,7 @@ from ..postgres import (
     open_pool,
 )
 from ..states import FINISHED
-from ..store import bulk, cancelling, history, operations, schedules
+from ..store import bulk, cancelling, history, operations, queues, schedules
 from .cancelling import as_ended, check_waiting, pauses, requester, still_running
 from .refs import JobRef
 from .requests import chunks_of, request_by_name
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from ..handlers import Handler
     from ..jobs import JobRequest
     from ..states import State
+    from ..store.queues import QueueRecord
     from ..store.schedules import FireRecord, ScheduleRecord
     from ..timing import CatchUp
     from .waiting import Waits
@@ -195,6 +197,34 @@ class Client:
     async def workers(self, *, gone: bool = False) -> list[operations.WorkerRecord]:
         """Worker sessions, newest first."""
         return await self._run(operations.workers(gone=gone))
+
+    # Queues
+
+    async def queues(self) -> list[QueueRecord]:
+        """Every queue that has live jobs, or a pause or limit: its depth, what runs, and the age of its oldest due job."""
+        return await self._run(queues.queues())
+
+    async def pause(self, queue: str | None = None, *, kind: str | None = None) -> bool:
+        """No worker claims from that queue, or jobs of that kind, until `resume`; within a second everywhere. What runs goes
+        on. True if it was not paused before. Raises `UsageError` or `InvalidName`."""
+        return await self._run(queues.pause(queue, kind=kind))
+
+    async def resume(self, queue: str | None = None, *, kind: str | None = None) -> bool:
+        """Ends a pause. True if there was one. Raises `UsageError` or `InvalidName`."""
+        return await self._run(queues.resume(queue, kind=kind))
+
+    async def limit_queue(
+        self,
+        queue: str,
+        *,
+        limit: int | None = None,
+        rate: str | None = None,
+        key_limit: int | None = None,
+        key_rate: str | None = None,
+    ) -> None:
+        """Sets a queue's limits, all of them: what is not given is not limited. A worker whose handlers declare that queue
+        sets them again when it starts. Raises `InvalidName` or `ConfigurationError`."""
+        await self._run(queues.limit(queue_limits(queue, limit, rate, key_limit, key_rate)))
 
     # Schedules
 

@@ -7,9 +7,10 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from ..errors import UsageError
+from ..handlers import queue_limits
 from ..postgres import connect_sync
 from ..states import FINISHED
-from ..store import bulk, cancelling, history, operations, schedules
+from ..store import bulk, cancelling, history, operations, queues, schedules
 from .cancelling import as_ended, check_waiting, pauses, requester, still_running
 from .refs import result_of
 from .requests import chunks_of, request_by_name
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from ..handlers import Handler
     from ..jobs import JobRequest
     from ..states import State
+    from ..store.queues import QueueRecord
     from ..store.schedules import FireRecord, ScheduleRecord
     from ..timing import CatchUp
 
@@ -210,6 +212,36 @@ class SyncClient:
         # Without autocommit the first statement begins the caller's transaction, which is the caller's to commit.
         with self._connection() as connection, connection.transaction() if connection.autocommit else nullcontext():
             return operations.run_sync(connection, self._schema, operation)
+
+    # Queues
+
+    def queues(self) -> list[QueueRecord]:
+        """Every queue that has live jobs, or a pause or limit: its depth, what runs, and the age of its oldest due job."""
+        return self.run(queues.queues())
+
+    def pause(self, queue: str | None = None, *, kind: str | None = None) -> bool:
+        """No worker claims from that queue, or jobs of that kind, until `resume`; within a second everywhere. What runs goes
+        on. True if it was not paused before. Raises `UsageError` or `InvalidName`."""
+        return self.run(queues.pause(queue, kind=kind))
+
+    def resume(self, queue: str | None = None, *, kind: str | None = None) -> bool:
+        """Ends a pause. True if there was one. Raises `UsageError` or `InvalidName`."""
+        return self.run(queues.resume(queue, kind=kind))
+
+    def limit_queue(
+        self,
+        queue: str,
+        *,
+        limit: int | None = None,
+        rate: str | None = None,
+        key_limit: int | None = None,
+        key_rate: str | None = None,
+    ) -> None:
+        """Sets a queue's limits, all of them: what is not given is not limited. A worker whose handlers declare that queue
+        sets them again when it starts. Raises `InvalidName` or `ConfigurationError`."""
+        self.run(queues.limit(queue_limits(queue, limit, rate, key_limit, key_rate)))
+
+    # Operations
 
     def run(self, operation: operations.Operation[T]) -> T:
         """Runs one of the store's operations."""

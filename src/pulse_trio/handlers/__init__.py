@@ -1,6 +1,6 @@
 """The registry of handlers, their options and their typed arguments."""
 
-from .limits import QueueLimits, Rate, check_limit, parse_rate
+from .limits import QueueLimits, Rate, check_limit, parse_rate, queue_limits
 from .names import check_queue, check_text
 from .options import Defaults, encode_options, given_options, request_of
 from .registry import Handler, Handlers, Runs
@@ -32,6 +32,7 @@ __all__ = [
     "encode_options",
     "given_options",
     "parse_rate",
+    "queue_limits",
     "request_of",
     "schedule",
 ]

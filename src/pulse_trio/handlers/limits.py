@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ConfigurationError, InvalidArguments, InvalidName
-from .names import check_text
+from .names import check_queue, check_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -47,6 +47,21 @@ def check_limit(name: str, limit: object) -> None:
     """Raises `ConfigurationError` unless `limit` is a positive whole number."""
     if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit < 2**31:
         raise ConfigurationError(f"{name} must be a whole number from 1 on, got {limit!r}. To run nothing, pause.")
+
+
+def queue_limits(
+    queue: str,
+    limit: int | None = None,
+    rate: str | None = None,
+    key_limit: int | None = None,
+    key_rate: str | None = None,
+) -> QueueLimits:
+    """A queue's limits as a user writes them. Raises `InvalidName` or `ConfigurationError`."""
+    for name, given in (("limit", limit), ("key_limit", key_limit)):
+        if given is not None:
+            check_limit(name, given)
+    rates = [None if given is None else parse_rate(given) for given in (rate, key_rate)]
+    return QueueLimits(check_queue(queue), limit, rates[0], key_limit, rates[1])
 
 
 class KeyOf:

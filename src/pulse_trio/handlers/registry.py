@@ -20,8 +20,8 @@ from typing import (
 
 from ..errors import ConfigurationError, UnknownKind
 from ..timing import timing
-from .limits import KeyOf, QueueLimits, check_limit, parse_rate
-from .names import check_queue, check_text
+from .limits import KeyOf, QueueLimits, queue_limits
+from .names import check_text
 from .options import Defaults, given_options, request_of
 from .retries import Exponential, retries_of
 from .schedules import Schedule, schedule
@@ -144,13 +144,9 @@ class Handlers:
 
         Written to the database when a worker starts: the newest deploy wins. Raises `InvalidName` or `ConfigurationError`.
         """
-        for what, given in (("limit", limit), ("key_limit", key_limit)):
-            if given is not None:
-                check_limit(what, given)
         if limit is rate is key_limit is key_rate is None:
             raise ConfigurationError(f"Queue {name!r}: give limit, rate, key_limit or key_rate.")
-        rates = [None if given is None else parse_rate(given) for given in (rate, key_rate)]
-        self._limit(QueueLimits(check_queue(name), limit, rates[0], key_limit, rates[1]))
+        self._limit(queue_limits(name, limit, rate, key_limit, key_rate))
 
     def _limit(self, limits: QueueLimits) -> None:
         if self._queues.get(limits.queue, limits) != limits:

@@ -9,3 +9,4 @@ ON CONFLICT (name) DO UPDATE SET
 WHERE (q.max_running, q.rate_count, q.rate_seconds, q.key_max_running, q.key_rate_count, q.key_rate_seconds)
   IS DISTINCT FROM (excluded.max_running, excluded.rate_count, excluded.rate_seconds,
                     excluded.key_max_running, excluded.key_rate_count, excluded.key_rate_seconds)
+RETURNING name

@@ -160,6 +160,8 @@ class WorkerStore:
         self.paused_kinds: list[str] = []
         """Kinds that are not claimed, as the last sweep found them."""
         self._paused_kinds = texts(())
+        self.swept_at = "-infinity"
+        """When the last sweep was, by the database's clock: as a floor."""
 
     def _link(self, dsn: str, name: str, settings: dict[str, str]) -> Link:
         async def configure(connection: TrioConnection[Any]) -> None:
@@ -394,9 +396,9 @@ class WorkerStore:
                 statement("slots", self._schema), {"queues": list(queues) if queues is not None else None}, prepare=True
             )
             rows = await cursor.fetchall()
-        *rows, (_, _, _, self.paused_kinds) = rows
+        *rows, (_, _, _, self.paused_kinds, self.swept_at) = rows
         self._paused_kinds = texts(self.paused_kinds)
-        self.limited = [queue for queue, priority, _, _ in rows if priority is None]
+        self.limited = [queue for queue, priority, *_ in rows if priority is None]
         return [Found(*row[:3]) for row in rows if row[1] is not None]
 
     async def claim_limited(self, queue: str, limit: int, turns: str = "{}") -> Limited:

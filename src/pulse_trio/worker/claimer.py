@@ -70,6 +70,9 @@ class ClaimStore(Protocol):
     @property
     def paused_kinds(self) -> Sequence[str]: ...
 
+    @property
+    def swept_at(self) -> str: ...
+
     async def claim_limited(self, queue: str, limit: int, turns: str) -> Limited: ...
 
     async def prune_permits(self) -> None: ...
@@ -142,6 +145,21 @@ class SlotBook:
         if len(self._slots) > 1:
             order = {key: place for place, key in enumerate(self._slots)}
             claims.sort(key=lambda c: order[c.queue, c.priority])
+
+    def walked(self, claims: Sequence[Claim], swept_at: str, *, every: bool) -> None:
+        """Raises the floors of slots that were walked to their end and gave nothing to when the last sweep was.
+
+        `every`: all were walked, else those before the last that gave something. Only jobs of a paused kind can lie below,
+        and without this each claim would read all of them again. The next sweep drops the floors.
+        """
+        gave = {(claim.queue, claim.priority) for claim in claims}
+        for key in list(self._slots):
+            if key in gave:
+                gave.discard(key)
+            elif gave or every:
+                self._slots[key] = self._slots[key]._replace(floor_run_at=swept_at)
+            else:
+                return
 
 
 class Claimer:
@@ -277,6 +295,8 @@ class Claimer:
             raise
         # Nothing may be awaited from here to start(): these jobs are ours already.
         self._book.claimed(claims)
+        if self._store.paused_kinds:
+            self._book.walked(claims, self._store.swept_at, every=len(claims) < limit)
         if claims:
             self._deaf_poll = _SOONEST_POLL
             self._start(claims, sent)

@@ -1,0 +1,191 @@
+"""`pulse-trio queues`: list, pause, resume, drain, limit."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import TookTooLong, UsageError
+from ..handlers import QueueLimits, queue_limits
+from ..store import queues as store
+from .database import open_store
+from .options import dsn_option, json_option, schema_option
+from .output import notice, print_json, print_table
+from .text import ago, count_of, duration, utc_now
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..client import SyncClient
+    from ..store.queues import QueueRecord
+
+COLUMNS = ("queue", "state", "due", "oldest", "scheduled", "running", "limit", "rate", "per key")
+LOOK_EVERY = 0.25
+SAY_EVERY = 5.0
+"""Seconds between the looks of a drain, and between what it says while nothing changes."""
+
+
+@click.group()
+def queues() -> None:
+    """List, pause, resume, drain and limit queues."""
+
+
+def _what(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The argument and option that say which queue, or which kind."""
+    command = click.option("--kind", metavar="KIND", help="One kind, in every queue, instead of a queue.")(command)
+    return click.argument("queue", required=False)(command)
+
+
+@queues.command("list")
+@click.option("--kinds", "kinds", is_flag=True, help="The kinds that are paused, instead.")
+@schema_option
+@dsn_option
+@json_option
+def list_queues(kinds: bool, schema: str | None, dsn: str | None, as_json: bool) -> None:
+    """List queues: how many jobs are due, wait for their time and run, and how long the oldest has been due."""
+    with open_store(dsn, schema) as client:
+        paused = client.run(store.paused_kinds())
+        found = [] if kinds else client.queues()
+    if as_json:
+        print_json(paused if kinds else found)
+        return
+    if kinds:
+        print_table(("kind", "paused"), [(p.kind, ago(p.paused_at, utc_now())) for p in paused])
+    else:
+        print_table(COLUMNS, [_row(q) for q in found], right=("due", "scheduled", "running", "limit"), whole=("queue",))
+        if not found:
+            notice("no queue has jobs")
+    if paused and not kinds:
+        notice(f"{count_of(len(paused), 'kind')} paused: {', '.join(p.kind for p in paused)}")
+    elif kinds and not paused:
+        notice("no kind is paused")
+
+
+def _row(q: QueueRecord) -> tuple[object, ...]:
+    oldest = "" if q.oldest_available_age is None else duration(round(q.oldest_available_age, 1))
+    per_key = ", ".join(str(each) for each in (q.key_limit, q.key_rate) if each is not None)
+    return (
+        q.name,
+        "paused" if q.paused else "",
+        q.available,
+        oldest,
+        q.scheduled,
+        q.running,
+        q.limit,
+        q.rate,
+        per_key,
+    )
+
+
+@queues.command("pause")
+@_what
+@schema_option
+@dsn_option
+def pause_queue(queue: str | None, kind: str | None, schema: str | None, dsn: str | None) -> None:
+    """Claim nothing from a queue, or of one kind, until it is resumed. What runs goes on."""
+    with open_store(dsn, schema) as client:
+        new = client.pause(queue, kind=kind)
+    notice(f"{_name(queue, kind)} {'is paused' if new else 'was paused already'}")
+
+
+@queues.command("resume")
+@_what
+@schema_option
+@dsn_option
+def resume_queue(queue: str | None, kind: str | None, schema: str | None, dsn: str | None) -> None:
+    """Claim from a queue, or jobs of one kind, again."""
+    with open_store(dsn, schema) as client:
+        was = client.resume(queue, kind=kind)
+    notice(f"{_name(queue, kind)} {'is claimed again' if was else 'was not paused'}")
+
+
+@queues.command("drain")
+@_what
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, 10**9),
+    metavar="SECONDS",
+    help="Give up waiting after so long, with exit code 1; it stays paused.  [default: wait]",
+)
+@schema_option
+@dsn_option
+def drain_queue(
+    queue: str | None, kind: str | None, timeout: float | None, schema: str | None, dsn: str | None
+) -> None:
+    """Pause a queue, or one kind, and wait until nothing of it runs. It stays paused."""
+    with open_store(dsn, schema) as client:
+        client.pause(queue, kind=kind)
+        _wait_until_empty(client, queue, kind, timeout)
+    notice(f"{_name(queue, kind)} is paused, and nothing of it runs")
+
+
+def _wait_until_empty(client: SyncClient, queue: str | None, kind: str | None, timeout: float | None) -> None:
+    began = time.monotonic()
+    # Until then a worker that has not heard of the pause may claim once more.
+    in_effect = began + store.IN_EFFECT["queue" if kind is None else "kind"]
+    said, said_at = -1, began
+    while True:
+        now = time.monotonic()
+        running = client.run(store.running(queue, kind=kind))
+        if not running and now >= in_effect:
+            return
+        if running != said or now >= said_at + SAY_EVERY:
+            notice(f"{_name(queue, kind)}: {count_of(running, 'job')} running")
+            said, said_at = running, now
+        if timeout is not None and now >= began + timeout:
+            raise TookTooLong(
+                f"After {duration(timeout)} {count_of(running, 'job')} of {_name(queue, kind)} still ran; it stays paused."
+            )
+        time.sleep(LOOK_EVERY)
+
+
+def _name(queue: str | None, kind: str | None) -> str:
+    return f"queue {queue}" if kind is None else f"kind {kind}"
+
+
+@queues.command("limit")
+@click.argument("queue")
+@click.option("--limit", metavar="NUMBER|none", help="Jobs that run at once, over all workers.")
+@click.option("--rate", metavar="RATE|none", help="Jobs that start in a time, as 10/s, 100/m or 1000/h.")
+@click.option("--key-limit", metavar="NUMBER|none", help="The same for each key whose jobs say nothing themselves.")
+@click.option("--key-rate", metavar="RATE|none", help="The same for each key whose jobs say nothing themselves.")
+@schema_option
+@dsn_option
+@json_option
+def limit_queue(queue: str, schema: str | None, dsn: str | None, as_json: bool, **given: str | None) -> None:
+    """Limit a queue. What is not given stays as it is; `none` takes a limit away."""
+    changes = {name: value for name, value in given.items() if value is not None}
+    if not changes:
+        raise UsageError("Say what to limit: --limit, --rate, --key-limit or --key-rate.")
+    chosen = queue_limits(queue, **{name: _read(name, value) for name, value in changes.items()})
+    with open_store(dsn, schema) as client:
+        limits = client.run(store.limits_of(queue))._replace(**{name: getattr(chosen, name) for name in changes})
+        client.run(store.limit(limits))
+        now = next((q for q in client.queues() if q.name == queue), None)
+    if as_json:
+        print_json(now)
+    else:
+        notice(f"queue {queue}: {_described(limits)}")
+
+
+def _read(name: str, value: str) -> Any:
+    if value == "none":
+        return None
+    if name in ("limit", "key_limit"):
+        try:
+            return int(value)
+        except ValueError:
+            raise UsageError(f"--{name.replace('_', '-')} is a whole number, or none, not {value!r}.") from None
+    return value
+
+
+def _described(limits: QueueLimits) -> str:
+    parts = [
+        f"at most {limits.limit} at once" if limits.limit else "",
+        f"{limits.rate.starts} in {duration(limits.rate.seconds)}" if limits.rate else "",
+        f"at most {limits.key_limit} at once for each key" if limits.key_limit else "",
+        f"{limits.key_rate.starts} in {duration(limits.key_rate.seconds)} for each key" if limits.key_rate else "",
+    ]
+    return "; ".join(filter(None, parts)) or "no limits"

@@ -1,0 +1,1 @@
+SELECT kind::text, paused_at FROM :"schema".paused_kind ORDER BY kind

@@ -1,0 +1,105 @@
+"""Queues from the command line, as real processes; the worker beside them is real too."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pulse_trio import SyncClient
+from support.workers import rows
+
+if TYPE_CHECKING:
+    from support.processes import Processes
+
+    from .conftest import Command
+
+
+async def test_queues_are_listed_with_depth_and_age(command: Command, dsn: str) -> None:
+    client = SyncClient(dsn)
+    for _ in range(3):
+        client.enqueue("noop", queue="mail")
+    client.enqueue("noop", queue="mail", delay=60)
+    client.limit_queue("slow", rate="100/m", key_limit=2)
+    mail, slow = json.loads((await command("queues", "list", "--json")).stdout)
+    age = mail.pop("oldest_available_age")
+    assert 0 < age < 60
+    none = {"limit": None, "rate": None, "key_limit": None, "key_rate": None}
+    assert mail == {"name": "mail", "paused": False, "available": 3, "scheduled": 1, "running": 0} | none
+    assert slow["rate"] == "100/m"
+    assert slow["key_limit"] == 2
+    table = (await command("queues", "list")).stdout
+    assert "mail" in table
+    assert "100/m" in table
+
+
+@pytest.mark.usefixtures("app")
+@pytest.mark.parametrize("what", [("mail",), ("--kind", "greet")], ids=["queue", "kind"])
+async def test_a_pause_stops_a_running_worker_within_a_second_and_resume_starts_it_at_once(
+    what: tuple[str, ...], processes: Processes, command: Command, dsn: str
+) -> None:
+    worker = await processes.pulse_trio("run", "app", "--poll", "30", env={"PULSE_TRIO_DSN": dsn})
+    await worker.line("started")
+    client = SyncClient(dsn)
+    client.wait(client.enqueue("greet", {"name": "a"}, queue="mail").id, timeout=10)
+    assert "is paused" in (await command("queues", "pause", *what)).stderr
+    assert "was paused already" in (await command("queues", "pause", *what)).stderr
+    # The two commands above took longer than the second that a pause may need.
+    time.sleep(1)  # noqa: ASYNC251 -- the second that a pause may take
+    stopped = client.enqueue("greet", {"name": "b"}, queue="mail").id
+    going = client.enqueue("greet", {"name": "c"} if len(what) == 1 else {}, queue="other").id
+    if len(what) == 1:
+        client.wait(going, timeout=10)
+    assert client.job(stopped).state == "available"
+    if len(what) == 2:
+        assert "greet" in (await command("queues", "list", "--kinds")).stdout
+    assert "is claimed again" in (await command("queues", "resume", *what)).stderr
+    # Well before the worker's poll: it was told.
+    client.wait(stopped, timeout=10)
+    assert "was not paused" in (await command("queues", "resume", *what)).stderr
+
+
+@pytest.mark.usefixtures("app")
+async def test_a_drain_waits_until_nothing_runs_and_says_what_does(
+    processes: Processes, command: Command, dsn: str
+) -> None:
+    worker = await processes.pulse_trio("run", "app", env={"PULSE_TRIO_DSN": dsn})
+    client = SyncClient(dsn)
+    running = client.enqueue("wait", queue="slow").id
+    await worker.line("waiting")
+    gave_up = await command("queues", "drain", "slow", "--timeout", "0.6", code=1)
+    assert "1 job of queue slow still ran; it stays paused" in gave_up.stderr
+    drain = await processes.pulse_trio("queues", "drain", "slow", env={"PULSE_TRIO_DSN": dsn})
+    await drain.line("queue slow: 1 job running")
+    assert client.cancel(running).state == "running"
+    assert await drain.ended() == 0
+    assert "nothing of it runs" in drain.stderr
+    assert rows(dsn, "SELECT paused, running FROM pulse.queues WHERE name = 'slow'") == [(True, 0)]
+
+
+async def test_limits_are_changed_one_by_one_and_taken_away(command: Command, dsn: str) -> None:
+    await command("queues", "limit", "mail", "--limit", "3", "--rate", "100/m")
+    said = await command("queues", "limit", "mail", "--key-limit", "2")
+    assert "at most 3 at once; 100 in 1 min 0 s; at most 2 at once for each key" in said.stderr
+    changed = await command("queues", "limit", "mail", "--rate", "none", "--json")
+    assert json.loads(changed.stdout)["limit"] == 3
+    (mail,) = SyncClient(dsn).queues()
+    assert (mail.limit, mail.rate, mail.key_limit, mail.key_rate) == (3, None, 2, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("pause",), "Say what to pause: a queue, or kind=... for one kind."),
+        (("pause", "mail", "--kind", "greet"), "Say what to pause"),
+        (("resume", "no spaces"), "not valid"),
+        (("limit", "mail"), "Say what to limit"),
+        (("limit", "mail", "--limit", "0"), "from 1 on, got 0. To run nothing, pause."),
+        (("limit", "mail", "--limit", "many"), "--limit is a whole number, or none"),
+        (("limit", "mail", "--rate", "fast"), 'must look like "10/s"'),
+    ],
+)
+async def test_bad_input_is_refused_with_what_to_do(arguments: tuple[str, ...], message: str, command: Command) -> None:
+    assert message in (await command("queues", *arguments, code=2)).stderr
