@@ -8,18 +8,19 @@ new schema says so and stops, rather than guess.
 from __future__ import annotations
 
 import hashlib
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .errors import SchemaError
+import psycopg
+
+from .errors import SchemaError, UsageError
 from .postgres import connect_sync
 from .sql import render, render_bound
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    import psycopg
+    from collections.abc import Generator, Iterable
 
 
 class Migration(NamedTuple):
@@ -69,10 +70,11 @@ def migrate_sync(dsn: str, schema: str = "pulse") -> list[str]:
     Blocks: from Trio call it through `trio.to_thread.run_sync`.
     Raises `DatabaseUnavailable`, or `SchemaError` when the schema was made by a newer version or changed by hand.
     """
-    with connect_sync(dsn) as connection:
+    with connect_sync(dsn) as connection, _rights_explained(connection, schema):
         # Session-level, so that it is held over one transaction a migration; it goes with the connection at the latest.
         connection.execute("SELECT pg_advisory_lock(hashtextextended(%s, 0))", [f"{schema} migrate"])
-        connection.execute(_preamble(schema).encode())
+        for part in _missing_preamble(connection, schema):
+            connection.execute(part.encode())
         applied = _applied(connection, schema)
         _refuse_strangers(applied)
         missing = [m for m in known_migrations() if m.version not in applied]
@@ -83,11 +85,43 @@ def migrate_sync(dsn: str, schema: str = "pulse") -> list[str]:
 
 def check_sync(dsn: str, schema: str = "pulse") -> None:
     """Raises `SchemaError` unless the schema is exactly what this version of pulse-trio needs. Blocks."""
-    with connect_sync(dsn) as connection:
+    with connect_sync(dsn) as connection, _rights_explained(connection, schema):
         found = connection.execute(
             "SELECT to_regclass(format('%%I.migration', %s::text)) IS NOT NULL", [schema]
         ).fetchone()
         check_versions(_applied(connection, schema) if found and found[0] else {}, schema)
+
+
+@contextmanager
+def _rights_explained(connection: psycopg.Connection[Any], schema: str) -> Generator[None]:
+    """PostgreSQL says which right is missing, not who can give it. Raises `UsageError`, which does."""
+    try:
+        yield
+    except psycopg.errors.InsufficientPrivilege as error:
+        said = str(error).partition("\n")[0]
+        raise UsageError(f"The database role may not do that: {said}. {_remedy(connection, schema)}") from error
+
+
+def _remedy(connection: psycopg.Connection[Any], schema: str) -> str:
+    if connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+        connection.rollback()
+    row = connection.execute(
+        "SELECT quote_ident(current_user), quote_ident(current_database()), quote_ident(%s::text),"
+        " (SELECT quote_ident(pg_get_userbyid(nspowner)) FROM pg_namespace WHERE nspname = %s::text)",
+        [schema, schema],
+    ).fetchone()
+    role, database, name, owner = row or ("", "", schema, None)
+    if owner is None:
+        return f"A superuser or the database's owner can allow it: GRANT CREATE ON DATABASE {database} TO {role}"
+    grants = (
+        f"USAGE ON SCHEMA {name}",
+        f"SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {name}",
+        f"EXECUTE ON ALL FUNCTIONS IN SCHEMA {name}",
+    )
+    return (
+        f"The schema {name} belongs to {owner}: migrate as that role. For a role that only works with jobs: "
+        + "; ".join(f"GRANT {grant} TO {role}" for grant in grants)
+    )
 
 
 def check_versions(applied: dict[int, str], schema: str = "pulse") -> None:
@@ -123,14 +157,27 @@ def _refuse_strangers(applied: dict[int, str]) -> None:
         )
 
 
+_SCHEMA = 'CREATE SCHEMA IF NOT EXISTS :"schema"'
+_TABLE = (
+    'CREATE TABLE IF NOT EXISTS :"schema".migration (\n'
+    "  version int PRIMARY KEY, name text NOT NULL, checksum text NOT NULL,\n"
+    "  applied_at timestamptz NOT NULL DEFAULT now())"
+)
+
+
 def _preamble(schema: str) -> str:
-    return render(
-        'CREATE SCHEMA IF NOT EXISTS :"schema";\n'
-        'CREATE TABLE IF NOT EXISTS :"schema".migration (\n'
-        "  version int PRIMARY KEY, name text NOT NULL, checksum text NOT NULL,\n"
-        "  applied_at timestamptz NOT NULL DEFAULT now());",
-        schema,
-    )
+    return "".join(f"{render(part, schema)};\n" for part in (_SCHEMA, _TABLE)).rstrip()
+
+
+def _missing_preamble(connection: psycopg.Connection[Any], schema: str) -> list[str]:
+    """What of it has to be run. "IF NOT EXISTS" asks for the right to create, which the schema's owner need not have."""
+    row = connection.execute(
+        "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = %s::text),"
+        " to_regclass(format('%%I.migration', %s::text)) IS NOT NULL",
+        [schema, schema],
+    ).fetchone()
+    there = row or (False, False)
+    return [render(part, schema) for part, found in zip((_SCHEMA, _TABLE), there, strict=True) if not found]
 
 
 def _apply(connection: psycopg.Connection[Any], migration: Migration, schema: str) -> None:

@@ -23,6 +23,8 @@ def _setting(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
 
 
+_OF_ONE_RUN = frozenset({"burst", "verbose", "json"})
+"""Flags of `pulse-trio run` that are no settings: in a project's file they would change what every run of it is."""
 _FOREVER = 1000 * 365.25 * 86400
 """Seconds. What becomes an interval in PostgreSQL has to fit a timestamp; NaN and infinity are refused with it."""
 
@@ -105,6 +107,11 @@ def file_settings(folder: Path) -> dict[str, Any]:
     """The settings in `pulse-trio.toml`, else in `[tool.pulse-trio]` of pyproject.toml, of this folder or the nearest above."""
     table, path = _file_table(folder)
     unknown = sorted(set(table) - set(_names()) - {"dsn"})
+    for name in unknown:
+        if name in _OF_ONE_RUN:
+            raise ConfigurationError(
+                f"{path} has {name!r}, which is asked for run by run: give --{name} or PULSE_TRIO_{name.upper()}=1 instead."
+            )
     if unknown:
         raise ConfigurationError(
             f"{path} has the unknown setting {unknown[0]!r}; known: {', '.join(sorted(_names()))}."

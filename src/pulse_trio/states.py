@@ -218,7 +218,8 @@ def error_text(error: BaseException) -> str:
     except Exception:
         # The exception's own __str__ or __repr__ failed; its type is what can still be said.
         headline, trace = f"{name}: (its message could not be rendered)", ""
-    return storable(f"{_cut(headline, _LIMIT // 4)}\n\n{_cut(trace, _LIMIT * 3 // 4)}".rstrip())
+    # Made storable first: what takes the place of a NUL is longer.
+    return f"{_cut(storable(headline), _LIMIT // 4)}\n\n{_cut(storable(trace), _LIMIT * 3 // 4 - 2)}".rstrip()
 
 
 def storable(text: str) -> str:
@@ -240,11 +241,14 @@ def _is_ours(trace: TracebackType) -> bool:
 
 
 def _cut(text: str, limit: int) -> str:
-    """Keeps both ends: the first lines say where it began, the last what went wrong."""
-    if len(text) <= limit:
+    """At most `limit` bytes of UTF-8. Keeps both ends: the first lines say where it began, the last what went wrong."""
+    data = text.encode("utf-8", "surrogatepass")
+    if len(data) <= limit:
         return text
-    half = limit // 2 - 20
-    return f"{text[:half]}\n... {len(text) - 2 * half} characters cut ...\n{text[-half:]}"
+    half = limit // 2 - 24
+    # A character that a cut goes through is left out.
+    begin, rest = (part.decode("utf-8", "ignore") for part in (data[:half], data[-half:]))
+    return f"{begin}\n... {len(data) - 2 * half} bytes cut ...\n{rest}"
 
 
 def leaves_of(error: BaseException) -> list[BaseException]:

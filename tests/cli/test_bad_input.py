@@ -111,6 +111,20 @@ async def test_run_says_that_it_waits_for_the_database(processes: Processes, pro
 
 @pytest.mark.usefixtures("app")
 @pytest.mark.parametrize(
+    ("target", "what"),
+    [("ap:handlers", "There is no module 'ap'.*Did you mean app"), ("app.py", "Give the module, not the file")],
+)
+async def test_a_supervisor_says_what_is_wrong_with_the_module_before_it_waits(
+    processes: Processes, target: str, what: str
+) -> None:
+    running = await processes.pulse_trio("run", target, "--processes", "2", "--dsn", NOWHERE)
+    assert await running.ended() == 2, running.report()
+    assert_says(running, what)
+    assert "waiting for the database" not in running.stderr
+
+
+@pytest.mark.usefixtures("app")
+@pytest.mark.parametrize(
     "arguments",
     [["run", "app"], ["run", "app", "--processes", "2"], ["jobs", "list"], ["enqueue", "greet"]],
     ids=" ".join,
@@ -162,7 +176,7 @@ async def test_a_role_without_rights_is_told_so(processes: Processes, empty_dsn:
     as_nobody = psycopg.conninfo.make_conninfo(empty_dsn, options="-crole=pulse_trio_nobody")
     running = await processes.pulse_trio("migrate", "--dsn", as_nobody)
     assert await running.ended() == 2, running.report()
-    assert_says(running, "The database role may not do that: permission denied")
+    assert_says(running, "permission denied.* GRANT CREATE ON DATABASE .* TO pulse_trio_nobody")
 
 
 async def test_a_broken_settings_file_is_named(processes: Processes, command: Command) -> None:

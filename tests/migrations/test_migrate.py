@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from pulse_trio import DatabaseUnavailable, SchemaError, SyncClient, migrate
+from pulse_trio import DatabaseUnavailable, SchemaError, SyncClient, UsageError, migrate
 from pulse_trio.migrate import Migration, check_sync, check_versions, known_migrations, migrate_sync, migration_sql
 from pulse_trio.store import WorkerStore
 
@@ -167,6 +167,34 @@ def test_a_schema_made_from_another_text_is_told_and_not_touched(dsn: str) -> No
     for refuse in (check_sync, migrate_sync):
         with pytest.raises(SchemaError, match="0001_jobs was applied from another text"):
             refuse(dsn)
+
+
+def test_a_role_that_may_not_migrate_is_told_who_may(dsn: str, empty_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in (dsn, empty_dsn):
+        with psycopg.connect(place, autocommit=True) as connection:
+            connection.execute(
+                "DO $$ BEGIN CREATE ROLE pulse_trio_stranger LOGIN; EXCEPTION WHEN duplicate_object THEN END $$"
+            )
+
+    def as_stranger(place: str) -> str:
+        return psycopg.conninfo.make_conninfo(place, options="-crole=pulse_trio_stranger")
+
+    with pytest.raises(UsageError, match=r"denied for database .*GRANT CREATE ON DATABASE \w+ TO pulse_trio_stranger$"):
+        migrate_sync(as_stranger(empty_dsn))
+    for ask in (migrate_sync, check_sync):
+        with pytest.raises(
+            UsageError, match=r"The schema pulse belongs to \w+: migrate as that role.* GRANT USAGE ON SCHEMA"
+        ):
+            ask(as_stranger(dsn))
+    # Rights to work with jobs are none to change their tables.
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("GRANT USAGE, CREATE ON SCHEMA pulse TO pulse_trio_stranger")
+        connection.execute("GRANT SELECT, INSERT ON ALL TABLES IN SCHEMA pulse TO pulse_trio_stranger")
+    check_sync(as_stranger(dsn))
+    later = Migration(9999, "later", 'ALTER TABLE :"schema".job ADD COLUMN later int')
+    know(monkeypatch, later)
+    with pytest.raises(UsageError, match=r"must be owner of table job. The schema pulse belongs to"):
+        migrate_sync(as_stranger(dsn))
 
 
 async def test_a_worker_finds_the_same_faults(dsn: str, empty_dsn: str) -> None:

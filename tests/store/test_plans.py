@@ -33,7 +33,7 @@ STATEMENTS: dict[str, dict[str, Any]] = {
     "complete_unlocked": FENCE | {"results": "{1,2,3}", "keep": True},
     "fail": FENCE | {"outcomes": "{failed,snoozed,discarded}", "delays": "{1,1,1}", "errors": "{a,b,c}"},
     "beat": FENCE | {"lease": "30 s"},
-    "settled": FENCE,
+    "settled": FENCE | {"traceless": "{t,f,t}"},
     "cancel_delivered": FENCE,
     "cancel_close": {},
     "cancel_ended": {"ids": "{1,2,3}"},

@@ -274,6 +274,26 @@ async def test_an_unsure_report_that_was_not_written_is_written(store: WorkerSto
     assert window.state(job_id) == "completed"
 
 
+@pytest.mark.parametrize("then", ["", "rescued", "claimed by another", "completed by another"])
+async def test_an_unsure_completion_that_keeps_no_row_counts_unless_somebody_else_ended_the_attempt(
+    then: str, room_dsn: str, window: Window, queue: str
+) -> None:
+    job_id = window.enqueue(queue)
+    async with open_store(room_dsn, keep=False) as one, open_store(room_dsn, keep=False) as two:
+        outcome = end(await claim_one(one, queue))
+        if not then:
+            assert (await one.settle([outcome])).accepted == [outcome]
+        else:
+            window.expire(job_id)
+            await two.rescue()
+        if then.endswith("by another"):
+            theirs = end(await claim_one(two, queue))
+            if then.startswith("completed"):
+                await two.settle([theirs])
+        again = await one.settle([outcome], unsure=True)
+    assert (again.refused if then else again.accepted) == [outcome]
+
+
 @pytest.mark.parametrize("then", ["rescued", "claimed by another", "completed by another"])
 async def test_an_unsure_report_of_a_lost_attempt_is_refused(
     then: str, store: WorkerStore, other: WorkerStore, window: Window, queue: str

@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 import traceback
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,20 @@ def load_handlers(target: str) -> Handlers:
     return found
 
 
+def check_target(target: str) -> None:
+    """What can be said of `module:attribute` without importing it: a supervisor never runs the user's code.
+
+    Raises `AppError` for a target that cannot be one, and for a module that is nowhere.
+    """
+    module_name, _ = _parse(target)
+    package = module_name.partition(".")[0]
+    folder = str(Path.cwd())
+    # As the children will look for it. Only the first part: to look for the next, Python imports this one.
+    path = [folder, *(place for place in sys.path if place != folder)]
+    if package not in sys.builtin_module_names and PathFinder.find_spec(package, path) is None:
+        raise AppError(_nowhere(module_name))
+
+
 def _parse(target: str) -> tuple[str, str]:
     module, _, attribute = target.partition(":")
     attribute = attribute or "handlers"
@@ -67,6 +82,10 @@ def _import(name: str) -> ModuleType:
 def _not_found(name: str, error: ModuleNotFoundError) -> str:
     if error.name != name and error.name != name.partition(".")[0]:
         return f"There is no module {name!r}: {error}."
+    return _nowhere(name)
+
+
+def _nowhere(name: str) -> str:
     near = difflib.get_close_matches(name, _modules_here(), n=3)
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
     return f"There is no module {name!r} in {os.getcwd()}, nor is one installed.{hint} Run from the folder it is in."

@@ -17,7 +17,7 @@ from . import logs
 from .collector import settle_collector
 from .database import choose_database, open_database_async
 from .fleet import Fleet
-from .loading import load_handlers
+from .loading import check_target, load_handlers
 from .options import dsn_option, setting_options
 from .stopping import RELEASED, SIGNALS, Stopping
 from .text import headline
@@ -60,6 +60,7 @@ def run(target: str, dsn: str | None, burst: bool, verbose: bool, as_json: bool,
     choice = choose_database(dsn)
     flags = {"burst": burst, "verbose": verbose, "json": as_json}
     if settings.processes > 1:
+        check_target(target)  # before the database is waited for
         logs.set_up(as_json=as_json, verbose=verbose)
         return trio.run(Supervision(target, settings, flags).run, choice)
     handlers = load_handlers(target)

@@ -1,7 +1,14 @@
 -- Of reports whose first try lost its reply: the attempts that did end as reported, under that very session. They count
 -- as accepted, not as lost leases.
-SELECT r.id FROM unnest(%(ids)s::bigint[], %(attempts)s::int[], %(sessions)s::bigint[]) AS r(id, attempt, session)
+-- A completion that keeps no row leaves none to find. But whoever else had ended the attempt would have: a rescue notes the
+-- attempt, and then there is a live row or another attempt's. So a job without a live row, whose attempt nobody noted, was
+-- completed by us.
+SELECT r.id FROM unnest(%(ids)s::bigint[], %(attempts)s::int[], %(sessions)s::bigint[], %(traceless)s::boolean[])
+  AS r(id, attempt, session, traceless)
 WHERE EXISTS (SELECT FROM :"schema".job_archive d
               WHERE d.id = r.id AND d.attempt = r.attempt AND d.locked_by = r.session AND d.state = 4)
    OR EXISTS (SELECT FROM :"schema".attempt a
               WHERE a.job_id = r.id AND a.attempt = r.attempt AND a.session = r.session AND a.outcome <> 'rescued')
+   OR r.traceless
+      AND NOT EXISTS (SELECT FROM :"schema".job j WHERE j.id = r.id)
+      AND NOT EXISTS (SELECT FROM :"schema".attempt a WHERE a.job_id = r.id AND a.attempt = r.attempt)

@@ -379,7 +379,10 @@ class WorkerStore:
         return _three_ways(outcomes, await cursor.fetchall())
 
     async def _settled(self, connection: TrioConnection[Any], outcomes: Sequence[Outcome]) -> set[int]:
-        cursor = await connection.execute(statement("settled", self._schema), self._report(outcomes))
+        traceless = ["true" if not self._keep and o.kind == "completed" else "false" for o in outcomes]
+        cursor = await connection.execute(
+            statement("settled", self._schema), self._report(outcomes) | {"traceless": texts(traceless)}
+        )
         return {row[0] for row in await cursor.fetchall()}
 
     def _report(self, outcomes: Sequence[Outcome]) -> dict[str, Any]:
