@@ -186,6 +186,30 @@ async def test_an_idle_worker_does_little(noop: Stage) -> None:
     assert per_second < 3
 
 
+async def test_a_stream_of_jobs_is_looked_for_and_nobody_need_notify(noop: Stage) -> None:
+    async with noop.working():
+        await trio.sleep(1)
+        assert noop.store.idle
+        for number in range(100):
+            job_id = noop.enqueue("noop")
+            await trio.sleep(0.005)
+            assert noop.database.state(job_id) == "completed"
+            # The first is told of; from the second on it is a stream.
+            assert noop.store.idle == (number == 0)
+        await trio.sleep(1)
+        assert noop.store.idle
+
+
+async def test_jobs_that_come_one_by_one_are_told_of(noop: Stage) -> None:
+    async with noop.working():
+        await trio.sleep(1)
+        for _ in range(20):
+            noop.enqueue("noop")
+            await trio.sleep(0.05)
+            assert noop.store.idle
+        assert "withdraw_idle" not in noop.store.calls
+
+
 async def test_a_busy_worker_withdraws_its_idleness(noop: Stage) -> None:
     async with noop.working():
         await trio.sleep(5)

@@ -15,8 +15,9 @@ every second; never at more than a twentieth of the time.
 turns with the others: where both have more than there is room for, neither waits for the other to be empty.
 
 **Idle.** With nothing to claim the worker announces that it waits, looks once more, and sleeps until a notification, the
-next due time of any slot, or the poll interval. Producers notify only while somebody waits. A worker that cannot hear
-them (its listening connection is down, or there is none) polls sooner after it found work: work comes in bursts.
+next due time of any slot, or the poll interval. Producers notify only while somebody waits: not while work keeps arriving,
+which is looked for every 2 ms. A worker that cannot hear them (its listening connection is down, or there is none) polls
+sooner after it found work: work comes in bursts.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ _LOOK_AROUND = 0.02
 """Seconds from a claim that brought less than was asked for to the sweep that it calls for."""
 _BLIND = 0.002
 """The same while producers do not notify."""
+_STREAM = 0.03
+"""Work that arrives again within so many seconds is a stream: it is looked for every `_BLIND` seconds, and nobody notifies."""
 _SOONEST_POLL = 0.02
 """The poll interval of a worker that cannot be notified, just after it found work; it doubles with each vain look."""
 _PRUNE_EVERY = 1.0
@@ -199,6 +202,7 @@ class Claimer:
         self._told = False
         self._sweep_wanted = True
         self._last_sweep = -math.inf
+        self._last_found = -math.inf
         self._sweep_cost = 0.0
         self._failures = 0
         self._deaf_poll = poll
@@ -275,15 +279,23 @@ class Claimer:
             return
         limit = min(free, self._batch)
         claimed = await (self._claim_both(limit) if self._limited else self._claim(limit))
+        if claimed and self._need_not_be_told(claimed, limit) and self._store.idle:
+            await self._store.withdraw_idle()
         if claimed >= limit:
             self.hungry = True
         elif not swept:
             await self._look_around_soon()
         else:
             await self._wait_idle(swept and not claimed and self._limited.nothing_due)
-            return
-        if claimed >= min(limit, _BUSY) and self._store.idle:
-            await self._store.withdraw_idle()
+
+    def _need_not_be_told(self, claimed: int, limit: int) -> bool:
+        """Whether there is so much work that it is found without a notification for each: with one idle worker and 8
+        producers, those took the fsyncs per insert from 0.4 to above 1."""
+        before, self._last_found = self._last_found, trio.current_time()
+        return claimed >= min(limit, _BUSY) or self._streams(before)
+
+    def _streams(self, found: float) -> bool:
+        return trio.current_time() - found < _STREAM
 
     async def _claim(self, limit: int) -> int:
         completed = self._carrier.take_completed()
@@ -381,12 +393,14 @@ class Claimer:
         if nothing_due and not self._sweep_wanted:
             self.found_nothing = True
             self.dry.give()
-        if not self._store.idle:
+        if not self._store.idle and self._streams(self._last_found):
+            self._sweep_wanted = True
+            await self._wait_for_wake(_BLIND)
+        elif not self._store.idle:
             # Announce first, then look again: a job committed in between would have told nobody.
             await self._store.announce_idle()
             self._sweep_wanted = True
-            return
-        if not await self._wait_for_wake(min(self._poll_after(), self._next_due(), self._next_limited())):
+        elif not await self._wait_for_wake(min(self._poll_after(), self._next_due(), self._next_limited())):
             self._sweep_wanted = True
 
     def _poll_after(self) -> float:
