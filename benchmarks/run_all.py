@@ -22,6 +22,7 @@ ORDER = (
     "claim",
     "pgbench_limit",
     "latency",
+    "cancel",
     "enqueue",
     "heartbeats",
     "queues",

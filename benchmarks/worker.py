@@ -1,7 +1,8 @@
 """A worker of ours under measurement: `python worker.py '{"dsn": ..., "concurrency": 100, "keep": true}'`.
 
 Speaks the protocol of processes.py. Handlers: `noop` returns at once; `sleep` takes the seconds in its argument; `timed`
-notes when it began; `park` waits for ever. Nothing is switched off that a worker of users has: heartbeats, watchdog, fence.
+notes when it began; `park` waits for ever; `held` does too, and notes when it ended. Nothing is switched off that a worker of
+users has: heartbeats, watchdog, fence.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 import trio
 
-from pulse_trio import Handlers, Worker
+from pulse_trio import Handlers, Job, Worker
 from pulse_trio.cli.collector import settle_collector
 
 PULSE = 0.01
@@ -28,6 +29,7 @@ class Counter:
         self.ran = 0
         self.last = 0.0
         self.starts: list[tuple[float, float]] = []
+        self.ends: list[tuple[int, float]] = []
 
     def count(self) -> None:
         """One handler was called."""
@@ -47,6 +49,9 @@ class Counter:
             if self.starts:
                 starts, self.starts = self.starts, []
                 say(starts=starts)
+            if self.ends:
+                ends, self.ends = self.ends, []
+                say(ends=ends)
 
 
 def say(**message: Any) -> None:
@@ -77,6 +82,14 @@ def handlers_for(counter: Counter) -> Handlers:
     async def park() -> None:
         counter.count()
         await trio.sleep_forever()
+
+    @handlers.job()
+    async def held(job: Job) -> None:
+        counter.count()
+        try:
+            await trio.sleep_forever()
+        finally:
+            counter.ends.append((job.id, time.monotonic()))
 
     return handlers
 

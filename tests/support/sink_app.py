@@ -53,6 +53,30 @@ async def held(job: Job) -> str:
     return f"attempt {job.attempt}"
 
 
+@handlers.job
+async def family(job: Job) -> None:
+    """Has a child in the job's nursery, one in a nursery of its own, and one below; each takes its time to end."""
+    async with await trio.open_unix_socket(os.environ["SINK"]) as stream:
+        teller = Teller(stream, job)
+        line = trio.Lock()
+
+        async def child() -> None:
+            try:
+                await trio.sleep_forever()
+            finally:
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
+                    await trio.sleep(0.3)
+                    async with line:
+                        await teller.tell("gone")
+
+        job.nursery.start_soon(child)
+        async with trio.open_nursery() as own:
+            own.start_soon(child)
+            async with trio.open_nursery() as deeper:
+                deeper.start_soon(child)
+                await teller.tell("start")
+
+
 @handlers.job(max_attempts=5)
 async def blocking(job: Job, folder: str) -> str:
     """Blocks the whole loop until the file go-ATTEMPT is there: what a handler must not do, and some will.
