@@ -31,6 +31,7 @@ PAGES_THAT_RUN = [
     "docs/how-to/results.md",
     "docs/how-to/retries.md",
     "docs/how-to/exactly-once.md",
+    "docs/how-to/cancel.md",
 ]
 
 
