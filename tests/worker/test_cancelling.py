@@ -147,16 +147,16 @@ async def test_a_request_about_another_attempt_or_session_is_not_obeyed(part: st
 async def test_a_request_that_overtakes_the_reply_to_the_claim_cancels_the_job_before_it_starts(
     sleeper: Stage, log: Log, events: Recorder
 ) -> None:
-    job_id = sleeper.enqueue("sleeper")
-
     async def slow() -> None:
-        if sleeper.database.state(job_id) == "running":
+        for job in sleeper.database.jobs.values():
             del sleeper.store.silence["exchange"]
-            sleeper.database.cancel(job_id, "at once")
+            sleeper.database.cancel(job.id, "at once")
             await trio.sleep(2)
 
-    sleeper.store.silence["exchange"] = slow
     async with sleeper.working():
+        await trio.sleep(1)  # it listens
+        sleeper.store.silence["exchange"] = slow
+        job_id = sleeper.enqueue("sleeper")
         await trio.sleep(5)
         assert state_of(sleeper.database.jobs[job_id]) == ("cancelled", "at once")
     assert log.what == []
