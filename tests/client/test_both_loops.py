@@ -124,3 +124,17 @@ async def test_a_result_is_waited_for(dsn: str, window: Window) -> None:
         (claimed,) = await claim(store, "default", 1)
         await store.settle([end(claimed, "completed", result="42")])
     assert results == [42]
+
+
+async def test_a_schedule_is_made_run_and_removed(dsn: str, anyio_backend: str) -> None:
+    async with open_client(dsn) as client:
+        await client.schedule("hourly", add, {"a": 1}, cron="@hourly", timezone="Europe/Berlin")
+        ref = await client.run_schedule("hourly")
+        assert [fire.job_id for fire in await client.fires("hourly")] == [ref.id]
+        await client.pause_schedule("hourly")
+        assert await client.resume_schedule("hourly") == (await client.schedules())[0].next_due
+        async with await connect(dsn, anyio_backend) as connection:
+            await client.using(connection).remove_schedule("hourly")
+            await client.using(connection).schedule("other", add, {"a": 1}, every=60)
+            await connection.rollback()
+        assert [found.name for found in await client.schedules()] == ["hourly"]

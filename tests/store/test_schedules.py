@@ -21,6 +21,7 @@ from pulse_trio import (
 )
 from pulse_trio.client import request_by_name
 from pulse_trio.handlers import schedule
+from pulse_trio.migrate import migrate_sync
 from pulse_trio.store import schedules
 from pulse_trio.timing import timing
 from support.stores import Window, open_store
@@ -485,3 +486,57 @@ def test_the_operations_leave_the_callers_time_zone_and_styles_alone(alone: Wind
         assert client.resume_schedule("s") is not None
         ((args,),) = connection.execute("SELECT args FROM pulse.jobs WHERE id = %s", [done.id]).fetchall()
     assert datetime.fromisoformat(args["at"]).utcoffset() == timedelta(0)
+
+
+async def test_a_hostile_schema_name_serves_a_schedule_from_declaration_to_removal(empty_dsn: str) -> None:
+    schema = """it's "%s" :"schema" \\ $$"""
+    migrate_sync(empty_dsn, schema)
+    client = SyncClient(empty_dsn, schema=schema)
+    with Window(empty_dsn, schema=schema) as window:
+        async with open_store(empty_dsn, schema=schema) as store:
+            await store.declare_schedules([make()])
+            come(window)
+            assert len((await store.fire_schedules())[0]) == 1
+            await store.prune_fires(60.0)
+            assert await store.next_schedule() is not None
+        assert [f.job_state for f in client.fires("s")] == ["available"]
+    client.pause_schedule("s")
+    client.resume_schedule("s")
+    client.run_schedule("s")
+    client.remove_schedule("s")
+    assert client.schedules() == []
+
+
+@pytest.mark.parametrize(
+    ("night", "expression", "expected"),
+    [
+        ("2026-03-28T23:30Z", "30 2 * * *", ["03-29T01:00"]),
+        ("2026-10-24T23:30Z", "30 2 * * *", ["10-25T00:30"]),
+        ("2026-03-28T23:30Z", "0 * * * *", ["03-29T00:00", "03-29T01:00", "03-29T02:00", "03-29T03:00"]),
+        ("2026-10-24T23:30Z", "0 * * * *", ["10-25T00:00", "10-25T01:00", "10-25T02:00", "10-25T03:00"]),
+    ],
+)
+def test_a_night_of_four_hours_in_berlin_with_a_look_every_minute(
+    night: str, expression: str, expected: list[str]
+) -> None:
+    """The operation that a worker runs, given the rows a server would give."""
+    clock, fired = datetime.fromisoformat(night), []
+    next_due = timing(expression, None, "Europe/Berlin").after(clock)
+    for minute in range(4 * 60):
+        now = clock + timedelta(minutes=minute, seconds=1)
+        if next_due is None or next_due > now:
+            continue
+        row = ("s", "noop", "{}", "default", 0, None, expression, "Europe/Berlin", None, "last", None, next_due, now)
+        operation = schedules._catch_up(row)
+        answers: dict[str, list[tuple[Any, ...]]] = {
+            "schedule_fire": [(next_due,)], "enqueue_many": [(1, True, 7)], "schedule_fired": [], "schedule_move": [],
+        }  # fmt: skip
+        query = next(operation)
+        try:
+            while True:
+                if query.name == "schedule_move":
+                    next_due = query.parameters["next_due"]
+                query = operation.send(answers[query.name])
+        except StopIteration as stop:
+            fired += [f"{one.due_at:%m-%dT%H:%M}" for one in stop.value]
+    assert fired == expected

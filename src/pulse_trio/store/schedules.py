@@ -27,8 +27,8 @@ from .operations import Enqueued, Operation, Query, Row, enqueue_many, run
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-BATCH = 100
-"""Schedules fired in one transaction."""
+BATCH = 25
+"""Schedules fired in one transaction: others may take the next while these are written."""
 _COLUMNS = ("kind", "args", "queue", "priority")
 """What of a request stands in columns of its own; the rest is in `options`."""
 

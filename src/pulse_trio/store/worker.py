@@ -541,18 +541,18 @@ class WorkerStore:
 
     async def fire_schedules(self) -> tuple[list[schedules.Fired], list[schedules.Broken]]:
         """Fires the occurrences that have come and that no other worker is firing, each with its job in one transaction."""
-        async with self._scheduling() as connection, connection.transaction():
+        async with self._scheduling(patience=60) as connection, connection.transaction():
             return await schedules.fire(connection, self._schema)
 
     async def prune_fires(self, retention: float) -> None:
         """Forgets the occurrences fired more than `retention` seconds ago (10,000 at a time)."""
-        async with self._scheduling() as connection:
+        async with self._scheduling(patience=60) as connection:
             await connection.execute(statement("schedule_prune", self._schema), {"retention": f"{retention} s"})
 
     @asynccontextmanager
-    async def _scheduling(self) -> AsyncGenerator[TrioConnection[Any]]:
+    async def _scheduling(self, *, patience: float | None = None) -> AsyncGenerator[TrioConnection[Any]]:
         try:
-            async with self._using(self._watch) as connection:
+            async with self._using(self._watch, patience=patience) as connection:
                 yield connection
         except (psycopg.errors.InsufficientPrivilege, UsageError) as error:
             # Not the end of a worker: somebody else may fire. The scheduler says it, and tries again.
