@@ -15,6 +15,7 @@ import math
 import os
 import secrets
 import socket
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -306,7 +307,14 @@ class WorkerStore:
         cursor = await connection.execute(statement("exchange", self._schema), parameters, prepare=True)
         rows = await cursor.fetchall()
         tail = rows.pop()
-        claims = [Claim(*row, session) for row in cast("list[_ClaimedRow]", rows)]
+        # A worker may hold 10,000 claims of few queues and kinds: one text for each of these.
+        same = sys.intern
+        claims = [
+            Claim(id_, attempt, most, failures, priority, run_at, same(queue), same(kind), args, options, session)
+            for id_, attempt, most, failures, priority, run_at, queue, kind, args, options in cast(
+                "list[_ClaimedRow]", rows
+            )
+        ]
         settlement = Settlement(list(ordered), [], []) if tail[8] is None else _sort_out(ordered, tail[8])
         return Exchange(claims, sent, settlement)
 

@@ -9,6 +9,7 @@ nothing has to be kept in order on the path of every job.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 import trio
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from ..observe import Observer
     from ..store import Beat
     from .held import Fence, Held
+
+_AT_ONCE = 1000
+"""Leases renewed by one statement."""
 
 
 class BeatStore(Protocol):
@@ -97,7 +101,8 @@ class Leases:
     async def _beat(self, now: float) -> None:
         # A little early for some rather than a statement for each.
         latest = now + self._heartbeat / 20
-        due = [held for held in self._held.values() if held.beat_due <= latest]
+        # The rest follows at once: an answer for 10,000 jobs at a time took 0.4 kB of memory for each.
+        due = list(islice((held for held in self._held.values() if held.beat_due <= latest), _AT_ONCE))
         if not due:
             return
         for held in due:
