@@ -389,3 +389,27 @@ async def test_an_unsure_report_is_not_taken_for_another_sessions_failure(
     await other.settle([end(theirs, "failed", delay=60.0)])
     ours = forged(theirs, session=store.session)
     assert (await store.settle([end(ours)], unsure=True)).refused != []
+
+
+@pytest.mark.parametrize(
+    ("kind", "delay", "woken"),
+    [
+        ("released", 0.0, True),
+        ("rescued", 0.0, True),
+        ("released", 15.0, False),
+        ("failed", 0.0, False),
+        ("snoozed", 0.0, False),
+    ],
+)
+async def test_what_is_handed_over_wakes_an_idle_worker(
+    kind: OutcomeKind, delay: float, woken: bool, store: WorkerStore, other: WorkerStore, window: Window, queue: str
+) -> None:
+    window.run("LISTEN pulse")
+    window.enqueue_many(3, queue)
+    claims = await claim(store, queue)
+    await other.announce_idle()
+    list(window.connection.notifies(timeout=0))
+    await store.settle([end(c, kind, delay=delay) for c in claims])
+    window.run("SELECT 1")
+    assert [n.payload for n in window.connection.notifies(timeout=0)] == [queue] * woken
+    await other.withdraw_idle()

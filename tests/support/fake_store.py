@@ -122,10 +122,14 @@ class FakeDatabase:
         run_at = trio.current_time() + delay
         job = FakeJob(next(self.ids), queue, priority, kind, args, options, max_attempts, run_at, key)
         self.jobs[job.id] = job
-        if delay <= 0 and self.idle:
-            for listener in self.listeners:
-                listener(queue)
+        if delay <= 0:
+            self.wake(queue)
         return job.id
+
+    def wake(self, queue: str) -> None:
+        """Tells who waits idle that a queue has a due job."""
+        for listener in self.listeners if self.idle else ():
+            listener(queue)
 
     def clock(self) -> datetime:
         """The server's: virtual seconds since a midnight."""
@@ -324,6 +328,8 @@ class FakeStore:
         job.failures += event is Event.FAIL
         job.max_attempts += event in (Event.SNOOZE, Event.RELEASE)
         job.waits_after_failure = event in (Event.FAIL, Event.RESCUE)
+        if event in (Event.RELEASE, Event.RESCUE) and outcome.delay <= 0:
+            self.database.wake(job.queue)
 
     async def slots(self, queues: Sequence[str] | None) -> list[Found]:
         await self._done("slots")

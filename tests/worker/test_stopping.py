@@ -424,6 +424,24 @@ async def test_the_farewell_of_a_cancelled_worker_is_bounded(sleeper: Stage) -> 
     assert trio.current_time() - began <= 5 + 5 + 5.1
 
 
+async def test_what_a_worker_releases_starts_on_an_idle_one_at_once(sleeper: Stage, seen: list[Any]) -> None:
+    # Not with the other's next poll, which here is an hour away.
+    other = FakeStore(sleeper.database)
+    async with sleeper.working(poll=3600) as worker:
+        await trio.sleep(1)
+        job = sleeper.database.jobs[sleeper.enqueue("sleeper", seconds=10)]
+        await trio.sleep(1)
+        async with sleeper.working(other, poll=3600):
+            await trio.sleep(2)
+            worker.stop_now()
+            released_at = trio.current_time()
+            await trio.sleep(1)
+            assert (job.session, job.attempt) == (other.session, 2)
+            assert trio.current_time() - released_at == pytest.approx(1)
+            await trio.sleep(12)
+    assert (job.state, seen) == ("completed", ["shutdown", "end"])
+
+
 async def test_a_worker_nests_in_any_program(sleeper: Stage) -> None:
     one, two = FakeStore(sleeper.database), FakeStore(sleeper.database)
     jobs = [sleeper.enqueue("sleeper", seconds=2) for _ in range(10)]

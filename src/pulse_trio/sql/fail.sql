@@ -35,6 +35,10 @@ WITH report AS MATERIALIZED (
   FROM held h
   WHERE j.id = h.id AND j.attempt = h.attempt AND j.locked_by = h.session AND j.state = 2
     AND h.next IN ('retryable', 'scheduled')
+  RETURNING j.queue::text AS queue, h.outcome IN ('released', 'rescued') AND h.delay <= 0 AS handed_over
+), woken AS MATERIALIZED (
+  -- What a worker hands over starts elsewhere at once, not with somebody's next poll.
+  SELECT :"schema".wake(q.queue) FROM (SELECT DISTINCT queue FROM back WHERE handed_over) q
 ), finished AS (
   DELETE FROM :"schema".job j USING held h
   WHERE j.id = h.id AND j.attempt = h.attempt AND j.locked_by = h.session AND j.state = 2
@@ -62,6 +66,7 @@ WITH report AS MATERIALIZED (
   SELECT id, attempt, session, started_at, clock_timestamp(), outcome, error FROM held
 )
 -- tell_end: whoever waits for one that finished is told.
-SELECT id, next FROM held WHERE (SELECT :"schema".tell_end(array_agg(id)) FROM finished) >= 0
+SELECT id, next FROM held
+WHERE (SELECT :"schema".tell_end(array_agg(id)) FROM finished) >= 0 AND (SELECT count(*) FROM woken) >= 0
 UNION ALL
 SELECT id, NULL FROM ours WHERE id NOT IN (SELECT id FROM held)
