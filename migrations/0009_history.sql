@@ -118,6 +118,7 @@ BEGIN
   END IF;
   IF NOT at.sweeping THEN
     at.sweeping := true; at.swept_at := now(); at.day := '-infinity'; at.block := 0;
+    PERFORM prune_unique_holds();
   END IF;
   WHILE budget > 0 LOOP
     SELECT c.relname, c.oid, d.day INTO part

@@ -34,6 +34,7 @@ STATEMENTS: dict[str, dict[str, Any]] = {
     "fail": FENCE | {"outcomes": "{failed,snoozed,discarded}", "delays": "{1,1,1}", "errors": "{a,b,c}"},
     "beat": FENCE | {"lease": "30 s"},
     "settled": FENCE | {"traceless": "{t,f,t}"},
+    "doctor_put_back": {},
     "cancel_delivered": FENCE,
     "cancel_close": {},
     "cancel_ended": {"ids": "{1,2,3}"},
@@ -62,6 +63,7 @@ STATEMENTS: dict[str, dict[str, Any]] = {
     "ended": {"ids": "{1,2,3}"},
 }  # fmt: skip
 CLIENTS = {
+    "doctor_put_back",
     "jobs",
     "delete_jobs",
     "cancel_ended",
@@ -277,6 +279,9 @@ def test_every_statement_with_a_plan_that_matters_is_tried_here() -> None:
         "waiting_place",
         "cancel_jobs",
         "set_retention",
+        "doctor_server",
+        "doctor_storage",
+        "doctor_holders",
         "retentions",
     }
     # Schedules stand in tables of their own.

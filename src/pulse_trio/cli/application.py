@@ -14,6 +14,7 @@ import click
 from .bench import bench
 from .cancel import cancel_jobs
 from .cron import cron
+from .doctor import doctor
 from .enqueue import enqueue
 from .faults import describe, exit_code_of, our_error
 from .jobs import jobs
@@ -59,7 +60,7 @@ def pulse_trio() -> None:
 
 
 jobs.add_command(cancel_jobs)
-for _command in (run, enqueue, jobs, queues, cron, workers, migrate, bench):
+for _command in (run, enqueue, jobs, queues, cron, workers, migrate, doctor, bench):
     pulse_trio.add_command(_command)
 
 

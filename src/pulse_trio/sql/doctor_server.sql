@@ -1,0 +1,12 @@
+-- What the server is and how it is set, and what this role may do with the schema.
+SELECT current_setting('server_version_num')::int, current_setting('server_version'), extract(epoch FROM clock_timestamp())::float8,
+       pg_is_in_recovery(), current_setting('fsync') = 'on', current_setting('synchronous_commit'),
+       current_setting('autovacuum') = 'on',
+       coalesce((SELECT NOT 'autovacuum_enabled=false' = ANY (c.reloptions) FROM pg_class c
+                 WHERE c.oid = format('%%I.job', :'schema')::regclass), true),
+       current_user::text, pg_has_role('pg_read_all_stats', 'USAGE'),
+       ARRAY(SELECT format('%%s on %%I', asked.privilege, t.name)
+             FROM unnest(ARRAY['job', 'job_archive', 'attempt', 'session', 'queue']) t(name),
+                  unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) asked(privilege)
+             WHERE NOT has_table_privilege(format('%%I.%%I', :'schema', t.name)::regclass, asked.privilege)),
+       has_function_privilege(format('%%I.upkeep(interval)', :'schema')::regprocedure, 'EXECUTE')

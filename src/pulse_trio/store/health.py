@@ -1,0 +1,99 @@
+"""What can be known of a database's health in a few statements. What it means is decided elsewhere (cli/doctor.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .operations import Query, workers
+from .queues import queues
+
+if TYPE_CHECKING:
+    from .operations import Operation, WorkerRecord
+    from .queues import QueueRecord
+
+LONG = 300.0
+"""Seconds after which an open transaction is worth a word."""
+PATIENCE = 10.0
+"""Seconds that each look may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """The server, and what this role may do there. `clock` is its time in seconds since 1970; `missing` the rights that a
+    worker's role needs and this one lacks."""
+
+    version: int
+    version_name: str
+    clock: float
+    standby: bool
+    fsync: bool
+    synchronous_commit: str
+    autovacuum: bool
+    autovacuum_of_jobs: bool
+    role: str
+    sees_others: bool
+    missing: list[str]
+    may_maintain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """The live table and the archive. `cold` are indexes that keep claims and beats from being HOT updates; `maintained_ago`
+    seconds, None if nobody ever did."""
+
+    updates: int
+    hot_updates: int
+    cold: list[str]
+    lease_index: bool
+    missing_days: int
+    astray: bool
+    maintained_ago: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Something that keeps dead rows from being cleaned up; `age` in seconds, None if it is not known."""
+
+    what: str
+    age: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PutBack:
+    """A kind that workers claim and give back: how often within the hour, how many jobs, and the first of them."""
+
+    kind: str
+    times: int
+    jobs: int
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Everything that was looked at."""
+
+    server: Server
+    storage: Storage
+    holders: list[Holder] = field(default_factory=list[Holder])
+    put_back: list[PutBack] = field(default_factory=list[PutBack])
+    workers: list[WorkerRecord] = field(default_factory=list["WorkerRecord"])
+    queues: list[QueueRecord] = field(default_factory=list["QueueRecord"])
+
+
+def server() -> Operation[Server]:
+    """The server and its settings: one row, at once."""
+    rows = yield Query("doctor_server", {}, PATIENCE)
+    return Server(*rows[0])
+
+
+def health(known: Server) -> Operation[Health]:
+    """The rest. Raises `TookTooLong`."""
+    rows = yield Query("doctor_storage", {}, PATIENCE)
+    storage = Storage(*rows[0])
+    rows = yield Query("doctor_holders", {"older": f"{LONG} s"}, PATIENCE)
+    holders = [Holder(*row) for row in rows]
+    rows = yield Query("doctor_put_back", {}, PATIENCE)
+    put_back = [PutBack(*row) for row in rows]
+    found = yield from workers()
+    return Health(known, storage, holders, put_back, found, (yield from queues()))

@@ -1,0 +1,225 @@
+"""`pulse-trio doctor`: what it makes of what it finds, and that it finds it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+from pulse_trio.cli.doctor import Finding, diagnose, doctor, judge_server
+from pulse_trio.store import health
+from pulse_trio.store.health import Health, Holder, PutBack, Server, Storage
+from pulse_trio.store.operations import WorkerRecord
+from pulse_trio.store.queues import QueueRecord
+from support.stores import Window, claim, end, open_store
+
+if TYPE_CHECKING:
+    from support.processes import Processes
+
+    from .conftest import Command
+
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+SERVER = Server(180004, "18.4", 0.0, False, True, "on", True, True, "app", True, [], True)
+STORAGE = Storage(10_000, 9_990, [], True, 0, False, 60.0)
+WORKER = WorkerRecord(7, "web-1", 4711, "running", NOON, NOON, ["*"], 100, 3, "0.1")
+QUEUE = QueueRecord("mail", False, 5, 0, 0, 1.0, None, None, None, None)
+HEALTHY = Health(SERVER, STORAGE, workers=[WORKER], queues=[QUEUE])
+
+
+def troubles(findings: Any) -> list[Finding]:
+    return [f for f in findings if f.level != "ok"]
+
+
+def of_server(difference: float = 0.0, unsure: float = 0.001, **changes: Any) -> list[Finding]:
+    return troubles(judge_server(replace(SERVER, **changes), difference=difference, unsure=unsure))
+
+
+def of_health(**changes: Any) -> list[Finding]:
+    return troubles(diagnose(replace(HEALTHY, **changes)))
+
+
+def test_nothing_is_wrong_with_what_is_healthy() -> None:
+    assert of_server() == []
+    assert of_health() == []
+    assert {f.check for f in diagnose(HEALTHY)} == {"HOT updates", "archive", "old transactions", "workers", "backlog"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "check", "what"),
+    [
+        ({"version": 130011}, "error", "version", "too old"),
+        ({"version": 190000}, "warning", "version", "newer"),
+        ({"standby": True}, "error", "primary", "standby"),
+        ({"fsync": False}, "error", "durability", "fsync is off"),
+        ({"synchronous_commit": "off"}, "warning", "synchronous_commit", "may be lost"),
+        ({"autovacuum": False}, "error", "autovacuum", "on the server"),
+        ({"autovacuum_of_jobs": False}, "error", "autovacuum", "for the table"),
+        ({"missing": ["DELETE on job"]}, "error", "rights", "lacks DELETE on job"),
+        ({"may_maintain": False}, "warning", "rights", "may not maintain"),
+        ({"difference": 5.0}, "warning", "clock", "5 s behind"),
+        ({"difference": -5.0}, "warning", "clock", "5 s ahead of"),
+    ],
+    ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else "",
+)
+def test_every_trouble_of_a_server_is_told_with_what_to_do(
+    changes: dict[str, Any], level: str, check: str, what: str
+) -> None:
+    (found,) = of_server(**changes)
+    assert (found.level, found.check) == (level, check)
+    assert what in found.what
+    assert found.do
+
+
+def test_a_difference_of_clocks_that_a_slow_answer_explains_is_none() -> None:
+    assert of_server(difference=3.0, unsure=1.5) == []
+
+
+PAUSED = replace(QUEUE, paused=True, oldest_available_age=900.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "check", "what"),
+    [
+        ({"storage": replace(STORAGE, cold=["job_state"])}, "error", "indexes", "job_state"),
+        ({"storage": replace(STORAGE, hot_updates=5_000)}, "warning", "HOT updates", "only 50%"),
+        ({"storage": replace(STORAGE, lease_index=False)}, "warning", "lease index", "upgraded"),
+        ({"storage": replace(STORAGE, missing_days=2)}, "warning", "archive", "2 days"),
+        ({"storage": replace(STORAGE, astray=True)}, "warning", "archive", "default partition"),
+        ({"storage": replace(STORAGE, maintained_ago=None)}, "warning", "archive", "never"),
+        ({"storage": replace(STORAGE, maintained_ago=86400.0)}, "warning", "archive", "24 h"),
+        ({"holders": [Holder("the idle transaction of psql", 4000.0)]}, "warning", "old transaction", "1 h 6 min old"),
+        ({"holders": [Holder("the replication slot 'x'", None)]}, "warning", "old transaction", "unknown age"),
+        ({"workers": [WORKER, replace(WORKER, state="stale")]}, "warning", "stale worker", "web-1:4711"),
+        ({"workers": []}, "error", "workers", "no worker runs, and 5 jobs wait"),
+        ({"queues": [PAUSED]}, "warning", "paused queue", "mail is paused; 5 jobs wait, the oldest for 15 min"),
+        ({"queues": [replace(QUEUE, oldest_available_age=90.0)]}, "warning", "backlog", "due for 1 min 30 s"),
+        ({"put_back": [PutBack("lost", 12, 2, 99)]}, "warning", "unknown kind", "'lost' were given back 12 times"),
+    ],
+    ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else "",
+)
+def test_every_trouble_is_told_with_what_to_do(changes: dict[str, Any], level: str, check: str, what: str) -> None:
+    (found,) = of_health(**changes)
+    assert (found.level, found.check) == (level, check)
+    assert what in found.what
+    assert found.do
+
+
+def test_few_updates_and_old_servers_are_not_complained_about() -> None:
+    assert of_health(storage=replace(STORAGE, updates=10, hot_updates=0)) == []
+    assert of_health(server=replace(SERVER, version=150000), storage=replace(STORAGE, lease_index=False)) == []
+
+
+def test_a_backlog_says_whether_anybody_takes_the_queue() -> None:
+    late = replace(QUEUE, oldest_available_age=90.0)
+    (found,) = of_health(queues=[late], workers=[replace(WORKER, queues=["other"])])
+    assert found.do == "No running worker takes that queue: start one with --queues mail"
+
+
+# Looking, on a real database
+
+
+def look(window: Window, role: str | None = None) -> Health:
+    if role is None:
+        return window.do(health.health(window.do(health.server())))
+    from pulse_trio.store import operations
+
+    with psycopg.connect(window.dsn, autocommit=True, options=f"-crole={role}") as connection:
+        server = operations.run_sync(connection, "pulse", health.server())
+        return operations.run_sync(connection, "pulse", health.health(server))
+
+
+async def test_what_is_wrong_in_a_database_is_found(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "LONG", 0.0)
+    with Window(dsn) as window, psycopg.connect(dsn, application_name="forgotten") as forgotten:
+        window.run("SELECT upkeep('7 days')")
+        before = look(window)
+        assert (before.storage.cold, before.storage.missing_days, before.storage.astray) == ([], 0, False)
+        assert before.storage.maintained_ago is not None
+        assert 0 <= before.storage.maintained_ago < 300
+        assert before.server.version // 10000 >= 14
+        assert not before.holders
+
+        window.run("CREATE INDEX slow ON job (state)")
+        window.run("CREATE INDEX partly ON job (id) WHERE locked_by <> 0")
+        window.run("CREATE INDEX harmless ON job (created_at)")
+        window.run("ALTER TABLE job SET (autovacuum_enabled = false)")
+        window.run(f"DROP TABLE job_archive_{datetime.now(UTC):%Y%m%d}")
+        job_id = window.enqueue("q", kind="lost")
+        async with open_store(dsn) as store:
+            for _ in range(3):
+                window.make_due(job_id)
+                (claimed,) = await claim(store, "q")
+                await store.settle([end(claimed, "released", delay=60.0)])
+            window.enqueue("q")
+            await store.settle([end(c) for c in await claim(store, "q")])
+            forgotten.execute("SELECT pg_current_xact_id(), count(*) FROM pulse.job")
+            found = look(window)
+        assert sorted(name.removeprefix("pulse.") for name in found.storage.cold) == ["partly", "slow"]
+        assert not found.server.autovacuum_of_jobs
+        assert found.storage.missing_days == 1
+        assert found.storage.astray
+        assert found.put_back == [PutBack("lost", 3, 1, job_id)]
+        assert "the idle in transaction transaction of forgotten" in found.holders[0].what
+        assert [w.state for w in found.workers] == ["running"]
+
+
+def test_a_role_that_may_only_look_is_found_out(dsn: str) -> None:
+    with Window(dsn) as window:
+        window.run("DO $$ BEGIN CREATE ROLE pulse_trio_reader; EXCEPTION WHEN duplicate_object THEN END $$")
+        window.run("GRANT USAGE ON SCHEMA pulse TO pulse_trio_reader")
+        window.run("GRANT SELECT ON ALL TABLES IN SCHEMA pulse TO pulse_trio_reader")
+        server = look(window, "pulse_trio_reader").server
+    assert server.role == "pulse_trio_reader"
+    assert "INSERT on job" in server.missing
+    assert not [right for right in server.missing if right.startswith("SELECT")]
+    assert not server.may_maintain
+    assert not server.sees_others
+
+
+def test_warnings_alone_are_no_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    findings = [Finding("ok", "version", "fine"), Finding("warning", "clock", "slow", "Wind it.")]
+    monkeypatch.setattr("pulse_trio.cli.doctor.examine", lambda *_: findings)
+    assert doctor.main([], standalone_mode=False) == 0
+    assert "clock: slow\n    Wind it.\n" in capsys.readouterr().out
+    findings.append(Finding("error", "workers", "none", "Start one."))
+    assert doctor.main([], standalone_mode=False) == 1
+
+
+async def test_the_command_exits_1_when_something_is_wrong_and_says_what_to_do(
+    processes: Processes, command: Command, dsn: str
+) -> None:
+    running = await processes.pulse_trio("doctor", "--json", "--dsn", dsn)
+    code = await running.ended()
+    well = json.loads(running.stdout)
+    assert code == int(not well["ok"])
+    # The tests' own server is fast and careless.
+    assert {f["check"] for f in well["findings"] if f["level"] == "error"} <= {"autovacuum", "durability"}
+    assert {f["check"] for f in well["findings"]} >= {
+        "connection",
+        "version",
+        "durability",
+        "clock",
+        "rights",
+        "workers",
+    }
+    with Window(dsn) as window:
+        window.enqueue("q")
+        window.run("UPDATE job SET run_at = now() - interval '2 h'")
+    ill = await command("doctor", code=1)
+    assert "no worker runs, and 1 job wait" in ill.stdout
+    assert "Start one: pulse-trio run app:handlers" in ill.stdout
+    assert "due for 2 h 0 min" in ill.stdout
+    assert not json.loads((await command("doctor", "--json", code=1)).stdout)["ok"]
+
+
+async def test_without_a_database_or_a_schema_that_is_the_finding(processes: Processes, empty_dsn: str) -> None:
+    for dsn, what in ((empty_dsn, "pulse-trio migrate"), ("postgresql://127.0.0.1:1/x", "Is PostgreSQL running there")):
+        running = await processes.pulse_trio("doctor", "--json", "--dsn", dsn)
+        assert await running.ended() == 1, running.report()
+        (finding,) = json.loads(running.stdout)["findings"]
+        assert (finding["level"], finding["check"]) == ("error", "connection")
+        assert what in finding["what"]
