@@ -26,7 +26,9 @@ BLOCK = re.compile(r"(?:<!-- (?P<note>[^>]*) -->\n)?^```(?P<info>[^\n]*)\n(?P<bo
 PAGES_THAT_RUN = [
     "README.md",
     "docs/tutorial/first-worker.md",
+    "docs/how-to/django.md",
     "docs/how-to/enqueue.md",
+    "docs/how-to/fastapi-sqlalchemy.md",
     "docs/how-to/periodic.md",
     "docs/how-to/results.md",
     "docs/how-to/retries.md",

@@ -11,7 +11,7 @@ The split is h11's `LocalProtocolError` / `RemoteProtocolError`, with a third pa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from .store.operations import JobRecord
@@ -55,6 +55,17 @@ class JobExists(UsageError):
     def __init__(self, message: str, *, job_id: int) -> None:
         super().__init__(message)
         self.job_id = job_id
+
+
+class PartlyEnqueued(PulseTrioError):
+    """`enqueue_many(..., chunk=...)` failed after some chunks were committed; `enqueued` has what they gave back, in order.
+
+    The cause (`__cause__`) is what stopped it. If that is `DatabaseUnavailable`, the next chunk may have been committed too.
+    """
+
+    def __init__(self, message: str, *, enqueued: list[Any]) -> None:
+        super().__init__(message)
+        self.enqueued = enqueued
 
 
 class UnknownJob(UsageError):

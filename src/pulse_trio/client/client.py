@@ -15,30 +15,33 @@ from ..handlers import queue_limits
 from ..postgres import (
     AsyncioPool,
     TrioPool,
+    adapt_async,
     connect_on_asyncio,
     connect_or_unavailable,
     open_asyncio_pool,
     open_pool,
 )
 from ..states import FINISHED
-from ..store import bulk, cancelling, history, operations, queues, schedules
+from ..store import bulk, cancelling, history, operations, queues, run_foreign, schedules
 from .cancelling import as_ended, check_waiting, pauses, requester, still_running
 from .refs import JobRef
-from .requests import chunks_of, request_by_name
+from .requests import request_and_type
 from .schedules import schedule_of
+from .streams import SLICE, check_chunk, open_stream, partly, slices
 from .waiting import open_waits
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
     from datetime import datetime, timedelta
     from typing import Unpack
 
-    from ..handlers import Handler
+    from ..handlers import Handler, Handlers
     from ..jobs import JobRequest
     from ..states import State
     from ..store.queues import QueueRecord
     from ..store.schedules import FireRecord, ScheduleRecord
     from ..timing import CatchUp
+    from .streams import AsyncStream
     from .waiting import Waits
 
 P = ParamSpec("P")
@@ -51,20 +54,28 @@ class Client:
 
     def __init__(
         self,
-        source: TrioPool | AsyncioPool | psycopg.AsyncConnection[Any],
+        source: TrioPool | AsyncioPool | psycopg.AsyncConnection[Any] | Any,
         *,
         schema: str = "pulse",
         waits: Waits | None = None,
+        handlers: Handlers | None = None,
     ) -> None:
-        self._source = source
+        known = isinstance(source, (TrioPool, AsyncioPool, psycopg.AsyncConnection))
+        self._source: TrioPool | AsyncioPool | psycopg.AsyncConnection[Any] = source
+        self._foreign = None if known else adapt_async(source)
+        self._handlers = handlers
         self._schema = schema
         self._waits = waits
         self._home = self
 
-    def using(self, connection: psycopg.AsyncConnection[Any]) -> Client:
-        """The same client on the caller's own psycopg connection and in its transaction: what is enqueued commits or rolls
-        back with the caller's own writes. The connection stays the caller's to close."""
-        used = Client(connection, schema=self._schema)
+    def using(self, connection: psycopg.AsyncConnection[Any] | Any) -> Client:
+        """The same client on a connection of the caller's and in its transaction: what is enqueued commits or rolls back with
+        the caller's own writes. The connection stays the caller's to close.
+
+        It may be a `TrioConnection`, psycopg's `AsyncConnection`, asyncpg's connection, or SQLAlchemy's `AsyncConnection` or
+        `AsyncSession` (over psycopg or asyncpg). Raises `ConfigurationError` for anything else.
+        """
+        used = Client(connection, schema=self._schema, handlers=self._handlers)
         used._home = self._home
         return used
 
@@ -77,23 +88,77 @@ class Client:
     async def enqueue(self, handler: Handler[Any, Any] | str, /, *args: Any, **kwargs: Any) -> JobRef[Any]:
         """Enqueues one job: a handler with its arguments, or a kind with its arguments by name and options as keywords.
 
-        Raises `InvalidArguments`, `InvalidName` (nothing was written) or `DatabaseUnavailable`.
+        Raises `InvalidArguments`, `InvalidName`, `ConfigurationError`, `UnknownKind` or `JobExists` (nothing was written),
+        `UsageError` in a transaction that is aborted already, or `DatabaseUnavailable`.
         """
-        if isinstance(handler, str):
-            request, result_type = request_by_name(handler, *args, **kwargs), Any
-        else:
-            request, result_type = handler.request(*args, **kwargs), handler.result_type
+        request, result_type = request_and_type(handler, self._handlers, args, kwargs)
         done = await self._run(operations.enqueue(request))
         return JobRef(self, done.id, added=done.added, replaced=done.replaced, result_type=result_type)
 
-    async def enqueue_many(self, requests: Iterable[JobRequest]) -> list[JobRef[Any]]:
-        """Enqueues many jobs in one transaction: all of them or none. References come back in the order of the requests."""
+    async def enqueue_many(
+        self,
+        requests: Iterable[JobRequest] | AsyncIterable[JobRequest],
+        *,
+        chunk: int | None = None,
+        progress: Callable[[int], object] | None = None,
+    ) -> list[JobRef[Any]]:
+        """Enqueues many jobs, in one transaction: all of them or none. References come back in the order of the requests.
+
+        The requests may be any iterable or async iterable, and are never held all at once. With `chunk`, every so many are a
+        transaction of their own. `progress` is called with the number written so far, after each slice (each chunk).
+        Raises what `enqueue` does, and what the iterable raises; nothing was written then. With `chunk` it is
+        `PartlyEnqueued` instead, from that, if whole chunks are in.
+        """
+        check_chunk(chunk, in_callers_transaction=self._is_callers)
+        async with open_stream(requests) as stream:
+            if chunk is None:
+                return await self._enqueue_at_once(stream, progress)
+            return await self._enqueue_in_chunks(stream, chunk, progress)
+
+    async def _enqueue_at_once(
+        self, stream: AsyncStream, progress: Callable[[int], object] | None
+    ) -> list[JobRef[Any]]:
         refs: list[JobRef[Any]] = []
-        async with self._transaction() as connection:
-            for chunk in chunks_of(requests):
-                done = await bulk.enqueue_many(connection, self._schema, chunk)
-                refs += [JobRef(self, d.id, added=d.added, replaced=d.replaced) for d in done]
+        async with self._writing() as write:
+            while requests := await stream.take(SLICE):
+                refs += self._refs(await write(requests))
+                if progress is not None:
+                    progress(len(refs))
         return refs
+
+    async def _enqueue_in_chunks(
+        self, stream: AsyncStream, chunk: int, progress: Callable[[int], object] | None
+    ) -> list[JobRef[Any]]:
+        refs: list[JobRef[Any]] = []
+        try:
+            # The source is asked outside of any transaction: it may be slow.
+            while requests := await stream.take(chunk):
+                done: list[operations.Enqueued] = []
+                async with self._writing() as write:
+                    for part in slices(requests):
+                        done += await write(part)
+                refs += self._refs(done)
+                if progress is not None:
+                    progress(len(refs))
+        except Exception as error:
+            if not refs:
+                raise
+            raise partly(refs, chunk, error) from error
+        return refs
+
+    def _refs(self, done: Iterable[operations.Enqueued]) -> list[JobRef[Any]]:
+        return [JobRef(self, d.id, added=d.added, replaced=d.replaced) for d in done]
+
+    @asynccontextmanager
+    async def _writing(self) -> AsyncGenerator[Callable[[Sequence[JobRequest]], Awaitable[list[operations.Enqueued]]]]:
+        # In the caller's transaction this is a savepoint: a failed batch leaves the caller's own writes alone.
+        if self._foreign is not None:
+            foreign = self._foreign
+            async with foreign.transaction():
+                yield lambda requests: run_foreign(foreign, self._schema, operations.enqueue_many(requests))
+        else:
+            async with self._connection() as connection, connection.transaction():
+                yield lambda requests: bulk.enqueue_many(connection, self._schema, requests)
 
     # Looking and acting
 
@@ -155,7 +220,7 @@ class Client:
         1,000 characters for the ledger, `job.cancel_message` and `cancel_reason`. Raises `UnknownJob`, `InvalidArguments`, or
         `UsageError` for a `wait` inside a transaction of yours.
         """
-        check_waiting(wait, isinstance(self._source, psycopg.AsyncConnection))
+        check_waiting(wait, self._is_callers)
         result = await self._run(cancelling.cancel(job_id, reason=reason, by=requester()))
         return (await self._ended([result]))[0] if wait else result
 
@@ -163,7 +228,7 @@ class Client:
         self, job_ids: Iterable[int], *, reason: str | None = None, wait: bool = False
     ) -> list[cancelling.CancelResult]:
         """Cancels many jobs in one statement; answers in the order of their ids, none for a job that there is not."""
-        check_waiting(wait, isinstance(self._source, psycopg.AsyncConnection))
+        check_waiting(wait, self._is_callers)
         results = await self._run(cancelling.cancel_many(job_ids, reason=reason, by=requester()))
         return await self._ended(results) if wait else results
 
@@ -280,6 +345,9 @@ class Client:
         return await self._run(schedules.fires(name, limit=limit))
 
     async def _together(self, operation: operations.Operation[T]) -> T:
+        if self._foreign is not None:
+            async with self._foreign.transaction():
+                return await run_foreign(self._foreign, self._schema, operation)
         # Without autocommit the first statement begins the caller's transaction, which is the caller's to commit.
         async with (
             self._connection() as connection,
@@ -289,7 +357,14 @@ class Client:
 
     # Connections
 
+    @property
+    def _is_callers(self) -> bool:
+        """Whether this client works on a connection of the caller's."""
+        return self._foreign is not None or isinstance(self._source, psycopg.AsyncConnection)
+
     async def _run(self, operation: operations.Operation[T]) -> T:
+        if self._foreign is not None:
+            return await run_foreign(self._foreign, self._schema, operation)
         async with self._connection() as connection:
             return await operations.run(connection, self._schema, operation)
 
@@ -301,17 +376,14 @@ class Client:
             async with self._source.connection() as connection:
                 yield connection
 
-    @asynccontextmanager
-    async def _transaction(self) -> AsyncGenerator[psycopg.AsyncConnection[Any]]:
-        # In the caller's transaction this is a savepoint: a failed batch leaves the caller's own writes alone.
-        async with self._connection() as connection, connection.transaction():
-            yield connection
-
 
 @asynccontextmanager
-async def open_client(dsn: str, *, schema: str = "pulse", max_connections: int = 10) -> AsyncGenerator[Client]:
+async def open_client(
+    dsn: str, *, schema: str = "pulse", max_connections: int = 10, handlers: Handlers | None = None
+) -> AsyncGenerator[Client]:
     """A client with a pool of its own, for as long as the block runs; under Trio and under asyncio.
 
+    With `handlers`, jobs that are enqueued by name are checked like those enqueued by handler.
     Raises `DatabaseUnavailable`, or `ConfigurationError` for a DSN that cannot be read.
     """
     if sniffio.current_async_library() == "asyncio":
@@ -320,10 +392,10 @@ async def open_client(dsn: str, *, schema: str = "pulse", max_connections: int =
             open_asyncio_pool(dsn, max_size=max_connections) as pool,
             open_waits(schema, pool=pool, connect=connect) as waits,
         ):
-            yield Client(pool, schema=schema, waits=waits)
+            yield Client(pool, schema=schema, waits=waits, handlers=handlers)
     else:
         # Autocommit: one statement is one round trip. What belongs together asks for a transaction itself.
         async with open_pool(dsn, min_size=1, max_size=max_connections, autocommit=True) as pool:
             listen = partial(connect_or_unavailable, dsn, autocommit=True, application_name="pulse-trio waits")
             async with open_waits(schema, pool=pool, connect=listen) as waits:
-                yield Client(pool, schema=schema, waits=waits)
+                yield Client(pool, schema=schema, waits=waits, handlers=handlers)

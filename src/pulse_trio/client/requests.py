@@ -1,21 +1,19 @@
-"""What is asked for: requests by name, and streams of them in chunks."""
+"""What is asked for: requests by name, and with a registry that knows it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from types import NoneType
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from ..errors import InvalidArguments
-from ..handlers import Defaults, check_json, check_text, given_options, request_of
+from ..handlers import Defaults, Handler, check_json, check_text, given_options, request_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
+    from ..handlers import Handlers
     from ..jobs import JobRequest
-
-CHUNK = 5000
-"""Requests written at once by `enqueue_many`: what is held in memory of a stream of them."""
 
 
 def request_by_name(kind: str, args: Mapping[str, Any] | None = None, **options: Any) -> JobRequest:
@@ -31,12 +29,23 @@ def request_by_name(kind: str, args: Mapping[str, Any] | None = None, **options:
     return request_of(kind, check_json(encoded, f"Arguments of {kind!r}"), Defaults(**given_options(**options)))
 
 
-def chunks_of(requests: Iterable[JobRequest]) -> Iterator[list[JobRequest]]:
-    chunk: list[JobRequest] = []
-    for request in requests:
-        chunk.append(request)
-        if len(chunk) == CHUNK:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
+def request_and_type(
+    handler: Handler[Any, Any] | str, handlers: Handlers | None, args: tuple[Any, ...], options: Mapping[str, Any]
+) -> tuple[JobRequest, Any]:
+    """The request of a call of `enqueue`, and the type of its result. A kind is looked up in `handlers`, if there are any: its
+    arguments are checked then, and its handler's options are the defaults.
+
+    Raises `UnknownKind`, naming near ones, `InvalidName`, `InvalidArguments` or `ConfigurationError`; nothing was written."""
+    if isinstance(handler, Handler):
+        return handler.request(*args, **options), handler.result_type
+    if not isinstance(cast("object", handler), str):
+        raise InvalidArguments(
+            f"enqueue takes a handler (a function decorated with @handlers.job) or the name of a kind, got {handler!r:.200}."
+        )
+    given: Any = args[0] if args else None
+    if len(args) > 1 or not isinstance(given, (Mapping, NoneType)):
+        raise InvalidArguments(f"Arguments of {handler!r} are given by name, in one dictionary, got {args!r:.200}.")
+    if handlers is None:
+        return request_by_name(handler, cast("Mapping[str, Any]", given or {}), **options), Any
+    known = handlers[handler].options(**options)
+    return known.request_by_name(cast("Mapping[str, Any]", given or {})), known.result_type

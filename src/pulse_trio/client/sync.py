@@ -6,24 +6,25 @@ import time
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
+import psycopg
+
 from ..errors import UsageError
 from ..handlers import queue_limits
-from ..postgres import connect_sync
+from ..postgres import adapt, connect_sync
 from ..states import FINISHED
-from ..store import bulk, cancelling, history, operations, queues, schedules
+from ..store import bulk, cancelling, history, operations, queues, run_foreign_sync, schedules
 from .cancelling import as_ended, check_waiting, pauses, requester, still_running
 from .refs import result_of
-from .requests import chunks_of, request_by_name
+from .requests import request_and_type
 from .schedules import schedule_of
+from .streams import SLICE, Stream, check_chunk, partly, slices
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
     from datetime import datetime, timedelta
     from typing import Unpack
 
-    import psycopg
-
-    from ..handlers import Handler
+    from ..handlers import Handler, Handlers
     from ..jobs import JobRequest
     from ..states import State
     from ..store.queues import QueueRecord
@@ -36,15 +37,28 @@ T = TypeVar("T")
 
 
 class SyncClient:
-    """The client for scripts, Django and Flask: blocking, over a DSN or over a psycopg connection of the caller's."""
+    """The client for scripts, Django and Flask: blocking, over a DSN or over a connection of the caller's.
 
-    def __init__(self, dsn_or_connection: str | psycopg.Connection[Any], *, schema: str = "pulse") -> None:
-        self._source = dsn_or_connection
+    That may be psycopg's `Connection`, SQLAlchemy's `Connection` or `Session`, or `django.db.connection`; anything else raises
+    `ConfigurationError`. With `handlers`, jobs that are enqueued by name are checked like those enqueued by handler.
+    """
+
+    def __init__(
+        self,
+        dsn_or_connection: str | psycopg.Connection[Any] | Any,
+        *,
+        schema: str = "pulse",
+        handlers: Handlers | None = None,
+    ) -> None:
+        known = isinstance(dsn_or_connection, (str, psycopg.Connection))
+        self._source: str | psycopg.Connection[Any] = dsn_or_connection
+        self._foreign = None if known else adapt(dsn_or_connection)
         self._schema = schema
+        self._handlers = handlers
 
-    def using(self, connection: psycopg.Connection[Any]) -> SyncClient:
-        """The same client in the caller's transaction; see `Client.using`."""
-        return SyncClient(connection, schema=self._schema)
+    def using(self, connection: psycopg.Connection[Any] | Any) -> SyncClient:
+        """The same client in the transaction of a connection of the caller's; see `Client.using`."""
+        return SyncClient(connection, schema=self._schema, handlers=self._handlers)
 
     @overload
     def enqueue(self, handler: Handler[P, R], /, *args: P.args, **kwargs: P.kwargs) -> operations.Enqueued: ...
@@ -54,18 +68,51 @@ class SyncClient:
     ) -> operations.Enqueued: ...
     def enqueue(self, handler: Handler[Any, Any] | str, /, *args: Any, **kwargs: Any) -> operations.Enqueued:
         """Enqueues one job; see `Client.enqueue`."""
-        request = (
-            request_by_name(handler, *args, **kwargs) if isinstance(handler, str) else handler.request(*args, **kwargs)
-        )
+        request, _ = request_and_type(handler, self._handlers, args, kwargs)
         return self.run(operations.enqueue(request))
 
-    def enqueue_many(self, requests: Iterable[JobRequest]) -> list[operations.Enqueued]:
-        """Enqueues many jobs in one transaction: all of them or none."""
+    def enqueue_many(
+        self,
+        requests: Iterable[JobRequest],
+        *,
+        chunk: int | None = None,
+        progress: Callable[[int], object] | None = None,
+    ) -> list[operations.Enqueued]:
+        """Enqueues many jobs, in one transaction or, with `chunk`, in chunks; see `Client.enqueue_many`."""
+        check_chunk(chunk, in_callers_transaction=not isinstance(self._source, str))
+        stream = Stream(requests)
         done: list[operations.Enqueued] = []
-        with self._connection() as connection, connection.transaction():
-            for chunk in chunks_of(requests):
-                done += bulk.enqueue_many_sync(connection, self._schema, chunk)
+        if chunk is None:
+            with self._writing() as write:
+                while taken := stream.take(SLICE):
+                    done += write(taken)
+                    if progress is not None:
+                        progress(len(done))
+            return done
+        try:
+            while taken := stream.take(chunk):
+                written: list[operations.Enqueued] = []
+                with self._writing() as write:
+                    for part in slices(taken):
+                        written += write(part)
+                done += written
+                if progress is not None:
+                    progress(len(done))
+        except Exception as error:
+            if not done:
+                raise
+            raise partly(done, chunk, error) from error
         return done
+
+    @contextmanager
+    def _writing(self) -> Generator[Callable[[Sequence[JobRequest]], list[operations.Enqueued]]]:
+        if self._foreign is not None:
+            foreign = self._foreign
+            with foreign.transaction():
+                yield lambda requests: run_foreign_sync(foreign, self._schema, operations.enqueue_many(requests))
+        else:
+            with self._connection() as connection, connection.transaction():
+                yield lambda requests: bulk.enqueue_many_sync(connection, self._schema, requests)
 
     def job(self, job_id: int) -> operations.JobRecord:
         """One job as it is now. Raises `UnknownJob`."""
@@ -97,9 +144,7 @@ class SyncClient:
         return result_of(self.wait(job_id, timeout))
 
     def _refuse_to_wait_in_a_transaction(self) -> None:
-        if not isinstance(self._source, str) and not (
-            self._source.autocommit and self._source.info.transaction_status.name == "IDLE"
-        ):
+        if self._in_transaction():
             raise UsageError(
                 "A job cannot be waited for inside a transaction: commit first, and wait on a connection in autocommit mode "
                 "or with SyncClient(dsn)."
@@ -134,6 +179,8 @@ class SyncClient:
 
     def _in_transaction(self) -> bool:
         # In a transaction of the caller's, or about to begin one with the next statement.
+        if self._foreign is not None:
+            return True
         return not isinstance(self._source, str) and not (
             self._source.autocommit and self._source.info.transaction_status == 0
         )
@@ -209,6 +256,9 @@ class SyncClient:
 
     def run_together(self, operation: operations.Operation[T]) -> T:
         """Runs one of the store's operations whose statements belong in one transaction."""
+        if self._foreign is not None:
+            with self._foreign.transaction():
+                return run_foreign_sync(self._foreign, self._schema, operation)
         # Without autocommit the first statement begins the caller's transaction, which is the caller's to commit.
         with self._connection() as connection, connection.transaction() if connection.autocommit else nullcontext():
             return operations.run_sync(connection, self._schema, operation)
@@ -245,6 +295,8 @@ class SyncClient:
 
     def run(self, operation: operations.Operation[T]) -> T:
         """Runs one of the store's operations."""
+        if self._foreign is not None:
+            return run_foreign_sync(self._foreign, self._schema, operation)
         with self._connection() as connection:
             return operations.run_sync(connection, self._schema, operation)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from pulse_trio.postgres.blocking import connect_sync
 from pulse_trio.postgres.cancelling import QueryTimeout
 from pulse_trio.postgres.connection import TrioConnection
+from pulse_trio.postgres.foreign import AsyncForeign, Foreign, adapt, adapt_async, foreign_failure
 from pulse_trio.postgres.link import Link
 from pulse_trio.postgres.on_asyncio import AsyncioPool, connect_on_asyncio, open_asyncio_pool
 from pulse_trio.postgres.pool import PoolStatistics, PoolTimeout, TrioPool, open_pool
@@ -19,7 +20,9 @@ from pulse_trio.postgres.reconnecting import backoff, connect_or_unavailable, wa
 from pulse_trio.postgres.transaction import TrioPipeline, TrioTransaction
 
 __all__ = [
+    "AsyncForeign",
     "AsyncioPool",
+    "Foreign",
     "Link",
     "PoolStatistics",
     "PoolTimeout",
@@ -28,10 +31,13 @@ __all__ = [
     "TrioPipeline",
     "TrioPool",
     "TrioTransaction",
+    "adapt",
+    "adapt_async",
     "backoff",
     "connect_on_asyncio",
     "connect_or_unavailable",
     "connect_sync",
+    "foreign_failure",
     "open_asyncio_pool",
     "open_pool",
     "wait_for_database",

@@ -1,5 +1,6 @@
 """The store: one method for each business operation, and the only caller of `sql/`."""
 
+from .foreign import run_foreign, run_foreign_sync
 from .limits import Limited
 from .schedules import Broken, Fired
 from .transactions import CommitUnknown, FencedTransactions
@@ -18,4 +19,6 @@ __all__ = [
     "Settlement",
     "Slot",
     "WorkerStore",
+    "run_foreign",
+    "run_foreign_sync",
 ]

@@ -1,0 +1,99 @@
+"""Driving the store's operations over connections of other libraries, in whatever transaction they are in.
+
+What `operations.run` does for psycopg. A statement's own time limit is left out: it would change a setting of the caller's
+transaction.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import psycopg
+
+from ..postgres import foreign_failure
+from ..sql import statement
+from .operations import translate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..errors import PulseTrioError
+    from ..postgres import AsyncForeign, Foreign
+    from .operations import Operation
+
+T = TypeVar("T")
+_PLACE = re.compile(r"%%|%\((\w+)\)s")
+
+
+@cache
+def named(name: str, schema: str) -> str:
+    """The statement with psycopg's places, as text."""
+    return statement(name, schema).decode()
+
+
+@cache
+def numbered(name: str, schema: str) -> tuple[str, tuple[str, ...]]:
+    """The statement with numbered places, and the names of its parameters in their order."""
+    names: list[str] = []
+
+    def place(found: re.Match[str]) -> str:
+        if found[1] is None:
+            return "%"
+        if found[1] not in names:
+            names.append(found[1])
+        return f"${names.index(found[1]) + 1}::text"
+
+    return _PLACE.sub(place, named(name, schema)), tuple(names)
+
+
+def _texts(parameters: Mapping[str, Any], names: tuple[str, ...]) -> tuple[str | None, ...]:
+    # A tuple: SQLAlchemy takes a list for many executions.
+    return tuple([None if (value := parameters[name]) is None else str(value) for name in names])
+
+
+async def run_foreign(connection: AsyncForeign, schema: str, operation: Operation[T]) -> T:
+    """Drives an operation over an awaited connection."""
+    try:
+        query = next(operation)
+        by_number = await connection.numbered()
+        while True:
+            if by_number:
+                text, names = numbered(query.name, schema)
+                rows = await connection.rows(text, _texts(query.parameters, names))
+            else:
+                rows = await connection.rows(named(query.name, schema), query.parameters)
+            query = operation.send(rows)
+    except StopIteration as stop:
+        return stop.value
+    except Exception as error:
+        if (translated := _translated(error, schema)) is None:
+            raise
+        raise translated from error
+
+
+def run_foreign_sync(connection: Foreign, schema: str, operation: Operation[T]) -> T:
+    """Drives an operation over a blocking connection."""
+    try:
+        query = next(operation)
+        while True:
+            query = operation.send(connection.rows(named(query.name, schema), query.parameters))
+    except StopIteration as stop:
+        return stop.value
+    except Exception as error:
+        if (translated := _translated(error, schema)) is None:
+            raise
+        raise translated from error
+
+
+def _translated(error: Exception, schema: str) -> PulseTrioError | None:
+    failure = foreign_failure(error)
+    if failure is None:
+        return None
+    state, words = failure
+    try:
+        kind = psycopg.errors.lookup(state or "")
+    except KeyError:
+        kind = psycopg.OperationalError
+    return translate(kind(words), schema)

@@ -1,0 +1,320 @@
+"""In the caller's transaction, whichever library it is of: the job appears if and only if that transaction commits."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import psycopg
+import pytest
+import sqlalchemy
+import sqlalchemy.ext.asyncio
+import sqlalchemy.orm
+from psycopg.conninfo import conninfo_to_dict
+
+from pulse_trio import ConfigurationError, Handlers, InvalidArguments, JobRequest, SyncClient, UsageError, open_client
+from pulse_trio.sql import statement
+from pulse_trio.store.foreign import numbered
+from support.stores import Window
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator
+
+handlers = Handlers()
+
+
+@handlers.job
+async def greet(name: str) -> str:
+    return f"hello {name}"
+
+
+@pytest.fixture
+def window(dsn: str) -> Generator[Window]:
+    with Window(dsn) as window:
+        window.run("CREATE TABLE public.account (name text)")
+        yield window
+
+
+def url(dsn: str, driver: str) -> str:
+    known = conninfo_to_dict(dsn)
+    made = sqlalchemy.URL.create(
+        f"postgresql+{driver}",
+        username=str(known["user"]),
+        password=str(known["password"]) if known.get("password") else None,
+        database=str(known["dbname"]),
+        query={"host": str(known["host"]), **({"port": str(known["port"])} if known.get("port") else {})},
+    )
+    return made.render_as_string(hide_password=False)
+
+
+class Begun:
+    """A transaction of another library: the connection to enqueue on, and a way to write something else in it."""
+
+    def __init__(self, connection: Any, execute: Any) -> None:
+        self.connection = connection
+        self.execute = execute
+
+
+class RolledBackError(Exception):
+    pass
+
+
+@contextmanager
+def rolled_back(begin: Any, dsn: str) -> Generator[Begun]:
+    try:
+        with begin(dsn) as begun:
+            yield begun
+            raise RolledBackError
+    except RolledBackError:
+        pass
+
+
+@asynccontextmanager
+async def rolled_back_async(begin: Any, dsn: str) -> AsyncGenerator[Begun]:
+    try:
+        async with begin(dsn) as begun:
+            yield begun
+            raise RolledBackError
+    except RolledBackError:
+        pass
+
+
+# Blocking
+
+
+@contextmanager
+def psycopg_connection(dsn: str) -> Generator[Begun]:
+    with psycopg.connect(dsn) as connection:
+        yield Begun(connection, connection.execute)
+
+
+@contextmanager
+def sqlalchemy_connection(dsn: str) -> Generator[Begun]:
+    engine = sqlalchemy.create_engine(url(dsn, "psycopg"))
+    try:
+        with engine.begin() as connection:
+            yield Begun(connection, lambda text: connection.execute(sqlalchemy.text(text)))
+    finally:
+        engine.dispose()
+
+
+@contextmanager
+def sqlalchemy_session(dsn: str) -> Generator[Begun]:
+    engine = sqlalchemy.create_engine(url(dsn, "psycopg"))
+    try:
+        with sqlalchemy.orm.Session(engine) as session, session.begin():
+            yield Begun(session, lambda text: session.execute(sqlalchemy.text(text)))
+    finally:
+        engine.dispose()
+
+
+@contextmanager
+def django_connection(dsn: str) -> Generator[Begun]:
+    import django
+    import django.conf
+    from django.db import connections, transaction
+
+    known = conninfo_to_dict(dsn)
+    if not django.conf.settings.configured:
+        django.conf.settings.configure(DATABASES={"default": {}})
+        django.setup()
+    connections.databases["jobs"] = connections.configure_settings(
+        {
+            "default": {},
+            "jobs": {
+                "ENGINE": "django.db.backends.postgresql",
+                "NAME": known["dbname"],
+                "USER": known["user"],
+                "PASSWORD": known.get("password", ""),
+                "HOST": known["host"],
+                "PORT": str(known.get("port", "")),
+            },
+        }
+    )["jobs"]
+    connection = connections["jobs"]
+    try:
+        with transaction.atomic(using="jobs"), connection.cursor() as cursor:
+            yield Begun(connection, cursor.execute)
+    finally:
+        connection.close()
+        del connections["jobs"]
+
+
+BLOCKING = [psycopg_connection, sqlalchemy_connection, sqlalchemy_session, django_connection]
+
+
+@pytest.mark.parametrize("begin", BLOCKING)
+def test_a_job_appears_if_and_only_if_a_blocking_transaction_commits(begin: Any, dsn: str, window: Window) -> None:
+    client = SyncClient(dsn, handlers=handlers)
+    with rolled_back(begin, dsn) as begun:
+        # The enqueue comes first: the library must begin its transaction for it.
+        assert client.using(begun.connection).enqueue(greet, "nobody").added
+        client.using(begun.connection).enqueue_many(greet.request(str(n)) for n in range(20))
+        begun.execute("INSERT INTO public.account VALUES ('nobody')")
+    assert what_is_there(window) == ([], [])
+
+    with begin(dsn) as begun:
+        using = SyncClient(begun.connection)
+        one = using.enqueue(greet.options(unique_key="k", delay=60, deadline=90), "ada")
+        assert using.enqueue("greet", {"name": "ada"}, unique_key="k") == (one.id, False, False)
+        begun.execute("INSERT INTO public.account VALUES ('ada')")
+        many = using.enqueue_many(greet.request(str(n)) for n in range(20))
+        assert using.job(one.id).args == {"name": "ada"}
+        assert what_is_there(window) == ([], [])
+    assert what_is_there(window) == ([one.id, *[done.id for done in many]], ["ada"])
+
+
+@pytest.mark.parametrize("begin", BLOCKING)
+def test_a_refused_batch_leaves_a_blocking_transaction_alive_and_an_aborted_one_is_named(
+    begin: Any, dsn: str, window: Window
+) -> None:
+    with begin(dsn) as begun:
+        using = SyncClient(begun.connection)
+        with pytest.raises(InvalidArguments):
+            using.enqueue_many([JobRequest(kind="greet", args="[]")])
+        kept = using.enqueue(greet, "ada")
+    assert what_is_there(window)[0] == [kept.id]
+    with rolled_back(begin, dsn) as begun:
+        with pytest.raises(Exception, match="division by zero"):
+            begun.execute("SELECT 1/0")
+        with pytest.raises(UsageError, match="aborted already"):
+            SyncClient(begun.connection).enqueue(greet, "nobody")
+    assert what_is_there(window)[0] == [kept.id]
+
+
+# Awaited
+
+
+@asynccontextmanager
+async def psycopg_async(dsn: str) -> AsyncGenerator[Begun]:
+    async with await psycopg.AsyncConnection.connect(dsn) as connection:
+        yield Begun(connection, connection.execute)
+
+
+@asynccontextmanager
+async def asyncpg_connection(dsn: str) -> AsyncGenerator[Begun]:
+    known = conninfo_to_dict(dsn)
+    connection = await asyncpg.connect(
+        host=str(known["host"]),
+        port=known.get("port"),
+        user=str(known["user"]),
+        password=known.get("password"),
+        database=str(known["dbname"]),
+    )
+    try:
+        async with connection.transaction():
+            yield Begun(connection, connection.execute)
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def sqlalchemy_async(dsn: str, driver: str, *, session: bool) -> AsyncGenerator[Begun]:
+    engine = sqlalchemy.ext.asyncio.create_async_engine(url(dsn, driver))
+    try:
+        if session:
+            async with sqlalchemy.ext.asyncio.AsyncSession(engine) as opened, opened.begin():
+                yield Begun(opened, lambda text: opened.execute(sqlalchemy.text(text)))
+        else:
+            async with engine.begin() as connection:
+                yield Begun(connection, lambda text: connection.execute(sqlalchemy.text(text)))
+    finally:
+        await engine.dispose()
+
+
+AWAITED = {
+    "psycopg": psycopg_async,
+    "asyncpg": asyncpg_connection,
+    "sqlalchemy connection, psycopg": lambda dsn: sqlalchemy_async(dsn, "psycopg", session=False),
+    "sqlalchemy session, psycopg": lambda dsn: sqlalchemy_async(dsn, "psycopg", session=True),
+    "sqlalchemy connection, asyncpg": lambda dsn: sqlalchemy_async(dsn, "asyncpg", session=False),
+    "sqlalchemy session, asyncpg": lambda dsn: sqlalchemy_async(dsn, "asyncpg", session=True),
+}
+on_asyncio = pytest.mark.parametrize("anyio_backend", ["asyncio"])
+
+
+@on_asyncio
+@pytest.mark.parametrize("way", AWAITED)
+async def test_a_job_appears_if_and_only_if_an_awaited_transaction_commits(way: str, dsn: str, window: Window) -> None:
+    begin: Any = AWAITED[way]
+    async with open_client(dsn) as client:
+        async with rolled_back_async(begin, dsn) as begun:
+            assert (await client.using(begun.connection).enqueue(greet, "nobody")).added
+            await client.using(begun.connection).enqueue_many(greet.request(str(n)) for n in range(20))
+            await begun.execute("INSERT INTO public.account VALUES ('nobody')")
+        assert what_is_there(window) == ([], [])
+
+        async with begin(dsn) as begun:
+            using = client.using(begun.connection)
+            one = await using.enqueue(greet.options(unique_key="k", delay=60, priority=-3, deadline=90), "ada")
+            again = await using.enqueue("greet", {"name": "ada"}, unique_key="k", unique_for=5)
+            assert (again.id, again.added) == (one.id, False)
+            await begun.execute("INSERT INTO public.account VALUES ('ada')")
+            many = await using.enqueue_many(greet.request(str(n)) for n in range(20))
+            assert (await using.job(one.id)).args == {"name": "ada"}
+            assert what_is_there(window) == ([], [])
+    assert what_is_there(window) == ([one.id, *[ref.id for ref in many]], ["ada"])
+    assert window.job(one.id)["priority"] == -3
+
+
+@on_asyncio
+@pytest.mark.parametrize("way", AWAITED)
+async def test_a_refused_batch_leaves_an_awaited_transaction_alive_and_an_aborted_one_is_named(
+    way: str, dsn: str, window: Window
+) -> None:
+    begin: Any = AWAITED[way]
+    async with open_client(dsn) as client:
+        async with begin(dsn) as begun:
+            with pytest.raises(InvalidArguments):
+                await client.using(begun.connection).enqueue_many([JobRequest(kind="greet", args="[]")])
+            kept = await client.using(begun.connection).enqueue(greet, "ada")
+        async with rolled_back_async(begin, dsn) as begun:
+            with pytest.raises(Exception, match="division by zero"):
+                await begun.execute("SELECT 1/0")
+            with pytest.raises(UsageError, match="aborted already"):
+                await client.using(begun.connection).enqueue(greet, "nobody")
+    assert what_is_there(window)[0] == [kept.id]
+
+
+def what_is_there(window: Window) -> tuple[list[int], list[str]]:
+    return (
+        [row["id"] for row in window.run("SELECT id FROM job ORDER BY id")],
+        [row["name"] for row in window.run("SELECT name FROM public.account")],
+    )
+
+
+# What cannot be used
+
+
+def test_a_connection_that_cannot_be_used_is_refused_with_what_can(dsn: str) -> None:
+    engine = sqlalchemy.create_engine(url(dsn, "psycopg"))
+    for wrong in (None, 5, engine, object()):
+        with pytest.raises(ConfigurationError, match=r"is no connection .* give a psycopg connection, an asyncpg"):
+            SyncClient(wrong)
+    engine.dispose()
+    with (
+        sqlalchemy.create_engine("sqlite://").connect() as lite,
+        pytest.raises(ConfigurationError, match="sqlite, and jobs live in PostgreSQL"),
+    ):
+        SyncClient(lite).enqueue(greet, "ada")
+
+
+@on_asyncio
+async def test_a_connection_of_the_other_client_is_named(dsn: str) -> None:
+    async with open_client(dsn) as client:
+        with psycopg.connect(dsn) as blocking, pytest.raises(ConfigurationError, match="Connection is for the other"):
+            client.using(blocking)
+        async with psycopg_async(dsn) as begun:
+            with pytest.raises(ConfigurationError, match="AsyncConnection is for the other client: use Client"):
+                SyncClient(begun.connection)
+
+
+def test_numbered_places_are_text_and_every_name_has_one() -> None:
+    text, names = numbered("enqueue", "per%cent")
+    assert "%(" not in text
+    assert '"per%cent".job' in text
+    assert all(f"${n}::text" in text for n in range(1, len(names) + 1))
+    assert set(names) == {
+        name.decode() for name in __import__("re").findall(rb"%\((\w+)\)s", statement("enqueue", "x"))
+    }
