@@ -61,6 +61,8 @@ LANGUAGE plpgsql AS $function$
 #variable_conflict use_column
 DECLARE
   keys_at_once constant int := 200;
+  -- A worker that runs nothing else asks for suspects, with a SET LOCAL; nobody else gets one (0006_policies.sql).
+  suspects constant boolean := coalesce(current_setting('pulse_trio.suspects', true) = 'on', false);
   moment timestamptz;
   limits :"schema".queue;
   room int := most;
@@ -135,12 +137,12 @@ BEGIN
       FROM turn CROSS JOIN LATERAL (
         (SELECT j.ctid AS tid, j.id, j.run_at, j.options FROM :"schema".job j
          WHERE turn.key <> '' AND j.queue = of_queue AND j.priority = level AND j.key = turn.key AND j.key IS NOT NULL
-           AND j.state <> 2 AND j.kind <> ALL (paused_kinds)
+           AND j.state <> 2 AND j.suspect = suspects AND j.kind <> ALL (paused_kinds)
          ORDER BY j.run_at, j.id LIMIT least(greatest(room, 1), 1 + keys_at_once / (SELECT count(*) FROM turn)))
         UNION ALL
         (SELECT j.ctid, j.id, j.run_at, j.options FROM :"schema".job j
          WHERE turn.key = '' AND j.queue = of_queue AND j.priority = level AND j.key IS NULL
-           AND j.state <> 2 AND j.kind <> ALL (paused_kinds)
+           AND j.state <> 2 AND j.suspect = suspects AND j.kind <> ALL (paused_kinds)
          ORDER BY j.run_at, j.id LIMIT least(greatest(room, 1), 1 + keys_at_once / (SELECT count(*) FROM turn)))
       ) w
     ), ranked AS (

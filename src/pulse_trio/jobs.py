@@ -32,6 +32,7 @@ class JobOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     timeout: float | None = None
     backoff_base: float = 2.0
     backoff_cap: float = 3600.0
+    crash_limit: int = 3
     deadline: float | None = None
     expires: float | None = None
 

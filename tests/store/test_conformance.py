@@ -330,14 +330,81 @@ async def test_a_beat_keeps_the_watchdog_away(house: House, store: Store) -> Non
 async def test_rescue_puts_back_what_expired_and_buries_what_is_used_up(
     house: House, store: Store, other: Store
 ) -> None:
-    back, dead, alive = house.enqueue(), house.enqueue(max_attempts=1), house.enqueue()
-    claims = await claim(store, house.queue)
+    third = await house.store()
+    back = house.enqueue()
+    ours = await claim_one(store, house.queue)
+    dead = house.enqueue(max_attempts=1)
+    await claim_one(other, house.queue)
+    alive = house.enqueue()
+    await claim_one(third, house.queue)
     house.expire(back)
     house.expire(dead)
-    assert await other.rescue() == (1, 1)
+    assert await third.rescue() == (1, 1)
     assert [house.state(i) for i in (back, dead, alive)] == ["available", "dead", "running"]
-    assert (await store.settle([end(claims[0])])).refused
+    assert (await store.settle([end(ours)])).refused
     assert (await claim_one(other, house.queue)).failures == 0
+
+
+async def crash(house: House, store: Store, *job_ids: int) -> None:
+    """The worker that holds these dies; each lease runs out, and is noticed, after the other."""
+    for job_id in job_ids:
+        house.expire(job_id)
+        await store.rescue()
+
+
+async def test_a_rescue_gives_the_attempt_back_to_all_that_had_company(house: House, other: Store) -> None:
+    ids = [house.enqueue(max_attempts=1) for _ in range(3)]
+    dying = await house.store()
+    await claim(dying, house.queue)
+    await crash(house, other, *ids)
+    assert [(house.state(i), house.facts(i)) for i in ids] == [("available", (1, 2))] * 3
+
+
+async def test_a_job_that_crashes_in_company_too_often_is_run_alone_and_then_dead(house: House, other: Store) -> None:
+    poison, neighbour = house.enqueue(), house.enqueue()
+    for attempt in (1, 2):
+        dying = await house.store()
+        assert {c.id for c in await claim(dying, house.queue)} == {poison, neighbour}
+        await other.slots([house.queue])
+        assert other.suspect_due_in is None
+        await crash(house, other, poison, neighbour)
+        assert house.facts(poison) == (attempt, 20 + attempt)
+    # Now both are suspects, for both were there: neither is claimed with others.
+    assert await claim(other, house.queue) == []
+    await other.slots([house.queue])
+    assert other.suspect_due_in is not None
+    assert other.suspect_due_in <= 0
+    alone = await house.store()
+    assert [c.id for c in (await alone.claim_suspect([house.queue])).claims] == [poison]
+    well = await house.store()
+    (ran_well,) = (await well.claim_suspect(None)).claims
+    assert ran_well.id == neighbour
+    assert (await well.settle([end(ran_well)])).accepted
+    assert (await well.claim_suspect([house.queue])).claims == []
+    await crash(house, other, poison)
+    assert house.state(poison) == "dead"
+    assert house.state(neighbour) == "completed"
+
+
+async def test_a_suspect_that_fails_without_a_crash_is_one_no_longer(house: House, other: Store) -> None:
+    job_id = house.enqueue()
+    for _ in range(2):
+        await claim(await house.store(), house.queue)
+        await crash(house, other, job_id)
+    (released,) = (await other.claim_suspect([house.queue])).claims
+    await other.settle([end(released, "released")])
+    assert await claim(other, house.queue) == []
+    (failed,) = (await other.claim_suspect([house.queue])).claims
+    await other.settle([end(failed, "failed", error="x")])
+    assert [c.id for c in await claim(other, house.queue)] == [job_id]
+
+
+async def test_one_store_at_a_time_prepares_for_a_suspect(store: Store, other: Store) -> None:
+    assert await store.prepare_for_suspect()
+    assert not await other.prepare_for_suspect()
+    await store.end_suspects_turn()
+    assert await other.prepare_for_suspect()
+    await other.end_suspects_turn()
 
 
 async def test_rescue_of_sessions_needs_no_expiry(house: House, store: Store, other: Store) -> None:

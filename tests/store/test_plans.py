@@ -39,6 +39,8 @@ STATEMENTS: dict[str, dict[str, Any]] = {
     "cancel_close": {},
     "cancel_ended": {"ids": "{1,2,3}"},
     "await_transaction": {"id": 7},
+    "suspects_due": {"paused_kinds": "{}", "queues": None},
+    "claim_suspect": {"session": 7, "lease": "30 s", "queue": "q0", "paused_kinds": "{}"},
     "transaction_done": {"id": 7, "attempt": 1, "session": 9, "keep": False},
     "progress": FENCE | {"fractions": "{0,0.5,1}", "messages": "{a,b,NULL}"},
     "slots": {"queues": None},
@@ -81,6 +83,7 @@ WATCHDOG: dict[str, dict[str, Any]] = {
     "expired": {"limit": 1000},
     "held_by": {"sessions": [1, 2], "limit": 1000},
     "fail": STATEMENTS["fail"],
+    "refund": {"ids": "{1,2,3}", "sessions": "{1,2}"},
 }
 
 Connection = TrioConnection[Any]
@@ -267,6 +270,8 @@ def test_every_statement_with_a_plan_that_matters_is_tried_here() -> None:
         "paused_kinds",
         "running_of",
         "wake",
+        "suspects_turn",
+        "end_suspects_turn",
         "announce_idle",
         "withdraw_idle",
         "open_session",

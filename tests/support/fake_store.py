@@ -12,10 +12,11 @@ from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import TYPE_CHECKING
 
+import msgspec
 import trio
 
 from pulse_trio.errors import DatabaseUnavailable
-from pulse_trio.jobs import Claim, Outcome, Progress
+from pulse_trio.jobs import Claim, JobOptions, Outcome, Progress
 from pulse_trio.states import FINISHED, Event, State, event_of, next_state
 from pulse_trio.store import Beat, Broken, Exchange, Fired, Found, Limited, Rescue, Settlement, Slot
 from pulse_trio.timing import due
@@ -49,6 +50,8 @@ class FakeJob:
     run_at: float
     key: str | None = None
     attempt: int = 0
+    crashes: int = 0
+    suspect: bool = False
     failures: int = 0
     session: int = 0
     lease_until: float = math.inf
@@ -64,6 +67,10 @@ class FakeJob:
     progress: tuple[float, str | None] | None = None
     history: list[tuple[int, int, str]] = field(default_factory=list)
     """(attempt, session, outcome) of every attempt that ended."""
+
+    @property
+    def crash_limit(self) -> int:
+        return 3 if self.options is None else msgspec.json.decode(self.options, type=JobOptions).crash_limit
 
     @property
     def state(self) -> State:
@@ -94,6 +101,8 @@ class FakeDatabase:
         self.paused: set[str] = set()
         self.paused_kinds: set[str] = set()
         self.limits = FakeLimits()
+        self.crowded: set[int] = set()
+        self.suspects_turn: FakeStore | None = None
         self.sessions: dict[int, bool] = {}
         self.ledger: list[str] = []
         """What handlers wrote in their transactions, and committed."""
@@ -191,6 +200,7 @@ class FakeStore:
         self.silence: dict[str, Callable[[], Awaitable[None]]] = {}
         self.draining = False
         self.limited: list[str] = []
+        self.suspect_due_in: float | None = None
         self.paused_kinds: list[str] = []
         self.transactions = FakeTransactions(self)
         # What its transactions need of it.
@@ -259,6 +269,7 @@ class FakeStore:
                 and job.state is State.AVAILABLE
                 and job.key is None
                 and job.kind not in self.paused_kinds
+                and not job.suspect
                 and (job.run_at, job.id) >= floor
                 and job.id not in self.database.locked
             ]
@@ -311,7 +322,8 @@ class FakeStore:
         return job if held and (job.attempt, job.session) == (claim.attempt, claim.session) else None
 
     def _end(self, job: FakeJob, outcome: Outcome) -> None:
-        event = event_of(outcome.kind, job.attempt, job.max_attempts, cancelling=job.cancelling)
+        poison = outcome.kind == "rescued" and job.suspect and job.crashes + 1 >= job.crash_limit
+        event = event_of(outcome.kind, job.attempt, 0 if poison else job.max_attempts, cancelling=job.cancelling)
         state = next_state(State.RUNNING, event)
         job.history.append((job.attempt, job.session, outcome.kind))
         job.error = outcome.error or job.error
@@ -324,6 +336,11 @@ class FakeStore:
                 told = outcome.error if outcome.kind == "cancelled" else None
                 job.cancel_reason, job.error = told or job.wished or "user", None
             return
+        if outcome.kind == "rescued":
+            job.crashes += 1
+            job.suspect = job.crashes >= job.crash_limit - 1
+        elif outcome.kind != "released":
+            job.suspect = False
         job.run_at = trio.current_time() + outcome.delay
         job.failures += event is Event.FAIL
         job.max_attempts += event in (Event.SNOOZE, Event.RELEASE)
@@ -338,6 +355,7 @@ class FakeStore:
         due: dict[tuple[str, int], list[float]] = {}
         apart: set[str] = set()
         self.paused_kinds = sorted(self.database.paused_kinds)
+        self.suspect_due_in = min((job.run_at - now for job in self._suspects(queues)), default=None)
         for job in self.database.jobs.values():
             if (
                 job.finished is None
@@ -359,13 +377,42 @@ class FakeStore:
         for one in limits:
             self.database.limits.by_queue[one.queue] = one
 
+    async def prepare_for_suspect(self) -> bool:
+        await self._done("prepare_for_suspect")
+        if self.database.suspects_turn not in (None, self):
+            return False
+        self.database.suspects_turn = self
+        return True
+
+    async def end_suspects_turn(self) -> None:
+        await self._done("end_suspects_turn")
+        self.database.suspects_turn = None
+
+    async def claim_suspect(self, queues: Sequence[str] | None) -> Exchange:
+        sent = trio.current_time()
+        await self._done("claim_suspect")
+        due = [job for job in self._suspects(queues) if job.state is State.AVAILABLE]
+        claims = [self._claim(job) for job in sorted(due, key=lambda j: (-j.priority, j.run_at, j.id))[:1]]
+        return Exchange(claims, sent, Settlement([], [], []))
+
+    def _suspects(self, queues: Sequence[str] | None) -> list[FakeJob]:
+        return [
+            job
+            for job in self.database.jobs.values()
+            if job.suspect
+            and job.finished is None
+            and not job.session
+            and job.queue not in self.database.paused
+            and (queues is None or job.queue in queues)
+        ]
+
     async def claim_limited(self, queue: str, limit: int, turns: str = "{}") -> Limited:
         sent = trio.current_time()
         await self._done("claim_limited")
         jobs = [job for job in self.database.jobs.values() if job.queue == queue and queue not in self.database.paused]
         chosen, again_in, blocked, turns = self.database.limits.choose(
             queue, [job for job in jobs if job.finished is None], limit, turns,
-            skip=lambda job: job.id in self.database.locked or job.kind in self.paused_kinds,
+            skip=lambda job: job.suspect or job.id in self.database.locked or job.kind in self.paused_kinds,
         )  # fmt: skip
         claims = [self._claim(job) for job in chosen]
         await self._answered("claim_limited")
@@ -402,7 +449,11 @@ class FakeStore:
 
     def _rescue(self, jobs: Sequence[FakeJob]) -> Rescue:
         ends: list[State] = []
+        running = [job.session for job in self.database.jobs.values() if job.state is State.RUNNING]
+        self.database.crowded |= {job.session for job in jobs if running.count(job.session) > 1}
         for job in jobs:
+            if job.session in self.database.crowded and not job.suspect and job.id not in self.database.locked:
+                job.max_attempts += 1
             if job.id not in self.database.locked:
                 claim = Claim(job.id, job.attempt, 0, 0, 0, "", "", "", "", None, job.session)
                 self._end(job, Outcome(claim, "rescued", error="the worker was gone"))

@@ -58,6 +58,7 @@ class HandlerOptions(_Options, total=False):
 
     backoff_base: float
     backoff_cap: float
+    crash_limit: int
     key: str | Callable[..., str | int]
     retry: Retry
     retry_on: Errors
@@ -83,6 +84,7 @@ class Defaults:
     timeout: float | None = None
     backoff_base: float = 2.0
     backoff_cap: float = 3600.0
+    crash_limit: int = 3
     delay: float | None = None
     run_at: datetime | None = None
     deadline: float | datetime | None = None
@@ -99,6 +101,9 @@ class Defaults:
         check_queue(self.queue)
         self._whole("max_attempts", 1)
         self._whole("priority", -(2**31))
+        self._whole("crash_limit", 1)
+        if self.crash_limit > 32767:
+            raise ConfigurationError(f"crash_limit must be at most 32767, got {self.crash_limit}.")
         for name in ("timeout", "backoff_base", "backoff_cap", "unique_for", "unique_after"):
             _check_positive(name, getattr(self, name))
         if self.delay is not None and self.run_at is not None:
@@ -190,7 +195,7 @@ def given_options(**options: Any) -> dict[str, Any]:
 def encode_options(defaults: Defaults) -> str | None:
     """The row's `options`: JSON of what is not the default, None when all of it is. Moments are seconds since 1970;
     those that count from the enqueue on are added when it is made, by the database's clock."""
-    names = ("timeout", "backoff_base", "backoff_cap")
+    names = ("timeout", "backoff_base", "backoff_cap", "crash_limit")
     chosen = {f: getattr(defaults, f) for f in names if getattr(defaults, f) != getattr(DEFAULT_OPTIONS, f)}
     for name in ("deadline", "expires"):
         if isinstance(moment := getattr(defaults, name), datetime):

@@ -45,7 +45,8 @@ WITH report AS (
       SELECT ctid AS tid FROM :"schema".job
       WHERE queue = slot.queue AND priority = slot.priority
         AND (run_at, id) >= (slot.floor_run_at, slot.floor_id)
-        AND run_at <= statement_timestamp() AND key IS NULL AND state <> 2 AND kind <> ALL (%(paused_kinds)s::text[])
+        AND run_at <= statement_timestamp() AND key IS NULL AND state <> 2 AND NOT suspect
+        AND kind <> ALL (%(paused_kinds)s::text[])
       ORDER BY run_at, id LIMIT %(limit)s::int FOR NO KEY UPDATE SKIP LOCKED
     ) due
     LIMIT %(limit)s::int))

@@ -12,15 +12,23 @@ WITH report AS MATERIALIZED (
   SELECT j.id FROM report r JOIN :"schema".job j
     ON j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = 2
 ), held AS MATERIALIZED (
-  SELECT j.id, r.attempt, r.session, r.outcome, r.delay, r.error, j.started_at, j.cancelling,
+  SELECT j.id, r.attempt, r.session, r.outcome, r.delay, j.started_at, j.cancelling, c.crash_limit,
+         CASE WHEN r.outcome = 'rescued' AND j.suspect AND j.crashes + 1 >= c.crash_limit
+              THEN format('CrashLimit: %%s times its worker died with it, the last time with nothing else running (crash_limit %%s)',
+                          j.crashes + 1, c.crash_limit) || E'\n\n' || coalesce(r.error, '')
+              ELSE r.error END AS error,
          CASE WHEN j.cancelling THEN 'cancelled'
               WHEN r.outcome IN ('snoozed', 'released') THEN 'scheduled'
               WHEN r.outcome = 'cancelled' THEN 'cancelled'
               WHEN r.outcome = 'discarded' THEN 'dead'
+              -- A suspect ran alone: nobody else can be to blame.
+              WHEN r.outcome = 'rescued' AND j.suspect AND j.crashes + 1 >= c.crash_limit THEN 'dead'
               WHEN j.attempt < j.max_attempts THEN 'retryable'
               ELSE 'dead' END AS next
   FROM report r JOIN :"schema".job j
     ON j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = 2
+  CROSS JOIN LATERAL (SELECT CASE WHEN json_typeof(j.options -> 'crash_limit') = 'number'
+                                  THEN least((j.options ->> 'crash_limit')::float8, 32767)::int ELSE 3 END) AS c(crash_limit)
   ORDER BY j.id FOR UPDATE OF j SKIP LOCKED
 ), back AS (
   UPDATE :"schema".job j
@@ -29,6 +37,9 @@ WITH report AS MATERIALIZED (
       -- No delay may fail its batch: NaN and infinity are 30 years too.
       run_at = statement_timestamp() + make_interval(secs => least(greatest(h.delay, 0), 1e9)),
       failures = j.failures + (h.outcome IN ('failed', 'timeout'))::int,
+      crashes = least(j.crashes + (h.outcome = 'rescued')::int, 32767),
+      -- Who has one crash left runs alone next time. Who ended without a crash is a suspect no longer.
+      suspect = CASE h.outcome WHEN 'rescued' THEN j.crashes + 1 >= h.crash_limit - 1 WHEN 'released' THEN j.suspect ELSE false END,
       -- attempt never goes back, so an attempt that used no budget raises the budget instead.
       max_attempts = CASE WHEN h.outcome IN ('snoozed', 'released') THEN least(j.max_attempts, 2147483646) + 1
                           ELSE j.max_attempts END

@@ -1,7 +1,8 @@
 -- The slots a worker may claim from: every (queue, priority) that has a live job, found by a loose index scan (one probe
 -- a pair, whatever the backlog), paused queues left out; with the moment each slot's next job falls due, if in the future.
 -- Queues that have a limit, and queues whose jobs have keys, come once and without a priority: claim_limited.sql finds its
--- own way in them. Last a row without a queue: the kinds that are paused, and when this was asked.
+-- own way in them. Last a row without a queue: when the next suspect is due (in seconds; 0 or less: now), the kinds that are
+-- paused, and when this was asked.
 WITH RECURSIVE pair(queue, priority) AS (
   (SELECT queue::text, priority FROM :"schema".job WHERE key IS NULL ORDER BY queue, priority LIMIT 1)
   UNION ALL
@@ -33,4 +34,9 @@ FROM (SELECT known.queue FROM known WHERE known.limited UNION SELECT keyed.queue
 WHERE (%(queues)s::text[] IS NULL OR apart.queue = ANY (%(queues)s::text[]))
   AND NOT EXISTS (SELECT FROM :"schema".queue q WHERE q.name = apart.queue AND q.paused_at IS NOT NULL)
 UNION ALL
-SELECT NULL, NULL, NULL, ARRAY(SELECT kind::text FROM :"schema".paused_kind), statement_timestamp()::text
+SELECT NULL, NULL, (
+  SELECT extract(epoch FROM min(j.run_at) - statement_timestamp())::float8
+  FROM :"schema".job j WHERE j.suspect AND j.state <> 2 AND (%(queues)s::text[] IS NULL OR j.queue = ANY (%(queues)s::text[]))
+    AND NOT EXISTS (SELECT FROM :"schema".queue q WHERE q.name = j.queue AND q.paused_at IS NOT NULL)
+    AND j.kind NOT IN (SELECT kind FROM :"schema".paused_kind)
+), ARRAY(SELECT kind::text FROM :"schema".paused_kind), statement_timestamp()::text

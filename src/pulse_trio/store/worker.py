@@ -35,6 +35,7 @@ from . import schedules
 from .arrays import numbers, texts
 from .limits import Limited, limited_claims, limits_parameters
 from .operations import run
+from .suspects import claim_suspect
 from .transactions import FencedTransactions
 
 if TYPE_CHECKING:
@@ -163,6 +164,8 @@ class WorkerStore:
         self._paused_kinds = texts(())
         self.swept_at = "-infinity"
         """When the last sweep was, by the database's clock: as a floor."""
+        self.suspect_due_in: float | None = None
+        """Seconds until a job that must run alone is due, as the last sweep found it; None if there is none."""
 
     def _link(self, dsn: str, name: str, settings: dict[str, str]) -> Link:
         async def configure(connection: TrioConnection[Any]) -> None:
@@ -407,10 +410,31 @@ class WorkerStore:
                 statement("slots", self._schema), {"queues": list(queues) if queues is not None else None}, prepare=True
             )
             rows = await cursor.fetchall()
-        *rows, (_, _, _, self.paused_kinds, self.swept_at) = rows
+        *rows, (_, _, self.suspect_due_in, self.paused_kinds, self.swept_at) = rows
         self._paused_kinds = texts(self.paused_kinds)
         self.limited = [queue for queue, priority, *_ in rows if priority is None]
         return [Found(*row[:3]) for row in rows if row[1] is not None]
+
+    async def prepare_for_suspect(self) -> bool:
+        """Whether it is this worker's turn to make room for a suspect; no other's is until `end_suspects_turn`."""
+        async with self._using(self._claims) as connection:
+            row = await (await connection.execute(statement("suspects_turn", self._schema))).fetchone()
+        return row is not None and row[0]
+
+    async def end_suspects_turn(self) -> None:
+        """Another worker may try."""
+        async with self._using(self._claims) as connection:
+            await connection.execute(statement("end_suspects_turn", self._schema))
+
+    async def claim_suspect(self, queues: Sequence[str] | None) -> Exchange:
+        """Claims one job whose worker died with it too often. The caller runs nothing else, and claims nothing until the job
+        has ended."""
+        async with self._using(self._claims) as connection:
+            await self._ensure_session(connection)
+            claims, sent = await claim_suspect(
+                connection, self._schema, self.session, self._lease, queues, self._paused_kinds
+            )
+        return Exchange(claims, sent, Settlement([], [], []))
 
     async def claim_limited(self, queue: str, limit: int, turns: str = "{}") -> Limited:
         """Claims up to `limit` jobs of a queue that has limits or keys: no more than these allow, over all workers.
@@ -475,6 +499,11 @@ class WorkerStore:
             if not found:
                 return Rescue(0, 0)
             ids, attempts, sessions = zip(*found, strict=True)
+            await connection.execute(
+                statement("refund", self._schema),
+                {"ids": numbers(ids), "sessions": numbers(set(sessions))},
+                prepare=True,
+            )
             cursor = await connection.execute(
                 statement("fail", self._schema),
                 {

@@ -14,6 +14,8 @@ every second; never at more than a twentieth of the time.
 **Limits.** Queues with limits, and jobs with keys, are claimed by a statement of their own (`LimitedBook` says when), in
 turns with the others: where both have more than there is room for, neither waits for the other to be empty.
 
+**Suspects** are run alone, between two rounds (suspects.py).
+
 **Idle.** With nothing to claim the worker announces that it waits, looks once more, and sleeps until a notification, the
 next due time of any slot, or the poll interval. Producers notify only while somebody waits: not while work keeps arriving,
 which is looked for every 2 ms. A worker that cannot hear them (its listening connection is down, or there is none) polls
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from ..observe import Observer
     from ..store import Exchange, Found, Limited, Settlement, Slot
     from .limited import LimitedBook
+    from .suspects import Suspects
 
 _SWEEP_EVERY = 1.0
 _SWEEP_SHARE = 20
@@ -174,6 +177,7 @@ class Claimer:
         carrier: Carrier,
         book: SlotBook,
         limited: LimitedBook,
+        suspects: Suspects,
         *,
         queues: Sequence[str] | None,
         concurrency: int,
@@ -187,6 +191,7 @@ class Claimer:
         self._carrier = carrier
         self._book = book
         self._limited = limited
+        self._suspects = suspects
         self._limited_first = False
         self._last_prune = -math.inf
         self._prune_cost = 0.0
@@ -244,6 +249,10 @@ class Claimer:
         """A slot of this worker is free again."""
         self._freed.give()
 
+    async def next_freed(self) -> None:
+        """Waits until a job of this worker has ended."""
+        await self._freed.wait()
+
     def ended(self, queue: str) -> None:
         """A job of `queue` was settled: what its limit kept waiting may start."""
         if queue in self._limited:
@@ -274,6 +283,11 @@ class Claimer:
         swept = self._sweep_is_due(wanted=self._sweep_wanted and not told)
         if swept:
             await self._sweep()
+        if self._suspects.wanted:
+            self._rest()
+            self._sweep_wanted = True
+            await self._suspects.run_one()
+            return
         if not self._book and not self._limited:
             await self._wait_idle(swept)
             return
@@ -390,7 +404,7 @@ class Claimer:
 
     async def _wait_idle(self, nothing_due: bool) -> None:
         self._rest()
-        if nothing_due and not self._sweep_wanted:
+        if nothing_due and not self._sweep_wanted and not self._suspects.due:
             self.found_nothing = True
             self.dry.give()
         if not self._store.idle and self._streams(self._last_found):

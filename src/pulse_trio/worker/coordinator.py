@@ -33,6 +33,7 @@ from .progress import ProgressBook
 from .runner import Runner, completed
 from .scheduler import Scheduler
 from .settler import Settler
+from .suspects import Suspects
 from .transactions import Transactions
 from .watchdog import Watchdog
 
@@ -210,6 +211,14 @@ class Worker:
             self._settler,
             SlotBook(s.queues, Slot),
             LimitedBook(s.queues),
+            Suspects(
+                self._store,
+                queues=s.queues,
+                running=lambda: self._running_count,
+                ended=lambda: self._claimer.next_freed(),
+                unreported=lambda: self._settler.pending,
+                start=self._start,
+            ),
             queues=s.queues,
             concurrency=s.concurrency,
             free=lambda: s.concurrency - self._running_count,

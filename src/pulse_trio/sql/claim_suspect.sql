@@ -1,0 +1,11 @@
+-- Claims one suspect, for a worker that runs nothing else until it has ended.
+UPDATE :"schema".job j
+SET state = 2, attempt = j.attempt + 1, locked_by = %(session)s::bigint,
+    started_at = clock_timestamp(), lease_until = clock_timestamp() + %(lease)s::interval
+WHERE j.ctid = ANY (ARRAY(
+  SELECT ctid FROM :"schema".job
+  WHERE suspect AND queue = %(queue)s::text AND key IS NULL AND state <> 2 AND run_at <= statement_timestamp()
+    AND kind <> ALL (%(paused_kinds)s::text[])
+    AND NOT EXISTS (SELECT FROM :"schema".queue q WHERE q.name = %(queue)s::text AND (q.paused_at IS NOT NULL OR q.limited))
+  ORDER BY priority DESC, run_at, id LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED))
+RETURNING j.id, j.attempt, j.max_attempts, j.failures, j.priority, j.run_at::text, j.queue, j.kind, j.args::text, j.options::text

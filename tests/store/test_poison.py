@@ -1,0 +1,126 @@
+"""Poison pills: what a rescue says of crashes, on a real database."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+from pulse_trio import ConfigurationError, Handlers
+from pulse_trio.handlers import QueueLimits
+from pulse_trio.store import operations
+from support.stores import Window, claim, claim_one, end, open_store
+
+if TYPE_CHECKING:
+    from pulse_trio.jobs import Claim
+    from pulse_trio.store import WorkerStore
+
+
+async def crash_alone(store: WorkerStore, window: Window, queue: str) -> Claim:
+    """A worker that holds nothing else dies with the queue's one job."""
+    async with open_store(window.dsn) as dying:
+        claims = await claim(dying, queue) or (await dying.claim_suspect([queue])).claims
+        (claimed,) = claims
+        window.expire(claimed.id)
+        await store.rescue()
+    return claimed
+
+
+def set_limit(window: Window, job_id: int, limit: Any) -> None:
+    window.run("UPDATE job SET options = %s WHERE id = %s", json.dumps({"crash_limit": limit}), job_id)
+
+
+@pytest.mark.parametrize(
+    ("limit", "crashes"), [(None, 3), (1, 2), (2, 2), (5, 5), ("many", 3), (1e300, 5)], ids=lambda v: str(v)
+)
+async def test_a_job_is_dead_when_it_crashes_alone_at_its_crash_limit(
+    limit: Any, crashes: int, store: WorkerStore, window: Window, queue: str
+) -> None:
+    job_id = window.enqueue(queue, max_attempts=5)
+    if limit is not None:
+        set_limit(window, job_id, limit)
+    for number in range(1, crashes + 1):
+        assert window.state(job_id) == "available"
+        assert (await crash_alone(store, window, queue)).attempt == number
+    job = window.job(job_id)
+    assert (job["state"], job["attempt"]) == ("dead", crashes)
+    # The last is dead for want of attempts: no number is too large.
+    assert job["error"].startswith("lease expired" if limit == 1e300 else f"CrashLimit: {crashes} times")
+    assert {a["outcome"] for a in window.attempts(job_id)} == {"rescued"}
+
+
+async def test_crashes_are_counted_apart_from_failures(store: WorkerStore, window: Window, queue: str) -> None:
+    job_id = window.enqueue(queue)
+    await crash_alone(store, window, queue)
+    await store.settle([end(await claim_one(store, queue), "failed", error="x")])
+    row = window.row(job_id)
+    assert row is not None
+    assert (row["crashes"], row["failures"], row["suspect"]) == (1, 1, False)
+
+
+async def test_a_persons_retry_begins_without_crashes(store: WorkerStore, window: Window, queue: str) -> None:
+    job_id = window.enqueue(queue)
+    for _ in range(3):
+        await crash_alone(store, window, queue)
+    assert window.state(job_id) == "dead"
+    window.do(operations.retry(job_id))
+    row = window.row(job_id)
+    assert row is not None
+    assert (row["crashes"], row["suspect"]) == (0, False)
+
+
+async def test_a_suspect_of_a_limited_queue_or_with_a_key_stays_within_its_limits(
+    store: WorkerStore, window: Window, queue: str
+) -> None:
+    await store.declare_limits([QueueLimits(queue, limit=1)])
+    job_id = window.enqueue(queue, key="k")
+    window.run("UPDATE job SET suspect = true, crashes = 2 WHERE id = %s", job_id)
+    other_id = window.enqueue(queue)
+    limited = await store.claim_limited(queue, 5)
+    assert [c.id for c in limited.claims] == [other_id]
+    assert (await store.claim_suspect([queue])).claims == []
+    await store.settle([end(limited.claims[0])])
+    assert (await store.claim_limited(queue, 5)).claims == []
+    (claimed,) = (await store.claim_suspect([queue])).claims
+    assert claimed.id == job_id
+    # It counts against the limit like any other.
+    window.enqueue(queue)
+    assert (await store.claim_limited(queue, 5)).claims == []
+
+
+async def test_suspects_of_paused_queues_and_kinds_wait(store: WorkerStore, window: Window, queue: str) -> None:
+    job_id = window.enqueue(queue, kind=f"kind of {queue}")
+    window.run("UPDATE job SET suspect = true WHERE id = %s", job_id)
+    window.run("INSERT INTO queue (name, paused_at) VALUES (%s, now())", queue)
+    await store.slots([queue])
+    assert store.suspect_due_in is None
+    assert (await store.claim_suspect([queue])).claims == []
+    window.run("DELETE FROM queue WHERE name = %s", queue)
+    window.run("INSERT INTO paused_kind (kind) VALUES (%s)", f"kind of {queue}")
+    await store.slots([queue])
+    assert store.suspect_due_in is None
+    assert (await store.claim_suspect([queue])).claims == []
+    window.run("DELETE FROM paused_kind")
+
+
+async def test_a_turn_ends_with_the_connection_of_who_has_it(store: WorkerStore, window: Window) -> None:
+    async with open_store(window.dsn) as other:
+        assert await other.prepare_for_suspect()
+        with psycopg.connect(window.dsn, autocommit=True) as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_locks WHERE locktype = 'advisory' AND granted"
+                " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+            )
+        assert await store.prepare_for_suspect()
+        await store.end_suspects_turn()
+
+
+def test_a_handler_may_say_its_crash_limit() -> None:
+    handlers = Handlers()
+    assert json.loads(handlers.job(name="a", crash_limit=5)(lambda: None).request().options or "") == {"crash_limit": 5}
+    assert handlers.job(name="b", crash_limit=3)(lambda: None).request().options is None
+    for wrong in (0, -1, 40_000, "3", 2.5):
+        with pytest.raises(ConfigurationError, match="crash_limit"):
+            handlers.job(name="c", crash_limit=wrong)(lambda: None)  # type: ignore[call-overload]

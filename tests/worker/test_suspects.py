@@ -1,0 +1,113 @@
+"""A job that crashed too often runs alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from pulse_trio import Job  # noqa: TC001 -- the registry reads annotations
+from support.fake_store import FakeStore
+
+if TYPE_CHECKING:
+    from support.stage import Stage
+
+
+@pytest.fixture
+def counted(stage: Stage) -> Stage:
+    """`sleeper` notes which jobs run together."""
+    running: set[int] = set()
+    stage.together = []  # type: ignore[attr-defined]
+
+    @stage.handlers.job
+    async def sleeper(job: Job, seconds: float = 1) -> None:
+        running.add(job.id)
+        stage.together.append(frozenset(running))  # type: ignore[attr-defined]
+        try:
+            await trio.sleep(seconds)
+        finally:
+            running.discard(job.id)
+
+    return stage
+
+
+def suspect(stage: Stage, **how: float) -> int:
+    job_id = stage.enqueue("sleeper", **how)
+    stage.database.jobs[job_id].suspect, stage.database.jobs[job_id].crashes = True, 2
+    return job_id
+
+
+def alone(stage: Stage, job_id: int) -> bool:
+    return [t for t in stage.together if job_id in t] == [{job_id}]  # type: ignore[attr-defined]
+
+
+async def test_a_suspect_runs_when_nothing_else_does_and_nothing_starts_meanwhile(counted: Stage) -> None:
+    before = [counted.enqueue("sleeper", seconds=3) for _ in range(5)]
+    async with counted.working():
+        await trio.sleep(1)
+        poison = suspect(counted, seconds=5)
+        await trio.sleep(4)
+        assert [counted.database.state(i) for i in before] == ["completed"] * 5
+        assert counted.database.state(poison) == "running"
+        later = counted.enqueue("sleeper")
+        await trio.sleep(3)
+        assert counted.database.state(later) == "available"
+        await trio.sleep(4)
+        assert counted.database.state(later) == "completed"
+    assert alone(counted, poison)
+
+
+async def test_suspects_run_one_after_the_other(counted: Stage) -> None:
+    ids = [suspect(counted, seconds=2) for _ in range(3)]
+    await counted.burst()
+    assert all(alone(counted, i) for i in ids)
+    assert [counted.database.state(i) for i in ids] == ["completed"] * 3
+
+
+async def test_a_worker_with_long_jobs_goes_on_working_and_tries_again_later(counted: Stage) -> None:
+    counted.enqueue("sleeper", seconds=70)
+    async with counted.working(concurrency=4, grace=200):
+        await trio.sleep(1)
+        poison = suspect(counted)
+        await trio.sleep(2)
+        waiting = counted.enqueue("sleeper")
+        await trio.sleep(25)
+        assert counted.database.state(waiting) == "available"
+        await trio.sleep(10)
+        assert counted.database.state(waiting) == "completed"
+        assert counted.database.state(poison) == "available"
+        await trio.sleep(60)
+        assert counted.database.state(poison) == "completed"
+    assert alone(counted, poison)
+
+
+async def test_one_of_several_workers_makes_room_and_the_others_go_on(counted: Stage) -> None:
+    other = FakeStore(counted.database)
+    counted.enqueue("sleeper", seconds=20)
+    async with counted.working(grace=100):
+        await trio.sleep(1)
+        suspect(counted)
+        await trio.sleep(3)
+        async with counted.working(other):
+            # The turn is the first worker's, which waits for its long job.
+            await trio.sleep(1)
+            later = counted.enqueue("sleeper")
+            await trio.sleep(3)
+            assert counted.database.state(later) == "completed"
+
+
+async def test_a_worker_that_is_stopped_while_it_makes_room_gives_the_turn_back(counted: Stage) -> None:
+    counted.enqueue("sleeper", seconds=20)
+    async with counted.working(grace=100):
+        await trio.sleep(1)
+        suspect(counted)
+        await trio.sleep(3)
+        assert counted.database.suspects_turn is not None
+    assert counted.database.suspects_turn is None
+
+
+async def test_a_burst_does_not_end_before_its_suspects_have_run(counted: Stage) -> None:
+    plain, poison = counted.enqueue("sleeper"), suspect(counted)
+    await counted.burst()
+    assert [counted.database.state(i) for i in (plain, poison)] == ["completed"] * 2
