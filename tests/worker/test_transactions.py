@@ -322,7 +322,7 @@ async def test_after_a_rollback_the_handler_may_try_again(stage: Stage) -> None:
 async def test_a_thread_has_no_transaction(stage: Stage) -> None:
     @stage.handlers.job
     def threaded(job: Job) -> str:
-        with pytest.raises(RuntimeError, match=r"handlers that run on Trio; this one runs in a thread"):
+        with pytest.raises(RuntimeError, match=r"for Trio handlers; this one has runs='thread'"):
             job.transaction()
         return "told"
 

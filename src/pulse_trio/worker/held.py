@@ -10,7 +10,6 @@ import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-import sniffio
 import trio
 
 from ..states import options_of, storable
@@ -157,13 +156,6 @@ class Held:
     # The fenced transaction
 
     def open_transaction(self, result: Any) -> AbstractAsyncContextManager[JobTransaction]:
-        try:
-            trio.lowlevel.current_task()
-            library = sniffio.current_async_library()
-        except (RuntimeError, sniffio.AsyncLibraryNotFoundError):
-            library = "a thread"
-        if library != "trio":
-            raise RuntimeError(f"job.transaction() is for handlers that run on Trio; this one runs in {library}.")
         return self._transactions.open(self, result)
 
     def begin_transaction(self) -> None:
