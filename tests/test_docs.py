@@ -32,6 +32,8 @@ PAGES_THAT_RUN = [
     "docs/how-to/periodic.md",
     "docs/how-to/results.md",
     "docs/how-to/retries.md",
+    "docs/how-to/limits.md",
+    "docs/how-to/queues.md",
     "docs/how-to/exactly-once.md",
     "docs/how-to/cancel.md",
 ]
