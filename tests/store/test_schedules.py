@@ -247,8 +247,9 @@ async def test_ten_minutes_down(catch_up: Any, count: int, alone: Window, worker
     move(alone, "s", "10 minutes")
     began = alone.value("SELECT clock_timestamp()")
     fired, _ = await worker.fire_schedules()
-    assert len(fired) == count
-    assert alone.value("SELECT count(*) FROM job") == count
+    # A minute may have ended since the declaration.
+    assert len(fired) in ((count, count + 1) if catch_up == "all" else (count,))
+    assert alone.value("SELECT count(*) FROM job") == len(fired)
     ((due_at,),) = [[max(f.due_at for f in fired)]] if fired else [[began]]
     assert began - due_at < timedelta(minutes=1, seconds=5)
     assert row(alone)["next_due"] > began
@@ -262,12 +263,12 @@ async def test_the_parameter_named_by_due_as_is_given_the_time_of_the_occurrence
 ) -> None:
     handlers = Handlers()
 
-    @handlers.cron(every=60, due_as="at", catch_up="all", args={"big": 2**63 - 1})
+    @handlers.cron(every=3600, due_as="at", catch_up="all", args={"big": 2**63 - 1})
     @handlers.job
     async def report(big: int, at: datetime) -> None: ...
 
     await worker.declare_schedules(handlers.schedules)
-    move(alone, "report", "3 minutes")
+    move(alone, "report", "3 hours")
     fired, _ = await worker.fire_schedules()
     assert len(fired) == 3
     for one in fired:
