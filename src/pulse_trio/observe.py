@@ -111,6 +111,15 @@ class JobsRescued:
 
 
 @dataclass(frozen=True, slots=True)
+class SuspectAlone:
+    """A job whose worker died with it too often is about to run; this worker claims nothing else until it has ended."""
+
+    job_id: int
+    kind: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class UnknownKindReleased:
     """A job of a kind this worker has no handler for was put back, its budget untouched."""
 
@@ -188,6 +197,7 @@ Event = (
     | LeaseUnproven
     | TasksLeftBehind
     | JobsRescued
+    | SuspectAlone
     | UnknownKindReleased
     | ScheduleFired
     | ScheduleBroken

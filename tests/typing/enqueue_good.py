@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any, assert_type
 
 from pulse_trio import (
     Client,
+    Exponential,
+    Fixed,
     Handler,
     Handlers,
     Job,
     JobRef,
     JobRequest,
+    RetryContext,
     Snooze,
     State,
     SyncClient,
@@ -33,6 +36,27 @@ async def send_welcome(job: Job, user_id: int, template: str = "default") -> str
         raise Snooze(timedelta(minutes=1))
     with job.cleanup():
         return f"{user_id} {template} {job.deadline}"
+
+
+def later(failure: RetryContext) -> float | None:
+    return None if isinstance(failure.error, OSError) else failure.failures * 2
+
+
+@handlers.job(
+    retry={OSError: Fixed(5), (KeyError, ValueError): later}, retry_on=(OSError, KeyError), discard_on=TypeError
+)
+async def with_policies(job: Job, n: int) -> None:
+    async with job.transaction(result=n) as tx:
+        await tx.execute("INSERT INTO booking VALUES (%s)", [n])
+        tx.result = {"n": n}
+
+
+@handlers.job(retry=Exponential(base=2, cap=60, jitter=False), crash_limit=5)
+async def with_backoff(n: int) -> None: ...
+
+
+@handlers.job(retry=later)
+async def with_a_function(n: int) -> None: ...
 
 
 @handlers.job

@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from pulse_trio import Job  # noqa: TC001 -- the registry reads annotations
+from pulse_trio.observe import SuspectAlone
 from support.fake_store import FakeStore
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ async def test_a_suspect_runs_when_nothing_else_does_and_nothing_starts_meanwhil
 async def test_suspects_run_one_after_the_other(counted: Stage) -> None:
     ids = [suspect(counted, seconds=2) for _ in range(3)]
     await counted.burst()
+    assert [e.job_id for e in counted.events.of(SuspectAlone)] == ids
     assert all(alone(counted, i) for i in ids)
     assert [counted.database.state(i) for i in ids] == ["completed"] * 3
 

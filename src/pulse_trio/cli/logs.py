@@ -26,6 +26,7 @@ from ..observe import (
     LeaseUnproven,
     ScheduleBroken,
     ScheduleFired,
+    SuspectAlone,
     TasksLeftBehind,
     UnknownKindReleased,
     WorkerStarted,
@@ -49,6 +50,7 @@ _WARNINGS = (
     LeaseUnproven,
     TasksLeftBehind,
     JobsRescued,
+    SuspectAlone,
     UnknownKindReleased,
     DatabaseLost,
     ChildSilent,
@@ -174,6 +176,10 @@ def sentence(event: Event) -> str:
         case JobsRescued():
             dead = f", {event.dead} of them dead (no attempts left)" if event.dead else ""
             return f"rescued {event.rescued + event.dead} job(s) whose worker had vanished{dead}"
+        case SuspectAlone():
+            return (
+                f"job {event.job_id} ({event.kind}) has crashed its worker before: attempt {event.attempt} runs alone"
+            )
         case UnknownKindReleased():
             return f"job {event.job_id} was put back: this worker has no handler for the kind {event.kind!r}"
         case ScheduleFired():

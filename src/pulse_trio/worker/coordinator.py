@@ -218,6 +218,7 @@ class Worker:
                 ended=lambda: self._claimer.next_freed(),
                 unreported=lambda: self._settler.pending,
                 start=self._start,
+                observer=self._observer,
             ),
             queues=s.queues,
             concurrency=s.concurrency,

@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
+from ..observe import SuspectAlone
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from ..jobs import Claim
+    from ..observe import Observer
     from ..store import Exchange
 
 PATIENCE = 30.0
@@ -52,6 +55,7 @@ class Suspects:
         ended: Callable[[], Awaitable[None]],
         unreported: Callable[[], int],
         start: Callable[[list[Claim], float], None],
+        observer: Observer,
     ) -> None:
         self._store = store
         self._queues = queues
@@ -59,6 +63,7 @@ class Suspects:
         self._ended = ended
         self._unreported = unreported
         self._start = start
+        self._observer = observer
         self._not_before = -math.inf
 
     @property
@@ -81,6 +86,8 @@ class Suspects:
             if await self._has_room():
                 claims, sent, _ = await self._store.claim_suspect(self._queues)
                 # Nothing may be awaited from here to start(): the job is ours already.
+                for claim in claims:
+                    self._observer.emit(SuspectAlone(claim.id, claim.kind, claim.attempt))
                 self._start(claims, sent)
                 self._not_before = trio.current_time() + (0 if claims else _ELSEWHERE)
             else:
