@@ -24,6 +24,8 @@ from pulse_trio import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     import trio
 
 handlers = Handlers()
@@ -97,10 +99,15 @@ async def enqueue(client: Client) -> None:
     await client.enqueue_many(send_welcome.request(i) for i in range(10_000))
     assert_type(send_welcome.request(1, template="x"), JobRequest)
 
+    async def stream() -> AsyncGenerator[JobRequest]:
+        yield send_welcome.request(1)
+
+    await client.enqueue_many(stream(), chunk=10_000, progress=print)
+
 
 def enqueue_blocking(client: SyncClient) -> None:
     assert_type(client.enqueue(send_welcome, 42).id, int)
-    client.enqueue_many([without_job.request(1), in_a_thread.request("x", 2)])
+    client.enqueue_many([without_job.request(1), in_a_thread.request("x", 2)], chunk=100)
 
 
 def takes_a_handler(handler: Handler[[int], list[int]]) -> None: ...

@@ -503,4 +503,4 @@ def test_an_option_that_does_not_exist_is_a_usage_error() -> None:
     with pytest.raises(ConfigurationError, match="no option 'colour'"):
         request_by_name("k", colour="red")
     with pytest.raises(ConfigurationError, match="Did you mean priority"):
-        request_by_name("k", priorty=1)
+        request_by_name("k", prioritee=1)
