@@ -27,6 +27,7 @@ PAGES_THAT_RUN = [
     "README.md",
     "docs/tutorial/first-worker.md",
     "docs/how-to/django.md",
+    "docs/how-to/batches.md",
     "docs/how-to/enqueue.md",
     "docs/how-to/fastapi-sqlalchemy.md",
     "docs/how-to/periodic.md",

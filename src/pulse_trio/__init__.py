@@ -1,6 +1,6 @@
 """Background jobs for Trio on PostgreSQL: every job in a nursery, every write fenced, no job lost."""
 
-from .client import Client, JobRef, SyncClient, open_client
+from .client import Batch, BatchResult, Client, JobRef, SyncClient, open_client
 from .errors import (
     ConfigurationError,
     DatabaseError,
@@ -17,6 +17,7 @@ from .errors import (
     PulseTrioError,
     SchemaError,
     TookTooLong,
+    UnknownBatch,
     UnknownJob,
     UnknownKind,
     UnknownSchedule,
@@ -26,10 +27,15 @@ from .handlers import Exponential, Fixed, Handler, Handlers, Linear, RetryContex
 from .jobs import Discard, Job, JobRequest, RetryAfter, Snooze
 from .settings import WorkerSettings
 from .states import State
+from .store.batches import BatchFailure, BatchStatus
 from .store.cancelling import CancellationRecord, CancelResult
 from .worker import Worker, WorkerReport
 
 __all__ = [
+    "Batch",
+    "BatchFailure",
+    "BatchResult",
+    "BatchStatus",
     "CancelResult",
     "CancellationRecord",
     "Client",
@@ -62,6 +68,7 @@ __all__ = [
     "State",
     "SyncClient",
     "TookTooLong",
+    "UnknownBatch",
     "UnknownJob",
     "UnknownKind",
     "UnknownSchedule",

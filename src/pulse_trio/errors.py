@@ -72,6 +72,10 @@ class UnknownJob(UsageError):
     """No job has that id (or its retention has passed)."""
 
 
+class UnknownBatch(UsageError):
+    """No batch has that id (or its retention has passed)."""
+
+
 class UnknownSchedule(UsageError):
     """No schedule has that name."""
 

@@ -507,6 +507,7 @@ async def test_the_rest_of_a_workers_life_is_accepted(store: Store) -> None:
     await store.check_schema()
     await store.touch(3, draining=True)
     assert await store.maintain(86400.0) is False
+    await store.prune_results(86400.0)
     await store.end_sessions()
 
 

@@ -62,7 +62,9 @@ STATEMENTS: dict[str, dict[str, Any]] = {
     "delete_jobs": {"ids": "{7,8}"},
     "jobs": {"ids": "{7,8}"},
     "job": {"id": 7},
-    "ended": {"ids": "{1,2,3}"},
+    "ended": {"ids": "{1,2,-3}"},
+    "batch_live": {"id": 7},
+    "batch_status": {"id": 7},
 }  # fmt: skip
 CLIENTS = {
     "doctor_put_back",
@@ -75,6 +77,8 @@ CLIENTS = {
     "retry_job",
     "job",
     "ended",
+    "batch_live",
+    "batch_status",
     "await_transaction",
     "transaction_done",
 }
@@ -84,6 +88,9 @@ WATCHDOG: dict[str, dict[str, Any]] = {
     "held_by": {"sessions": [1, 2], "limit": 1000},
     "fail": STATEMENTS["fail"],
     "refund": {"ids": "{1,2,3}", "sessions": "{1,2}"},
+    "batch_due": {"limit": 100},
+    "batch_advance": {"ids": "{1,2,3}"},
+    "batch_finish": {"ids": "{1,2,3}"},
 }
 
 Connection = TrioConnection[Any]
@@ -157,7 +164,7 @@ async def test_no_statement_scans_a_large_live_table(name: str, large: Window) -
         assert scans(await plan(connection, name, STATEMENTS[name])) == []
 
 
-@pytest.mark.parametrize("name", ["fail", "held_by", "expired"])
+@pytest.mark.parametrize("name", WATCHDOG)
 async def test_the_watchdogs_report_finds_its_rows_by_index(name: str, large: Window) -> None:
     async with await connected(large.dsn, _WATCHDOG_SETTINGS) as connection:
         found = scans(await plan(connection, name, WATCHDOG[name]))
@@ -279,6 +286,15 @@ def test_every_statement_with_a_plan_that_matters_is_tried_here() -> None:
         "end_sessions",
         "maintain",
         "prune_progress",
+        "prune_batches",
+        "batch_open",
+        "batch_lock",
+        "batch_add",
+        "batch_close",
+        "batch_called",
+        "batch_finished",
+        "batch_failures",
+        "batch_unfinished",
         "hold_waits",
         "drop_waits",
         "waiting_place",

@@ -92,11 +92,21 @@ class FakeSchedule:
     """The job of each occurrence."""
 
 
+@dataclass
+class FakeBatch:
+    """A closed one. `callback` is the kind and queue of the job to enqueue when it has finished."""
+
+    jobs: list[int]
+    callback: tuple[str, str] | None = None
+    finished: bool = False
+
+
 class FakeDatabase:
     """What several fake stores share."""
 
     def __init__(self) -> None:
         self.jobs: dict[int, FakeJob] = {}
+        self.batches: dict[int, FakeBatch] = {}
         self.locked: set[int] = set()
         self.paused: set[str] = set()
         self.paused_kinds: set[str] = set()
@@ -512,6 +522,25 @@ class FakeStore:
 
     async def prune_fires(self, retention: float) -> None:
         await self._done("prune_fires")
+
+    # Batches
+
+    async def finish_batches(self) -> list[int] | None:
+        await self._done("finish_batches")
+        if all(batch.finished for batch in self.database.batches.values()):
+            return None
+        done: list[int] = []
+        for batch_id, batch in self.database.batches.items():
+            if not batch.finished and all(self.database.jobs[i].finished is not None for i in batch.jobs):
+                batch.finished = True
+                done.append(batch_id)
+                if batch.callback is not None:
+                    self.database.enqueue(batch.callback[0], queue=batch.callback[1])
+        await self._answered("finish_batches")
+        return done
+
+    async def prune_results(self, retention: float) -> None:
+        await self._done("prune_results")
 
     # Progress
 

@@ -8,9 +8,10 @@ The same under Trio and under asyncio. A client has a small pool of its own, or 
 (`using`): the job then appears if and only if that transaction commits. Everything is checked before anything is written.
 """
 
+from .batches import Batch, BatchResult
 from .client import Client, open_client
 from .refs import JobRef
 from .requests import request_by_name
 from .sync import SyncClient
 
-__all__ = ["Client", "JobRef", "SyncClient", "open_client", "request_by_name"]
+__all__ = ["Batch", "BatchResult", "Client", "JobRef", "SyncClient", "open_client", "request_by_name"]

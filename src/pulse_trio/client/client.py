@@ -23,6 +23,7 @@ from ..postgres import (
 )
 from ..states import FINISHED
 from ..store import bulk, cancelling, history, operations, queues, run_foreign, schedules
+from .batches import Adding, Means, new_batch, open_batch
 from .cancelling import as_ended, check_waiting, pauses, requester, still_running
 from .refs import JobRef
 from .requests import request_and_type
@@ -32,6 +33,7 @@ from .waiting import open_waits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
     from datetime import datetime, timedelta
     from typing import Unpack
 
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from ..store.queues import QueueRecord
     from ..store.schedules import FireRecord, ScheduleRecord
     from ..timing import CatchUp
+    from .batches import Batch
     from .streams import AsyncStream
     from .waiting import Waits
 
@@ -159,6 +162,42 @@ class Client:
         else:
             async with self._connection() as connection, connection.transaction():
                 yield lambda requests: bulk.enqueue_many(connection, self._schema, requests)
+
+    # Batches
+
+    def batch(
+        self, *, on_complete: JobRequest | None = None, name: str | None = None
+    ) -> AbstractAsyncContextManager[Batch]:
+        """`async with client.batch() as batch:` groups the jobs that are enqueued with `batch.enqueue`; leaving the block
+        closes it. When every job has finished, however it ended, `on_complete` (as `handler.request(...)` makes it) is
+        enqueued, exactly once. `name` is for people."""
+        return new_batch(self._means(), name, on_complete)
+
+    async def open_batch(self, batch_id: int) -> Batch:
+        """A batch that was made elsewhere: to look at, wait for, add to, close or cancel. Raises `UnknownBatch`."""
+        return await open_batch(self._means(), batch_id)
+
+    def _means(self) -> Means:
+        home = self._home
+        return Means(self, self._handlers, self._run, self._adding, home._run, home._waits)
+
+    @asynccontextmanager
+    async def _adding(self) -> AsyncGenerator[Adding]:
+        # As `_writing`, for what is more than one operation.
+        schema = self._schema
+        if self._foreign is not None:
+            foreign = self._foreign
+            async with foreign.transaction():
+
+                async def write(requests: Sequence[JobRequest]) -> list[operations.Enqueued]:
+                    return await run_foreign(foreign, schema, operations.enqueue_many(requests))
+
+                yield Adding(partial(run_foreign, foreign, schema), write)
+        else:
+            async with self._connection() as connection, connection.transaction():
+                yield Adding(
+                    partial(operations.run, connection, schema), partial(bulk.enqueue_many, connection, schema)
+                )
 
     # Looking and acting
 

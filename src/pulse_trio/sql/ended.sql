@@ -1,3 +1,5 @@
--- Of the jobs that are waited for: those that are live no more (finished, or gone for good). One probe each.
+-- Of what is waited for: the jobs that are live no more (finished, or gone for good), and the batches (negative) that have
+-- finished. One probe each.
 SELECT waited.id FROM unnest(%(ids)s::bigint[]) AS waited(id)
-WHERE NOT EXISTS (SELECT FROM :"schema".job j WHERE j.id = waited.id)
+WHERE CASE WHEN waited.id > 0 THEN NOT EXISTS (SELECT FROM :"schema".job j WHERE j.id = waited.id)
+           ELSE NOT EXISTS (SELECT FROM :"schema".batch b WHERE b.id = -waited.id AND b.finished_at IS NULL) END

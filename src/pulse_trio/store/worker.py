@@ -33,6 +33,7 @@ from ..sql import render, statement
 from ..states import backoff, storable
 from . import schedules
 from .arrays import numbers, texts
+from .finishing import finish_batches
 from .limits import Limited, limited_claims, limits_parameters
 from .operations import run
 from .suspects import claim_suspect
@@ -533,7 +534,6 @@ class WorkerStore:
                     f"this role may not maintain the schema ({error}); as its owner: "
                     f"GRANT EXECUTE ON FUNCTION {self._schema}.upkeep(interval) TO ..."
                 ) from error
-            await connection.execute(statement("prune_progress", self._schema), {"retention": f"{retention} s"})
 
     # Progress
 
@@ -547,6 +547,20 @@ class WorkerStore:
                 | {"fractions": numbers([s.fraction for s in said]), "messages": texts([s.message for s in said])},
                 prepare=True,
             )
+
+    # Batches
+
+    async def finish_batches(self) -> list[int] | None:
+        """Finishes batches whose jobs all have, and enqueues their callback jobs. Returns their ids; None when no batch is
+        closed and unfinished."""
+        async with self._using(self._watch, patience=60) as connection:
+            return await finish_batches(connection, self._schema)
+
+    async def prune_results(self, retention: float) -> None:
+        """Forgets batches that finished more than `retention` seconds ago, and what was said of jobs as old."""
+        async with self._using(self._watch, patience=60) as connection:
+            for name in ("prune_batches", "prune_progress"):
+                await connection.execute(statement(name, self._schema), {"retention": f"{retention} s"})
 
     # Cancelling
 

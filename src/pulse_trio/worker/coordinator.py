@@ -23,6 +23,7 @@ from ..observe import Observer, WorkerStarted, WorkerStopped
 from ..postgres import backoff
 from ..settings import WorkerSettings
 from ..store import Slot, WorkerStore
+from .batches import Batches
 from .calls import Calls
 from .cancellations import Cancellations
 from .claimer import Claimer, SlotBook
@@ -236,6 +237,7 @@ class Worker:
             backoff=backoff,
             observer=self._observer,
         )
+        self._batches = Batches(self._store, retention=s.retention, backoff=backoff, observer=self._observer)
         self._watchdog = Watchdog(
             self._store,
             tick=s.watchdog,
@@ -279,6 +281,7 @@ class Worker:
                     nursery.start_soon(service)
                 if self._watch:
                     nursery.start_soon(self._watchdog.run)
+                    nursery.start_soon(self._batches.run)
 
     async def _jobs(self) -> None:
         async with trio.open_nursery() as enders:
@@ -319,7 +322,17 @@ class Worker:
             if not self._running_count:
                 await self._settler.drained()
             if self._claimer.found_nothing and not self._running_count:
-                self.stop()
+                if await self._finish_batches():
+                    # A callback job may be due now.
+                    self._claimer.look_again()
+                elif self._claimer.found_nothing and not self._running_count:
+                    self.stop()
+
+    async def _finish_batches(self) -> bool:
+        try:
+            return await self._batches.finish()
+        except DatabaseUnavailable:
+            return False
 
     async def _end_what_is_left(self) -> None:
         with trio.move_on_after(self.settings.grace):

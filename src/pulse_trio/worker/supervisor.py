@@ -25,6 +25,7 @@ import trio
 from ..errors import DatabaseUnavailable
 from ..observe import ChildEnded, ChildSilent, ChildStarted, JobsRescued
 from ..postgres import backoff
+from .batches import Batches
 from .overseen import LINE_VARIABLE
 from .watchdog import Watchdog
 
@@ -50,6 +51,10 @@ class SupervisorStore(Protocol):
     async def close_cancellations(self) -> None: ...
 
     async def maintain(self, retention: float) -> bool: ...
+
+    async def finish_batches(self) -> Sequence[int] | None: ...
+
+    async def prune_results(self, retention: float) -> None: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -134,6 +139,8 @@ class Supervisor:
                 observer=self._observer,
             )
             services.start_soon(watchdog.run)
+            batches = Batches(self._store, retention=self._settings.retention, backoff=backoff, observer=self._observer)
+            services.start_soon(batches.run)
             try:
                 async with trio.open_nursery() as self._nursery:
                     for _ in range(self._settings.processes):

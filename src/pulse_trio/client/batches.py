@@ -1,0 +1,188 @@
+"""Batches: jobs that are waited for together.
+
+    async with client.batch(on_complete=report.request("today")) as batch:
+        await batch.enqueue(resize, 1)
+        await batch.enqueue_many(resize.request(i) for i in range(2, 1000))
+    result = await batch.wait(timeout=600)
+
+Leaving the block closes the batch: nothing more is to come, and it finishes with its last job. An exception in the block
+leaves it open: what was enqueued stays and runs, its callback does not; `close` or `cancel` it, or make it with
+`client.using(connection)`, where a transaction of yours takes everything back.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, Protocol, TypeVar, overload
+
+from ..errors import InvalidArguments, UnknownBatch, UsageError
+from ..handlers import check_text
+from ..jobs import JobRequest
+from ..store import batches, operations
+from .refs import JobRef, Jobs
+from .requests import request_and_type
+from .streams import SLICE, open_stream
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
+
+    from ..handlers import Handler, Handlers
+    from ..store.batches import BatchFailure, BatchStatus
+    from ..store.cancelling import CancelResult
+    from .waiting import Waits
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+_CANCELLED_AT_ONCE = 1000
+
+
+class Ground(Jobs, Protocol):
+    """What a batch stands on: the client it was made by."""
+
+    async def cancel_many(self, job_ids: Iterable[int], *, reason: str | None = None) -> list[CancelResult]: ...
+
+
+class Adding(NamedTuple):
+    """A transaction in which jobs are added: runs an operation, enqueues a slice of requests."""
+
+    run: Callable[[operations.Operation[Any]], Awaitable[Any]]
+    write: Callable[[Sequence[JobRequest]], Awaitable[list[operations.Enqueued]]]
+
+
+class Means(NamedTuple):
+    """How a batch reaches the database: the client's own ways."""
+
+    client: Ground
+    handlers: Handlers | None
+    run: Callable[[operations.Operation[Any]], Awaitable[Any]]
+    adding: Callable[[], AbstractAsyncContextManager[Adding]]
+    run_elsewhere: Callable[[operations.Operation[Any]], Awaitable[Any]]
+    """On the client's own connections, never in the caller's transaction."""
+    waits: Waits | None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """How a batch ended: its counts, and the jobs that did not complete (the first 1,000)."""
+
+    status: BatchStatus
+    failures: list[BatchFailure]
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether no job is dead or cancelled."""
+        return not self.status.dead and not self.status.cancelled
+
+
+class Batch:
+    """Made by `client.batch()`, or by `client.open_batch(id)`."""
+
+    def __init__(self, means: Means, batch_id: int, *, name: str | None, on_complete: JobRequest | None = None) -> None:
+        self._means = means
+        self.id = batch_id
+        self.name = name
+        self.on_complete = on_complete
+        """The request that is enqueued when every job has finished; may be set until the batch is closed (it can then carry
+        `batch.id`)."""
+
+    def __repr__(self) -> str:
+        return f"<Batch {self.id}{'' if self.name is None else f' {self.name!r}'}>"
+
+    @overload
+    async def enqueue(self, handler: Handler[P, R], /, *args: P.args, **kwargs: P.kwargs) -> JobRef[R]: ...
+    @overload
+    async def enqueue(self, handler: str, args: Mapping[str, Any] | None = None, /, **options: Any) -> JobRef[Any]: ...
+    async def enqueue(self, handler: Handler[Any, Any] | str, /, *args: Any, **kwargs: Any) -> JobRef[Any]:
+        """Enqueues one job as a member; see `Client.enqueue`. A live job that has its unique key is a member from now on.
+
+        Raises what `Client.enqueue` does, and `InvalidTransition` when the batch has finished.
+        """
+        request, result_type = request_and_type(handler, self._means.handlers, args, kwargs)
+        async with self._means.adding() as adding:
+            await adding.run(batches.lock(self.id))
+            done: operations.Enqueued = await adding.run(operations.enqueue(request))
+            await adding.run(batches.add(self.id, [done.id]))
+        return self._ref(done, result_type)
+
+    async def enqueue_many(
+        self,
+        requests: Iterable[JobRequest] | AsyncIterable[JobRequest],
+        *,
+        progress: Callable[[int], object] | None = None,
+    ) -> list[JobRef[Any]]:
+        """Enqueues many jobs as members, in one transaction: all of them or none; see `Client.enqueue_many`."""
+        refs: list[JobRef[Any]] = []
+        async with open_stream(requests) as stream, self._means.adding() as adding:
+            await adding.run(batches.lock(self.id))
+            while part := await stream.take(SLICE):
+                done = await adding.write(part)
+                await adding.run(batches.add(self.id, [d.id for d in done]))
+                refs += [self._ref(d, Any) for d in done]
+                if progress is not None:
+                    progress(len(refs))
+        return refs
+
+    def _ref(self, done: operations.Enqueued, result_type: Any) -> JobRef[Any]:
+        return JobRef(self._means.client, done.id, added=done.added, replaced=done.replaced, result_type=result_type)
+
+    async def close(self) -> None:
+        """Says that nothing more is to come: the batch finishes with its last job, at once if it has none. Closing it again
+        changes nothing."""
+        _check_callback(self.on_complete)
+        await self._means.run(batches.close(self.id, self.on_complete))
+
+    async def status(self) -> BatchStatus:
+        """The counts now. Raises `UnknownBatch`."""
+        return await self._means.run(batches.status(self.id))
+
+    async def wait(self, timeout: float | None = None) -> BatchResult:  # noqa: ASYNC109 -- as JobRef.wait
+        """Waits until the batch has finished, which it does within a second or so of its last job; a batch that nobody closed
+        never does. Raises `TimeoutError` after `timeout` seconds (0: looks once) and `UnknownBatch`."""
+        if self._means.waits is None:
+            raise UsageError(
+                "A client on a connection of yours cannot wait for batches: use open_client(dsn), and its using()."
+            )
+        status = await self._means.waits.until(-self.id, self._finished, timeout, f"Batch {self.id}")
+        return BatchResult(status, await self._means.run_elsewhere(batches.failures(self.id)))
+
+    async def _finished(self) -> BatchStatus | None:
+        done = await self._means.run_elsewhere(batches.finished(self.id))
+        return await self._means.run_elsewhere(batches.status(self.id)) if done else None
+
+    async def cancel(self, *, reason: str | None = None) -> int:
+        """Cancels what is left: jobs that wait at once, running ones are told. Returns how many of either. The batch stays as
+        it is: it finishes when the last one has ended, and its callback is enqueued."""
+        left = await self._means.run(batches.live(self.id))
+        count = 0
+        for start in range(0, len(left), _CANCELLED_AT_ONCE):
+            results = await self._means.client.cancel_many(left[start : start + _CANCELLED_AT_ONCE], reason=reason)
+            count += sum(r.cancellation is not None for r in results)
+        return count
+
+
+@asynccontextmanager
+async def new_batch(means: Means, name: str | None, on_complete: JobRequest | None) -> AsyncGenerator[Batch]:
+    """A new batch, closed when the block is left without an exception."""
+    if name is not None:
+        check_text("batch", name, 256)
+    _check_callback(on_complete)
+    batch = Batch(means, await means.run(batches.open_batch(name)), name=name, on_complete=on_complete)
+    yield batch
+    await batch.close()
+
+
+def _check_callback(on_complete: object) -> None:
+    if on_complete is not None and not isinstance(on_complete, JobRequest):
+        raise InvalidArguments(f"on_complete is a request, as handler.request(...) makes it; got {on_complete!r}.")
+
+
+async def open_batch(means: Means, batch_id: int) -> Batch:
+    """A batch that there is. Raises `UnknownBatch`."""
+    if not 0 < batch_id < 2**63:
+        raise UnknownBatch(f"A batch's id is a whole number above 0, got {batch_id!r}.")
+    status: BatchStatus = await means.run(batches.status(batch_id))
+    return Batch(means, batch_id, name=status.name)

@@ -1,0 +1,15 @@
+-- Moves the marks to the next live member, the first found; returns the batches that have none. The second look, from the
+-- bottom, is for members a person retried meanwhile: it happens only when a batch is about to finish.
+WITH next AS MATERIALIZED (
+  SELECT b.id, coalesce(
+    (SELECT m.job_id FROM :"schema".batch_job m
+     WHERE m.batch_id = b.id AND m.job_id > b.mark AND EXISTS (SELECT FROM :"schema".job j WHERE j.id = m.job_id)
+     ORDER BY m.job_id LIMIT 1),
+    (SELECT m.job_id FROM :"schema".batch_job m
+     WHERE m.batch_id = b.id AND m.job_id < b.mark AND EXISTS (SELECT FROM :"schema".job j WHERE j.id = m.job_id)
+     ORDER BY m.job_id LIMIT 1)) AS live
+  FROM :"schema".batch b WHERE b.id = ANY (%(ids)s::bigint[])
+), moved AS (
+  UPDATE :"schema".batch b SET mark = next.live FROM next WHERE b.id = next.id AND next.live IS NOT NULL
+)
+SELECT id FROM next WHERE live IS NULL

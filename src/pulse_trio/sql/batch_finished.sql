@@ -1,0 +1,1 @@
+SELECT finished_at IS NOT NULL FROM :"schema".batch WHERE id = %(id)s::bigint

@@ -1,0 +1,1 @@
+INSERT INTO :"schema".batch (name) VALUES (%(name)s) RETURNING id

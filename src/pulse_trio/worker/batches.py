@@ -1,0 +1,74 @@
+"""Finishes batches: when the last job of one has ended, stores its counts and enqueues its callback job.
+
+Any number of these may run, anywhere: the batch's row lock decides which one finishes it, in one transaction, so a worker
+that dies in the middle leaves it to the next. Settling knows nothing of batches; a batch is looked at every half second,
+and costs a probe each time while one of its jobs is known to live. A look that took t seconds is not repeated for 20 t.
+
+It also forgets finished batches, and progress, when their retention has passed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from ..errors import DatabaseUnavailable
+from ..observe import DatabaseFound, DatabaseLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ..observe import Observer
+
+TICK = 0.5
+IDLE = 2.0
+"""Seconds between two looks: while a closed batch has not finished, and while there is none."""
+_SHARE = 20
+_PRUNE_EVERY = 3600.0
+
+
+class BatchStore(Protocol):
+    async def finish_batches(self) -> Sequence[int] | None: ...
+
+    async def prune_results(self, retention: float) -> None: ...
+
+
+class Batches:
+    """`retention` in seconds."""
+
+    def __init__(
+        self, store: BatchStore, *, retention: float, backoff: Callable[[int], float], observer: Observer
+    ) -> None:
+        self._store = store
+        self._retention = retention
+        self._backoff = backoff
+        self._observer = observer
+        self._prune_at = trio.current_time()
+
+    async def run(self) -> None:
+        """Finishes what has ended, until cancelled."""
+        failures = 0
+        while True:
+            began = trio.current_time()
+            try:
+                finished = await self._store.finish_batches()
+                if trio.current_time() >= self._prune_at:
+                    await self._store.prune_results(self._retention)
+                    self._prune_at = trio.current_time() + _PRUNE_EVERY
+            except DatabaseUnavailable as error:
+                pause = max(TICK, self._backoff(failures))
+                if failures == 0:
+                    self._observer.emit(DatabaseLost("batches", str(error), pause))
+                failures += 1
+            else:
+                if failures:
+                    self._observer.emit(DatabaseFound("batches"))
+                failures = 0
+                tick = IDLE if finished is None else TICK
+                pause = 0 if finished else max(tick, _SHARE * (trio.current_time() - began))
+            await trio.sleep(pause)
+
+    async def finish(self) -> bool:
+        """One look; whether a batch has finished. Raises `DatabaseUnavailable`."""
+        return bool(await self._store.finish_batches())
