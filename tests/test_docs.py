@@ -37,6 +37,7 @@ PAGES_THAT_RUN = [
     "docs/how-to/queues.md",
     "docs/how-to/exactly-once.md",
     "docs/how-to/cancel.md",
+    "docs/how-to/inspect.md",
 ]
 
 

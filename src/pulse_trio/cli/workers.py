@@ -8,9 +8,11 @@ from ..store import operations
 from .database import open_store
 from .options import dsn_option, json_option, schema_option
 from .output import notice, print_json, print_table
-from .text import ago, utc_now
+from .text import ago, duration, utc_now
 
-COLUMNS = ("id", "host", "pid", "state", "running", "concurrency", "queues", "started", "seen", "version")
+COLUMNS = ("id", "host", "pid", "state", "running", "concurrency", "queues", "started", "last beat", "version")
+
+STYLES = {"running": "green", "draining": "blue", "stale": "red", "gone": "dim"}
 
 
 @click.command()
@@ -28,9 +30,10 @@ def workers(gone: bool, schema: str | None, dsn: str | None, as_json: bool) -> N
     now = utc_now()
     rows = [
         (w.id, w.host, w.pid, w.state, w.running, w.concurrency, ",".join(w.queues), ago(w.started_at, now),
-         ago(w.seen_at, now), w.version)
+         f"{duration(round(w.beat_age, 1))} ago", w.version)
         for w in found
     ]  # fmt: skip
-    print_table(COLUMNS, rows, right=("id", "pid", "running", "concurrency"))
+    whole = ("id", "host", "pid", "state", "last beat")
+    print_table(COLUMNS, rows, right=("id", "pid", "running", "concurrency"), whole=whole, styles=STYLES)
     if not found:
         notice("no workers" if gone else "no workers; --all shows those that have gone")

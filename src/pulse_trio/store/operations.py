@@ -116,6 +116,8 @@ class WorkerRecord:
     concurrency: int
     running: int
     version: str
+    beat_age: float = 0.0
+    """Seconds since its last sign of life, by the database's clock."""
 
 
 def enqueue(request: JobRequest) -> Operation[Enqueued]:
