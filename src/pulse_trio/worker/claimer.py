@@ -240,6 +240,7 @@ class Claimer:
 
     def look_again(self) -> None:
         """Sweep, whatever is known."""
+        self._limited.told_of_all()
         self._sweep_wanted = True
         self._told = False
         self.found_nothing = False

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 _ELSEWHERE = 1.0
 """Seconds until a queue whose limit is full is tried again, for what may have ended on other workers."""
+_VAIN_LOOKS = 50
+"""Looks in a row that may bring nothing before a queue with more keys than one look takes in is left alone for a second."""
+_SOON = 0.02
 _SHARE = 20
 """A claim that took t seconds and found nothing due is not repeated by a sweep for 20 t."""
 
@@ -29,6 +32,8 @@ class _Queue:
     """When it is worth a claim, whatever else happens; on Trio's clock."""
     not_before: float = -math.inf
     """Before this a sweep does not make it worth one."""
+    vain: int = 0
+    """Looks that brought nothing since a job started, ended or arrived."""
     blocked: bool = False
     """Whether a due job had to wait when it was last tried."""
 
@@ -67,6 +72,12 @@ class LimitedBook:
         """A job of that queue ended or arrived: it is worth a claim at once."""
         if (queue := self._queues.get(name)) is not None:
             queue.try_at = -math.inf
+            queue.vain = 0
+
+    def told_of_all(self) -> None:
+        """Jobs were rescued: what they held is free."""
+        for name in self._queues:
+            self.told(name)
 
     def ready(self, now: float) -> list[str]:
         """The queues worth a claim now: in the listed order, else in turns, so that none is served before all others."""
@@ -85,7 +96,16 @@ class LimitedBook:
         queue = self._queues[name]
         queue.turns = answer.turns
         queue.blocked = answer.blocked
-        queue.try_at = math.inf if answer.again_in is None else now + answer.again_in
+        queue.vain = 0 if answer.claims else queue.vain + 1
+        queue.try_at = now + self._pause(queue, answer, now - began)
         queue.not_before = now + (_ELSEWHERE if answer.blocked else _SHARE * (now - began))
         if answer.claims:
             self._last_served = name
+
+    def _pause(self, queue: _Queue, answer: Limited, cost: float) -> float:
+        if answer.again_in is None:
+            return math.inf
+        if answer.claims or answer.again_in >= _SOON:
+            return answer.again_in
+        # Another claimer was at it, or there are more keys than were looked at: at most a fifth of the time goes into that.
+        return max(answer.again_in, 4 * cost) if queue.vain <= _VAIN_LOOKS else _ELSEWHERE

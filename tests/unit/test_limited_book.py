@@ -1,0 +1,97 @@
+"""When a queue with limits is worth a claim."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from pulse_trio.jobs import Claim
+from pulse_trio.store import Limited
+from pulse_trio.worker.limited import LimitedBook
+
+JOB = Claim(1, 1, 20, 0, 0, "", "q", "k", "{}", None, 7)
+
+
+def answer(again_in: float | None = None, *, claims: int = 0, blocked: bool = False, turns: str = "{}") -> Limited:
+    return Limited([JOB] * claims, 0.0, again_in, blocked, turns)
+
+
+@pytest.fixture
+def book() -> LimitedBook:
+    book = LimitedBook(None)
+    book.swept(["q"])
+    return book
+
+
+def test_an_empty_book_has_nothing() -> None:
+    book = LimitedBook(None)
+    assert (bool(book), book.ready(0.0), book.next_try, book.nothing_due) == (False, [], math.inf, True)
+
+
+def test_what_a_sweep_found_is_tried_at_once_and_forgotten_when_the_next_does_not(book: LimitedBook) -> None:
+    assert book.ready(0.0) == ["q"]
+    assert not book.nothing_due
+    book.swept([])
+    assert not book
+    assert "q" not in book
+
+
+def test_a_full_limit_is_tried_again_after_a_second_or_when_a_job_ended_here(book: LimitedBook) -> None:
+    book.claimed("q", answer(blocked=True), 10.0, 10.1)
+    book.swept(["q"])
+    assert book.ready(10.5) == []
+    assert book.ready(11.2) == ["q"]
+    assert not book.nothing_due
+    book.claimed("q", answer(blocked=True), 10.0, 10.1)
+    book.told("q")
+    assert book.ready(10.2) == ["q"]
+
+
+def test_a_rescue_makes_every_queue_worth_a_try(book: LimitedBook) -> None:
+    book.claimed("q", answer(blocked=True), 10.0, 10.1)
+    book.told_of_all()
+    assert book.ready(10.1) == ["q"]
+
+
+def test_where_nothing_was_due_a_sweep_brings_the_next_try_within_its_share_of_time(book: LimitedBook) -> None:
+    book.claimed("q", answer(), 10.0, 10.001)
+    assert book.nothing_due
+    assert book.next_try == math.inf
+    book.swept(["q"])
+    assert book.next_try == pytest.approx(10.021)
+    assert not book.nothing_due
+
+
+def test_a_token_is_waited_for_to_the_moment(book: LimitedBook) -> None:
+    book.claimed("q", answer(2.5, blocked=True), 10.0, 10.1)
+    assert book.next_try == pytest.approx(12.6)
+
+
+def test_what_brought_jobs_is_tried_again_at_once(book: LimitedBook) -> None:
+    book.claimed("q", answer(0.0, claims=2, turns="mine"), 10.0, 10.1)
+    assert book.ready(10.1) == ["q"]
+    assert book.turns("q") == "mine"
+
+
+def test_vain_looks_through_many_keys_take_a_fifth_of_the_time_and_come_to_an_end(book: LimitedBook) -> None:
+    for _ in range(50):
+        book.claimed("q", answer(0.005, blocked=True), 10.0, 10.01)
+        assert book.next_try == pytest.approx(10.05)
+    book.claimed("q", answer(0.005, blocked=True), 10.0, 10.01)
+    assert book.next_try == pytest.approx(11.01)
+    book.told("q")
+    book.claimed("q", answer(0.005, blocked=True), 10.0, 10.01)
+    assert book.next_try == pytest.approx(10.05)
+
+
+def test_queues_are_served_in_turns_or_in_the_listed_order() -> None:
+    book = LimitedBook(None)
+    book.swept(["a", "b", "c"])
+    assert book.ready(0.0) == ["a", "b", "c"]
+    book.claimed("a", answer(0.0, claims=1), 0.0, 0.0)
+    assert book.ready(0.0) == ["b", "c", "a"]
+    listed = LimitedBook(["c", "a", "b"])
+    listed.swept(["a", "b", "c"])
+    listed.claimed("c", answer(0.0, claims=1), 0.0, 0.0)
+    assert listed.ready(0.0) == ["c", "a", "b"]
