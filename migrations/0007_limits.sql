@@ -51,8 +51,9 @@ COMMENT ON TABLE :"schema".bucket IS 'Rates by queue (key empty) and by key; a b
 -- to wait, and the turns to be given to the next call.
 --
 -- Priorities come one after the other, the highest first. Within one, keys take turns: up to 200 are looked at, from the one
--- after the last that was served (`turns`, by priority), found by one probe each; first every key's first job, then every
--- key's second. Jobs without a key take their turn as one more key, ''. Never a sort of the backlog.
+-- after the last that was served (`turns`, by priority), found by one probe each, few at a time until there is enough; first
+-- every key's first job, then every key's second. Jobs without a key take their turn as one more key, ''. Never a sort of the
+-- backlog.
 -- Locks, in this order: the queue's advisory lock, job rows (SKIP LOCKED), then permits and buckets.
 CREATE FUNCTION :"schema".claim_limited(
   of_queue text, by_session bigint, for_lease interval, most int, paused_kinds text[], turns jsonb
@@ -71,7 +72,8 @@ DECLARE
   level int;
   plain boolean;   -- whether jobs without a key are claimed here too
   after_key text;
-  looked int; last_looked text; last_chosen text;
+  looked int; ahead int; found int;
+  lap_beginning text; first_looked text; last_looked text; last_chosen text;
   chosen_ids bigint[]; chosen tid[];
   soonest float8; waits boolean;
   gained int; total int := 0;
@@ -109,106 +111,118 @@ BEGIN
     plain := coalesce(limits.limited, false) AND EXISTS (
       SELECT FROM :"schema".job j WHERE j.queue = of_queue AND j.priority = level AND j.key IS NULL);
     after_key := coalesce(turns ->> level::text, '');
+    looked := 0; lap_beginning := NULL;
+    LOOP
+      ahead := least(20 + room, keys_at_once - looked);
 
-    WITH RECURSIVE lap(key, beginning, place) AS (
-      SELECT k.key, k.key, 1 FROM (SELECT coalesce(
-        (SELECT j.key::text FROM :"schema".job j
-         WHERE j.queue = of_queue AND j.priority = level AND j.key > after_key AND j.key IS NOT NULL ORDER BY j.key LIMIT 1),
-        CASE WHEN plain THEN '' END,
-        (SELECT j.key::text FROM :"schema".job j
-         WHERE j.queue = of_queue AND j.priority = level AND j.key IS NOT NULL ORDER BY j.key LIMIT 1)) AS key) k
-      WHERE k.key IS NOT NULL
-      UNION ALL
-      SELECT k.key, lap.beginning, lap.place + 1 FROM lap CROSS JOIN LATERAL (SELECT coalesce(
-        (SELECT j.key::text FROM :"schema".job j
-         WHERE j.queue = of_queue AND j.priority = level AND j.key > lap.key AND j.key IS NOT NULL ORDER BY j.key LIMIT 1),
-        CASE WHEN plain THEN '' END,
-        (SELECT j.key::text FROM :"schema".job j
-         WHERE j.queue = of_queue AND j.priority = level AND j.key IS NOT NULL ORDER BY j.key LIMIT 1)) AS key) k
-      WHERE lap.place < keys_at_once AND k.key <> lap.beginning
-    ), turn AS MATERIALIZED (
-      SELECT lap.key, lap.place FROM lap
-    ), waiting AS MATERIALIZED (
-      -- Few rows of many keys, many of few: about 200 in all, or one of each.
-      SELECT turn.key, turn.place, w.tid, w.id, w.run_at, w.run_at <= moment AS due,
-             CASE WHEN json_typeof(w.options -> 'limit') = 'number' THEN (w.options ->> 'limit')::float8 END AS own_limit,
-             CASE WHEN json_typeof(w.options -> 'rate') = 'array' THEN (w.options -> 'rate' ->> 0)::float8 END AS own_count,
-             CASE WHEN json_typeof(w.options -> 'rate') = 'array' THEN (w.options -> 'rate' ->> 1)::float8 END AS own_seconds
-      FROM turn CROSS JOIN LATERAL (
-        (SELECT j.ctid AS tid, j.id, j.run_at, j.options FROM :"schema".job j
-         WHERE turn.key <> '' AND j.queue = of_queue AND j.priority = level AND j.key = turn.key AND j.key IS NOT NULL
-           AND j.state <> 2 AND j.suspect = suspects AND j.kind <> ALL (paused_kinds)
-         ORDER BY j.run_at, j.id LIMIT least(greatest(room, 1), 1 + keys_at_once / (SELECT count(*) FROM turn)))
+      WITH RECURSIVE lap(key, beginning, place) AS (
+        SELECT k.key, k.key, 1 FROM (SELECT coalesce(
+          (SELECT j.key::text FROM :"schema".job j
+           WHERE j.queue = of_queue AND j.priority = level AND j.key > after_key AND j.key IS NOT NULL ORDER BY j.key LIMIT 1),
+          CASE WHEN plain THEN '' END,
+          (SELECT j.key::text FROM :"schema".job j
+           WHERE j.queue = of_queue AND j.priority = level AND j.key IS NOT NULL ORDER BY j.key LIMIT 1)) AS key) k
+        WHERE k.key IS NOT NULL AND k.key IS DISTINCT FROM lap_beginning
         UNION ALL
-        (SELECT j.ctid, j.id, j.run_at, j.options FROM :"schema".job j
-         WHERE turn.key = '' AND j.queue = of_queue AND j.priority = level AND j.key IS NULL
-           AND j.state <> 2 AND j.suspect = suspects AND j.kind <> ALL (paused_kinds)
-         ORDER BY j.run_at, j.id LIMIT least(greatest(room, 1), 1 + keys_at_once / (SELECT count(*) FROM turn)))
-      ) w
-    ), ranked AS (
-      SELECT w.key, w.place, w.tid, w.id, w.run_at, w.due, row_number() OVER in_turn AS rank,
-             CASE WHEN w.key <> '' THEN min(coalesce(w.own_limit, limits.key_max_running)) OVER in_turn END AS most_running,
-             CASE WHEN w.key <> '' THEN first_value(coalesce(w.own_count, limits.key_rate_count)) OVER in_turn END AS count,
-             first_value(coalesce(w.own_seconds, limits.key_rate_seconds)) OVER in_turn AS seconds
-      FROM waiting w WINDOW in_turn AS (PARTITION BY w.key ORDER BY w.run_at, w.id)
-    ), head AS MATERIALIZED (
-      SELECT r.key, r.count, r.seconds,
-             CASE WHEN r.most_running IS NOT NULL THEN (
-               SELECT count(*) FROM :"schema".permit p JOIN :"schema".job j ON j.id = p.job_id
-               WHERE p.queue = of_queue AND p.key = r.key AND j.attempt = p.attempt AND j.state = 2) END AS running,
-             CASE WHEN r.count IS NOT NULL THEN r.count - coalesce((
-               SELECT greatest(0, extract(epoch FROM b.full_at - moment)::float8) * r.count / r.seconds
-               FROM :"schema".bucket b WHERE b.queue = of_queue AND b.key = r.key), 0) END AS tokens
-      FROM ranked r WHERE r.rank = 1 AND r.due
-    ), allowed AS (
-      SELECT r.key, r.place, r.rank, r.tid, r.id FROM ranked r JOIN head h ON h.key = r.key
-      WHERE r.due AND r.rank <= coalesce(floor(h.tokens), r.rank)
-        AND r.rank <= coalesce(r.most_running - h.running, r.rank)
-      ORDER BY r.rank, r.place LIMIT room
-    )
-    SELECT (SELECT array_agg(a.tid ORDER BY a.rank, a.place) FROM allowed a),
-           (SELECT array_agg(a.id ORDER BY a.rank, a.place) FROM allowed a),
-           (SELECT a.key FROM allowed a ORDER BY a.rank DESC, a.place DESC LIMIT 1),
-           (SELECT count(*) FROM turn), (SELECT t.key FROM turn t ORDER BY t.place DESC LIMIT 1),
-           (SELECT count(*) FROM ranked r WHERE r.due) > (SELECT count(*) FROM allowed),
-           least((SELECT min((1 - h.tokens) * h.seconds / h.count) FROM head h WHERE h.tokens < 1),
-                 (SELECT extract(epoch FROM min(r.run_at) - moment)::float8 FROM ranked r WHERE NOT r.due))
-    INTO chosen, chosen_ids, last_chosen, looked, last_looked, waits, soonest;
-
-    blocked := blocked OR waits;
-    again_in := least(again_in, soonest, CASE WHEN looked >= keys_at_once THEN 0.005 END);
-    gained := 0;
-    IF chosen IS NOT NULL THEN
-      RETURN QUERY
-      WITH locked AS MATERIALIZED (
-        SELECT j.ctid AS tid FROM :"schema".job j
-        WHERE j.ctid = ANY (chosen) AND j.state <> 2 FOR NO KEY UPDATE SKIP LOCKED
-      ), taken AS (
-        UPDATE :"schema".job j
-        SET state = 2, attempt = j.attempt + 1, locked_by = by_session,
-            started_at = clock_timestamp(), lease_until = clock_timestamp() + for_lease
-        WHERE j.ctid = ANY (ARRAY(SELECT tid FROM locked)) AND j.state <> 2
-        RETURNING j AS whole, j.id, j.attempt, coalesce(j.key, '') AS key,
-          j.key IS NOT NULL AND (limits.key_max_running IS NOT NULL OR json_typeof(j.options -> 'limit') = 'number') AS held,
-          CASE WHEN j.key IS NULL THEN NULL
-               WHEN json_typeof(j.options -> 'rate') = 'array'
-               THEN (j.options -> 'rate' ->> 1)::float8 / (j.options -> 'rate' ->> 0)::float8
-               ELSE limits.key_rate_seconds / limits.key_rate_count END AS token_seconds
-      ), permitted AS (
-        INSERT INTO :"schema".permit AS p (queue, key, job_id, attempt)
-        SELECT of_queue, t.key, t.id, t.attempt FROM taken t WHERE t.held OR limits.max_running IS NOT NULL
-        ON CONFLICT ON CONSTRAINT permit_pkey DO UPDATE SET attempt = excluded.attempt
-      ), drawn AS (
-        INSERT INTO :"schema".bucket AS b (queue, key, full_at)
-        SELECT of_queue, t.key, moment + make_interval(secs => sum(t.token_seconds))
-        FROM taken t WHERE t.token_seconds IS NOT NULL GROUP BY t.key
-        ON CONFLICT ON CONSTRAINT bucket_pkey DO UPDATE SET full_at = greatest(b.full_at, moment) + (excluded.full_at - moment)
+        SELECT k.key, lap.beginning, lap.place + 1 FROM lap CROSS JOIN LATERAL (SELECT coalesce(
+          (SELECT j.key::text FROM :"schema".job j
+           WHERE j.queue = of_queue AND j.priority = level AND j.key > lap.key AND j.key IS NOT NULL ORDER BY j.key LIMIT 1),
+          CASE WHEN plain THEN '' END,
+          (SELECT j.key::text FROM :"schema".job j
+           WHERE j.queue = of_queue AND j.priority = level AND j.key IS NOT NULL ORDER BY j.key LIMIT 1)) AS key) k
+        WHERE lap.place < ahead AND k.key <> coalesce(lap_beginning, lap.beginning)
+      ), turn AS MATERIALIZED (
+        SELECT lap.key, lap.place FROM lap
+      ), depth AS MATERIALIZED (
+        -- Many rows of few keys (about 200 in all), one of each where there are more keys than these.
+        SELECT least(greatest(room, 1), CASE WHEN looked = 0 AND count(*) BETWEEN 1 AND ahead - 1 THEN 1 + keys_at_once / count(*)
+                                             ELSE 1 END) AS rows FROM turn
+      ), waiting AS MATERIALIZED (
+        SELECT turn.key, turn.place, w.tid, w.id, w.run_at, w.run_at <= moment AS due,
+               CASE WHEN json_typeof(w.options -> 'limit') = 'number' THEN (w.options ->> 'limit')::float8 END AS own_limit,
+               CASE WHEN json_typeof(w.options -> 'rate') = 'array' THEN (w.options -> 'rate' ->> 0)::float8 END AS own_count,
+               CASE WHEN json_typeof(w.options -> 'rate') = 'array' THEN (w.options -> 'rate' ->> 1)::float8 END AS own_seconds
+        FROM turn CROSS JOIN LATERAL (
+          (SELECT j.ctid AS tid, j.id, j.run_at, j.options FROM :"schema".job j
+           WHERE turn.key <> '' AND j.queue = of_queue AND j.priority = level AND j.key = turn.key AND j.key IS NOT NULL
+             AND j.state <> 2 AND j.suspect = suspects AND j.kind <> ALL (paused_kinds)
+           ORDER BY j.run_at, j.id LIMIT (SELECT rows FROM depth))
+          UNION ALL
+          (SELECT j.ctid, j.id, j.run_at, j.options FROM :"schema".job j
+           WHERE turn.key = '' AND j.queue = of_queue AND j.priority = level AND j.key IS NULL
+             AND j.state <> 2 AND j.suspect = suspects AND j.kind <> ALL (paused_kinds)
+           ORDER BY j.run_at, j.id LIMIT (SELECT rows FROM depth))
+        ) w
+      ), ranked AS (
+        SELECT w.key, w.place, w.tid, w.id, w.run_at, w.due, row_number() OVER in_turn AS rank,
+               CASE WHEN w.key <> '' THEN min(coalesce(w.own_limit, limits.key_max_running)) OVER in_turn END AS most_running,
+               CASE WHEN w.key <> '' THEN first_value(coalesce(w.own_count, limits.key_rate_count)) OVER in_turn END AS count,
+               first_value(coalesce(w.own_seconds, limits.key_rate_seconds)) OVER in_turn AS seconds
+        FROM waiting w WINDOW in_turn AS (PARTITION BY w.key ORDER BY w.run_at, w.id)
+      ), head AS MATERIALIZED (
+        SELECT r.key, r.count, r.seconds,
+               CASE WHEN r.most_running IS NOT NULL THEN (
+                 SELECT count(*) FROM :"schema".permit p JOIN :"schema".job j ON j.id = p.job_id
+                 WHERE p.queue = of_queue AND p.key = r.key AND j.attempt = p.attempt AND j.state = 2) END AS running,
+               CASE WHEN r.count IS NOT NULL THEN r.count - coalesce((
+                 SELECT greatest(0, extract(epoch FROM b.full_at - moment)::float8) * r.count / r.seconds
+                 FROM :"schema".bucket b WHERE b.queue = of_queue AND b.key = r.key), 0) END AS tokens
+        FROM ranked r WHERE r.rank = 1 AND r.due
+      ), allowed AS (
+        SELECT r.key, r.place, r.rank, r.tid, r.id FROM ranked r JOIN head h ON h.key = r.key
+        WHERE r.due AND r.rank <= coalesce(floor(h.tokens), r.rank)
+          AND r.rank <= coalesce(r.most_running - h.running, r.rank)
+        ORDER BY r.rank, r.place LIMIT room
       )
-      SELECT t.whole, NULL::float8, NULL::boolean, NULL::jsonb FROM taken t ORDER BY array_position(chosen_ids, t.id);
-      GET DIAGNOSTICS gained = ROW_COUNT;
-    END IF;
-    room := room - gained;
-    total := total + gained;
+      SELECT (SELECT array_agg(a.tid ORDER BY a.rank, a.place) FROM allowed a),
+             (SELECT array_agg(a.id ORDER BY a.rank, a.place) FROM allowed a),
+             (SELECT a.key FROM allowed a ORDER BY a.rank DESC, a.place DESC LIMIT 1),
+             (SELECT count(*) FROM turn), (SELECT t.key FROM turn t ORDER BY t.place LIMIT 1),
+             coalesce((SELECT t.key FROM turn t ORDER BY t.place DESC LIMIT 1), after_key),
+             (SELECT count(*) FROM ranked r WHERE r.due) > (SELECT count(*) FROM allowed),
+             least((SELECT min((1 - h.tokens) * h.seconds / h.count) FROM head h WHERE h.tokens < 1),
+                   (SELECT extract(epoch FROM min(r.run_at) - moment)::float8 FROM ranked r WHERE NOT r.due))
+      INTO chosen, chosen_ids, last_chosen, found, first_looked, last_looked, waits, soonest;
+
+      blocked := blocked OR waits;
+      looked := looked + found;
+      lap_beginning := coalesce(lap_beginning, first_looked);
+      again_in := least(again_in, soonest, CASE WHEN found = ahead AND looked >= keys_at_once THEN 0.005 END);
+      gained := 0;
+      IF chosen IS NOT NULL THEN
+        RETURN QUERY
+        WITH locked AS MATERIALIZED (
+          SELECT j.ctid AS tid FROM :"schema".job j
+          WHERE j.ctid = ANY (chosen) AND j.state <> 2 FOR NO KEY UPDATE SKIP LOCKED
+        ), taken AS (
+          UPDATE :"schema".job j
+          SET state = 2, attempt = j.attempt + 1, locked_by = by_session,
+              started_at = clock_timestamp(), lease_until = clock_timestamp() + for_lease
+          WHERE j.ctid = ANY (ARRAY(SELECT tid FROM locked)) AND j.state <> 2
+          RETURNING j AS whole, j.id, j.attempt, coalesce(j.key, '') AS key,
+            j.key IS NOT NULL AND (limits.key_max_running IS NOT NULL OR json_typeof(j.options -> 'limit') = 'number') AS held,
+            CASE WHEN j.key IS NULL THEN NULL
+                 WHEN json_typeof(j.options -> 'rate') = 'array'
+                 THEN (j.options -> 'rate' ->> 1)::float8 / (j.options -> 'rate' ->> 0)::float8
+                 ELSE limits.key_rate_seconds / limits.key_rate_count END AS token_seconds
+        ), permitted AS (
+          INSERT INTO :"schema".permit AS p (queue, key, job_id, attempt)
+          SELECT of_queue, t.key, t.id, t.attempt FROM taken t WHERE t.held OR limits.max_running IS NOT NULL
+          ON CONFLICT ON CONSTRAINT permit_pkey DO UPDATE SET attempt = excluded.attempt
+        ), drawn AS (
+          INSERT INTO :"schema".bucket AS b (queue, key, full_at)
+          SELECT of_queue, t.key, moment + make_interval(secs => sum(t.token_seconds))
+          FROM taken t WHERE t.token_seconds IS NOT NULL GROUP BY t.key
+          ON CONFLICT ON CONSTRAINT bucket_pkey DO UPDATE SET full_at = greatest(b.full_at, moment) + (excluded.full_at - moment)
+        )
+        SELECT t.whole, NULL::float8, NULL::boolean, NULL::jsonb FROM taken t ORDER BY array_position(chosen_ids, t.id);
+        GET DIAGNOSTICS gained = ROW_COUNT;
+      END IF;
+      room := room - gained;
+      total := total + gained;
+      after_key := last_looked;
+      EXIT WHEN found < ahead OR looked >= keys_at_once OR (room = 0 AND (blocked OR gained > 0));
+    END LOOP;
     turns_after := turns_after || jsonb_build_object(level, CASE WHEN room = 0 AND last_chosen IS NOT NULL THEN last_chosen ELSE last_looked END);
 
     level := (SELECT greatest(
