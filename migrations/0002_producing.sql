@@ -150,7 +150,7 @@ CREATE FUNCTION :"schema".enqueue(
   kind text, args jsonb DEFAULT '{}', queue text DEFAULT 'default', priority int DEFAULT 0,
   run_at timestamptz DEFAULT NULL, max_attempts int DEFAULT 20, timeout interval DEFAULT NULL, unique_key text DEFAULT NULL,
   unique_for interval DEFAULT NULL, unique_after interval DEFAULT NULL, on_conflict text DEFAULT 'skip',
-  deadline timestamptz DEFAULT NULL, expires timestamptz DEFAULT NULL
+  deadline timestamptz DEFAULT NULL, expires timestamptz DEFAULT NULL, key text DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp AS $function$
 #variable_conflict use_column
@@ -168,13 +168,13 @@ BEGIN
   END IF;
   PERFORM check_unique($8, $9, $10, $11);
   IF $8 IS NULL THEN
-    INSERT INTO job AS j (kind, args, queue, priority, run_at, max_attempts, options)
-    VALUES ($1, $2::text::json, $3, $4, coalesce($5, now()), $6, options) RETURNING j.id INTO new_id;
+    INSERT INTO job AS j (kind, args, queue, priority, run_at, max_attempts, options, key)
+    VALUES ($1, $2::text::json, $3, $4, coalesce($5, now()), $6, options, $14) RETURNING j.id INTO new_id;
     IF $5 IS NULL OR $5 <= now() THEN PERFORM wake($3); END IF;
     RETURN new_id;
   END IF;
   SELECT u.job_id, u.added INTO new_id, added FROM enqueue_unique(
-    $1, $2::text::json, $3, $4, coalesce($5, now()), $6, options, NULL, $8,
+    $1, $2::text::json, $3, $4, coalesce($5, now()), $6, options, $14, $8,
     extract(epoch FROM $9)::float8, extract(epoch FROM $10)::float8, $11 = 'replace') u;
   IF $11 = 'raise' AND NOT added THEN
     RAISE EXCEPTION 'job % of queue % has the unique key % already', new_id, $3, $8 USING ERRCODE = 'unique_violation';
@@ -203,7 +203,7 @@ END $function$;
 -- as args, or NULL.
 CREATE FUNCTION :"schema".enqueue_many(
   kind text, args jsonb[], queue text DEFAULT 'default', priority int DEFAULT 0, run_at timestamptz DEFAULT NULL,
-  max_attempts int DEFAULT 20, timeout interval DEFAULT NULL, unique_keys text[] DEFAULT NULL
+  max_attempts int DEFAULT 20, timeout interval DEFAULT NULL, unique_keys text[] DEFAULT NULL, key text DEFAULT NULL
 ) RETURNS SETOF bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp AS $function$
 #variable_conflict use_column
@@ -222,7 +222,7 @@ BEGIN
     RETURN QUERY SELECT done.job_id FROM (
       SELECT r.ordinal, u.job_id
       FROM (SELECT * FROM unnest($2, $8) WITH ORDINALITY AS a(args, unique_key, ordinal) ORDER BY unique_key, ordinal) r,
-           LATERAL enqueue_unique($1, r.args::text::json, $3, $4, coalesce($5, now()), $6, options, NULL, r.unique_key,
+           LATERAL enqueue_unique($1, r.args::text::json, $3, $4, coalesce($5, now()), $6, options, $9, r.unique_key,
                                   NULL, NULL, false) u
     ) done ORDER BY done.ordinal;
     RETURN;
@@ -230,8 +230,8 @@ BEGIN
   WITH request AS MATERIALIZED (
     SELECT nextval('job_id_seq') AS id, a.args, a.ordinal FROM unnest($2) WITH ORDINALITY AS a(args, ordinal)
   ), added AS (
-    INSERT INTO job (id, kind, args, queue, priority, run_at, max_attempts, options)
-    SELECT r.id, $1, r.args::text::json, $3, $4, coalesce($5, now()), $6, options FROM request r ORDER BY r.ordinal
+    INSERT INTO job (id, kind, args, queue, priority, run_at, max_attempts, options, key)
+    SELECT r.id, $1, r.args::text::json, $3, $4, coalesce($5, now()), $6, options, $9 FROM request r ORDER BY r.ordinal
   )
   SELECT array_agg(r.id ORDER BY r.ordinal) INTO ids FROM request r;
   IF ids IS NOT NULL AND ($5 IS NULL OR $5 <= now()) THEN PERFORM wake($3); END IF;

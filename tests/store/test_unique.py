@@ -326,6 +326,27 @@ def test_sql_enqueues_many_in_order(window: Window, queue: str) -> None:
     assert window.run("SELECT enqueue_many('noop', '{}')") == []
 
 
+def test_sql_writes_keys_moments_and_options(window: Window, queue: str) -> None:
+    at = datetime(2040, 1, 1, tzinfo=UTC)
+    ids = [
+        window.value("SELECT enqueue('noop', queue => %s, key => 'a', deadline => %s, expires => %s)", queue, at, at),
+        window.value("SELECT enqueue('noop', queue => %s, key => 'a', unique_key => 'u', deadline => %s, expires => %s)",
+                     queue, at, at),
+    ]  # fmt: skip
+    rows = [window.row(job_id) for job_id in ids]
+    assert [row and row["key"] for row in rows] == ["a", "a"]
+    assert [row and row["options"] for row in rows] == [{"deadline": at.timestamp(), "expires": at.timestamp()}] * 2
+    for extra in ("", ", unique_keys => '{v}'"):
+        many = window.value(
+            f"SELECT enqueue_many('noop', ARRAY['{{}}']::jsonb[], queue => %s, key => 'b'{extra})", queue
+        )
+        row = window.row(many)
+        assert row is not None
+        assert row["key"] == "b"
+    with pytest.raises(psycopg.DataError):
+        window.run("SELECT enqueue('noop', deadline => 'infinity')")
+
+
 @pytest.mark.parametrize("arguments", ["unique_keys => '{a,b}'", "timeout => '0'", "queue => 'no good'"])
 def test_sql_refuses_a_batch_as_a_whole(arguments: str, window: Window) -> None:
     with pytest.raises((psycopg.DataError, psycopg.IntegrityError)):

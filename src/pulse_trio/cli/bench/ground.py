@@ -32,7 +32,7 @@ class Ground:
     def clear(self) -> None:
         """No jobs, and no dead rows."""
         for table in ("job", "job_archive", "attempt", "session"):
-            self._execute("TRUNCATE {}.{}", Identifier(self.schema), Identifier(table))
+            self._execute("TRUNCATE {}.{} CASCADE", Identifier(self.schema), Identifier(table))
 
     def fill(self, jobs: int) -> None:
         """Only these jobs, due, in one statement, and the planner knows of them."""
