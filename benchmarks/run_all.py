@@ -22,6 +22,7 @@ ORDER = (
     "claim",
     "pgbench_limit",
     "latency",
+    "results_round_trip",
     "cancel",
     "enqueue",
     "heartbeats",

@@ -287,6 +287,24 @@ def what_is_there(window: Window) -> tuple[list[int], list[str]]:
 # What cannot be used
 
 
+@on_asyncio
+@pytest.mark.parametrize("way", AWAITED)
+async def test_a_batch_is_made_in_an_awaited_transaction(way: str, dsn: str, window: Window) -> None:
+    begin: Any = AWAITED[way]
+    async with open_client(dsn) as client:
+        async with rolled_back_async(begin, dsn) as begun, client.using(begun.connection).batch() as batch:
+            await batch.enqueue(greet, "nobody")
+        assert window.value("SELECT count(*) FROM batch") == 0
+        async with begin(dsn) as begun, client.using(begun.connection).batch(name="b") as batch:
+            await batch.enqueue(greet, "ada")
+            await batch.enqueue_many(greet.request(str(n)) for n in range(20))
+        status = await (await client.open_batch(batch.id)).status()
+        assert (status.total, status.waiting, status.closed_at is None) == (21, 21, False)
+        async with begin(dsn) as begun:
+            assert await (await client.using(begun.connection).open_batch(batch.id)).cancel() == 21
+        assert (await (await client.open_batch(batch.id)).status()).cancelled == 21
+
+
 def test_a_connection_that_cannot_be_used_is_refused_with_what_can(dsn: str) -> None:
     engine = sqlalchemy.create_engine(url(dsn, "psycopg"))
     for wrong in (None, 5, engine, object()):
