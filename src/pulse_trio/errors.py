@@ -118,3 +118,7 @@ class JobCancelled(JobError):
 
 class ProcessDied(PulseTrioError):
     """The process in which a handler with `runs="process"` ran ended before the handler did; the message names the signal."""
+
+
+class HandlerStuck(PulseTrioError):
+    """A handler did not end when it was cancelled, so the worker that ran it has stopped; what else it held was handed back."""

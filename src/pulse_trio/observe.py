@@ -103,6 +103,29 @@ class TasksLeftBehind:
 
 
 @dataclass(frozen=True, slots=True)
+class LoopBlocked:
+    """The worker's event loop turns again after `seconds` in which it did not; `stack` is where it was, and the job whose
+    handler was in it (None for none). Logged the moment it was noticed too."""
+
+    job_id: int | None
+    kind: str | None
+    seconds: float
+    stack: str
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerOverran:
+    """A handler still runs `seconds` after its cancellation: the worker hands back everything else and is replaced."""
+
+    job_id: int
+    kind: str
+    attempt: int
+    reason: str
+    seconds: float
+    stack: str
+
+
+@dataclass(frozen=True, slots=True)
 class JobsRescued:
     """Expired leases were put back on their queues (or dead-lettered)."""
 
@@ -196,6 +219,8 @@ Event = (
     | EndedAfterCommit
     | LeaseUnproven
     | TasksLeftBehind
+    | LoopBlocked
+    | HandlerOverran
     | JobsRescued
     | SuspectAlone
     | UnknownKindReleased

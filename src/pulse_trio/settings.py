@@ -49,6 +49,9 @@ class WorkerSettings:
     watchdog: float = _setting(5.0, "How often expired leases are looked for.")
     grace: float = _setting(25.0, "How long running jobs may go on after the first SIGTERM.")
     cleanup: float = _setting(5.0, "How long `with job.cleanup():` shields a cancelled handler, at most.")
+    lag_warning: float = _setting(
+        1.0, "How long a handler may block the event loop before that is logged; 0 for never."
+    )
     connect_timeout: float = _setting(30.0, "How long `run` waits for a database that is absent at the start.")
     retention: float = _setting(7 * 86400.0, "How long finished jobs are kept.")
     schema: str = _setting("pulse", "The PostgreSQL schema that holds everything.")
@@ -56,7 +59,7 @@ class WorkerSettings:
     def __post_init__(self) -> None:
         for name in ("lease", "heartbeat", "poll", "watchdog", "retention"):
             self._require(name, 0 < getattr(self, name) < _FOREVER, "must be above 0 and at most a thousand years")
-        for name in ("grace", "cleanup", "connect_timeout"):
+        for name in ("grace", "cleanup", "lag_warning", "connect_timeout"):
             self._require(name, getattr(self, name) >= 0, "must not be negative")
         self._require("concurrency", self.concurrency >= 1, "must be at least 1")
         self._require("processes", self.processes >= 1, "must be at least 1")

@@ -20,10 +20,12 @@ from ..observe import (
     DatabaseLost,
     EndedAfterCommit,
     FenceLost,
+    HandlerOverran,
     JobEnded,
     JobsRescued,
     JobStarted,
     LeaseUnproven,
+    LoopBlocked,
     ScheduleBroken,
     ScheduleFired,
     SuspectAlone,
@@ -49,6 +51,8 @@ _WARNINGS = (
     EndedAfterCommit,
     LeaseUnproven,
     TasksLeftBehind,
+    LoopBlocked,
+    HandlerOverran,
     JobsRescued,
     SuspectAlone,
     UnknownKindReleased,
@@ -172,6 +176,14 @@ def sentence(event: Event) -> str:
         case TasksLeftBehind():
             return (
                 f"job {event.job_id} ({event.kind}) left asyncio tasks behind, now cancelled: {', '.join(event.tasks)}"
+            )
+        case LoopBlocked():
+            who = f"job {event.job_id} ({event.kind})" if event.job_id is not None else "something that is no job"
+            return f"{who} blocked the event loop for {duration(event.seconds)}; it turns again"
+        case HandlerOverran():
+            return (
+                f"job {event.job_id} ({event.kind}) has not ended {duration(event.seconds)} after its cancellation "
+                f"({event.reason}): replacing the process. It is in:\n{event.stack}"
             )
         case JobsRescued():
             dead = f", {event.dead} of them dead (no attempts left)" if event.dead else ""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
@@ -13,18 +15,22 @@ from ..handlers import check_queue
 from ..postgres import wait_for_database
 from ..settings import load_settings
 from ..worker import Worker, inherited_line
+from ..worker.replacing import REPLACE_ME, STUCK_VARIABLE, encode_outcomes, inherited_outcomes
 from . import logs
 from .collector import settle_collector
 from .database import choose_database, open_database_async
 from .fleet import Fleet
 from .loading import check_target, load_handlers
 from .options import dsn_option, setting_options
-from .stopping import RELEASED, SIGNALS, Stopping
+from .stopping import RELEASED, SIGNALS, Stopping, flush, leave_at_once
 from .text import headline
 
 if TYPE_CHECKING:
+    from typing import NoReturn
+
     from ..errors import DatabaseUnavailable
     from ..handlers import Handlers
+    from ..jobs import Outcome
     from ..settings import WorkerSettings
     from ..worker import WorkerReport
     from ..worker.overseen import Line
@@ -134,6 +140,8 @@ class Deployment(Run):
             burst=self.flags["burst"],
             watch=self._line is None,
             on_session=self._line.tell_session if self._line is not None else None,
+            on_stuck=self._be_replaced,
+            stuck=inherited_outcomes(),
             instruments=[self.instrument],
         )
         self.stopping.of(worker)
@@ -141,6 +149,19 @@ class Deployment(Run):
         report = await _run_beside(self._line, worker)
         logs.logger.info("%s", summary(report))
         return RELEASED if report.released or self.stopping.signals > 1 else 0
+
+    def _be_replaced(self, stuck: list[Outcome]) -> NoReturn:
+        """Handlers that nobody can end are ended with the process; another takes its place, and reports their jobs."""
+        if self._line is not None:
+            self._line.tell_stuck(stuck)
+        if self.stopping.signals:
+            leave_at_once(RELEASED)
+        if self._line is not None:
+            leave_at_once(REPLACE_ME)
+        os.environ[STUCK_VARIABLE] = encode_outcomes(stuck)
+        flush()
+        # In place: the process keeps its id, and whoever looks after it sees nothing.
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 -- our own command line
 
 
 class Supervision(Run):

@@ -14,6 +14,7 @@ from . import logs
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from typing import NoReturn
 
     from ..settings import WorkerSettings
 
@@ -94,11 +95,16 @@ class Stopping:
                 "they are rescued when their leases run out",
                 self._workforce.running,
             )
-            _leave_at_once()
+            leave_at_once(RELEASED)
 
 
-def _leave_at_once() -> None:
+def leave_at_once(code: int) -> NoReturn:
     """Ends the process without waiting for its threads."""
+    flush()
+    os._exit(code)
+
+
+def flush() -> None:
+    """What was said is written before the process goes."""
     logging.shutdown()
     sys.stdout.flush()
-    os._exit(RELEASED)

@@ -16,33 +16,38 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import trio
+from msgspec.structs import replace
 
-from ..errors import ConfigurationError, DatabaseUnavailable
+from ..errors import ConfigurationError, DatabaseUnavailable, HandlerStuck
 from ..handlers import Handlers, check_queue
-from ..observe import Observer, WorkerStarted, WorkerStopped
+from ..observe import HandlerOverran, Observer, WorkerStarted, WorkerStopped
 from ..postgres import backoff
 from ..settings import WorkerSettings
+from ..states import storable
 from ..store import Slot, WorkerStore
 from .batches import Batches
 from .calls import Calls
 from .cancellations import Cancellations
 from .claimer import Claimer, SlotBook
+from .lag import LagMonitor
 from .leases import Leases
 from .limited import LimitedBook
 from .listener import Listener
+from .overruns import Overruns
 from .progress import ProgressBook
 from .runner import Runner, completed
 from .scheduler import Scheduler
 from .settler import Settler
+from .stack import task_of, task_tree
 from .suspects import Suspects
 from .transactions import Transactions
 from .watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from typing import Any
+    from collections.abc import Callable, Iterable, Sequence
+    from typing import Any, NoReturn
 
-    from ..jobs import Claim
+    from ..jobs import Claim, Outcome
     from ..observe import Instrument
     from .held import Held
 
@@ -63,7 +68,9 @@ class Worker:
 
     Args: `dsn` as libpq takes it; every setting of `WorkerSettings` by name (times in seconds); `burst` ends `run` when
     nothing is due and nothing runs; `keep` False deletes completed jobs instead of archiving them; `watch` False leaves the
-    watchdog to somebody else (a supervisor); `on_session` is told each session before it claims; `instruments` get the events
+    watchdog to somebody else (a supervisor); `on_session` is told each session before it claims; `on_stuck` ends the
+    process because of handlers that do not end, and is given what its successor is to report of their jobs (as its `stuck`);
+    `instruments` get the events
     of `pulse_trio.observe`.
     """
 
@@ -76,6 +83,8 @@ class Worker:
         keep: bool = True,
         watch: bool = True,
         on_session: Callable[[int], None] | None = None,
+        on_stuck: Callable[[list[Outcome]], NoReturn] | None = None,
+        stuck: Sequence[Outcome] = (),
         instruments: Iterable[Instrument] = (),
         store: WorkerStore | None = None,
         settings: WorkerSettings | None = None,
@@ -90,6 +99,8 @@ class Worker:
             check_queue(queue)
         self._handlers = handlers
         self._burst = burst
+        self._on_stuck = on_stuck
+        self._left_stuck = stuck
         self._watch = watch
         self._observer = Observer(instruments)
         self._store = store or WorkerStore(
@@ -108,6 +119,7 @@ class Worker:
         self._committed: set[Held] = set()
         """Jobs completed by their own transaction, whose handlers have not returned yet."""
         self._running_count = 0
+        self._stuck: dict[Held, str] = {}
         self._ended: dict[str, int] = {}
         self._released = 0
 
@@ -139,6 +151,10 @@ class Worker:
 
         `nursery.start(worker.run)` returns when the worker is registered. Raises `SchemaError` if the schema is not what
         this version needs, `DatabaseUnavailable` if the database cannot be reached at the start; later it reconnects.
+
+        Raises `HandlerStuck` after a handler that had not ended `cleanup` and one more second after its cancellation: then the
+        worker stops as by `stop_now`, and keeps that one job's lease until the handler has ended. A program that cannot wait
+        has to end itself: the event `HandlerOverran` tells it.
         """
         try:
             await self._store.check_schema()
@@ -146,12 +162,19 @@ class Worker:
             await self._store.declare_limits(self._handlers.queue_limits)
             self._build()
             self._observer.emit(WorkerStarted(session, self.settings.queues, self.settings.concurrency))
+            for outcome in self._left_stuck:
+                self._settler.add(outcome)
             task_status.started(self)
             await self._live()
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _FAREWELL):
                 await self._store.aclose()
         self._observer.emit(WorkerStopped(self._released))
+        if self._stuck and self._on_stuck is not None:
+            self._on_stuck([])  # it has ended after all, and is reported; the worker has stopped all the same
+        if self._stuck:
+            stuck = ", ".join(f"{held.claim.id} ({held.claim.kind})" for held in self._stuck)
+            raise HandlerStuck(f"The handler of job {stuck} did not end when it was cancelled: the worker has stopped.")
         return WorkerReport(dict(self._ended), self._released)
 
     def _build(self) -> None:
@@ -179,6 +202,12 @@ class Worker:
             cleanup=s.cleanup,
             observer=self._observer,
         )
+        self._overruns = Overruns(
+            lambda: [held for held in self._leases.held if not self._calls.ends_by_itself(held.claim.kind)],
+            patience=s.cleanup + 1,
+            on_overrun=self._overran,
+        )
+        self._lag = LagMonitor(warning=s.lag_warning, observer=self._observer)
         self._transactions = Transactions(
             self._store.transactions,
             completed=completed,
@@ -270,6 +299,7 @@ class Worker:
         # Shielded: a cancelled worker still has to give its leases back. The coordinator ends this scope itself.
         with scope:
             async with trio.open_nursery() as nursery:
+                self._services_nursery = nursery
                 nursery.start_soon(self._leases.run)
                 nursery.start_soon(self._settler.run)
                 nursery.start_soon(self._cancellations.run)
@@ -277,6 +307,9 @@ class Worker:
                 nursery.start_soon(self._listener.run)
                 nursery.start_soon(self._transactions.run)
                 nursery.start_soon(self._progress.run)
+                nursery.start_soon(self._overruns.run)
+                if self.settings.lag_warning:
+                    nursery.start_soon(self._lag.run)
                 for service in self._calls.services:
                     nursery.start_soon(service)
                 if self._watch:
@@ -343,6 +376,38 @@ class Worker:
         for held in self._committed:
             held.cancel("shutdown")
 
+    # A handler that does not end
+
+    def _overran(self, held: Held, seconds: float) -> None:
+        """The handler of `held` was cancelled and has not ended: all else is handed back, and the process replaced."""
+        claim = held.claim
+        task = task_of(self._jobs_nursery.child_tasks, claim)
+        stack = "" if task is None else self._calls.stack_of(held) or task_tree(task)
+        reason = held.cancel_reason or "parent"
+        self._observer.emit(HandlerOverran(claim.id, claim.kind, claim.attempt, reason, seconds, stack))
+        self._stuck[held] = (
+            f"HandlerStuck: did not end within {seconds:.3g} s of its cancellation ({reason})\n\n{stack}"
+        )
+        self.stop_now()
+        if self._on_stuck is not None and len(self._stuck) == 1:
+            self._services_nursery.start_soon(self._leave_the_stuck)
+
+    async def _leave_the_stuck(self) -> None:
+        with trio.move_on_after(self.settings.cleanup + _FAREWELL):
+            # Asked again and again, once in a process's life: no job pays for an event.
+            while any(h.outcome is None and h not in self._stuck for h in self._leases.held):  # noqa: ASYNC110
+                await trio.sleep(0.05)
+            await self._farewell()
+        assert self._on_stuck is not None  # noqa: S101 -- asked before
+        self._on_stuck([outcome for held in self._stuck if (outcome := self._outcome_of_stuck(held)) is not None])
+
+    def _outcome_of_stuck(self, held: Held) -> Outcome | None:
+        """What its cancellation meant, whatever its handler may return one day."""
+        outcome = self._runner.outcome_of_cancelled(held)
+        if outcome is None or outcome.kind == "released":
+            return outcome
+        return replace(outcome, error=storable(self._stuck[held]))
+
     def _farewell_limit(self) -> float:
         """Seconds the last reports may take: few when somebody waits for us to go."""
         cancelled = trio.current_effective_deadline() == -math.inf
@@ -372,6 +437,8 @@ class Worker:
 
     def _job_ended(self, held: Held) -> None:
         self._running_count -= 1
+        if held in self._stuck:
+            held.outcome = self._outcome_of_stuck(held)
         outcome = held.outcome
         if held.committed is not None:
             self._committed.discard(held)

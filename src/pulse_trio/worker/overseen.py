@@ -12,8 +12,12 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from .replacing import encode_outcomes
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from ..jobs import Outcome
 
 LINE_VARIABLE = "PULSE_TRIO_SUPERVISOR_LINE"
 """Holds the number of the inherited descriptor, in the environment of a supervised worker."""
@@ -29,9 +33,16 @@ class Line:
 
     def tell_session(self, session: int) -> None:
         """The worker has a new session: what to rescue when it dies. Sent before the session claims anything."""
+        self._tell({"session": session})
+
+    def tell_stuck(self, outcomes: list[Outcome]) -> None:
+        """What to report of jobs whose handlers do not end, when this process is gone."""
+        self._tell({"stuck": encode_outcomes(outcomes)})
+
+    def _tell(self, message: Mapping[str, object]) -> None:
         # Written at once, not by a task: the supervisor must know it whatever happens next. A line this short fits.
         try:
-            os.write(self._stream.socket.fileno(), _encode({"session": session}))
+            os.write(self._stream.socket.fileno(), _encode(message))
         except OSError:
             return  # the supervisor is gone; run() notices
 

@@ -159,6 +159,11 @@ class Runner:
         elif reason is None:
             error = "CancelledError: the handler cancelled its own nursery (job.nursery)"
             return Outcome(held.claim, "failed", delay=backoff(held.claim), error=error)
+        return self.outcome_of_cancelled(held)
+
+    def outcome_of_cancelled(self, held: Held) -> Outcome | None:
+        """What the cancellation of a job means; None when there is nothing left to report."""
+        reason = held.cancel_reason or "parent"
         return outcome_of_cancel(held.claim, reason, self._retries.get(held.claim.kind), held.cancel_message)
 
     def _failed(self, claim: Claim, error: BaseException) -> Outcome:

@@ -17,8 +17,8 @@ import json
 import signal
 import socket
 import subprocess
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
@@ -27,14 +27,16 @@ from ..observe import ChildEnded, ChildSilent, ChildStarted, JobsRescued
 from ..postgres import backoff
 from .batches import Batches
 from .overseen import LINE_VARIABLE
+from .replacing import REPLACE_ME, decode_outcomes
 from .watchdog import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ..jobs import Outcome
     from ..observe import Observer
     from ..settings import WorkerSettings
-    from ..store import Rescue
+    from ..store import Rescue, Settlement
 
 _LIVED = 60.0
 """Seconds after which a child's end is not its start's fault: the backoff begins anew."""
@@ -44,6 +46,8 @@ USAGE = 2
 
 
 class SupervisorStore(Protocol):
+    async def settle(self, outcomes: Sequence[Outcome], *, unsure: bool = False) -> Settlement: ...
+
     async def rescue(self, limit: int = 1000) -> Rescue: ...
 
     async def rescue_sessions(self, sessions: Sequence[int], limit: int = 1000) -> Rescue: ...
@@ -66,6 +70,7 @@ class Child:
     started: float
     heard: float
     sessions: list[int]
+    stuck: list[Outcome] = field(default_factory=list["Outcome"])
 
 
 class Supervisor:
@@ -159,12 +164,15 @@ class Supervisor:
             child = await self._spawn()
             code = await self._watch(child)
             self._observer.emit(ChildEnded(child.process.pid, code))
+            await self._report(child.stuck)
             await self._hand_back(child.sessions)
             if self._is_final(child, code):
                 self._codes.append(0 if self._never_began(child, code) else code)
                 if code == USAGE or not self._first_is_up.is_set():
                     self.stop()
                 return
+            if code == REPLACE_ME:
+                continue
             failures = 0 if child.heard - child.started > _LIVED else failures + 1
             with trio.move_on_after(backoff(failures, base=0.2, cap=30.0)):
                 await self._stopped.wait()
@@ -220,11 +228,13 @@ class Supervisor:
         except trio.BrokenResourceError:
             return  # its end; _watch sees it
 
-    def _heard(self, child: Child, message: dict[str, int]) -> None:
+    def _heard(self, child: Child, message: dict[str, Any]) -> None:
         child.heard = trio.current_time()
         if "session" in message:
             child.sessions.append(message["session"])
             self._first_is_up.set()
+        if "stuck" in message:
+            child.stuck = decode_outcomes(message["stuck"])
 
     async def _kill_when_silent(self, child: Child) -> None:
         # Before its first session a child may be waiting for the database, or importing for long.
@@ -236,6 +246,14 @@ class Supervisor:
                 child.process.kill()
                 return
             await trio.sleep(patience / 10)
+
+    async def _report(self, stuck: Sequence[Outcome]) -> None:
+        """What a child could not report while its handlers still ran."""
+        try:
+            if stuck:
+                await self._store.settle(stuck)
+        except DatabaseUnavailable:
+            return  # then they are rescued
 
     async def _hand_back(self, sessions: Sequence[int]) -> None:
         """What a dead child held goes back on its queues now."""

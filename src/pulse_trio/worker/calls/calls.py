@@ -36,6 +36,9 @@ class Calls:
         cleanup: float,
         observer: Observer,
     ) -> None:
+        self._in_threads = {handler.kind for handler in handlers if handler.runs == "thread"}
+        self._asyncio: AsyncioCalls | None = None
+        self._processes: ProcessCalls | None = None
         self.services: list[Callable[[], Awaitable[None]]] = []
         self._threads = threads
         kinds = {handler.runs for handler in handlers}
@@ -55,8 +58,18 @@ class Calls:
             case "trio":
                 return lambda held, args: call(Job(held.claim, held), args)
             case "asyncio":
+                assert self._asyncio is not None  # noqa: S101 -- made for this kind
                 return self._asyncio.call_of(call)
             case "thread":
                 return call_in_thread(call, self._threads)
             case "process":
+                assert self._processes is not None  # noqa: S101 -- made for this kind
                 return self._processes.call_of(handler)
+
+    def ends_by_itself(self, kind: str) -> bool:
+        """Whether nobody can end a handler of this kind but itself: it keeps its slot, and the process stays."""
+        return kind in self._in_threads
+
+    def stack_of(self, held: Held) -> str | None:
+        """Where a handler is that does not run in its job's own Trio task; None for one that does."""
+        return self._asyncio.stack_of(held) if self._asyncio is not None else None

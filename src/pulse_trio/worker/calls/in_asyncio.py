@@ -23,6 +23,7 @@ import trio
 from ...errors import ConfigurationError
 from ...jobs import Job
 from ...observe import TasksLeftBehind
+from ..stack import await_frames, frames_text
 from .outside import OutsideTrio
 
 if TYPE_CHECKING:
@@ -32,7 +33,16 @@ if TYPE_CHECKING:
     from ...observe import Observer
     from ..held import Held
 
-_tasks_of_job: ContextVar[set[asyncio.Task[Any]]] = ContextVar("pulse_trio_tasks_of_job")
+
+class _Made:
+    """The asyncio tasks that were made in a job."""
+
+    def __init__(self, held: Held) -> None:
+        self.held = held
+        self.tasks: set[asyncio.Task[Any]] = set()
+
+
+_made_in_job: ContextVar[_Made | None] = ContextVar("pulse_trio_made_in_job", default=None)
 
 
 class AsyncioCalls:
@@ -54,6 +64,7 @@ class AsyncioCalls:
         self._observer = observer
         self._wanted = trio.Event()
         self._opened = trio.Event()
+        self._made: dict[Held, _Made] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def run(self) -> None:
@@ -85,16 +96,23 @@ class AsyncioCalls:
         return in_asyncio
 
     async def _in_loop(self, loop: asyncio.AbstractEventLoop, held: Held, handler: Coroutine[Any, Any, Any]) -> Any:
-        tasks: set[asyncio.Task[Any]] = set()
+        self._made[held] = made = _Made(held)
         context = copy_context()
-        context.run(_tasks_of_job.set, tasks)
+        context.run(_made_in_job.set, made)
         main = loop.create_task(handler, context=context)
         try:
             return await _result_of(main, held)
         finally:
-            tasks.discard(main)
-            if left := [task for task in tasks if not task.done()]:
+            if left := [task for task in made.tasks if task is not main and not task.done()]:
                 await self._end(held, left)
+            del self._made[held]
+
+    def stack_of(self, held: Held) -> str | None:
+        """The asyncio tasks of a job with the frames they wait in; None if it has none."""
+        if (made := self._made.get(held)) is None:
+            return None
+        tasks = sorted(made.tasks, key=lambda task: task.get_name())
+        return "\n".join(f"asyncio task {t.get_name()}\n{frames_text(await_frames(t.get_coro()))}" for t in tasks)
 
     async def _end(self, held: Held, left: list[asyncio.Task[Any]]) -> None:
         """Cancels the tasks that a handler left behind and waits for them, however long: they belong to the job."""
@@ -114,17 +132,18 @@ class Exited(Exception):
 class _Tamed(Coroutine[Any, Any, Any]):
     """A coroutine that does not raise SystemExit or KeyboardInterrupt."""
 
-    def __init__(self, coro: Any) -> None:
+    def __init__(self, coro: Any, held: Held | None) -> None:
         self._coro = coro
+        self._held = held
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._coro, name)  # cr_frame and the like: for stacks
 
     def send(self, value: Any) -> Any:
-        return _tame(self._coro.send, value)
+        return _tame(self._coro.send, value, self._held)
 
     def throw(self, *error: Any) -> Any:
-        return _tame(self._coro.throw, *error)
+        return _tame(lambda e: self._coro.throw(*e), error, self._held)
 
     def close(self) -> None:
         self._coro.close()
@@ -133,9 +152,10 @@ class _Tamed(Coroutine[Any, Any, Any]):
         raise TypeError("only a task awaits this")
 
 
-def _tame(step: Callable[..., Any], *args: Any) -> Any:
+def _tame(step: Callable[[Any], Any], value: Any, held: Held | None) -> Any:
+    # `held` is here to be found on the stack: see LagMonitor.
     try:
-        return step(*args)
+        return step(value)
     except (SystemExit, KeyboardInterrupt) as error:
         raise Exited(repr(error)) from error
 
@@ -143,12 +163,12 @@ def _tame(step: Callable[..., Any], *args: Any) -> Any:
 def _make_task(loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], **given: Any) -> asyncio.Task[Any]:
     import asyncio
 
-    task: asyncio.Task[Any] = asyncio.Task(_Tamed(coro), loop=loop, **given)
     context = given.get("context")
-    tasks = context.get(_tasks_of_job) if context is not None else _tasks_of_job.get(None)
-    if tasks is not None:
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+    made = context.get(_made_in_job) if context is not None else _made_in_job.get()
+    task: asyncio.Task[Any] = asyncio.Task(_Tamed(coro, made.held if made is not None else None), loop=loop, **given)
+    if made is not None:
+        made.tasks.add(task)
+        task.add_done_callback(made.tasks.discard)
     return task
 
 

@@ -1,0 +1,154 @@
+"""Handlers that do not end when they are cancelled, in virtual time: found, named, and the worker gives up its place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+import trio
+
+from pulse_trio import HandlerStuck, Job
+from pulse_trio.observe import HandlerOverran
+
+if TYPE_CHECKING:
+    from pulse_trio.jobs import Outcome
+    from support.stage import Stage
+
+CLEANUP = 2.0
+
+
+class Replaced(BaseException):
+    """Stands for the end of the process."""
+
+
+@pytest.fixture
+def release(stage: Stage) -> trio.Event:
+    """Ends the handler "stuck", which nothing else does; "patient" ends when it is told to."""
+    release = trio.Event()
+
+    @stage.handlers.job
+    async def stuck() -> str:
+        with trio.CancelScope(shield=True):
+            await release.wait()
+        return "as if nothing had been"
+
+    @stage.handlers.job
+    async def patient(job: Job) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            with job.cleanup():
+                await trio.sleep(CLEANUP - 0.1)
+
+    return release
+
+
+async def replaced(stage: Stage, **settings: Any) -> tuple[float, list[Outcome]]:
+    """Runs a worker until it would be replaced; when, and what it leaves to report."""
+    left: list[Outcome] = []
+    when = 0.0
+
+    def on_stuck(outcomes: list[Outcome]) -> NoReturn:
+        nonlocal when
+        when = trio.current_time()
+        left.extend(outcomes)
+        raise Replaced
+
+    with pytest.RaisesGroup(Replaced, flatten_subgroups=True):
+        await stage.worker(cleanup=CLEANUP, grace=1000.0, on_stuck=on_stuck, **settings).run()
+    return when, left
+
+
+async def test_a_stuck_handler_is_named_and_everything_else_is_handed_back_first(
+    stage: Stage, release: trio.Event
+) -> None:
+    stuck = stage.enqueue("stuck", timeout=5)
+    others = [stage.enqueue("patient") for _ in range(3)]
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def let_go() -> None:
+            # The fake process does not end its tasks with itself.
+            await trio.sleep(60)
+            release.set()
+
+        when, left = await replaced(stage)
+    (event,) = stage.events.of(HandlerOverran)
+    assert (event.job_id, event.kind, event.attempt, event.reason) == (stuck, "stuck", 1, "timeout")
+    assert ", in stuck" in event.stack
+    (told,) = stage.events.when(HandlerOverran)
+    began = 0.0
+    assert 5 + CLEANUP + 1 <= told - began <= 5 + (CLEANUP + 1) * 1.5 + 0.1
+    assert when - told <= CLEANUP + 1
+    jobs = [stage.database.jobs[i] for i in others]
+    assert [(j.state, j.failures, j.max_attempts) for j in jobs] == [("available", 0, 21)] * 3
+    (outcome,) = left
+    assert (outcome.claim.id, outcome.kind) == (stuck, "timeout")
+    assert outcome.error is not None
+    assert outcome.error.startswith("HandlerStuck: did not end within")
+
+
+async def test_a_stuck_job_is_never_reported_complete(stage: Stage, release: trio.Event) -> None:
+    stuck = stage.enqueue("stuck", timeout=5, max_attempts=1)
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def embedding() -> None:
+            with pytest.raises(HandlerStuck, match=rf"job {stuck} \(stuck\)"):
+                await stage.worker(cleanup=CLEANUP).run()
+
+        await trio.sleep(100)
+        # A program that embeds a worker is told by the event; the lease is kept as long as the handler runs.
+        assert len(stage.events.of(HandlerOverran)) == 1
+        job = stage.database.jobs[stuck]
+        assert job.state == "running"
+        assert job.lease_until > trio.current_time()
+        release.set()
+    assert job.state == "dead"
+    assert stage.outcomes() == ["timeout"]
+    assert (job.error or "").startswith("HandlerStuck")
+
+
+async def test_the_successor_reports_what_was_left(stage: Stage, release: trio.Event) -> None:
+    stuck = stage.enqueue("stuck", timeout=5, max_attempts=1)
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def let_go() -> None:
+            await trio.sleep(60)
+            release.set()
+            stage.store.settled.clear()
+
+        _, left = await replaced(stage)
+    job = stage.database.jobs[stuck]
+    if job.finished is None:
+        from support.fake_store import FakeStore
+
+        await stage.worker(FakeStore(stage.database), stuck=left, burst=True).run()
+    assert job.state == "dead"
+
+
+async def test_clean_up_within_its_time_is_no_overrun(stage: Stage, release: trio.Event) -> None:
+    stage.enqueue("patient", timeout=5)
+    with trio.move_on_after(12):
+        await stage.worker(cleanup=CLEANUP).run()
+    assert stage.events.of(HandlerOverran) == []
+    assert "timeout" in stage.outcomes()
+
+
+async def test_a_shutdown_too_finds_who_does_not_end(stage: Stage, release: trio.Event) -> None:
+    stage.enqueue("stuck")
+    worker = stage.worker(cleanup=CLEANUP, grace=1.0)
+
+    async def stop() -> None:
+        await trio.sleep(1)
+        worker.stop()
+        await trio.sleep(20)
+        release.set()
+
+    with pytest.RaisesGroup(HandlerStuck):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(worker.run)
+            nursery.start_soon(stop)
+    assert [event.reason for event in stage.events.of(HandlerOverran)] == ["shutdown"]
+    assert stage.outcomes() == ["released"]
