@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 KINDS = ["trio", "asyncio", "thread", "process"]
 CAN_BE_CANCELLED = ["trio", "asyncio", "process"]
 SETTINGS: dict[str, Any] = {"lease": 10.0, "heartbeat": 0.1, "cleanup": 2.0, "grace": 10.0, "process_slots": 2}
-WITHIN = 5.0
+WITHIN = 30.0
 
 
 @pytest.fixture
@@ -440,9 +440,9 @@ async def test_the_timeout_of_a_job_that_waits_for_a_process_begins_with_its_han
         await ear.hear("started")
         # Both slots are taken.
         occupying = list(worker._leases.held)
-        waiting = stage.enqueue("process", what="succeed", ear="", timeout=0.5)
+        waiting = stage.enqueue("process", what="succeed", ear="", timeout=3)
         await until(lambda: stage.database.state(waiting) == "running")
-        await trio.sleep(0.6)
+        await trio.sleep(3.2)
         for held in occupying:
             held.cancel("user")
         await until(lambda: stage.database.state(waiting) != "running")
