@@ -457,3 +457,24 @@ async def test_the_databases_clock_is_known_from_the_session_on_and_kept_up_to_d
     store.epoch_offset = 0.0
     await store.touch(0, draining=False)
     assert -0.5 < difference() < 0.5
+
+
+async def test_who_may_only_enqueue_may_not_cancel_until_it_is_granted(alone: Window) -> None:
+    job_id = alone.enqueue("q")
+    alone.run("CREATE ROLE pulse_trio_no_cancelling")
+    alone.run("GRANT USAGE ON SCHEMA pulse TO pulse_trio_no_cancelling")
+    try:
+        with psycopg.connect(alone.dsn, autocommit=True) as connection:
+            connection.execute("SET ROLE pulse_trio_no_cancelling")
+            client = SyncClient(connection)
+            connection.execute("SELECT pulse.enqueue('noop')")
+            with pytest.raises(UsageError, match="permission denied for function cancel_jobs"):
+                client.cancel(job_id)
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                connection.execute("SELECT pulse.cancel(%s)", [job_id])
+            alone.run("GRANT EXECUTE ON FUNCTION cancel_jobs, cancel TO pulse_trio_no_cancelling")
+            assert client.cancel(job_id).state is State.CANCELLED
+            assert connection.execute("SELECT pulse.cancel(%s)", [job_id]).fetchone() == ("cancelled",)
+    finally:
+        alone.run("DROP OWNED BY pulse_trio_no_cancelling")
+        alone.run("DROP ROLE pulse_trio_no_cancelling")

@@ -199,6 +199,30 @@ def test_a_cancellation_means_what_its_reason_says(reason: Any, kind: str) -> No
         assert outcome.error == "TimeoutError: ran longer than 2.5 s"
 
 
+@pytest.mark.parametrize(
+    ("reason", "message", "kept"),
+    [
+        ("user", "no longer wanted", "no longer wanted"),
+        ("user", None, "user"),
+        ("user", "half \ud800 a pair", "half \ufffd a pair"),
+        ("deadline", None, "deadline"),
+        # Somebody asked as well, but the deadline struck first.
+        ("deadline", "no longer wanted", "deadline"),
+    ],
+)
+def test_a_cancelled_job_keeps_what_the_person_said(reason: Any, message: str | None, kept: str) -> None:
+    outcome = outcome_of_cancel(claim(), reason, None, message)
+    assert outcome is not None
+    assert (outcome.kind, outcome.error) == ("cancelled", kept)
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+@pytest.mark.parametrize("kind", ["failed", "timeout", "rescued", "discarded", "snoozed", "released", "cancelled"])
+def test_a_job_being_cancelled_has_no_other_end_but_completion(kind: str, attempt: int) -> None:
+    assert event_of(kind, attempt, 2, cancelling=True) is Event.CANCEL
+    assert event_of("completed", attempt, 2, cancelling=True) is Event.COMPLETE
+
+
 def test_a_lost_fence_leaves_nothing_to_report() -> None:
     assert outcome_of_cancel(claim(), "fence-lost") is None
 
