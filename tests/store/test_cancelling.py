@@ -211,6 +211,39 @@ async def test_a_report_leaves_a_row_whose_cancellation_is_not_committed_for_lat
     assert (window.state(job_id), window.job(job_id)["cancel_reason"]) == ("cancelled", "now")
 
 
+async def test_a_request_that_meets_a_claim_finds_a_running_job(
+    store: WorkerStore, window: Window, queue: str, room_dsn: str
+) -> None:
+    job_id = window.enqueue(queue)
+    results: list[CancelResult] = []
+
+    def ask() -> None:
+        results.append(SyncClient(room_dsn).cancel(job_id))
+
+    with psycopg.connect(room_dsn) as connection:
+        connection.execute(
+            "UPDATE pulse.job SET state = 2, attempt = 1, locked_by = 7, lease_until = now() + interval '1 h' WHERE id = %s",
+            [job_id],
+        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.to_thread.run_sync, ask)
+            await until(lambda: window.value("SELECT count(*) FROM pg_locks WHERE locktype = 'tuple' OR NOT granted"))
+            connection.commit()
+    assert [r.state for r in results] == [State.RUNNING]
+    assert (window.state(job_id), ledger(window, job_id).attempt) == ("running", 1)
+
+
+async def test_a_claim_passes_a_job_that_is_just_being_cancelled(
+    store: WorkerStore, window: Window, queue: str, room_dsn: str
+) -> None:
+    first, second = window.enqueue_many(2, queue)
+    with psycopg.connect(room_dsn) as connection:
+        connection.execute("SELECT pulse.cancel(%s)", [first])
+        assert [c.id for c in await claim(store, queue)] == [second]
+        connection.rollback()
+    assert [c.id for c in await claim(store, queue)] == [first]
+
+
 async def test_a_request_that_is_rolled_back_changes_nothing(
     store: WorkerStore, window: Window, queue: str, room_dsn: str
 ) -> None:
