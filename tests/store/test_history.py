@@ -111,6 +111,31 @@ async def test_clients_take_the_same_filters(store: WorkerStore, window: Window,
         assert [j.id for j in await client.jobs(queue=queue, before=second, limit=1)] == [first]
 
 
+# Attempts
+
+
+@pytest.mark.parametrize(
+    "kind", ["completed", "failed", "timeout", "discarded", "cancelled", "snoozed", "released", "rescued"]
+)
+async def test_every_outcome_leaves_an_attempt_with_its_worker_its_times_and_its_error(
+    kind: Any, store: WorkerStore, window: Window, queue: str
+) -> None:
+    job_id = window.enqueue(queue)
+    error = None if kind in ("completed", "snoozed", "released") else "ValueError: no\n\nTraceback ..."
+    await store.settle([end(await claim_one(store, queue), kind, delay=60.0, error=error)])
+    (session,) = window.run("SELECT host, pid FROM session WHERE id = %s", store.session)
+    for retried in (False, True):
+        if retried:
+            # A person's retry takes the archive's row, and no attempt with it.
+            window.do(history.retry_batch([job_id]))
+        (attempt, *_) = window.do(operations.attempts(job_id))
+        assert (attempt.attempt, attempt.outcome, attempt.error) == (1, kind, error)
+        assert (attempt.worker, attempt.host, attempt.pid) == (store.session, session["host"], session["pid"])
+        assert attempt.started_at is not None
+        assert attempt.ended_at is not None
+        assert attempt.started_at <= attempt.ended_at
+
+
 # Plans
 
 
