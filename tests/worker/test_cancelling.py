@@ -248,7 +248,7 @@ async def test_nothing_of_a_job_runs_any_more_when_its_outcome_is_written(stage:
             await trio.sleep_forever()
         except trio.Cancelled:
             with trio.CancelScope(shield=True):
-                await trio.sleep(len(name))  # noqa: ASYNC120 -- children that take their time to end
+                await trio.sleep(len(name) / 4)  # noqa: ASYNC120 -- children that take their time to end
             raise
         finally:
             alive.discard(name)
