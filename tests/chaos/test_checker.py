@@ -1,0 +1,448 @@
+"""The checker finds what it is for: hand-made bad histories, and real ones with a part of the fence taken out of the SQL."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+from pulse_trio.store import Slot, worker
+from pulse_trio.store.worker import statement
+from support.chaos import journal
+from support.chaos.checker import INVARIANTS, Violation, check
+from support.chaos.history import COMPLETED, RETRYABLE, Bounds, Effect, History, Window, read_lines
+from support.chaos.journal import Change
+from support.chaos.recorder import RecordedStore, Recorder
+from support.stores import Window as Look
+from support.stores import end
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+    from pathlib import Path
+
+    from pulse_trio.jobs import Claim
+
+A, B = 111, 222
+BOUNDS = Bounds(lease=6, watchdog=0.5, margin=1.5, poll=0.2, cleanup=0.5, slack=0)
+
+
+class Story:
+    """Writes down a history by hand: job 1, a second for each step."""
+
+    def __init__(self) -> None:
+        self.changes: list[Change] = []
+        self.lines: list[dict[str, Any]] = []
+        self.effects: list[Effect] = []
+        self.pauses: list[Window] = []
+        self.healed_at: float | None = None
+        self.now = 0.0
+        self.row: dict[str, Any] = {}
+        self._ops = 0
+
+    def change(self, operation: str, tx: int | None = None, **new: Any) -> Story:
+        if tx is None:
+            self.now += 1
+        old = {f"old_{k}": v for k, v in self.row.items() if k in Change._fields and f"old_{k}" in Change._fields}
+        if operation in ("insert", "update"):
+            self.row = {**self.row, **new}
+        about = {
+            **(old if operation in ("update", "delete") else {}),
+            **(self.row if operation != "delete" else {}),
+            **new,
+        }
+        if operation == "delete":
+            about = {**old, **new}
+            self.row = {}
+        known = {k: v for k, v in about.items() if k in Change._fields}
+        known = {"tx": tx or int(self.now), "at": self.now, **known}
+        self.changes.append(Change(1, len(self.changes) + 1, operation, **known))
+        return self
+
+    def enqueued(self, token: str = "t", max_attempts: int = 3) -> Story:  # noqa: S107 -- no password
+        return self.change(
+            "insert", state=1, session=0, attempt=0, max_attempts=max_attempts, run_at=self.now + 1, token=token
+        )
+
+    def said(
+        self, name: str, asked: dict[str, Any], answer: dict[str, Any] | None, phase: str = "ok", who: str = "w"
+    ) -> Story:
+        self._ops += 1
+        about = {"who": who, "pid": 1, "event": "operation", "op": self._ops, "name": name}
+        self.lines.append({**about, "t": self.now, "phase": "invoke", **asked})
+        if answer is not None:
+            self.lines.append({**about, "t": self.now, "phase": phase, **answer})
+        return self
+
+    def produced(self, token: str = "t", phase: str = "ok") -> Story:  # noqa: S107 -- no password
+        return self.said("enqueue", {"tokens": [token]}, {}, phase)
+
+    def claimed(self, attempt: int = 1, session: int = A, statement: str = "exchange", told: bool = True) -> Story:
+        self.change("update", statement=statement, state=2, session=session, attempt=attempt, lease_until=self.now + 7)
+        if told:
+            self.said("exchange", {"reports": []}, {"claims": [(1, attempt, session)], "sent": self.now})
+        return self
+
+    def completed(self, attempt: int = 1, session: int = A) -> Story:
+        self.change("delete", statement="exchange", state=None)
+        self.change(
+            "archive", tx=int(self.now), statement="exchange", state=COMPLETED, session=session, attempt=attempt
+        )
+        report = (1, attempt, session, "completed")
+        return self.said("exchange", {"reports": [report]}, {"accepted": [report], "refused": []})
+
+    def rescued(self, attempt: int = 1, after: float = 6.3, state: int = RETRYABLE) -> Story:
+        self.now += after - 1
+        self.change("update", statement="fail", state=state, session=0, lease_until=None)
+        return self.change("note", tx=int(self.now), statement="fail", outcome="rescued", attempt=attempt)
+
+    def event(self, event: str, attempt: int = 1, who: str = "w", **more: Any) -> Story:
+        self.lines.append({"who": who, "pid": 1, "t": self.now, "event": event, "job": 1, "attempt": attempt, **more})
+        return self
+
+    def effect(self, attempt: int = 1) -> Story:
+        self.effects.append(Effect(1, attempt, len(self.effects), self.now))
+        return self
+
+    def after(self, seconds: float) -> Story:
+        self.now += seconds
+        return self
+
+    def history(self) -> History:
+        return History(self.changes, self.lines, self.effects, (), (), self.pauses, self.healed_at, bounds=BOUNDS)
+
+
+def good() -> Story:
+    """Claimed, rescued, claimed again, completed, at rest."""
+    story = Story().enqueued().produced().claimed().event("started").effect().rescued()
+    story.claimed(2, B).event("started", 2, who="v").effect(2).event(
+        "ended", 2, who="v", outcome="completed"
+    ).completed(2, B)
+    story.healed_at = story.now
+    return story
+
+
+def test_a_good_history_has_no_violation() -> None:
+    assert check(good().history()) == []
+
+
+def lost_row() -> Story:
+    return Story().enqueued().produced().change("delete", statement="mystery")
+
+
+def lost_enqueue() -> Story:
+    return Story().enqueued().produced().produced("gone")
+
+
+def unfinished() -> Story:
+    story = Story().enqueued().produced()
+    story.healed_at = 9
+    return story
+
+
+def rolled_back_but_there() -> Story:
+    return Story().enqueued().produced(phase="failed")
+
+
+def out_of_nowhere() -> Story:
+    return Story().enqueued()
+
+
+def attempt_skipped() -> Story:
+    return Story().enqueued().produced().claimed(2)
+
+
+def attempt_reset() -> Story:
+    story = Story().enqueued().produced().claimed().rescued()
+    return story.change("update", statement="mystery", attempt=0)
+
+
+def over_budget() -> Story:
+    return Story().enqueued(max_attempts=1).produced().claimed().rescued().claimed(2, B)
+
+
+def budget_grew() -> Story:
+    story = Story().enqueued().produced().claimed().rescued()
+    return story.change("update", statement="mystery", max_attempts=9)
+
+
+def claimed_while_running() -> Story:
+    return Story().enqueued().produced().claimed().claimed(2, B)
+
+
+def finished_and_changed() -> Story:
+    story = good()
+    return story.change("insert", statement="mystery", state=1, session=0, attempt=2, max_attempts=3)
+
+
+def accepted_of_another() -> Story:
+    story = good()
+    report = (1, 1, B, "completed")
+    return story.said("settle", {"reports": [report]}, {"accepted": [report], "refused": []})
+
+
+def beat_of_another() -> Story:
+    story = Story().enqueued().produced().claimed()
+    return story.said("beat", {"beats": [(1, 1, B)]}, {"renewed": [(1, 1, B)], "lost": [], "sent": story.now})
+
+
+def renewed_unasked() -> Story:
+    story = Story().enqueued().produced().claimed()
+    return story.change("update", statement="beat", lease_until=99.0)
+
+
+def claim_forgotten() -> Story:
+    return Story().enqueued().produced().said("exchange", {"reports": []}, {"claims": [(1, 1, A)], "sent": 1.0})
+
+
+def refused_without_reason() -> Story:
+    report = (1, 1, A, "failed")
+    return (
+        Story()
+        .enqueued()
+        .produced()
+        .claimed()
+        .said("settle", {"reports": [report]}, {"accepted": [], "refused": [report]})
+    )
+
+
+def completed_at_the_worker_only() -> Story:
+    story = Story().enqueued().produced().claimed().rescued()
+    report = (1, 1, A, "completed")
+    return story.said("settle", {"reports": [report]}, {"accepted": [report], "refused": []})
+
+
+def effect_after_the_lease() -> Story:
+    return Story().enqueued().produced().claimed().event("started").after(6).effect()
+
+
+def effect_after_the_loss() -> Story:
+    return Story().enqueued().produced().claimed().event("started").event("fence lost", during="beat").after(2).effect()
+
+
+def overlap() -> Story:
+    story = good()
+    story.lines = [line for line in story.lines if line["event"] != "fence lost"]
+    return story.event("ended", 1, outcome="completed")
+
+
+def rescued_early() -> Story:
+    return Story().enqueued().produced().claimed().rescued(after=3)
+
+
+def rescued_late() -> Story:
+    return Story().enqueued().produced().claimed().rescued(after=30)
+
+
+def dead_with_budget_left() -> Story:
+    story = Story().enqueued().produced().claimed().after(6)
+    story.change("delete", statement="fail", state=None)
+    story.change("archive", tx=int(story.now), statement="fail", state=5, session=A, attempt=1)
+    return story.change("note", tx=int(story.now), statement="fail", outcome="rescued", attempt=1)
+
+
+def started_late() -> Story:
+    story = Story().enqueued().produced().after(60).claimed()
+    story.healed_at = 1
+    return story
+
+
+BAD: dict[str, list[Callable[[], Story]]] = {
+    "I1": [lost_row, lost_enqueue, unfinished, rolled_back_but_there, out_of_nowhere],
+    "I2": [attempt_skipped, attempt_reset],
+    "I3": [over_budget, budget_grew],
+    "I4": [claimed_while_running, finished_and_changed],
+    "I5": [accepted_of_another, beat_of_another, renewed_unasked, claim_forgotten],
+    "I6": [refused_without_reason, completed_at_the_worker_only],
+    "I7": [effect_after_the_lease, effect_after_the_loss, overlap],
+    "I8": [rescued_early, rescued_late],
+    "I9": [dead_with_budget_left],
+    "I10": [started_late],
+}
+
+
+@pytest.mark.parametrize(
+    ("invariant", "story"),
+    [(i, s) for i, stories in BAD.items() for s in stories],
+    ids=lambda x: getattr(x, "__name__", x),
+)
+def test_each_invariant_finds_its_own_bad_history(invariant: str, story: Callable[[], Story]) -> None:
+    assert [v.invariant for v in INVARIANTS[invariant](story().history())].count(invariant) >= 1
+
+
+def test_a_gap_in_the_journal_is_found() -> None:
+    story = good()
+    del story.changes[2]
+    assert list(INVARIANTS["I0"](story.history()))
+
+
+def test_a_pause_covers_an_effect_just_after_it() -> None:
+    story = effect_after_the_lease()
+    story.pauses.append(Window(story.now - 3, story.now - 0.1, "w"))
+    assert list(INVARIANTS["I7"](story.history())) == []
+
+
+# The same with real statements, a predicate of the fence taken out
+
+
+class Scene:
+    """Two recorded stores, A and B, on a journaled database."""
+
+    def __init__(self, dsn: str, folder: Path, a: RecordedStore, b: RecordedStore) -> None:
+        self.dsn, self.folder, self.a, self.b = dsn, folder, a, b
+        self.look = Look(dsn)
+
+    def history(self) -> History:
+        return History(
+            journal.read(self.dsn), read_lines(self.folder, "*.jsonl"), epoch=epoch(self.dsn), bounds=Bounds(slack=1.0)
+        )
+
+    def violated(self) -> set[str]:
+        return {v.invariant for v in check_all_but_i1(self.history())}
+
+    async def claim(self, store: RecordedStore) -> Claim:
+        (claim,) = (await store.exchange(1, [Slot("default", 0)])).claims
+        return claim
+
+    def expire(self, job_id: int) -> None:
+        """Lets the lease run out as time would: nothing in the journal says otherwise."""
+        with psycopg.connect(self.dsn) as connection:
+            connection.execute("SET session_replication_role = replica")
+            connection.execute(
+                "UPDATE pulse.job SET lease_until = clock_timestamp() - interval '1 ms' WHERE id = %s", [job_id]
+            )
+
+    def forget_the_claim(self, job_id: int) -> None:
+        """The server fails over to a standby that never got the last claim."""
+        with psycopg.connect(self.dsn) as connection:
+            connection.execute("SET session_replication_role = replica")
+            connection.execute(
+                "UPDATE pulse.job SET state = 1, attempt = 0, locked_by = 0, lease_until = 'infinity' WHERE id = %s",
+                [job_id],
+            )
+            connection.execute("DELETE FROM chaos.journal WHERE job = %s AND revision > 1", [job_id])
+            connection.execute("UPDATE chaos.head SET revision = 1 WHERE job = %s", [job_id])
+
+
+def check_all_but_i1(history: History) -> list[Violation]:
+    """No producer says anything here, so I1 has nothing to compare with."""
+    return [v for name, invariant in INVARIANTS.items() if name != "I1" for v in invariant(history)]
+
+
+def epoch(dsn: str) -> float:
+    with psycopg.connect(dsn) as connection:
+        row = connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchone()
+    assert row is not None
+    return row[0] - time.monotonic()
+
+
+@pytest.fixture
+async def scene(dsn: str, tmp_path: Path) -> AsyncGenerator[Scene]:
+    journal.install(dsn)
+    stores = [RecordedStore(dsn, recorder=Recorder(tmp_path / f"{n}.jsonl", n), lease=6.0) for n in "ab"]
+    for store in stores:
+        await store.open_session()
+    scene = Scene(dsn, tmp_path, *stores)
+    yield scene
+    scene.look.close()
+    for store in stores:
+        await store.aclose()
+
+
+async def wrong_attempt(scene: Scene) -> Claim:
+    """A's lease ran out, and A itself claimed the job again: its old attempt is still about to report."""
+    job_id = scene.look.enqueue()
+    stale = await scene.claim(scene.a)
+    scene.expire(job_id)
+    await scene.a.rescue()
+    await scene.claim(scene.a)
+    return stale
+
+
+async def wrong_session(scene: Scene) -> Claim:
+    """A's claim was lost in a failover, and B has the same attempt."""
+    job_id = scene.look.enqueue()
+    stale = await scene.claim(scene.a)
+    scene.forget_the_claim(job_id)
+    await scene.claim(scene.b)
+    return stale
+
+
+async def wrong_id(scene: Scene) -> Claim:
+    """A runs two jobs, and reports one."""
+    scene.look.enqueue()
+    scene.look.enqueue()
+    first = await scene.claim(scene.a)
+    await scene.claim(scene.a)
+    return first
+
+
+PREDICATES = {
+    "id": (rb"j\.id = [rhf]\.id", wrong_id),
+    "attempt": (rb"j\.attempt = [rhf]\.attempt", wrong_attempt),
+    "session": (rb"j\.locked_by = [rhf]\.session", wrong_session),
+}
+WRITES: dict[str, Callable[[RecordedStore, Claim], Any]] = {
+    "exchange": lambda store, claim: store.settle([end(claim)]),
+    "complete_unlocked": lambda store, claim: store.settle([end(claim, cancelling=True)]),
+    "fail": lambda store, claim: store.settle([end(claim, "failed")]),
+    "beat": lambda store, claim: store.beat([claim]),
+}
+
+
+def without(name: str, predicate: bytes) -> Callable[[str, str], bytes]:
+    """The statements, one of them with a predicate taken out wherever it stands."""
+
+    def torn(asked: str, schema: str) -> bytes:
+        text = statement(asked, schema)
+        if asked != name:
+            return text
+        text, count = re.subn(predicate, b"true", text)
+        assert count
+        return text
+
+    return torn
+
+
+@pytest.mark.parametrize("part", PREDICATES)
+@pytest.mark.parametrize("write", WRITES)
+async def test_with_the_whole_fence_the_checker_reports_nothing(write: str, part: str, scene: Scene) -> None:
+    claim = await PREDICATES[part][1](scene)
+    before = scene.violated()
+
+    await WRITES[write](scene.a, claim)
+
+    assert scene.violated() == before
+    # What a failover forgot, a worker still believes: the scene itself, not the report.
+    assert before == ({"I5"} if part == "session" else set())
+
+
+# `state = 2` is not among them: whoever holds no lease has locked_by = 0, which no session is.
+@pytest.mark.parametrize("part", PREDICATES)
+@pytest.mark.parametrize("write", WRITES)
+async def test_without_a_part_of_the_fence_the_checker_reports_a_violation(
+    write: str, part: str, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predicate, play = PREDICATES[part]
+    claim = await play(scene)
+    before = check_all_but_i1(scene.history())
+    monkeypatch.setattr(worker, "statement", without(write, predicate))
+
+    await WRITES[write](scene.a, claim)
+
+    assert len(check_all_but_i1(scene.history())) > len(before)
+
+
+async def test_without_the_lease_in_the_watchdogs_search_the_checker_reports_an_early_rescue(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.look.enqueue()
+    await scene.claim(scene.a)
+    assert scene.violated() == set()
+    monkeypatch.setattr(worker, "statement", without("expired", rb"lease_until < statement_timestamp\(\)"))
+
+    await scene.b.rescue()
+
+    assert scene.violated() == {"I8"}

@@ -1,0 +1,378 @@
+"""The invariants I1 to I10, each a pure function from a history to its violations, with the evidence.
+
+The journal is what the database did; the workers' lines are what they asked and believed; the effects are what the world saw.
+An invariant compares at least two of these, or one with the rules. Times are monotonic seconds unless they are the journal's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from .history import CANCELLED, DEAD, FINISHED, LIVE_WAITING, NO_ROW, RETRYABLE, RUNNING, WAITING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from .history import Fence, History
+
+REFUNDED = {"snoozed", "released"}
+"""Outcomes that use no budget."""
+PEOPLES = {"retry_job", "delete_jobs", "prune", "upkeep"}
+"""Statements that may touch a finished job."""
+REPORTING = {"exchange", "complete_unlocked", "fail"}
+CLAIMING = {"exchange", "claim_limited", "claim_suspect"}
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One broken promise. `evidence` has the lines it was seen in."""
+
+    invariant: str
+    job: int | None
+    message: str
+    evidence: tuple[Any, ...] = ()
+
+    def __str__(self) -> str:
+        lines = "".join(f"\n    {line}" for line in self.evidence)
+        return f"{self.invariant}: job {self.job}: {self.message}{lines}"
+
+
+def check(history: History) -> list[Violation]:
+    """All violations of all invariants."""
+    return [violation for invariant in INVARIANTS.values() for violation in invariant(history)]
+
+
+# The record itself
+
+
+def i0_journal_is_whole(history: History) -> Iterator[Violation]:
+    """Revisions are 1, 2, 3 ...: nothing that happened to a job is missing."""
+    for job, changes in history.jobs.items():
+        revisions = [c.revision for c in changes]
+        if revisions != list(range(1, len(revisions) + 1)):
+            yield Violation("I0", job, f"revisions {revisions}")
+
+
+# Database alone
+
+
+def i1_no_loss(history: History) -> Iterator[Violation]:
+    """At rest every acknowledged enqueue is completed, dead or cancelled; unknown: absent or finished; failed: absent."""
+    enqueued = {
+        c.token: c.job for changes in history.jobs.values() for c in changes if c.operation == "insert" and c.token
+    }
+    last = {job: steps[-1].new for job, steps in history.steps.items()}
+    expected: set[str] = set()
+    for operation in history.operations:
+        tokens = operation.asked.get("tokens", ())
+        expected.update(tokens)
+        duplicates = operation.answer.get("duplicates", {})
+        for token in tokens:
+            # An enqueue that met the live job of its unique key vouches for that job.
+            job = enqueued.get(token, duplicates.get(token))
+            match operation.phase:
+                case "ok" if job is None or job not in last:
+                    yield Violation("I1", None, f"acknowledged enqueue {token} is nowhere", (operation.answer,))
+                case "failed" if job is not None:
+                    yield Violation("I1", job, f"rolled-back enqueue {token} is there", (operation.answer,))
+                case _:
+                    pass
+    for token, job in enqueued.items():
+        if token not in expected:
+            yield Violation("I1", job, f"{token} was enqueued by nobody")
+    for job, steps in history.steps.items():
+        for step in steps:
+            if step.new == NO_ROW and not step.statements & PEOPLES:
+                yield Violation("I1", job, "the row vanished", step.changes)
+    if history.healed_at is not None:
+        for job, state in last.items():
+            if state not in FINISHED:
+                yield Violation("I1", job, f"not finished at rest (state {state})", history.steps[job][-1].changes)
+
+
+def i2_attempts(history: History) -> Iterator[Violation]:
+    """Attempts of a job are 1, 2, 3 ... without gap or repeat, and only a claim changes them."""
+    for job, steps in history.steps.items():
+        attempt = 0
+        for step in steps:
+            for change in step.changes:
+                if change.operation not in ("insert", "update", "archive") or change.attempt is None:
+                    continue
+                claims = change is step.claim
+                if change.attempt != attempt + claims:
+                    what = "a claim" if claims else f"{change.operation} by {change.statement}"
+                    yield Violation("I2", job, f"attempt {attempt} became {change.attempt} in {what}", (change,))
+                if claims and change.statement not in CLAIMING and change.statement is not None:
+                    yield Violation("I2", job, f"claimed by {change.statement}", (change,))
+                attempt = change.attempt
+
+
+def i3_budget(history: History) -> Iterator[Violation]:
+    """Claims minus refunds never exceed max_attempts between manual retries; the budget grows by refunds alone."""
+    for job, steps in history.steps.items():
+        budget, used = 0, 0
+        for step in steps:
+            first = step.changes[0]
+            if first.operation == "insert" and step.old == NO_ROW:
+                budget, used = first.max_attempts or 0, 0
+            elif step.statements & PEOPLES and step.old in FINISHED and step.new in LIVE_WAITING:
+                inserted = next(c for c in step.changes if c.operation == "insert")
+                budget, used = (inserted.max_attempts or 0) - (inserted.attempt or 0), 0
+            if step.claim is not None:
+                used += 1
+                if used > budget:
+                    yield Violation("I3", job, f"attempt {used} of a budget of {budget}", (step.claim,))
+            refund = step.outcome in REFUNDED or (step.outcome == "rescued" and "refund" in step.statements)
+            if step.raised > refund:
+                yield Violation("I3", job, f"the budget grew by {step.raised} at {step.outcome}", step.changes)
+            budget += step.raised
+
+
+def i4_leases(history: History) -> Iterator[Violation]:
+    """A job's leases are disjoint, each attempt is released exactly once; finished states change by a person's command."""
+    for job, steps in history.steps.items():
+        released: Counter[int] = Counter()
+        released_at = 0.0
+        for step in steps:
+            if step.claim is not None:
+                if step.claim.at < released_at:
+                    yield Violation("I4", job, "claimed before the lease before it was released", step.changes)
+                if step.old == RUNNING:
+                    yield Violation("I4", job, "claimed while it ran", step.changes)
+            for change in step.changes:
+                stays = change.operation == "update" and change.old_state == change.state == RUNNING
+                if stays and (change.old_session, change.old_attempt) != (change.session, change.attempt):
+                    yield Violation("I4", job, "a running row changed hands without a release", (change,))
+            if (change := step.release) is not None:
+                released[change.old_attempt or 0] += 1
+                released_at = change.at
+            if step.old in FINISHED and not step.statements & PEOPLES:
+                yield Violation("I4", job, f"finished ({step.old}), and changed by {step.statements}", step.changes)
+        last = steps[-1]
+        for attempt in {c.attempt for s in steps if (c := s.claim) is not None}:
+            is_running = last.new == RUNNING and attempt == max(
+                s.claim.attempt or 0 for s in steps if s.claim is not None
+            )
+            if released[attempt or 0] != (0 if is_running else 1):
+                yield Violation("I4", job, f"attempt {attempt} was released {released[attempt or 0]} times")
+
+
+# Database against workers
+
+
+def i5_fence_sound(history: History) -> Iterator[Violation]:
+    """What was accepted found the row running with that very session and attempt; and nothing was done that nobody asked."""
+    asked: dict[str, Counter[Fence]] = {"report": Counter(), "beat": Counter()}
+    accepted_beats: Counter[Fence] = Counter()
+    claimed: set[Fence] = set()
+    for operation in history.operations:
+        asked["report"].update(operation.asked_fences("reports"))
+        asked["beat"].update(operation.asked_fences("beats"))
+        accepted_beats.update(operation.fences("renewed"))
+        claimed.update(operation.fences("claims"))
+        for fence in operation.fences("accepted"):
+            if not any(step.outcome != "rescued" for step in history.releases.get(fence, ())):
+                yield Violation("I5", fence[0], f"a report of attempt {fence[1]} was accepted, whose row it never was",
+                                (operation.answer,))  # fmt: skip
+    renewed: Counter[Fence] = Counter()
+    claims: set[Fence] = set()
+    for job, steps in history.steps.items():
+        for step in steps:
+            if step.claim is not None:
+                claims.add((job, step.claim.attempt or 0, step.claim.session or 0))
+            for change in step.renewals:
+                renewed[job, change.old_attempt or 0, change.old_session or 0] += 1
+            if (change := step.release) is not None and step.outcome not in ("rescued", None):
+                fence = (job, change.old_attempt or 0, change.old_session or 0)
+                if change.statement in REPORTING and not asked["report"][fence]:
+                    yield Violation("I5", job, f"attempt {fence[1]} was ended by a report that its worker never sent",
+                                    step.changes)  # fmt: skip
+    for fence, count in accepted_beats.items():
+        if renewed[fence] < count:
+            yield Violation(
+                "I5", fence[0], f"{count} beats of attempt {fence[1]} were accepted, {renewed[fence]} found its row"
+            )
+    for fence, count in renewed.items():
+        if asked["beat"][fence] < count:
+            yield Violation(
+                "I5", fence[0], f"attempt {fence[1]} was renewed {count} times, asked for {asked['beat'][fence]} times"
+            )
+    for fence in claimed - claims:
+        yield Violation("I5", fence[0], f"a worker has a claim (attempt {fence[1]}) that the database does not know")
+
+
+def i6_fence_complete(history: History) -> Iterator[Violation]:
+    """A refused report's attempt had been released before; completed at the worker means completed in the journal."""
+    for operation in history.operations:
+        for part in ("refused", "lost"):
+            for fence in operation.fences(part):
+                if not any(c.session == fence[2] and c.attempt == fence[1] for c in history.jobs.get(fence[0], ())):
+                    continue  # a claim that the database does not know is I5's
+                steps = history.releases.get(fence, [])
+                heard = history.epoch + (operation.end or 0) + history.bounds.slack
+                if not any(step.at <= heard for step in steps):
+                    yield Violation("I6", fence[0], f"attempt {fence[1]} was refused although it had not been released",
+                                    (operation.answer,))  # fmt: skip
+        for *fence, kind in operation.answer.get("accepted", ()):
+            outcomes = {step.outcome for step in history.releases.get((fence[0], fence[1], fence[2]), [])}
+            if outcomes and (kind == "completed") != ("completed" in outcomes):
+                yield Violation("I6", fence[0], f"the report {kind} of attempt {fence[1]} counts as {outcomes}",
+                                (operation.answer,))  # fmt: skip
+
+
+# Workers against the world
+
+
+def i7_effects(history: History) -> Iterator[Violation]:
+    """No effect after (lease's local deadline + C), none after (loss of the fence known + C), and no two attempts of one job at
+    a time; a recorded pause of the process covers what it did just after."""
+    b = history.bounds
+    process_of: dict[tuple[int, int], tuple[str, int]] = {}
+    ends: dict[tuple[int, int], float] = {}
+    starts: dict[tuple[int, int], float] = {}
+    lost: dict[tuple[int, int], float] = {}
+    for line in history.lines:
+        if line["event"] in ("started", "ended", "fence lost"):
+            key = (line["job"], line["attempt"])
+            if line["event"] == "started":
+                process_of[key] = (line["who"], line["pid"])
+                starts[key] = line["t"]
+            elif line["event"] == "ended":
+                ends[key] = line["t"]
+            elif not line["during"].startswith("report"):
+                lost.setdefault(key, line["t"])
+    proofs: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for operation in history.operations:
+        for fence in operation.fences("claims") + operation.fences("renewed"):
+            proofs[fence[0], fence[1]].append(operation.answer["sent"])
+    last_effect: dict[tuple[int, int], float] = {}
+    for effect in history.effects:
+        key = (effect.job, effect.attempt)
+        last_effect[key] = effect.at
+        if key not in process_of:
+            continue
+        # Unproven is what no beat had renewed when the effect came.
+        proven = max((sent for sent in proofs[key] if sent <= effect.at), default=None)
+        limit = None if proven is None else proven + b.lease - b.margin + b.cleanup + b.slack
+        if limit is None:
+            yield Violation("I7", effect.job, f"an effect of attempt {effect.attempt} without a lease", (effect,))
+        elif effect.at > limit and not paused(history, process_of[key][0], limit, effect.at):
+            yield Violation("I7", effect.job, f"an effect {effect.at - limit:.2f} s after the lease's end", (effect,))
+        too_late = key in lost and effect.at > lost[key] + b.cleanup + b.slack
+        if too_late and not paused(history, process_of[key][0], lost[key], effect.at):
+            yield Violation("I7", effect.job, "an effect after the fence was known to be lost", (effect,))
+    # A process that was killed ended its handlers with its last effect at the latest.
+    for (job, attempt), started in starts.items():
+        before = (job, attempt - 1)
+        if before in starts:
+            ended = max(ends.get(before, 0.0), last_effect.get(before, 0.0))
+            if ended > started and not paused(history, process_of[before][0], starts[before], ended):
+                text = f"attempt {attempt} began {ended - started:.2f} s before attempt {attempt - 1} ended"
+                yield Violation("I7", job, text, (process_of[before], process_of[job, attempt]))
+
+
+def paused(history: History, who: str, since: float, until: float) -> bool:
+    """Whether `who` was stopped between two moments, or shortly before."""
+    grace = history.bounds.cleanup + history.bounds.slack
+    return any(
+        p.who == who and p.begin <= until and p.end + grace >= until for p in history.pauses if p.end >= since - grace
+    )
+
+
+# Time
+
+
+def i8_recovery(history: History) -> Iterator[Violation]:
+    """In the database's time: a rescue comes no sooner than the lease's end, and no later than one tick after it."""
+    b = history.bounds
+    for steps in history.steps.values():
+        for step in steps:
+            if step.outcome != "rescued" or step.release is None or "held_by" in step.statements:
+                continue
+            expired = step.release.old_lease_until or 0.0
+            late = step.at - expired
+            if late < 0:
+                yield Violation("I8", step.job, f"rescued {-late:.3f} s before its lease ended", step.changes)
+            allowed = b.watchdog + b.slack + hindered(history, expired - history.epoch, step.at - history.epoch)
+            if late > allowed:
+                yield Violation("I8", step.job, f"rescued {late:.2f} s after its lease ended; {allowed:.2f} s are allowed",
+                                step.changes)  # fmt: skip
+
+
+def hindered(history: History, begin: float, end: float) -> float:
+    """Seconds between two moments in which nobody could rescue or claim."""
+    total, reached = 0.0, begin
+    for window in sorted(history.hindrances):
+        low, high = max(window.begin, reached), min(window.end, end)
+        if high > low:
+            total += high - low
+            reached = high
+    return total
+
+
+def i9_one_path(history: History) -> Iterator[Violation]:
+    """After a rescue a job stands where a failure of the same attempt would have put it: `run_at` aside."""
+    for steps in history.steps.values():
+        for step in steps:
+            change = step.release
+            if change is None or step.outcome not in ("failed", "timeout", "rescued"):
+                continue
+            # The budget as fail.sql saw it: a refund comes before it in the same transaction.
+            budget = change.old_max_attempts or 0
+            expected = RETRYABLE if (change.old_attempt or 0) < budget else DEAD
+            if step.outcome == "rescued" and change.suspect and step.new == DEAD:
+                continue  # a suspect that crashed once more: dead, whatever its budget
+            if change.cancelling:
+                expected = CANCELLED
+            if step.new != expected:
+                yield Violation("I9", step.job, f"{step.outcome} led to state {step.new}, not {expected}", step.changes)
+
+
+def i10_liveness(history: History) -> Iterator[Violation]:
+    """After healing, every due job starts within lease + tick + poll, the backlog before it aside."""
+    if history.healed_at is None:
+        return
+    b = history.bounds
+    healed = history.healed_at + history.epoch
+    started = sorted(s.claim.at for steps in history.steps.values() for s in steps if s.claim is not None)
+    for job, steps in history.steps.items():
+        due: float | None = None
+        for step in steps:
+            if step.claim is not None:
+                if due is not None:
+                    since = max(due, healed)
+                    # While others start, this one waits its turn: only a time in which nobody starts is idle.
+                    idle = longest_silence(started, since, step.claim.at)
+                    if idle > b.lease + b.watchdog + b.poll + b.slack:
+                        yield Violation(
+                            "I10", job, f"due and not started for {idle:.1f} s, while nobody was", (step.claim,)
+                        )
+                due = None
+            elif step.new in (WAITING, RETRYABLE):
+                due = max(step.at, max((c.run_at for c in step.changes if c.run_at is not None), default=step.at))
+            else:
+                due = None
+
+
+def longest_silence(moments: list[float], begin: float, end: float) -> float:
+    """The longest stretch between two moments in which nothing happened."""
+    inside = [begin, *(m for m in moments if begin < m < end), end]
+    return max((later - earlier for earlier, later in pairwise(inside)), default=0.0)
+
+
+INVARIANTS: Mapping[str, Callable[[History], Iterable[Violation]]] = {
+    "I0": i0_journal_is_whole,
+    "I1": i1_no_loss,
+    "I2": i2_attempts,
+    "I3": i3_budget,
+    "I4": i4_leases,
+    "I5": i5_fence_sound,
+    "I6": i6_fence_complete,
+    "I7": i7_effects,
+    "I8": i8_recovery,
+    "I9": i9_one_path,
+    "I10": i10_liveness,
+}

@@ -1,0 +1,239 @@
+"""A history: the journal, what the processes said, the effects and the faults; read, and put in order for the checker."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from .journal import Change
+
+WAITING, RUNNING, RETRYABLE, COMPLETED, DEAD, CANCELLED = 1, 2, 3, 4, 5, 6
+LIVE_WAITING = (WAITING, RETRYABLE)
+FINISHED = (COMPLETED, DEAD, CANCELLED)
+NO_ROW = 0
+Fence = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What the workers were set to, in seconds. `slack`: what a loaded machine may take for a step that takes no time."""
+
+    lease: float = 6.0
+    watchdog: float = 0.5
+    margin: float = 1.5
+    poll: float = 0.2
+    cleanup: float = 0.5
+    slack: float = 2.0
+
+
+class Window(NamedTuple):
+    """A stretch of monotonic time; `who` is the process it is about, None for everybody."""
+
+    begin: float
+    end: float
+    who: str | None = None
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault that was carried out, in monotonic time. `pid`: the process it struck, if it is about one."""
+
+    kind: str
+    begin: float
+    end: float
+    who: str | None = None
+    pid: int | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Effect:
+    """One effect of a handler, at the moment it arrived (monotonic)."""
+
+    job: int
+    attempt: int
+    n: int
+    at: float
+    pid: int = 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """All that one transaction did to one job: where it stood before and after."""
+
+    job: int
+    tx: int
+    at: float
+    changes: tuple[Change, ...]
+    old: int
+    new: int
+
+    @property
+    def statements(self) -> set[str | None]:
+        return {c.statement for c in self.changes}
+
+    @property
+    def claim(self) -> Change | None:
+        """The change by which the job began to run."""
+        return next((c for c in self.changes if c.state == RUNNING and c.old_state in LIVE_WAITING), None)
+
+    @property
+    def release(self) -> Change | None:
+        """The change by which the job ceased to run."""
+        return next((c for c in self.changes if c.old_state == RUNNING and c.state != RUNNING), None)
+
+    @property
+    def outcome(self) -> str | None:
+        """What the attempt that ended here came to."""
+        if self.release is None:
+            return None
+        noted = next((c.outcome for c in self.changes if c.operation == "note"), None)
+        return noted or ("completed" if self.new == COMPLETED else None)
+
+    @property
+    def renewals(self) -> list[Change]:
+        return [c for c in self.changes if c.old_state == c.state == RUNNING and c.lease_until != c.old_lease_until]
+
+    @property
+    def raised(self) -> int:
+        """By how much the budget grew."""
+        return sum(
+            c.max_attempts - c.old_max_attempts
+            for c in self.changes
+            if c.operation == "update" and c.max_attempts is not None and c.old_max_attempts is not None
+        )
+
+
+@dataclass
+class History:
+    """A run's record. `epoch` is the database's clock minus the monotonic one."""
+
+    changes: Sequence[Change] = ()
+    lines: Sequence[dict[str, Any]] = ()
+    effects: Sequence[Effect] = ()
+    faults: Sequence[Fault] = ()
+    hindrances: Sequence[Window] = ()
+    """When watchdogs or a row could not be reached: recovery may be that much later."""
+    pauses: Sequence[Window] = ()
+    """When a process was stopped: it may act on an old lease until just after."""
+    healed_at: float | None = None
+    """Monotonic; None when the run was not drained (then I1's rest and I10 are not asked)."""
+    epoch: float = 0.0
+    bounds: Bounds = field(default_factory=Bounds)
+
+    @cached_property
+    def jobs(self) -> dict[int, list[Change]]:
+        """The changes of each job in order."""
+        jobs: dict[int, list[Change]] = defaultdict(list)
+        for change in self.changes:
+            jobs[change.job].append(change)
+        for changes in jobs.values():
+            changes.sort(key=lambda c: c.revision)
+        return dict(jobs)
+
+    @cached_property
+    def steps(self) -> dict[int, list[Step]]:
+        """The steps of each job in order."""
+        return {job: steps_of(job, changes) for job, changes in self.jobs.items()}
+
+    @cached_property
+    def releases(self) -> dict[Fence, list[Step]]:
+        """The steps that ended an attempt, by its fence."""
+        found: dict[Fence, list[Step]] = defaultdict(list)
+        for job, steps in self.steps.items():
+            for step in steps:
+                if (change := step.release) is not None:
+                    found[job, change.old_attempt or 0, change.old_session or 0].append(step)
+        return dict(found)
+
+    @cached_property
+    def operations(self) -> list[Operation]:
+        """What the processes asked and heard, in the order of asking."""
+        open_: dict[tuple[str, int, int], Operation] = {}
+        done: list[Operation] = []
+        for line in self.lines:
+            if line["event"] != "operation":
+                continue
+            key = (line["who"], line["pid"], line["op"])
+            if line["phase"] == "invoke":
+                open_[key] = Operation(line["who"], line["pid"], line["name"], line["t"], line)
+                done.append(open_[key])
+            else:
+                operation = open_[key]
+                operation.phase, operation.end, operation.answer = line["phase"], line["t"], line
+        return done
+
+
+@dataclass
+class Operation:
+    """One operation of a process: `phase` is "unknown" until its answer was heard."""
+
+    who: str
+    pid: int
+    name: str
+    begin: float
+    asked: dict[str, Any]
+    phase: str = "unknown"
+    end: float | None = None
+    answer: dict[str, Any] = field(default_factory=dict)
+
+    def fences(self, part: str) -> list[Fence]:
+        """The fences in one part of the answer."""
+        return [(f[0], f[1], f[2]) for f in self.answer.get(part, ())]
+
+    def asked_fences(self, part: str) -> list[Fence]:
+        """The fences in one part of the question."""
+        return [(f[0], f[1], f[2]) for f in self.asked.get(part, ())]
+
+
+def steps_of(job: int, changes: Sequence[Change]) -> list[Step]:
+    """Groups a job's changes by transaction."""
+    steps: list[Step] = []
+    before = NO_ROW
+    for tx, group in groupby(changes, key=lambda c: c.tx):
+        together = tuple(group)
+        after = before
+        for change in together:
+            match change.operation:
+                case "insert" | "update" | "archive":
+                    after = change.state or NO_ROW
+                case "delete" if not any(c.operation == "archive" for c in together):
+                    after = NO_ROW
+                case "unarchive" if not any(c.operation == "insert" for c in together):
+                    after = NO_ROW
+                case _:
+                    pass
+        steps.append(Step(job, tx, together[-1].at, together, before, after))
+        before = after
+    return steps
+
+
+def read_lines(folder: Path, pattern: str) -> list[dict[str, Any]]:
+    """Every line of the files that match, in the order of their clocks. A line that a kill cut short is left out."""
+    lines: list[dict[str, Any]] = []
+    for path in folder.glob(pattern):
+        for line in path.read_bytes().split(b"\n"):
+            if line:
+                try:
+                    lines.append(json.loads(line))
+                except ValueError:
+                    continue
+    return sorted(lines, key=lambda line: line["t"])
+
+
+def read_effects(path: Path) -> list[Effect]:
+    """What arrived at the sink."""
+    effects: list[Effect] = []
+    for line in path.read_bytes().split(b"\n") if path.exists() else []:
+        if line.endswith(b"}"):
+            said = json.loads(line)
+            effects.append(Effect(said["job"], said["attempt"], said["n"], said["at"], said["pid"]))
+    return sorted(effects, key=lambda e: e.at)

@@ -1,0 +1,112 @@
+"""The journal: a test-only trigger that writes every change of every job into a table, in the change's own transaction.
+
+Order. A sequence alone would do for order (it is drawn under the row's lock, which is held until the commit), but not for
+completeness: it has gaps. So each job has a head row with its revision, which the trigger locks by counting it up: per job the
+revisions are 1, 2, 3 ... in the order of commits, without a gap, and the checker demands that. The head outlives the live row,
+so a job that moves to the archive and back keeps counting. The head is locked after the job's row and never without it, in the
+order in which the rows were changed: it adds no deadlock.
+
+A change that a rolled-back transaction made is not there, nor is its revision.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import psycopg
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_INSTALL = """
+CREATE SCHEMA chaos;
+CREATE TABLE chaos.head (job bigint PRIMARY KEY, revision int NOT NULL) WITH (fillfactor = 50);
+CREATE TABLE chaos.journal (
+  job bigint, revision int, operation text NOT NULL, statement text, tx bigint NOT NULL,
+  old_state smallint, state smallint, old_session bigint, session bigint, old_attempt int, attempt int,
+  old_lease_until timestamptz, lease_until timestamptz, max_attempts int, old_max_attempts int, run_at timestamptz,
+  cancelling boolean, suspect boolean, outcome text, kind text, token text, at timestamptz NOT NULL DEFAULT clock_timestamp(),
+  PRIMARY KEY (job, revision));
+
+CREATE FUNCTION chaos.next_revision(job bigint) RETURNS int LANGUAGE sql AS $$
+  INSERT INTO chaos.head AS h VALUES (job, 1) ON CONFLICT (job) DO UPDATE SET revision = h.revision + 1 RETURNING revision $$;
+-- The statement's name is in the comment that it begins with.
+CREATE FUNCTION chaos.statement_name() RETURNS text LANGUAGE sql AS $$
+  SELECT substring(current_query() FROM '^/\\* pulse-trio (\\w+) \\*/') $$;
+
+CREATE FUNCTION chaos.job_changed() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  INSERT INTO chaos.journal VALUES (
+    coalesce(NEW.id, OLD.id), chaos.next_revision(coalesce(NEW.id, OLD.id)), lower(TG_OP), chaos.statement_name(),
+    pg_current_xact_id()::text::bigint, OLD.state, NEW.state, OLD.locked_by, NEW.locked_by, OLD.attempt, NEW.attempt,
+    OLD.lease_until, NEW.lease_until, NEW.max_attempts, OLD.max_attempts, NEW.run_at, coalesce(NEW.cancelling, OLD.cancelling),
+    coalesce(OLD.suspect, false), NULL, coalesce(NEW.kind, OLD.kind), coalesce(NEW.args, OLD.args) ->> 'token');
+  RETURN NULL;
+END $$;
+CREATE FUNCTION chaos.archive_changed() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  INSERT INTO chaos.journal (job, revision, operation, statement, tx, old_state, state, session, attempt, max_attempts, kind)
+  VALUES (coalesce(NEW.id, OLD.id), chaos.next_revision(coalesce(NEW.id, OLD.id)),
+          CASE TG_OP WHEN 'INSERT' THEN 'archive' ELSE 'unarchive' END, chaos.statement_name(),
+          pg_current_xact_id()::text::bigint, OLD.state, NEW.state, NEW.locked_by, NEW.attempt, NEW.max_attempts,
+          coalesce(NEW.kind, OLD.kind));
+  RETURN NULL;
+END $$;
+CREATE FUNCTION chaos.attempt_noted() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  INSERT INTO chaos.journal (job, revision, operation, statement, tx, session, attempt, outcome)
+  VALUES (NEW.job_id, chaos.next_revision(NEW.job_id), 'note', chaos.statement_name(), pg_current_xact_id()::text::bigint,
+          NEW.session, NEW.attempt, NEW.outcome);
+  RETURN NULL;
+END $$;
+CREATE TRIGGER chaos AFTER INSERT OR UPDATE OR DELETE ON pulse.job FOR EACH ROW EXECUTE FUNCTION chaos.job_changed();
+CREATE TRIGGER chaos AFTER INSERT OR DELETE ON pulse.job_archive FOR EACH ROW EXECUTE FUNCTION chaos.archive_changed();
+CREATE TRIGGER chaos AFTER INSERT ON pulse.attempt FOR EACH ROW EXECUTE FUNCTION chaos.attempt_noted();
+"""
+
+_READ = """
+SELECT job, revision, operation, statement, tx, old_state, state, old_session, session, old_attempt, attempt,
+       extract(epoch FROM old_lease_until)::float8, extract(epoch FROM lease_until)::float8, max_attempts, old_max_attempts,
+       extract(epoch FROM run_at)::float8, cancelling, suspect, outcome, kind, token, extract(epoch FROM at)::float8
+FROM chaos.journal ORDER BY job, revision
+"""
+
+
+class Change(NamedTuple):
+    """One line of the journal. Times in seconds since 1970 by the database's clock."""
+
+    job: int
+    revision: int
+    operation: str
+    statement: str | None = None
+    tx: int = 0
+    old_state: int | None = None
+    state: int | None = None
+    old_session: int | None = None
+    session: int | None = None
+    old_attempt: int | None = None
+    attempt: int | None = None
+    old_lease_until: float | None = None
+    lease_until: float | None = None
+    max_attempts: int | None = None
+    old_max_attempts: int | None = None
+    run_at: float | None = None
+    cancelling: bool | None = None
+    suspect: bool | None = None
+    outcome: str | None = None
+    kind: str | None = None
+    token: str | None = None
+    at: float = 0.0
+
+
+def install(dsn: str) -> None:
+    """Puts the triggers on the schema `pulse` of a migrated database. Needs its owner's rights."""
+    with psycopg.connect(dsn) as connection:
+        connection.execute(_INSTALL)
+
+
+def read(dsn: str) -> Sequence[Change]:
+    """The whole journal, by job and revision."""
+    with psycopg.connect(dsn) as connection:
+        rows: list[tuple[Any, ...]] = connection.execute(_READ).fetchall()
+    return [Change(*row) for row in rows]

@@ -1,0 +1,122 @@
+"""What a process says it did: JSON lines in a file of its own, with the machine's monotonic clock.
+
+A line is written before the statement is sent (invoke) and when its answer is known (ok), or known not to come (unknown). Each
+is one write to the file, so that a killed process has said everything it began.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from pulse_trio.observe import FenceLost, JobEnded, JobStarted, LeaseUnproven
+from pulse_trio.store import WorkerStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping, Sequence
+    from pathlib import Path
+
+    from pulse_trio.jobs import Claim, Outcome
+    from pulse_trio.store import Beat, Exchange, Settlement, Slot
+
+
+class Recorder:
+    """Appends lines to `path`; `who` names the process in each of them."""
+
+    def __init__(self, path: Path, who: str) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._who = who
+        self._operations = 0
+
+    def line(self, event: str, **more: Any) -> None:
+        """Writes one line."""
+        said = {"who": self._who, "pid": os.getpid(), "t": time.monotonic(), "event": event, **more}
+        os.write(self._file, json.dumps(said).encode() + b"\n")
+
+    @contextmanager
+    def operation(self, name: str, **more: Any) -> Generator[dict[str, Any]]:
+        """Frames one operation; what the block puts into the dictionary is said with `ok`.
+
+        Whatever the block raises makes the operation unknown, unless the block says itself that it failed ("phase").
+        """
+        self._operations += 1
+        about = {"op": self._operations, "name": name}
+        self.line("operation", phase="invoke", **about, **more)
+        answer: dict[str, Any] = {}
+        try:
+            yield answer
+        except BaseException as error:
+            phase = answer.pop("phase", "unknown")
+            self.line("operation", phase=phase, **about, error=f"{type(error).__name__}: {error}"[:200])
+            raise
+        self.line("operation", phase=answer.pop("phase", "ok"), **about, **answer)
+
+    def listeners(self) -> Mapping[type[Any], Callable[[Any], None]]:
+        """As an instrument of a worker: what its handlers went through."""
+        return {
+            JobStarted: lambda e: self.line("started", job=e.job_id, attempt=e.attempt, kind=e.kind),
+            JobEnded: lambda e: self.line("ended", job=e.job_id, attempt=e.attempt, outcome=e.outcome),
+            FenceLost: lambda e: self.line("fence lost", job=e.job_id, attempt=e.attempt, during=e.during),
+            LeaseUnproven: lambda e: self.line("lease unproven", job=e.job_id, attempt=e.attempt),
+        }
+
+
+class RecordedStore(WorkerStore):
+    """A worker's store that says what it asks and what it hears."""
+
+    def __init__(self, dsn: str, *, recorder: Recorder, **options: Any) -> None:
+        super().__init__(dsn, **options)
+        self._recorder = recorder
+
+    async def exchange(self, limit: int, slots: Sequence[Slot], completed: Sequence[Outcome] = ()) -> Exchange:
+        if not completed and not slots:
+            return await super().exchange(limit, slots, completed)
+        with self._recorder.operation("exchange", reports=_reports(completed)) as answer:
+            exchange = await super().exchange(limit, slots, completed)
+            answer |= _claimed(exchange.claims, exchange.sent) | _settled(exchange.settlement)
+        return exchange
+
+    async def claim_suspect(self, queues: Sequence[str] | None) -> Exchange:
+        with self._recorder.operation("claim_suspect", reports=[]) as answer:
+            exchange = await super().claim_suspect(queues)
+            answer |= _claimed(exchange.claims, exchange.sent)
+        return exchange
+
+    async def settle(self, outcomes: Sequence[Outcome], *, unsure: bool = False) -> Settlement:
+        with self._recorder.operation("settle", reports=_reports(outcomes), unsure=unsure) as answer:
+            settlement = await super().settle(outcomes, unsure=unsure)
+            answer |= _settled(settlement)
+        return settlement
+
+    async def beat(self, claims: Sequence[Claim]) -> Beat:
+        with self._recorder.operation("beat", beats=_fences(claims)) as answer:
+            beat = await super().beat(claims)
+            lost = [c for c in claims if c not in beat.renewed and c not in beat.locked]
+            answer |= {"sent": _monotonic(beat.sent), "renewed": _fences(beat.renewed), "lost": _fences(lost)}
+        return beat
+
+
+def _monotonic(trios: float) -> float:
+    # Trio's clock begins anywhere.
+    return time.monotonic() - (trio.current_time() - trios)
+
+
+def _fences(claims: Any) -> list[tuple[int, int, int]]:
+    return [(c.id, c.attempt, c.session) for c in claims]
+
+
+def _reports(outcomes: Sequence[Outcome]) -> list[tuple[int, int, int, str]]:
+    return [(o.claim.id, o.claim.attempt, o.claim.session, o.kind) for o in outcomes]
+
+
+def _claimed(claims: Sequence[Claim], sent: float) -> dict[str, Any]:
+    return {"claims": _fences(claims), "sent": _monotonic(sent)}
+
+
+def _settled(settlement: Settlement) -> dict[str, Any]:
+    return {"accepted": _reports(settlement.accepted), "refused": _reports(settlement.refused)}
