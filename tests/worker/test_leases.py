@@ -448,7 +448,7 @@ async def test_cleanup_shields_for_its_time_and_the_lease_is_kept_meanwhile(stag
             await trio.sleep_forever()
         finally:
             with job.cleanup():
-                await trio.sleep(4.9)  # noqa: ASYNC102 -- job.cleanup() is the shield
+                await trio.sleep(0.9)  # noqa: ASYNC102 -- job.cleanup() is the shield
                 log("tidied")
             with job.cleanup():
                 await trio.sleep(100)  # noqa: ASYNC102 -- job.cleanup() is the shield
