@@ -34,6 +34,7 @@ from .leases import Leases
 from .limited import LimitedBook
 from .listener import Listener
 from .overruns import Overruns
+from .places import Places
 from .progress import ProgressBook
 from .runner import Runner, completed
 from .scheduler import Scheduler
@@ -229,6 +230,7 @@ class Worker:
             epoch_offset=lambda: self._store.epoch_offset,
             say=self._progress.say,
         )
+        self._places = Places(self._runner.run)
         self._settler = Settler(
             self._store,
             carried=lambda: self._claimer.hungry,
@@ -321,6 +323,7 @@ class Worker:
             enders.start_soon(self._watch_the_parent)
             async with trio.open_nursery() as self._jobs_nursery:
                 await self._intake()
+                self._places.close()
                 self._leases.draining = True
                 await self._stopping.wait()
                 enders.start_soon(self._end_what_is_left)
@@ -426,10 +429,10 @@ class Worker:
 
     def _start(self, claims: list[Claim], sent: float) -> None:
         self._running_count += len(claims)
-        start_soon = self._jobs_nursery.start_soon
-        run = self._runner.run
+        nursery = self._jobs_nursery
+        start = self._places.start
         for claim in claims:
-            start_soon(run, claim, sent)
+            start(nursery, claim, sent)
 
     def _job_committed(self, held: Held) -> None:
         self._leases.remove(held.claim)
