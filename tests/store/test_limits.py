@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import time
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
 
-from pulse_trio.handlers import QueueLimits, Rate
+from pulse_trio.handlers import Handlers, QueueLimits, Rate
 from pulse_trio.store.worker import _WORKER_SETTINGS
 from support.stores import Window, claim, end, open_store
 
@@ -29,6 +30,20 @@ def keys(window: Window, claims: list[Claim]) -> list[str]:
 
 async def limit(store: WorkerStore, queue: str, **limits: Any) -> None:
     await store.declare_limits([QueueLimits(queue, **limits)])
+
+
+async def test_a_retention_that_handlers_declare_is_kept_by_those_who_say_nothing_of_it(
+    store: WorkerStore, window: Window, queue: str
+) -> None:
+    def kept() -> timedelta:
+        return window.value("SELECT retention FROM queue WHERE name = %s", queue)
+
+    handlers = Handlers()
+    handlers.queue(queue, retention=timedelta(days=3))
+    await store.declare_limits(handlers.queue_limits)
+    assert kept() == timedelta(days=3)
+    await limit(store, queue, limit=3)
+    assert kept() == timedelta(days=3)
 
 
 # How many at once

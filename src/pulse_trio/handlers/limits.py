@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ConfigurationError, InvalidArguments, InvalidName
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 _RATE = re.compile(r"\s*(\d{1,9})\s*/\s*(\d{0,6})\s*(s|m|h|d|sec|min|second|minute|hour|day)\s*")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_LONGEST = timedelta(days=36_500)
 KEY_SIZE = 512
 """The longest key in bytes; the database checks the same."""
 
@@ -26,13 +28,15 @@ class Rate(NamedTuple):
 
 
 class QueueLimits(NamedTuple):
-    """What a queue allows over all workers: jobs at once and starts in a time, for the whole queue and for each key."""
+    """What a queue allows over all workers: jobs at once and starts in a time, for the whole queue and for each key; and how
+    long its finished jobs are kept (None: as it is)."""
 
     queue: str
     limit: int | None = None
     rate: Rate | None = None
     key_limit: int | None = None
     key_rate: Rate | None = None
+    retention: timedelta | None = None
 
 
 def parse_rate(rate: object) -> Rate:
@@ -55,13 +59,16 @@ def queue_limits(
     rate: str | None = None,
     key_limit: int | None = None,
     key_rate: str | None = None,
+    retention: timedelta | None = None,
 ) -> QueueLimits:
     """A queue's limits as a user writes them. Raises `InvalidName` or `ConfigurationError`."""
     for name, given in (("limit", limit), ("key_limit", key_limit)):
         if given is not None:
             check_limit(name, given)
     rates = [None if given is None else parse_rate(given) for given in (rate, key_rate)]
-    return QueueLimits(check_queue(queue), limit, rates[0], key_limit, rates[1])
+    if retention is not None and not timedelta(0) < retention <= _LONGEST:
+        raise ConfigurationError(f"retention is above 0 and at most a hundred years, got {retention}.")
+    return QueueLimits(check_queue(queue), limit, rates[0], key_limit, rates[1], retention)
 
 
 class KeyOf:

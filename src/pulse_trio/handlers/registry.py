@@ -138,15 +138,17 @@ class Handlers:
         rate: str | None = None,
         key_limit: int | None = None,
         key_rate: str | None = None,
+        retention: timedelta | None = None,
     ) -> None:
         """Limits a queue, over all workers: at most `limit` of its jobs run at once, and at most `rate` of them start
         ("10/s", "100/m", "1000/h"); `key_limit` and `key_rate` do the same for each key whose jobs say nothing themselves.
+        `retention` is how long its finished jobs are kept, if not as long as the worker's setting says.
 
         Written to the database when a worker starts: the newest deploy wins. Raises `InvalidName` or `ConfigurationError`.
         """
-        if limit is rate is key_limit is key_rate is None:
-            raise ConfigurationError(f"Queue {name!r}: give limit, rate, key_limit or key_rate.")
-        self._limit(queue_limits(name, limit, rate, key_limit, key_rate))
+        if limit is rate is key_limit is key_rate is retention is None:
+            raise ConfigurationError(f"Queue {name!r}: give limit, rate, key_limit, key_rate or retention.")
+        self._limit(queue_limits(name, limit, rate, key_limit, key_rate, retention))
 
     def _limit(self, limits: QueueLimits) -> None:
         if self._queues.get(limits.queue, limits) != limits:

@@ -47,4 +47,5 @@ def limits_parameters(limits: QueueLimits) -> dict[str, Any]:
         "key_limit": limits.key_limit,
         "key_rate_count": key_count,
         "key_rate_seconds": key_seconds,
+        "retention": limits.retention,
     }
