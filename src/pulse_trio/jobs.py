@@ -247,7 +247,7 @@ class Job:
 
     def cleanup(self) -> AbstractContextManager[object]:
         """`with job.cleanup():` shields what is awaited inside from cancellation, for at most the worker's `cleanup`
-        seconds (5 by default), with the lease still held. For what must be put right after a `Cancelled`."""
+        seconds (5 by default) in all, with the lease still held. For what must be put right after a `Cancelled`."""
         return self._runtime.cleanup()
 
     def transaction(self, *, result: Any = None) -> AbstractAsyncContextManager[JobTransaction]:

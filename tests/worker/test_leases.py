@@ -444,20 +444,22 @@ async def test_the_timeout_is_named_even_if_the_handler_cleans_up_past_its_lease
 async def test_cleanup_shields_for_its_time_and_the_lease_is_kept_meanwhile(stage: Stage, log: Log) -> None:
     @stage.handlers.job
     async def tidy(job: Job) -> None:
+        began = trio.current_time()
         try:
             await trio.sleep_forever()
         finally:
             with job.cleanup():
-                await trio.sleep(0.9)  # noqa: ASYNC102 -- job.cleanup() is the shield
+                await trio.sleep(4.9)  # noqa: ASYNC102 -- job.cleanup() is the shield
                 log("tidied")
             with job.cleanup():
                 await trio.sleep(100)  # noqa: ASYNC102 -- job.cleanup() is the shield
                 log("never")
+            log(f"{trio.current_time() - began:g} s")
 
     job_id = stage.enqueue("tidy", timeout=8, max_attempts=1)
     async with stage.working():
         await trio.sleep(17)
-        assert log.what == ["tidied"]
+        assert log.what == ["tidied", "13 s"]
         assert [claim.id for _, claims in stage.store.beats for claim in claims] == [job_id]
         await trio.sleep(10)
     assert stage.outcomes() == ["timeout"]

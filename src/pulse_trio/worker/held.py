@@ -45,6 +45,7 @@ class Held:
     __slots__ = (
         "_children",
         "_cleanup",
+        "_cleanup_end",
         "_heartbeat_joined",
         "_heartbeat_over",
         "_orphaned",
@@ -93,6 +94,7 @@ class Held:
         self.outcome: Outcome | None = None
         self.lost = False
         self._cleanup = cleanup
+        self._cleanup_end = math.inf
         self._reason: CancelReason | None = None
         self._orphaned = orphaned
         self._transactions = transactions
@@ -150,7 +152,11 @@ class Held:
 
     @contextmanager
     def cleanup(self) -> Generator[trio.CancelScope]:
-        with trio.move_on_after(self._cleanup, shield=True) as scope:
+        end = trio.current_time() + self._cleanup
+        if self.cancel_reason is not None:
+            # One time for all clean-ups that follow a cancellation: who waits for the job knows how long.
+            end = self._cleanup_end = min(end, self._cleanup_end)
+        with trio.CancelScope(shield=True, deadline=end) as scope:
             yield scope
 
     # The fenced transaction

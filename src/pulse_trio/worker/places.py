@@ -30,6 +30,11 @@ class Place:
         self.task = task
         self.job: tuple[Claim, float] | None = None
 
+    def take(self) -> tuple[Claim, float] | None:
+        """What it shall run, given once."""
+        job, self.job = self.job, None
+        return job
+
 
 class Places:
     """`run(claim, sent)` runs one job to its end."""
@@ -68,9 +73,8 @@ class Places:
             await self._run(claim, sent)
             if self._closed or len(waiting) >= _KEPT:
                 return
-            place.job = None
             waiting.append(place)
             await trio.lowlevel.wait_task_rescheduled(give_up)
-            if place.job is None:
+            if (job := place.take()) is None:
                 return
-            claim, sent = place.job
+            claim, sent = job
