@@ -415,7 +415,9 @@ class Claimer:
             # Announce first, then look again: a job committed in between would have told nobody.
             await self._store.announce_idle()
             self._sweep_wanted = True
-        elif not await self._wait_for_wake(min(self._poll_after(), self._next_due(), self._next_limited())):
+        elif not await self._wait_for_wake(
+            min(self._poll_after(), self._next_due(), self._next_limited(), self._next_sweep())
+        ):
             self._sweep_wanted = True
 
     def _poll_after(self) -> float:
@@ -429,6 +431,13 @@ class Claimer:
         if due_in is None:
             return math.inf
         return max(0.001, self._last_sweep + due_in - trio.current_time())
+
+    def _next_sweep(self) -> float:
+        """Until a sweep that is wanted may be made. Without this, what came just before the worker announced that it waits
+        stood there until the poll, if the first sweep had been dear."""
+        if not self._sweep_wanted:
+            return math.inf
+        return max(0.001, self._last_sweep + self._sweep_pause() - trio.current_time())
 
     def _next_limited(self) -> float:
         return max(0.001, self._limited.next_try - trio.current_time()) if self._limited else math.inf
