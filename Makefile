@@ -9,11 +9,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint clean
+.PHONY: help demo test chaos lint clean
 
 help:
 	@echo 'make demo [DIR=path]  run the demonstration on a folder of files (default: this project)'
 	@echo 'make test [ARGS=...]  run the tests (ARGS go to pytest)'
+	@echo 'make chaos [SEED=n] [SECONDS=60] [WORKERS=5]  try to break it; the report page goes to build/chaos/'
 	@echo 'make lint             check style, types and the layers of the code'
 	@echo 'make clean            remove what was made, the embedded database included'
 	@echo 'PYTHON=...            the Python to use (3.11 or later); now: $(PYTHON)'
@@ -23,6 +24,11 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.dev
 	@$(BIN)/python -m pytest -n 2 $(ARGS)
+
+# The same seed strikes with the same faults; without one the time is the seed.
+chaos: $(VENV)/.dev
+	@$(BIN)/python benchmarks/chaos.py $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS)) \
+	  $(if $(WORKERS),--workers $(WORKERS)) $(ARGS)
 
 # Only what ruff lacks is asked of flake8-async.
 lint: SOURCES = $(shell find $(wildcard src tests benchmarks examples) -name '*.py')

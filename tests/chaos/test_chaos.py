@@ -1,0 +1,38 @@
+"""A short chaos run: real workers, producers and a PostgreSQL of its own under a few faults. `make chaos` runs all of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.chaos.page import page
+from support.chaos.run import play
+from support.chaos.schedule import KINDS, Planned, plan
+
+FAULTS = [
+    Planned(1.0, "stop long", 2, 7.5),
+    Planned(2.0, "kill", 0, 2.5),
+    Planned(3.5, "swallow", 1, 4.0, "both"),
+    Planned(10.0, "server restart immediate", None, 1.0),
+]
+
+
+async def test_no_invariant_breaks_when_workers_are_killed_stopped_and_cut_off_and_postgresql_crashes() -> None:
+    # Other tests run beside this one: more slack than `make chaos` has.
+    result = await play(1, 12.0, workers=3, producers=1, rate=4.0, planned=FAULTS, slack=5.0)
+
+    assert result.violations == []
+    counts = result.counts
+    assert sum(counts["faults"].values()) == len(FAULTS)
+    # The run is worth something: jobs were there, workers lost some of them, and a stale one was refused.
+    assert counts["attempts"] > counts["enqueued jobs"] > 50
+    assert counts["rescues"] > 0
+    assert counts["refused reports"] + counts["lost beats"] > 0
+    assert "no invariant broken" in page(result)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_seed_gives_the_same_schedule_again_with_every_kind_of_fault_in_it(seed: int) -> None:
+    planned = plan(seed, 60, 5)
+    assert planned == plan(seed, 60, 5)
+    assert {fault.kind for fault in planned} == set(KINDS)
+    assert max(fault.at + fault.seconds for fault in planned) < 60

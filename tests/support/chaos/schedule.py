@@ -1,0 +1,106 @@
+"""The faults of one run, from a seed: the same seed gives the same schedule.
+
+Every kind comes once before any comes twice. At most so many workers are struck at a time that two are left to go on, and what
+strikes the server strikes it alone.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+LEASE = 6.0
+TO_WORKERS = {
+    "kill": (2.5, 2.5),
+    "stop short": (1.0, 2.0),
+    "stop long": (LEASE + 1.5, LEASE + 3.0),
+    "terminate": (3.0, 3.0),
+}
+"""Faults of a process, and how long they last (at least, at most): kill and terminate until its successor is there."""
+TO_NETWORKS = {
+    "swallow": (1.0, LEASE + 2),
+    "hold": (1.0, LEASE + 2),
+    "latency": (3.0, 6.0),
+    "replies lost": (0.3, 1.5),
+    "reset": (0.0, 0.0),
+}
+"""Faults of the network of a worker that is reached through a proxy."""
+TO_SERVER = {
+    "server restart fast": (0.5, 1.5),
+    "server restart immediate": (1.0, 1.0),
+    "table lock": (1.0, 5.0),
+    "connections full": (2.0, 4.0),
+}
+ANYWHERE = {
+    "row lock": (LEASE, 2 * LEASE),
+    "backend terminated": (0.0, 0.0),
+    "listener terminated": (0.0, 0.0),
+}
+KINDS = {**TO_WORKERS, **TO_NETWORKS, **TO_SERVER, **ANYWHERE}
+CONNECTIONS = ("claims", "settles", "beats", "watchdog", "listener", "progress")
+DIRECTIONS = ("both", "to_server", "to_client")
+
+
+class Planned(NamedTuple):
+    """One fault to come: `at` and `seconds` from the run's start; `worker` is a slot's number, `how` the kind's detail."""
+
+    at: float
+    kind: str
+    worker: int | None
+    seconds: float
+    how: str = ""
+
+
+def proxied(workers: int) -> list[int]:
+    """The slots whose workers reach the server through a proxy."""
+    return [slot for slot in range(workers) if slot % 3 != 0]
+
+
+def plan(seed: int, seconds: float, workers: int, kinds: list[str] | None = None) -> list[Planned]:
+    """The faults of a run. `kinds`: only these."""
+    chance = random.Random(seed)
+    planned: list[Planned] = []
+    struck = [0.0] * workers  # until when
+    server = 0.0
+    at = 1.5
+    bag: list[str] = []
+    while True:
+        at += chance.uniform(0.6, 1.8)
+        if at > seconds - 2:
+            return planned
+        if not bag:
+            bag = list(kinds or KINDS)
+            chance.shuffle(bag)
+        for kind in bag:
+            low, high = KINDS[kind]
+            lasts = round(min(chance.uniform(low, high), seconds - at - 0.5), 2)
+            slot = None
+            if kind in TO_WORKERS or kind in TO_NETWORKS:
+                slots = range(workers) if kind in TO_WORKERS else proxied(workers)
+                free = [s for s in slots if struck[s] <= at]
+                if not free or sum(until > at for until in struck) >= max(workers - 2, 1):
+                    continue
+                slot = chance.choice(free)
+                struck[slot] = at + lasts + 1.5
+            elif kind in TO_SERVER:
+                if server > at:
+                    continue
+                server = at + lasts + 3
+            if lasts < low * 0.5:
+                continue
+            bag.remove(kind)
+            planned.append(Planned(round(at, 2), kind, slot, lasts, detail(chance, kind)))
+            break
+
+
+def detail(chance: random.Random, kind: str) -> str:
+    """Which way, or which connections."""
+    match kind:
+        case "swallow" | "hold":
+            return chance.choice(DIRECTIONS)
+        case "latency":
+            return str(round(chance.uniform(0.2, 0.8), 2))
+        case "backend terminated":
+            return chance.choice(CONNECTIONS)
+        case _:
+            return ""

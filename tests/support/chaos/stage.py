@@ -1,0 +1,224 @@
+"""What a chaos run plays on: a server that can be restarted, proxies, and processes; workers come back when they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import trio
+
+from pulse_trio.embedded.membership import Membership
+from pulse_trio.migrate import migrate_sync
+from support.processes import clean_environment, kill_group
+from support.proxy import open_proxy
+
+from . import journal
+from .recorder import Recorder
+from .schedule import proxied
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from support.proxy import Proxy
+
+    from .history import Fault, Window
+
+TESTS = Path(__file__).parents[2]
+SERVER_SETTINGS = {
+    "max_connections": "100",
+    "fsync": "on",
+    "synchronous_commit": "on",
+    "autovacuum": "off",
+    # A statement that waits for a lock ends with its client.
+    "client_connection_check_interval": "1s",
+}
+GRACE = 2.0
+
+
+class Server:
+    """An embedded PostgreSQL of the run's own; `dsn` stays the same over restarts."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._membership = Membership.join(folder, SERVER_SETTINGS)
+        self.dsn = self._membership.server.dsn
+
+    def restart_fast(self, down: float) -> None:
+        """Stops it fast, and starts it `down` seconds later. Blocks until it accepts connections."""
+        self._membership.leave()
+        time.sleep(down)
+        self._membership = Membership.join(self._folder, SERVER_SETTINGS)
+
+    def restart_immediately(self) -> None:
+        """Stops it at once, without a checkpoint, and starts it again. Blocks until it accepts connections."""
+        os.kill(int((self._folder / "data" / "postmaster.pid").read_text().split("\n")[0]), signal.SIGQUIT)
+        self.restart_fast(0.0)
+
+    def close(self) -> None:
+        """Stops it."""
+        self._membership.leave()
+
+
+class Slot:
+    """A place for a worker process: when one ends, the next is started."""
+
+    def __init__(self, number: int, dsn: str, proxy: Proxy | None, skew: float) -> None:
+        self.number = number
+        self.who = f"w{number}"
+        self.dsn = dsn
+        self.proxy = proxy
+        self.skew = skew
+        self.process: trio.Process | None = None
+        self.stopped = False  # by SIGSTOP
+
+
+class Stage:
+    """All that runs, and the record of what was done to it."""
+
+    def __init__(
+        self, folder: Path, server: Server, settings: dict[str, Any], seed: int, nursery: trio.Nursery
+    ) -> None:
+        self.folder = folder
+        self.server = server
+        self.slots: list[Slot] = []
+        self.faults: list[Fault] = []
+        self.hindrances: list[Window] = []
+        self.pauses: list[Window] = []
+        self.lives: list[tuple[str, int, float, float, int | None]] = []
+        """Worker processes: slot, process number, begin, end, exit code."""
+        self.closing = False
+        self.recorder = Recorder(folder / "stage.jsonl", "stage")
+        self._settings = settings
+        self._seed = seed
+        self._nursery = nursery
+        self._producers: list[trio.Process] = []
+        self._others: list[trio.Process] = []
+
+    async def start(self, module: str, *arguments: str, name: str) -> trio.Process:
+        """Starts a module of the harness in the run's folder; what it prints goes to a file there."""
+        path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+        with (self.folder / f"{name}.log").open("ab") as log:
+            return await trio.lowlevel.open_process(
+                [sys.executable, "-m", f"support.chaos.{module}", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                env={**clean_environment(), "PYTHONPATH": path},
+                start_new_session=True,
+            )
+
+    async def open(self, proxies: dict[int, Proxy], workers: int, producers: int, rate: float) -> None:
+        """Starts the sink, the workers and the producers."""
+        self._others.append(await self.start("effects", "effects.sock", "effects.jsonl", name="effects"))
+        while not (self.folder / "effects.sock").exists():  # noqa: ASYNC110 -- another process makes it
+            await trio.sleep(0.02)
+        for number in range(workers):
+            proxy = proxies.get(number)
+            skew = {1: 86400.0, 2: -86400.0}.get(number, 0.0)
+            slot = Slot(number, proxy.dsn if proxy else self.server.dsn, proxy, skew)
+            self.slots.append(slot)
+            self._nursery.start_soon(self._keep_running, slot)
+        for number in range(producers):
+            order = {"dsn": self.server.dsn, "who": f"p{number}", "seed": self._seed, "rate": rate, "tasks": 3}
+            self._producers.append(await self.start("producer", json.dumps(order), name=f"producer-{number}"))
+
+    async def _keep_running(self, slot: Slot) -> None:
+        while not self.closing:
+            order = {"dsn": slot.dsn, "who": slot.who, "settings": self._settings, "skew": slot.skew}
+            slot.process = await self.start("app", json.dumps(order), name=f"worker-{slot.number}")
+            begin = time.monotonic()
+            code = await slot.process.wait()
+            slot.stopped = False
+            self.lives.append((slot.who, slot.process.pid, begin, time.monotonic(), code))
+            await trio.sleep(0.2)
+
+    async def working(self) -> None:
+        """Waits until every worker has claimed or tried to."""
+        logs = [self.folder / f"worker-{slot.who}.jsonl" for slot in self.slots]
+        with trio.fail_after(60):
+            while not all(log.exists() and b'"operation"' in log.read_bytes() for log in logs):  # noqa: ASYNC110 -- as above
+                await trio.sleep(0.05)
+
+    async def stop_producing(self) -> None:
+        """Ends the producers: what they were doing they finish or report as unknown."""
+        for process in self._producers:
+            process.send_signal(signal.SIGTERM)
+        with trio.move_on_after(15):
+            for process in self._producers:
+                await process.wait()
+
+    async def heal(self) -> None:
+        """Undoes every fault that could still last."""
+        for slot in self.slots:
+            if slot.proxy is not None:
+                slot.proxy.forward()
+            if slot.stopped and slot.process is not None and slot.process.returncode is None:
+                slot.process.send_signal(signal.SIGCONT)
+
+    async def drained(self, within: float) -> int:
+        """Waits until no job is left; returns how many are, in the end."""
+        left = -1
+        with trio.move_on_after(within):
+            while left != 0:
+                try:
+                    ((left,),) = await self.ask("SELECT count(*) FROM pulse.job")
+                except psycopg.OperationalError:
+                    pass
+                await trio.sleep(0.2)
+        return left
+
+    async def ask(self, query: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        """The rows of a query, on a connection of its own."""
+        return await trio.to_thread.run_sync(ask, self.server.dsn, query, parameters)
+
+    async def close(self) -> None:
+        """Ends what still runs, in its order."""
+        self.closing = True
+        processes = [slot.process for slot in self.slots if slot.process is not None]
+        for process in processes:
+            if process.returncode is None:
+                process.send_signal(signal.SIGTERM)
+        with trio.move_on_after(GRACE + 6):
+            for process in processes:
+                await process.wait()
+        with trio.CancelScope(shield=True):
+            for process in [*processes, *self._producers, *self._others]:
+                kill_group(process.pid)
+                await process.wait()
+        await trio.sleep(0.3)
+
+
+def ask(dsn: str, query: str, parameters: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """The rows of a query; none for a command. Blocks."""
+    with psycopg.connect(dsn, autocommit=True, application_name="chaos") as connection:
+        cursor = connection.execute(query, parameters or None)
+        return cursor.fetchall() if cursor.description else []
+
+
+@asynccontextmanager
+async def open_stage(
+    folder: Path, server: Server, settings: dict[str, Any], seed: int, *, workers: int, producers: int, rate: float
+) -> AsyncGenerator[Stage]:
+    """A stage on a fresh, journaled schema; whatever runs at the end is killed."""
+    await trio.to_thread.run_sync(migrate_sync, server.dsn)
+    await trio.to_thread.run_sync(journal.install, server.dsn)
+    async with AsyncExitStack() as stack:
+        proxies = {n: await stack.enter_async_context(open_proxy(server.dsn)) for n in proxied(workers)}
+        async with trio.open_nursery() as nursery:
+            stage = Stage(folder, server, settings, seed, nursery)
+            try:
+                await stage.open(proxies, workers, producers, rate)
+                yield stage
+            finally:
+                with trio.CancelScope(shield=True):
+                    await stage.close()
+            nursery.cancel_scope.cancel()
