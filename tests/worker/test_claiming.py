@@ -514,6 +514,18 @@ async def test_a_dear_tick_makes_the_watchdog_rarer(noop: Stage) -> None:
         await trio.sleep(2)
 
     noop.store.trouble["rescue"] = dear
-    async with noop.working(watchdog=1):
+    async with noop.working(watchdog=10):
         await trio.sleep(420)
     assert noop.store.calls.count("rescue") <= 11
+
+
+async def test_one_slow_answer_does_not_keep_the_watchdog_away_for_long(noop: Stage) -> None:
+    # What took long may have been the network: at 20 times its cost, 2 s of it were a pause of 40 s.
+    async def slow() -> None:
+        del noop.store.trouble["rescue"]
+        await trio.sleep(2)
+
+    noop.store.trouble["rescue"] = slow
+    async with noop.working(watchdog=1):
+        await trio.sleep(2 + 6 + 0.5)
+        assert noop.store.calls.count("rescue") == 2

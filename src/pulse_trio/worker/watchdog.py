@@ -1,7 +1,8 @@
 """Rescues what dead workers held: expired leases go through the normal retry-or-dead-letter path, due at once.
 
 Needs no handlers, no leader and no clock but the database's; any number of watchdogs may run. A tick that took t seconds
-is not repeated for 20 t, because below PostgreSQL 16 the scan is sequential (289 ms at 1.2M rows).
+is not repeated for 20 t, because below PostgreSQL 16 the scan is sequential (289 ms at 1.2M rows); but never for more than
+six ticks, because what took long may have been the network (the simulation found 40 s after one answer that took 2 s).
 
 It also keeps the archive: its partitions, and what is past its retention, a bounded part with each tick. And it ends the
 ledger rows of cancellations that crossed with the end of their job.
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from ..store import Rescue
 
 _SHARE = 20
+_LONGEST_PAUSE = 6
+"""Ticks."""
 _BATCH = 1000
 _MAINTAIN_EVERY = 3600.0
 
@@ -80,7 +83,7 @@ class Watchdog:
                     self._observer.emit(DatabaseFound("watchdog"))
                 failures = 0
                 cost = trio.current_time() - began
-                pause = 0 if full else max(self._tick, _SHARE * cost)
+                pause = 0 if full else max(self._tick, min(_SHARE * cost, _LONGEST_PAUSE * self._tick))
             await trio.sleep(pause)
 
     async def _rescue(self) -> bool:

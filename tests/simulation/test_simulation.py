@@ -1,0 +1,184 @@
+"""Real workers on a store in memory, on virtual time, under thousands of drawn plans of faults.
+
+`PULSE_TRIO_SIMULATIONS=100000` plays so many plans instead; `PULSE_TRIO_SIMULATION_SEED=123` plays that one alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+from pulse_trio.worker.held import Held
+from pulse_trio.worker.leases import Leases
+from pulse_trio.worker.settler import Settler
+
+from .plan import draw
+from .world import Broken, Store, World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from pulse_trio.jobs import Claim, Outcome
+    from pulse_trio.store import Settlement
+    from support.fake_store import FakeJob
+
+    from .plan import Fault
+
+SEEDS = int(os.environ.get("PULSE_TRIO_SIMULATIONS", "2000"))
+ONE = os.environ.get("PULSE_TRIO_SIMULATION_SEED")
+PARTS = 10
+
+
+def play(world: World) -> Counter[str]:
+    """Plays a world. What breaks it is told with the seed, the plan and the log."""
+    try:
+        world.run()
+    except BaseException as error:
+        log = "\n".join(world.log)
+        error.add_note(
+            f"{world.plan}\n{log}\nAgain: PULSE_TRIO_SIMULATION_SEED={world.plan.seed} make test ARGS=-ksimulation"
+        )
+        raise
+    return world.counts
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_no_plan_of_faults_breaks_an_invariant(part: int) -> None:
+    counts: Counter[str] = Counter()
+    seeds = range(part, SEEDS, PARTS) if ONE is None else [int(ONE)] * (part == 0)
+    for seed in seeds:
+        counts += play(World(draw(seed)))
+    if len(seeds) >= 200:
+        # A simulation in which nothing happens proves nothing.
+        wanted = {"crash", "cut off", "outage", "stop", "cancel", "lock", "rescued", "fences lost", "released",
+                  "cancelled", "timeout", "snoozed", "discarded", "completed", "transaction", "clean up"}  # fmt: skip
+        assert wanted <= counts.keys(), wanted - counts.keys()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_same_seed_gives_the_same_log(seed: int) -> None:
+    one, two = World(draw(seed)), World(draw(seed))
+    play(one)
+    play(two)
+    assert one.log == two.log
+    assert one.counts == two.counts
+
+
+# What must be noticed
+
+
+class StoreWithoutFence(Store):
+    """Reports name the job alone, as with most job queues."""
+
+    def _ours(self, claim: Claim) -> FakeJob | None:
+        job = self.database.jobs.get(claim.id)
+        return job if job is not None and job.session else None
+
+
+class StoreThatForgets(Store):
+    """A report that was sent again is not looked for among those that arrived."""
+
+    async def settle(self, outcomes: Sequence[Outcome], *, unsure: bool = False) -> Settlement:
+        return await super().settle(outcomes)
+
+
+class WorldOf(World):
+    def __init__(self, seed: int, store: type[Store] = Store) -> None:
+        super().__init__(draw(seed))
+        self._store = store
+
+    def make_store(self, worker: int, faults: Mapping[int, Fault]) -> Store:
+        return self._store(self, worker, faults)
+
+
+class WorldWhereLeasesAreBelievedTooLong(World):
+    """Counted from the answer, and without the margin."""
+
+    def sent(self, before: float) -> float:
+        return trio.current_time() + 2.0
+
+
+def without_fence(_: pytest.MonkeyPatch) -> Callable[[int], World]:
+    return lambda seed: WorldOf(seed, StoreWithoutFence)
+
+
+def without_a_second_look(_: pytest.MonkeyPatch) -> Callable[[int], World]:
+    return lambda seed: WorldOf(seed, StoreThatForgets)
+
+
+def believed_too_long(_: pytest.MonkeyPatch) -> Callable[[int], World]:
+    return lambda seed: WorldWhereLeasesAreBelievedTooLong(draw(seed))
+
+
+def never_stopped(patch: pytest.MonkeyPatch) -> Callable[[int], World]:
+    patch.setattr(Held, "deadline", property(lambda held: min(held.timeout_deadline, held.job_deadline)))
+    return WorldOf
+
+
+def never_beaten(patch: pytest.MonkeyPatch) -> Callable[[int], World]:
+    async def run(leases: Leases) -> None:
+        await trio.sleep_forever()
+
+    patch.setattr(Leases, "run", run)
+    patch.setattr(Held, "deadline", property(lambda held: min(held.timeout_deadline, held.job_deadline)))
+    return WorldOf
+
+
+def reports_dropped(patch: pytest.MonkeyPatch) -> Callable[[int], World]:
+    def put_back(settler: Any, outcomes: Sequence[Outcome]) -> None:
+        settler._writing -= len(outcomes)
+
+    patch.setattr(Settler, "put_back", put_back)
+    return WorldOf
+
+
+@pytest.mark.parametrize(
+    ("taken_away", "noticed"),
+    [
+        (without_fence, "a report of attempt"),
+        (without_a_second_look, "its worker was told that it is not"),
+        (believed_too_long, "two handlers of job"),
+        (never_stopped, "two handlers of job"),
+        (never_beaten, "two handlers of job"),
+        (reports_dropped, "not finished within"),
+    ],
+)
+def test_what_is_taken_away_is_noticed(
+    taken_away: Callable[[pytest.MonkeyPatch], Callable[[int], World]], noticed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = taken_away(monkeypatch)
+    for seed in range(400):
+        try:
+            make(seed).run()
+        except (ExceptionGroup, Broken) as broken:
+            if noticed in str(first_of(broken)):
+                return
+    pytest.fail("not noticed in 400 plans")
+
+
+def test_a_plan_that_breaks_an_invariant_is_told_with_its_seed() -> None:
+    seed = next(seed for seed in range(400) if breaks(WorldOf(seed, StoreWithoutFence)))
+    with pytest.raises(ExceptionGroup) as raised:
+        play(WorldOf(seed, StoreWithoutFence))
+    (note,) = raised.value.__notes__
+    assert f"PULSE_TRIO_SIMULATION_SEED={seed} " in note
+    assert str(draw(seed)) in note
+    assert "claimed by worker" in note
+
+
+def breaks(world: World) -> bool:
+    try:
+        world.run()
+    except ExceptionGroup as group:
+        return isinstance(first_of(group), Broken)
+    return False
+
+
+def first_of(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
