@@ -148,7 +148,10 @@ class WorkerStore:
         self._claims = self._link(dsn, "claims", _WORKER_SETTINGS)
         self._settles = self._link(dsn, "settles", _WORKER_SETTINGS)
         self._beats = self._link(dsn, "beats", _WORKER_SETTINGS)
-        self._watch = self._link(dsn, "watchdog", _WATCHDOG_SETTINGS)
+        # A rescue is a few statements in one transaction. A watchdog that is stopped or cut off between them would keep what it
+        # was about to rescue locked until TCP gave up, two hours by default: the server ends its transaction instead.
+        limit = f"{max(1000, round(self._patience * 1000))}ms"
+        self._watch = self._link(dsn, "watchdog", _WATCHDOG_SETTINGS | {"idle_in_transaction_session_timeout": limit})
         self._listen = self._link(dsn, "listener", {})
         self.transactions = FencedTransactions(dsn, schema=schema, concurrency=concurrency, keep=keep)
         self._progress = self._link(dsn, "progress", _WORKER_SETTINGS)

@@ -296,16 +296,18 @@ def i8_recovery(history: History) -> Iterator[Violation]:
             late = step.at - expired
             if late < 0:
                 yield Violation("I8", step.job, f"rescued {-late:.3f} s before its lease ended", step.changes)
-            allowed = b.watchdog + b.slack + hindered(history, expired - history.epoch, step.at - history.epoch)
+            allowed = (
+                b.watchdog + b.slack + hindered(history, step.job, expired - history.epoch, step.at - history.epoch)
+            )
             if late > allowed:
                 yield Violation("I8", step.job, f"rescued {late:.2f} s after its lease ended; {allowed:.2f} s are allowed",
                                 step.changes)  # fmt: skip
 
 
-def hindered(history: History, begin: float, end: float) -> float:
-    """Seconds between two moments in which nobody could rescue or claim."""
+def hindered(history: History, job: int, begin: float, end: float) -> float:
+    """Seconds between two moments in which nobody could rescue this job."""
     total, reached = 0.0, begin
-    for window in sorted(history.hindrances):
+    for window in sorted((w for w in history.hindrances if w.who in (None, f"job {job}")), key=lambda w: w.begin):
         low, high = max(window.begin, reached), min(window.end, end)
         if high > low:
             total += high - low

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import signal
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -16,15 +16,15 @@ from pulse_trio.postgres import TrioConnection
 from .history import Fault, Window
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
     from support.proxy import Flow
 
     from .schedule import Planned
     from .stage import Slot, Stage
 
-AGAIN = 1.0
-"""Seconds after a hindrance in which the watchdogs may still be on their way back (their reconnection backs off)."""
+AGAIN = 5.0
+"""Seconds after a hindrance in which watchdogs may still be on their way back: the cap of the backoff between reconnections."""
 
 
 async def carry_out(stage: Stage, planned: Sequence[Planned], began: float) -> None:
@@ -41,20 +41,19 @@ async def strike(stage: Stage, fault: Planned) -> None:
     pid = slot.process.pid if slot is not None and slot.process is not None else None
     begin = time.monotonic()
     detail = fault.how
-    try:
-        if slot is not None and slot.proxy is not None and fault.kind in NETWORK:
-            await disturb(slot, fault)
-        elif slot is not None:
-            await signal_process(stage, slot, fault)
-        else:
-            detail = await strike_server(stage, fault) or detail
-    except (psycopg.OperationalError, OSError) as error:
-        detail = f"{detail} (came to nothing: {str(error).splitlines()[0][:80]})"
+    if slot is not None and slot.proxy is not None and fault.kind in NETWORK:
+        await disturb(slot, fault)
+    elif slot is not None:
+        await signal_process(stage, slot, fault)
+    else:
+        detail = await strike_server(stage, fault) or detail
     end = time.monotonic()
     stage.faults.append(Fault(fault.kind, begin, end, slot.who if slot else None, pid, detail))
     stage.recorder.line("fault", kind=fault.kind, who=slot.who if slot else None, begin=begin, end=end, detail=detail)
 
 
+PATIENCE = 6.0
+"""Seconds in which a fault that needs a connection tries to get one."""
 NETWORK = ("swallow", "hold", "latency", "replies lost", "reset")
 
 
@@ -114,22 +113,32 @@ async def disturb(slot: Slot, fault: Planned) -> None:
 
 
 async def strike_server(stage: Stage, fault: Planned) -> str | None:
-    """Faults of the server, or in it; returns what to say of it."""
+    """Faults of the server, or in it; returns what to say of it. Another fault may be in the way of this one, or end it."""
+    begin = time.monotonic()
+    while True:
+        tried = time.monotonic()
+        try:
+            return await strike_server_once(stage, fault)
+        except (psycopg.OperationalError, OSError) as error:
+            if tried - begin > PATIENCE or time.monotonic() - tried > 0.5:
+                return f"{fault.how} (ended early: {str(error).splitlines()[0][:60]})"
+        await trio.sleep(0.2)
+
+
+async def strike_server_once(stage: Stage, fault: Planned) -> str | None:
     match fault.kind:
         case "server restart fast" | "server restart immediate":
-            begin = time.monotonic()
-            if fault.kind.endswith("fast"):
-                await trio.to_thread.run_sync(stage.server.restart_fast, fault.seconds)
-            else:
-                await trio.to_thread.run_sync(stage.server.restart_immediately)
-            stage.hindrances.append(Window(begin, time.monotonic() + AGAIN))
+            with hindering(stage):
+                if fault.kind.endswith("fast"):
+                    await trio.to_thread.run_sync(stage.server.restart_fast, fault.seconds)
+                else:
+                    await trio.to_thread.run_sync(stage.server.restart_immediately)
         case "table lock":
             # Whoever waits for it waits behind it: from the moment it is asked for.
-            begin = time.monotonic()
-            async with await locker(stage) as connection, connection.transaction():
-                await connection.execute("LOCK TABLE pulse.job IN ACCESS EXCLUSIVE MODE")
-                await trio.sleep(fault.seconds)
-            stage.hindrances.append(Window(begin, time.monotonic() + AGAIN))
+            with hindering(stage):
+                async with await locker(stage) as connection, connection.transaction():
+                    await connection.execute("LOCK TABLE pulse.job IN ACCESS EXCLUSIVE MODE")
+                    await trio.sleep(fault.seconds)
         case "row lock":
             return await lock_row(stage, fault.seconds)
         case "connections full":
@@ -141,13 +150,22 @@ async def strike_server(stage: Stage, fault: Planned) -> str | None:
     return None
 
 
+@contextmanager
+def hindering(stage: Stage, who: str | None = None) -> Generator[None]:
+    """In the block, and shortly after it, `who` cannot be reached (None: nobody can)."""
+    begin = time.monotonic()
+    try:
+        yield
+    finally:
+        stage.hindrances.append(Window(begin, time.monotonic() + AGAIN, who))
+
+
 async def locker(stage: Stage) -> TrioConnection[tuple[int, ...]]:
     return await TrioConnection.connect(stage.server.dsn, application_name="chaos locks")
 
 
 async def lock_row(stage: Stage, seconds: float) -> str:
     """Somebody else's transaction holds one job's row, a running one's if there is any."""
-    begin = time.monotonic()
     async with await locker(stage) as connection, connection.transaction():
         cursor = await connection.execute(
             "SELECT id FROM pulse.job ORDER BY state = 2 DESC, lease_until DESC LIMIT 1 FOR UPDATE SKIP LOCKED"
@@ -155,8 +173,8 @@ async def lock_row(stage: Stage, seconds: float) -> str:
         row = await cursor.fetchone()
         if row is None:
             return "no job to lock"
-        await trio.sleep(seconds)
-    stage.hindrances.append(Window(begin, time.monotonic() + AGAIN, f"job {row[0]}"))
+        with hindering(stage, f"job {row[0]}"):
+            await trio.sleep(seconds)
     return f"job {row[0]}"
 
 

@@ -1,0 +1,45 @@
+"""A watchdog that is cut off or stopped between the statements of a rescue: its transaction is open on the server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+
+from pulse_trio.store import worker
+from pulse_trio.store.worker import statement
+from support.stores import Window, claim_one, open_store
+
+if TYPE_CHECKING:
+    import pytest
+
+    from support.proxy import Proxy
+
+LEASE = 3.0
+
+
+async def test_what_it_was_about_to_rescue_another_watchdog_rescues_within_a_lease(
+    dsn: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut_off(name: str, schema: str) -> bytes:
+        if name == "refund":  # the expired rows are found and locked, and nothing is written yet
+            proxy.swallow()
+        return statement(name, schema)
+
+    async with open_store(dsn, lease=LEASE) as other, open_store(proxy.dsn, lease=LEASE) as doomed:
+        with Window(dsn) as window:
+            job_id = window.enqueue()
+            await claim_one(other)
+            window.expire(job_id)
+        monkeypatch.setattr(worker, "statement", cut_off)
+        with trio.move_on_after(0.5):
+            await doomed.rescue()
+        monkeypatch.setattr(worker, "statement", statement)
+
+        rescued = 0
+        with trio.move_on_after(LEASE):
+            while not rescued:
+                rescued = (await other.rescue()).rescued
+                await trio.sleep(0.1)
+
+        assert rescued == 1
