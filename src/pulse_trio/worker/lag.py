@@ -98,9 +98,12 @@ def held_on(frame: FrameType) -> Held | None:
 
 def _held_by(task: Any) -> Held | None:
     while isinstance(task, trio.lowlevel.Task):
-        frame = getattr(task.coro, "cr_frame", None)
-        if frame is not None and isinstance(found := frame.f_locals.get("held"), Held):
-            return found
+        coroutine: Any = task.coro
+        # The runner's is awaited by its place's.
+        while (frame := getattr(coroutine, "cr_frame", None)) is not None:
+            if isinstance(found := frame.f_locals.get("held"), Held):
+                return found
+            coroutine = coroutine.cr_await
         task = task.parent_nursery.parent_task if task.parent_nursery is not None else None
     return None
 

@@ -89,7 +89,34 @@ class Runner:
         )
         self._on_start(held)
         try:
-            outcome = await self._outcome(held)
+            call = self._call_of(claim.kind)
+            outcome: Outcome | None = None
+            if call is None or claim.options is not None or held.asked:
+                outcome = self._refusal(held, call)
+            # One coroutine for a job, beside the handler's: a second was 0.3 kB of each job that waits.
+            if call is not None and outcome is None:
+                if self._tell_start:
+                    self._observer.emit(JobStarted(claim.id, claim.kind, claim.queue, claim.attempt))
+                try:
+                    async with trio.open_nursery() as nursery:
+                        held.opened(nursery)
+                        try:
+                            outcome = completed(claim, await call(held, claim.args))
+                        except Exception as error:
+                            # Caught here, inside the nursery, where it is still itself; outside it would be a group of one.
+                            outcome = held.outcome = self._failed(claim, error)
+                            nursery.cancel_scope.cancel()
+                        except BaseException:
+                            # The nursery closes now, perhaps in the very tick in which the first beat falls due.
+                            held.end_heartbeat()
+                            raise
+                        held.body_ended()
+                except BaseExceptionGroup as group:
+                    outcome = self._outcome_of_group(held, group)
+                else:
+                    if nursery.cancel_scope.cancelled_caught:
+                        # Something of the job was cut short: the handler, or a child of one that had returned.
+                        outcome = held.outcome or self._after_cancel(held)
             held.outcome = outcome if held.plain else _in_view_of(held, outcome)
         except BaseException:
             # Not the job's: the worker is being cancelled (or the program ends). The job goes back unharmed.
@@ -104,9 +131,9 @@ class Runner:
                 self._emit_end(held)
             self._on_end(held)
 
-    async def _outcome(self, held: Held) -> Outcome | None:
+    def _refusal(self, held: Held, call: Call | None) -> Outcome | None:
+        """The outcome of a job that is not begun; None if it can be."""
         claim = held.claim
-        call = self._call_of(claim.kind)
         if claim.options is not None:
             try:
                 never = held.read_options(self._epoch_offset)
@@ -117,38 +144,20 @@ class Runner:
                 if never is not None:
                     return Outcome(claim, "cancelled", error=never)
         if held.asked:
-            return self._after_cancel(held)
+            return self._after_cancel(held) or Outcome(claim, "released")
         if call is None:
             self._observer.emit(UnknownKindReleased(claim.id, claim.kind))
             return Outcome(claim, "released", delay=UNKNOWN_KIND_DELAY * 2 ** min(claim.attempt - 1, 3))
-        if self._tell_start:
-            self._observer.emit(JobStarted(claim.id, claim.kind, claim.queue, claim.attempt))
-        try:
-            async with trio.open_nursery() as nursery:
-                held.opened(nursery)
-                try:
-                    outcome = completed(claim, await call(held, claim.args))
-                except Exception as error:
-                    # Caught here, inside the nursery, where it is still itself; outside it would be a group of one.
-                    outcome = held.outcome = self._failed(claim, error)
-                    nursery.cancel_scope.cancel()
-                except BaseException:
-                    # The nursery closes now, perhaps in the very tick in which the first beat falls due.
-                    held.end_heartbeat()
-                    raise
-                held.body_ended()
-        except BaseExceptionGroup as group:
-            # A child's failure is the job's; so is a SystemExit. An outer cancellation and a Ctrl-C are the program's.
-            programs, jobs = group.split(_is_the_programs)
-            if jobs is not None and (held.outcome is None or held.outcome.kind != "failed"):
-                held.outcome = self._failed(claim, jobs)
-            if programs is not None:
-                raise programs from None
-            return held.outcome
-        if nursery.cancel_scope.cancelled_caught:
-            # Something of the job was cut short: the handler, or a child of one that had returned.
-            return held.outcome or self._after_cancel(held)
-        return outcome
+        return None
+
+    def _outcome_of_group(self, held: Held, group: BaseExceptionGroup[BaseException]) -> Outcome | None:
+        """A child's failure is the job's; so is a SystemExit. An outer cancellation and a Ctrl-C are the program's."""
+        programs, jobs = group.split(_is_the_programs)
+        if jobs is not None and (held.outcome is None or held.outcome.kind != "failed"):
+            held.outcome = self._failed(held.claim, jobs)
+        if programs is not None:
+            raise programs from None
+        return held.outcome
 
     def _after_cancel(self, held: Held) -> Outcome | None:
         reason = held.cancel_reason
