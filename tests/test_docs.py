@@ -38,6 +38,7 @@ PAGES_THAT_RUN = [
     "docs/how-to/exactly-once.md",
     "docs/how-to/cancel.md",
     "docs/how-to/inspect.md",
+    "docs/how-to/roles.md",
 ]
 
 

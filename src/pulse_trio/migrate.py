@@ -113,14 +113,9 @@ def _remedy(connection: psycopg.Connection[Any], schema: str) -> str:
     role, database, name, owner = row or ("", "", schema, None)
     if owner is None:
         return f"A superuser or the database's owner can allow it: GRANT CREATE ON DATABASE {database} TO {role}"
-    grants = (
-        f"USAGE ON SCHEMA {name}",
-        f"SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {name}",
-        f"EXECUTE ON ALL FUNCTIONS IN SCHEMA {name}",
-    )
     return (
-        f"The schema {name} belongs to {owner}: migrate as that role. For a role that only works with jobs: "
-        + "; ".join(f"GRANT {grant} TO {role}" for grant in grants)
+        f"The schema {name} belongs to {owner}: connect as that role. It can let {role} work with jobs: "
+        f"pulse-trio grants --worker {role}"
     )
 
 

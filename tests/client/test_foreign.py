@@ -331,7 +331,7 @@ async def test_a_connection_of_the_other_client_is_named(dsn: str) -> None:
 def test_numbered_places_are_text_and_every_name_has_one() -> None:
     text, names = numbered("enqueue", "per%cent")
     assert "%(" not in text
-    assert '"per%cent".job' in text
+    assert '"per%cent".add_job' in text
     assert all(f"${n}::text" in text for n in range(1, len(names) + 1))
     assert set(names) == {
         name.decode() for name in __import__("re").findall(rb"%\((\w+)\)s", statement("enqueue", "x"))

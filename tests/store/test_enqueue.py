@@ -449,6 +449,7 @@ async def test_a_producer_needs_nothing_but_execute_on_enqueue(alone: Window) ->
     alone.run("CREATE ROLE producer_only")
     try:
         alone.run("GRANT USAGE ON SCHEMA pulse TO producer_only")
+        alone.run("GRANT EXECUTE ON FUNCTION pulse.enqueue TO producer_only")
         alone.run("SET ROLE producer_only")
         job_id = alone.value("SELECT pulse.enqueue('noop', '{\"a\": 1}')")
         with pytest.raises(psycopg.errors.InsufficientPrivilege):

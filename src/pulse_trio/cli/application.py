@@ -17,6 +17,7 @@ from .cron import cron
 from .doctor import doctor
 from .enqueue import enqueue
 from .faults import describe, exit_code_of, our_error
+from .grants import grants
 from .jobs import jobs
 from .migrate import migrate
 from .queues import queues
@@ -60,7 +61,7 @@ def pulse_trio() -> None:
 
 
 jobs.add_command(cancel_jobs)
-for _command in (run, enqueue, jobs, queues, cron, workers, migrate, doctor, bench):
+for _command in (run, enqueue, jobs, queues, cron, workers, migrate, grants, doctor, bench):
     pulse_trio.add_command(_command)
 
 

@@ -6,7 +6,8 @@ SELECT current_setting('server_version_num')::int, current_setting('server_versi
                  WHERE c.oid = format('%%I.job', :'schema')::regclass), true),
        current_user::text, pg_has_role('pg_read_all_stats', 'USAGE'),
        ARRAY(SELECT format('%%s on %%I', asked.privilege, t.name)
-             FROM unnest(ARRAY['job', 'job_archive', 'attempt', 'session', 'queue']) t(name),
-                  unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) asked(privilege)
+             FROM (VALUES ('job', 'SELECT,INSERT,UPDATE,DELETE'), ('job_archive', 'SELECT,INSERT'), ('attempt', 'SELECT,INSERT'),
+                          ('session', 'SELECT,INSERT,UPDATE'), ('queue', 'SELECT,INSERT,UPDATE')) t(name, needed),
+                  string_to_table(t.needed, ',') asked(privilege)
              WHERE NOT has_table_privilege(format('%%I.%%I', :'schema', t.name)::regclass, asked.privilege)),
        has_function_privilege(format('%%I.upkeep(interval)', :'schema')::regprocedure, 'EXECUTE')

@@ -91,7 +91,9 @@ async def enqueue_many(
     try:
         async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
             await cursor.execute(statement("reserve_ids", schema), {"count": len(requests)})
-            reserved = _reserved(await cursor.fetchall())
+            if not (rows := await cursor.fetchall()):
+                return await operations.run(connection, schema, operations.enqueue_many(requests))
+            reserved = _reserved(rows)
             async with cursor.copy(render(_COPY, schema).encode()) as copy:
                 await copy.write(copy_text(requests, reserved))
             await cursor.execute(statement("wake", schema), {"queues": texts(due_queues(requests, reserved))})
@@ -109,7 +111,9 @@ def enqueue_many_sync(
     try:
         with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
             cursor.execute(statement("reserve_ids", schema), {"count": len(requests)})
-            reserved = _reserved(cursor.fetchall())
+            if not (rows := cursor.fetchall()):
+                return operations.run_sync(connection, schema, operations.enqueue_many(requests))
+            reserved = _reserved(rows)
             with cursor.copy(render(_COPY, schema).encode()) as copy:
                 copy.write(copy_text(requests, reserved))
             cursor.execute(statement("wake", schema), {"queues": texts(due_queues(requests, reserved))})

@@ -139,6 +139,7 @@ def enqueue(request: JobRequest) -> Operation[Enqueued]:
             "max_attempts": request.max_attempts,
             "options": request.options,
             "key": request.key,
+            "reserved": None,
         },
     )
     return Enqueued(rows[0][0], added=True)
@@ -152,7 +153,7 @@ def enqueue_many(requests: Sequence[JobRequest]) -> Operation[list[Enqueued]]:
         return []
     if not all(_is_plain(request) for request in requests):
         return (yield from _enqueue_unique(requests))
-    rows = yield Query("enqueue_many", _columns(requests))
+    rows = yield Query("enqueue_many", {**_columns(requests), "reserved": None})
     answers = [Enqueued(new_id, added) for _, added, new_id, *_ in rows]
     duplicates = [n for n, answer in enumerate(answers) if not answer.added]
     if duplicates:

@@ -1,0 +1,48 @@
+"""`pulse-trio grants`: gives roles the rights that their work needs, and no others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ..grants import grant_sync, grants_sql
+from ..migrate import check_sync
+from ..settings import load_settings
+from .database import choose_database, open_database
+from .options import dsn_option, schema_option
+
+if TYPE_CHECKING:
+    from ..grants import RoleKind
+
+
+@click.command()
+@click.option("--producer", metavar="ROLE", help="A role that may enqueue, and nothing else.")
+@click.option("--worker", metavar="ROLE", help="A role that may run workers; it can change no table's definition.")
+@click.option(
+    "--operator", metavar="ROLE", help="A role that may look at jobs, cancel, retry, delete, pause and limit."
+)
+@click.option("--sql", "as_sql", is_flag=True, help="Print the statements; no database is needed.")
+@schema_option
+@dsn_option
+def grants(
+    producer: str | None, worker: str | None, operator: str | None, as_sql: bool, schema: str | None, dsn: str | None
+) -> None:
+    """Give roles of the database the rights that their work needs, and no others.
+
+    Connect as the owner of the schema. What the roles have on the schema already is taken away first, so that running this
+    again after an upgrade brings them up to date.
+    """
+    given: dict[RoleKind, str | None] = {"producer": producer, "worker": worker, "operator": operator}
+    roles: dict[RoleKind, str] = {kind: name for kind, name in given.items() if name is not None}
+    if not roles:
+        raise click.UsageError("Name at least one role: --producer, --worker or --operator.")
+    name = load_settings({"schema": schema}).schema
+    if as_sql:
+        click.echo("\n".join(grants_sql(roles, name)))
+        return
+    with open_database(choose_database(dsn), name) as address:
+        check_sync(address, name)
+        grant_sync(address, roles, name)
+    for kind, role in roles.items():
+        click.echo(f"{role} may work as {kind}")

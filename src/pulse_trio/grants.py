@@ -1,0 +1,123 @@
+"""Who may do what in the database: the rights of a producer, a worker and an operator, as one table.
+
+Anything that is not named here, nobody but the owner has. tests/security/test_roles.py asks each role for every statement in
+sql/ and for the work of its life, so that a later migration that forgets this table fails there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import psycopg
+from psycopg.sql import SQL, Identifier
+
+from .errors import UsageError
+from .postgres import connect_sync
+from .sql import render
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+RoleKind = Literal["producer", "worker", "operator"]
+
+_VIEWS = "jobs, attempts, workers, queues, schedules, fires, cancellations"
+_ENQUEUE = (
+    "enqueue",
+    "enqueue_many",
+    "add_job",
+    "add_jobs",
+    "enqueue_unique",
+    "reserve",
+    # Pure: puts deadlines into options.
+    "row_options",
+)
+TABLES: Mapping[RoleKind, Mapping[str, str]] = {
+    # "All it takes is a right to call": a stolen producer can add jobs, and read nothing.
+    "producer": {},
+    "worker": {
+        "SELECT": f"migration, maintenance, paused_kind, job_archive_default, {_VIEWS}",
+        "SELECT, INSERT": "attempt, job_archive",
+        "SELECT, INSERT, UPDATE": "session, queue",
+        "SELECT, UPDATE": "cancellation",
+        "SELECT, INSERT, UPDATE, DELETE": (
+            "job, permit, bucket, progress, batch, batch_job, schedule, schedule_fire, schedule_declaration"
+        ),
+    },
+    "operator": {
+        "SELECT": (
+            "migration, maintenance, job, job_archive, job_archive_default, attempt, session, batch, batch_job, schedule_fire,"
+            f" schedule_declaration, progress, cancellation, permit, bucket, {_VIEWS}"
+        ),
+        "SELECT, INSERT, UPDATE": "queue, schedule",
+        "SELECT, INSERT, DELETE": "paused_kind",
+        "DELETE": "schedule",
+        "INSERT, UPDATE": "schedule_fire",
+    },
+}
+# COPY's: whoever may write the table takes the ids itself.
+SEQUENCES: Mapping[RoleKind, tuple[str, ...]] = {"worker": ("job_id_seq",)}
+FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
+    "producer": _ENQUEUE,
+    "worker": (*_ENQUEUE, "upkeep", "wake", "claim_limited", "tell_end", "batch_counts"),
+    "operator": (*_ENQUEUE, "wake", "cancel", "cancel_jobs", "retry_jobs", "delete_jobs", "batch_counts"),
+}
+
+
+def grants_sql(roles: Mapping[RoleKind, str], schema: str = "pulse") -> list[str]:
+    """The statements that give the roles what they need: first everything is taken away, so that a role has this and no more.
+
+    `roles` has the name of a role that exists for each kind to be granted; one role may have several."""
+    lines: list[str] = []
+    for name in dict.fromkeys(roles.values()):
+        lines += [
+            _on(f'REVOKE ALL ON ALL {what} IN SCHEMA :"schema" FROM', schema, name)
+            for what in ("TABLES", "SEQUENCES", "FUNCTIONS")
+        ]
+        lines.append(_on('REVOKE ALL ON SCHEMA :"schema" FROM', schema, name))
+        lines.append(_on('GRANT USAGE ON SCHEMA :"schema" TO', schema, name))
+    for kind, name in roles.items():
+        for rights, objects in TABLES[kind].items():
+            lines.append(_on(f"GRANT {rights} ON {_places(objects.split(', '))} TO", schema, name))
+        lines += [
+            _on(f"GRANT USAGE ON SEQUENCE {_places([each])} TO", schema, name) for each in SEQUENCES.get(kind, ())
+        ]
+        lines.append(_on(f"GRANT EXECUTE ON FUNCTION {_places(FUNCTIONS[kind])} TO", schema, name))
+    return lines
+
+
+def grant_sync(dsn: str, roles: Mapping[RoleKind, str], schema: str = "pulse") -> None:
+    """Gives the roles what they need, in one transaction. Connect as the schema's owner, or a superuser. Blocks.
+
+    Raises `UsageError` for a role that does not exist, or when this role may not grant."""
+    with connect_sync(dsn) as connection:
+        for name in roles.values():
+            _refuse_owner(connection, name, schema)
+        try:
+            with connection.transaction():
+                for line in grants_sql(roles, schema):
+                    connection.execute(line.encode())
+        except psycopg.errors.UndefinedObject as error:
+            said = str(error).partition("\n")[0]
+            raise UsageError(f"{said}. Create it first, as in: CREATE ROLE app_worker LOGIN PASSWORD '...'") from error
+        except psycopg.errors.InsufficientPrivilege as error:
+            said = str(error).partition("\n")[0]
+            raise UsageError(f"{said}. Grant as the owner of the schema {schema!r}, or as a superuser.") from error
+
+
+def _refuse_owner(connection: psycopg.Connection[Any], role: str, schema: str) -> None:
+    # What is taken away first would be the owner's own rights.
+    found = connection.execute(
+        "SELECT EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE n.nspname = %s::text AND pg_get_userbyid(c.relowner) = %s::text)",
+        [schema, role],
+    ).fetchone()
+    if found and found[0]:
+        raise UsageError(f"The role {role!r} owns the schema {schema!r}: it may do everything. Name another role.")
+
+
+def _places(names: Iterable[str]) -> str:
+    return ", ".join(f':"schema".{name}' for name in names)
+
+
+def _on(text: str, schema: str, role: str) -> str:
+    return f"{render(text, schema)} {SQL('{}').format(Identifier(role)).as_string()};"
