@@ -16,7 +16,7 @@ import trio
 from pulse_trio.settings import WorkerSettings
 
 from . import journal
-from .checker import Violation, check
+from .checker import Violation, check, hindered
 from .history import RUNNING, Bounds, History, read_effects, read_lines
 from .schedule import LEASE, plan
 from .stage import GRACE, Server, open_stage
@@ -25,7 +25,7 @@ from .strikes import carry_out
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from .history import Fault, Operation
+    from .history import Fault, Operation, Step
     from .schedule import Planned
 
 SETTINGS: dict[str, Any] = {
@@ -196,10 +196,10 @@ def count(history: History) -> dict[str, Any]:
         "refused reports": sum(len(o.fences("refused")) for o in operations),
         "lost beats": sum(len(o.fences("lost")) for o in operations),
         "reports without a reply": sum(len(o.asked_fences("reports")) for o in operations if o.phase == "unknown"),
-        "largest rescue after the lease (s)": round(
-            max((lateness(s) for s in steps if s.outcome == "rescued"), default=0.0), 2
+        "largest rescue after the lease, hindrances aside (s)": round(
+            max((lateness(history, s) for s in steps if s.outcome == "rescued"), default=0.0), 2
         ),
-        "largest recovery after a kill (s)": round(
+        "largest recovery after a kill, hindrances aside (s)": round(
             max((d for k in kills for d in recovery(history, operations, k)), default=0.0), 2
         ),
         "largest pause of claims after a restart (s)": round(
@@ -208,19 +208,21 @@ def count(history: History) -> dict[str, Any]:
     }
 
 
-def lateness(step: Any) -> float:
-    """Seconds from a lease's end to its rescue, in database time."""
-    return step.at - (step.release.old_lease_until or 0.0)
+def lateness(history: History, step: Step) -> float:
+    """Seconds from a lease's end to its rescue, in database time, those aside in which nobody could."""
+    assert step.release is not None
+    expired = step.release.old_lease_until or 0.0
+    return step.at - expired - hindered(history, step.job, expired - history.epoch, step.at - history.epoch)
 
 
 def recovery(history: History, operations: Sequence[Operation], kill: Fault) -> list[float]:
-    """For each job that a killed process held: seconds from the kill until it was put back."""
+    """For each job that a killed process held: seconds from the kill until it was put back, those aside in which nobody could."""
     delays: list[float] = []
     for fence in {f for o in operations if o.pid == kill.pid for f in o.fences("claims")}:
         for step in history.releases.get(fence, ()):
-            delay = step.at - history.epoch - kill.begin
-            if delay > 0:
-                delays.append(delay)
+            back = step.at - history.epoch
+            if back > kill.begin:
+                delays.append(back - kill.begin - hindered(history, step.job, kill.begin, back))
     return delays
 
 
