@@ -216,7 +216,7 @@ def lateness(history: History, step: Step) -> float:
 
 
 def recovery(history: History, operations: Sequence[Operation], kill: Fault) -> list[float]:
-    """For each job that a killed process held: seconds from the kill until it was put back, those aside in which nobody could."""
+    """For each job that a killed process held: seconds until it was put back, those aside in which nobody could do so."""
     delays: list[float] = []
     for fence in {f for o in operations if o.pid == kill.pid for f in o.fences("claims")}:
         for step in history.releases.get(fence, ()):
