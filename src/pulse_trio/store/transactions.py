@@ -34,6 +34,11 @@ _SIZE = 10
 """Connections of one worker for fenced transactions, at most: a database has 100 for all."""
 
 
+_COMMIT_WITHIN = 10.0
+"""Seconds from the completion to its COMMIT, which follows at once. A worker that is stopped or cut off between the two would
+keep its job's row locked, and so from being rescued, until TCP gave up: the server rolls back instead."""
+
+
 class CommitUnknown(DatabaseUnavailable):
     """The connection was lost while COMMIT was under way: it may be done or not."""
 
@@ -57,6 +62,9 @@ class Begun:
                 "the transaction of job.transaction() was ended inside its block; leave that to the block"
             )
         claim = outcome.claim
+        await self.connection.execute(
+            "SELECT set_config('idle_in_transaction_session_timeout', %s, true)", [f"{_COMMIT_WITHIN:g}s"]
+        )
         cursor = await self.connection.execute(
             statement("complete_unlocked", self._schema),
             {
