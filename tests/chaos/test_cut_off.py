@@ -1,0 +1,107 @@
+"""A worker that is cut off or stopped while the server holds something for it: what that is, is not lost with it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+
+from pulse_trio.store import transactions, worker
+from pulse_trio.store.worker import statement
+from support.stores import Window, claim_one, end, open_store
+
+if TYPE_CHECKING:
+    import pytest
+
+    from pulse_trio.jobs import Claim
+    from pulse_trio.store import WorkerStore
+    from support.proxy import Proxy
+
+LEASE = 3.0
+
+
+async def test_what_a_watchdog_was_about_to_rescue_another_one_rescues_within_a_lease(
+    dsn: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut_off(name: str, schema: str) -> bytes:
+        if name == "refund":  # the expired rows are found and locked, and nothing is written yet
+            proxy.swallow()
+        return statement(name, schema)
+
+    async with open_store(dsn, lease=LEASE) as other, open_store(proxy.dsn, lease=LEASE) as doomed:
+        with Window(dsn) as window:
+            job_id = window.enqueue()
+            await claim_one(other)
+            window.expire(job_id)
+        monkeypatch.setattr(worker, "statement", cut_off)
+        with trio.move_on_after(0.5):
+            await doomed.rescue()
+        monkeypatch.setattr(worker, "statement", statement)
+
+        rescued = 0
+        with trio.move_on_after(LEASE):
+            while not rescued:
+                rescued = (await other.rescue()).rescued
+                await trio.sleep(0.1)
+
+        assert rescued == 1
+
+
+async def test_a_job_whose_worker_is_cut_off_between_completion_and_commit_is_rescued(
+    dsn: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    completing = trio.Event()
+
+    def tell(name: str, schema: str) -> bytes:
+        completing.set()
+        return statement(name, schema)
+
+    async def complete(store: WorkerStore, claim: Claim) -> None:
+        async with store.transactions.begin() as begun:
+            await begun.complete(end(claim))
+
+    monkeypatch.setattr(transactions, "_COMMIT_WITHIN", 1.0)
+    async with open_store(dsn, lease=LEASE) as other, open_store(proxy.dsn, lease=LEASE) as doomed:
+        with Window(dsn) as window:
+            job_id = window.enqueue()
+            claim = await claim_one(doomed)
+            window.expire(job_id)
+        async with doomed.transactions.open(), trio.open_nursery() as nursery:
+            monkeypatch.setattr(transactions, "statement", tell)
+            nursery.start_soon(complete, doomed, claim)
+            await completing.wait()
+            proxy.to_client.hold()
+            await proxy.to_client.arrival()  # the row is deleted, and locked
+            proxy.swallow()
+            nursery.cancel_scope.cancel()
+
+        rescued = 0
+        with trio.move_on_after(LEASE):
+            while not rescued:
+                rescued = (await other.rescue()).rescued
+                await trio.sleep(0.1)
+
+        assert rescued == 1
+
+
+async def test_the_turn_of_a_worker_that_is_cut_off_goes_to_another(
+    dsn: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hurried(name: str, schema: str) -> bytes:
+        return statement(name, schema).replace(b"'40s'", b"'1s'")
+
+    monkeypatch.setattr(worker, "statement", hurried)
+    async with open_store(dsn, lease=LEASE) as other, open_store(proxy.dsn, lease=LEASE) as doomed:
+        assert await doomed.prepare_for_suspect()
+        proxy.swallow()
+        assert not await other.prepare_for_suspect()
+
+        with trio.fail_after(10):
+            while not await other.prepare_for_suspect():  # noqa: ASYNC110 -- the server tells nobody
+                await trio.sleep(0.1)
+        await other.end_suspects_turn()
+        # Who gave the turn back may be idle as long as before: the connection is still there.
+        session = other.session
+        await trio.sleep(1.5)
+        assert await other.prepare_for_suspect()
+        assert await other.open_session() == session
