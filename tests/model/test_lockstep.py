@@ -1,0 +1,335 @@
+"""A plain model of jobs and the real PostgreSQL, step by step: after every step both say the same of every job.
+
+The model decides with `states.TRANSITIONS` and `event_of`; PostgreSQL with its own statements, through two stores and the
+operations of clients. Reports are drawn from every claim ever made, so most of them are stale.
+
+`PULSE_TRIO_LOCKSTEP=1000` plays so many runs, drawn anew each time; without it a fixed few.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+from anyio.from_thread import start_blocking_portal
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+    run_state_machine_as_test,
+)
+
+from pulse_trio.errors import InvalidTransition, UnknownJob
+from pulse_trio.states import FINISHED, TRANSITIONS, Event, State, event_of, next_state
+from pulse_trio.store import cancelling, history, operations, queues
+from support.stores import Window, claim, end, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from anyio.from_thread import BlockingPortal
+
+    from pulse_trio.jobs import Claim, OutcomeKind
+    from pulse_trio.store import WorkerStore
+    from support.databases import Databases
+
+RUNS = os.environ.get("PULSE_TRIO_LOCKSTEP")
+HOUR = 3600.0
+QUEUE = "q"
+CRASH_LIMIT = 3
+REPORTS: tuple[OutcomeKind, ...] = ("completed", "failed", "timeout", "discarded", "snoozed", "released", "cancelled")
+
+
+@dataclass
+class Modelled:
+    """One job, as it should be."""
+
+    id: int
+    key: str | None
+    priority: int
+    max_attempts: int
+    due: bool
+    attempt: int = 0
+    failures: int = 0
+    crashes: int = 0
+    suspect: bool = False
+    session: int = 0
+    expired: bool = False
+    cancelling: bool = False
+    put_back: bool = False
+    """It waits after a failure or a rescue, not after a snooze, a release or its birth."""
+    finished: State | None = None
+
+    @property
+    def state(self) -> State:
+        if self.finished is not None:
+            return self.finished
+        if self.session:
+            return State.RUNNING
+        if self.due:
+            return State.AVAILABLE
+        return State.RETRYABLE if self.put_back else State.SCHEDULED
+
+    @property
+    def claimable(self) -> bool:
+        return self.state is State.AVAILABLE and not self.suspect
+
+    def claim(self, session: int) -> None:
+        assert next_state(self.state, Event.CLAIM) is State.RUNNING
+        self.session, self.attempt, self.expired = session, self.attempt + 1, False
+
+    def end(self, kind: OutcomeKind, delay: float) -> None:
+        """The current attempt ends, as it was accepted to."""
+        poison = kind == "rescued" and self.suspect and self.crashes + 1 >= CRASH_LIMIT
+        event = event_of(kind, self.attempt, 0 if poison else self.max_attempts, cancelling=self.cancelling)
+        state = next_state(State.RUNNING, event)
+        if state in FINISHED:
+            self.finished, self.cancelling = state, False
+            self.failures += kind in ("failed", "timeout", "discarded")
+        else:
+            self.max_attempts += event in (Event.SNOOZE, Event.RELEASE)
+            self.failures += event is Event.FAIL
+            self.put_back = event in (Event.FAIL, Event.RESCUE)
+            self.due = delay <= 0
+            self.crashes += kind == "rescued"
+            if kind != "released":
+                self.suspect = kind == "rescued" and self.crashes >= CRASH_LIMIT - 1
+        self.session, self.expired = 0, False
+
+    def retry(self) -> None:
+        if self.finished is not None:
+            self.max_attempts = max(self.max_attempts, self.attempt + 1)
+            self.failures = self.crashes = 0
+            self.suspect = self.put_back = False
+        self.finished, self.due = None, True
+
+
+class Lockstep(RuleBasedStateMachine):
+    """Two workers' stores and a client, beside the model."""
+
+    dsn: ClassVar[str]
+    portal: ClassVar[BlockingPortal]
+
+    jobs = Bundle("jobs")
+    claims = Bundle("claims")
+
+    @initialize()
+    def open(self) -> None:
+        self.model: dict[int, Modelled] = {}
+        self.ended: dict[tuple[int, int, int], str] = {}
+        """How attempts ended, by fence: what a report that is sent again is looked up in."""
+        self.crowded: set[int] = set()
+        self.paused = False
+        self.opened = ExitStack()
+        self.window = self.opened.enter_context(Window(self.dsn))
+        self.window.run("TRUNCATE job, job_archive, attempt, cancellation, unique_hold, queue RESTART IDENTITY")
+        self.stores = [
+            self.opened.enter_context(self.portal.wrap_async_context_manager(open_store(self.dsn))) for _ in (0, 1)
+        ]
+
+    def teardown(self) -> None:
+        if hasattr(self, "opened"):
+            self.opened.close()
+
+    # Producers and operators
+
+    @rule(
+        target=jobs,
+        key=st.sampled_from((None, None, "a", "b")),
+        priority=st.sampled_from((0, 0, 1)),
+        max_attempts=st.sampled_from((1, 2, 5)),
+        delay=st.sampled_from((None, None, None, HOUR)),
+    )
+    def enqueue(self, key: str | None, priority: int, max_attempts: int, delay: float | None) -> int:
+        holder = next((j.id for j in self.model.values() if key and j.key == key and j.finished is None), None)
+        job_id = self.window.enqueue(QUEUE, unique_key=key, priority=priority, max_attempts=max_attempts, delay=delay)
+        if holder is not None:
+            assert job_id == holder
+        else:
+            assert job_id not in self.model
+            self.model[job_id] = Modelled(job_id, key, priority, max_attempts, due=delay is None)
+        return job_id
+
+    @rule(job_id=jobs, reason=st.sampled_from((None, "no more")))
+    def cancel(self, job_id: int, reason: str | None) -> None:
+        job = self.model.get(job_id)
+        if job is None:
+            with pytest.raises(UnknownJob):
+                self.window.do(cancelling.cancel(job_id, reason=reason))
+            return
+        result = self.window.do(cancelling.cancel(job_id, reason=reason))
+        if job.state is State.RUNNING:
+            job.cancelling = True
+        elif job.finished is None:
+            job.finished = next_state(job.state, Event.CANCEL)
+        assert result.state is job.state
+
+    @rule(job_id=jobs)
+    def retry(self, job_id: int) -> None:
+        job = self.model.get(job_id)
+        operation = operations.retry(job_id)
+        if job is None:
+            with pytest.raises(UnknownJob):
+                self.window.do(operation)
+        elif Event.RETRY not in TRANSITIONS[job.state] or (job.finished is not None and self.key_is_taken(job)):
+            with pytest.raises(InvalidTransition):
+                self.window.do(operation)
+        else:
+            assert self.window.do(operation) is next_state(job.state, Event.RETRY)
+            job.retry()
+
+    def key_is_taken(self, job: Modelled) -> bool:
+        return job.key is not None and any(j.key == job.key and j.finished is None for j in self.model.values())
+
+    @rule(job_id=jobs)
+    def delete(self, job_id: int) -> None:
+        job = self.model.get(job_id)
+        if job is None or job.state is State.RUNNING:
+            with pytest.raises(UnknownJob if job is None else InvalidTransition):
+                self.window.do(history.delete(job_id))
+        else:
+            self.window.do(history.delete(job_id))
+            del self.model[job_id]
+            self.ended = {fence: how for fence, how in self.ended.items() if fence[0] != job_id}
+
+    @rule(pause=st.booleans())
+    def pause_or_resume(self, pause: bool) -> None:
+        self.window.do(queues.pause(QUEUE) if pause else queues.resume(QUEUE))
+        self.paused = pause
+
+    @rule(job_id=jobs)
+    def time_passes_until_it_is_due(self, job_id: int) -> None:
+        if (job := self.model.get(job_id)) is not None and job.finished is None and not job.session:
+            self.window.make_due(job_id)
+            job.due = True
+
+    # Workers
+
+    @rule(target=claims, worker=st.integers(0, 1), limit=st.integers(1, 3), priority=st.sampled_from((0, 0, 1)))
+    def claim(self, worker: int, limit: int, priority: int) -> Any:
+        store = self.stores[worker]
+        claimed = self.portal.call(lambda: claim(store, QUEUE, limit, priority=priority))
+        wanted = [j.id for j in self.model.values() if j.claimable and j.priority == priority and not self.paused]
+        assert {c.id for c in claimed} <= set(wanted)
+        assert len(claimed) == min(limit, len(wanted))
+        return multiple(*(self.claimed(c, store) for c in claimed))
+
+    @rule(target=claims, worker=st.integers(0, 1))
+    def claim_suspect(self, worker: int) -> Any:
+        store = self.stores[worker]
+        claimed = self.portal.call(store.claim_suspect, [QUEUE]).claims
+        wanted = [j for j in self.model.values() if j.state is State.AVAILABLE and j.suspect and not self.paused]
+        assert len(claimed) == min(1, len(wanted))
+        assert all(self.model[c.id] in wanted for c in claimed)
+        return multiple(*(self.claimed(c, store) for c in claimed))
+
+    def claimed(self, claim: Claim, store: WorkerStore) -> Claim:
+        job = self.model[claim.id]
+        job.claim(store.session)
+        assert (claim.attempt, claim.session) == (job.attempt, job.session)
+        assert (claim.max_attempts, claim.failures) == (job.max_attempts, job.failures)
+        return claim
+
+    def holder(self, claim: Claim) -> Modelled | None:
+        """The job, if this claim is its current attempt."""
+        job = self.model.get(claim.id)
+        return job if job is not None and (job.attempt, job.session) == (claim.attempt, claim.session) else None
+
+    @rule(
+        claim=claims, worker=st.integers(0, 1), kind=st.sampled_from(REPORTS), delay=st.sampled_from((0.0, HOUR)),
+        unsure=st.booleans(),
+    )  # fmt: skip
+    def report(self, claim: Claim, worker: int, kind: OutcomeKind, delay: float, unsure: bool) -> None:
+        job = self.holder(claim)
+        fence = (claim.id, claim.attempt, claim.session)
+        outcome = end(claim, kind, delay=delay, error=None if kind == "completed" else "x")
+        accepted, refused, again = self.portal.call(lambda: self.stores[worker].settle([outcome], unsure=unsure))
+        assert again == []
+        done_before = unsure and self.ended.get(fence, "rescued") != "rescued"
+        assert (accepted, refused) == (([outcome], []) if job is not None or done_before else ([], [outcome]))
+        if job is not None:
+            self.ended[fence] = kind
+            job.end(kind, delay)
+
+    @rule(claims=st.lists(claims, min_size=1, max_size=4, unique_by=id), worker=st.integers(0, 1))
+    def beat(self, claims: list[Claim], worker: int) -> None:
+        beat = self.portal.call(self.stores[worker].beat, claims)
+        ours = [c for c in claims if self.holder(c) is not None]
+        assert beat.renewed == set(ours)
+        assert beat.locked == set()
+        assert set(beat.cancelling) == {c for c in ours if self.model[c.id].cancelling}
+        for c in ours:
+            self.model[c.id].expired = False
+
+    @rule(claim=claims)
+    def lease_runs_out(self, claim: Claim) -> None:
+        if (job := self.holder(claim)) is not None:
+            self.window.expire(job.id)
+            job.expired = True
+
+    @rule(worker=st.integers(0, 1))
+    def rescue(self, worker: int) -> None:
+        running = [j for j in self.model.values() if j.session]
+        lost = [j for j in running if j.expired]
+        sessions = [j.session for j in running]
+        self.crowded |= {j.session for j in lost if sessions.count(j.session) > 1}
+        for job in lost:
+            # At most one of those that died together is to blame.
+            job.max_attempts += job.session in self.crowded and not job.suspect
+            self.ended[job.id, job.attempt, job.session] = "rescued"
+            job.end("rescued", 0.0)
+        ends = [j.state for j in lost]
+        assert self.portal.call(self.stores[worker].rescue) == (ends.count(State.AVAILABLE), ends.count(State.DEAD))
+
+    # What holds after every step
+
+    @invariant()
+    def model_and_database_say_the_same(self) -> None:
+        if not hasattr(self, "opened"):
+            return
+        shown = self.window.run(
+            "SELECT s.id, s.state, s.attempt, s.max_attempts, CASE s.state WHEN 'running' THEN s.worker ELSE 0 END AS worker, s.unique_key, s.priority,"
+            " coalesce(j.failures, a.failures) AS failures, coalesce(j.cancelling, false) AS cancelling,"
+            " coalesce(j.crashes, 0) AS crashes, coalesce(j.suspect, false) AS suspect"
+            " FROM jobs s LEFT JOIN job j ON j.id = s.id LEFT JOIN job_archive a ON a.id = s.id ORDER BY s.id"
+        )
+        assert [tuple(row.values()) for row in shown] == [
+            (j.id, j.state, j.attempt, j.max_attempts, j.session, j.key, j.priority, j.failures, j.cancelling,
+             j.crashes if j.finished is None else 0, j.suspect and j.finished is None)
+            for j in sorted(self.model.values(), key=lambda j: j.id)
+        ]  # fmt: skip
+
+    @invariant()
+    def a_job_is_live_or_finished_and_never_both(self) -> None:
+        if hasattr(self, "opened"):
+            assert self.window.run("SELECT FROM job JOIN job_archive USING (id)") == []
+
+
+@pytest.fixture(scope="module")
+def lockstep(databases: Databases) -> Generator[type[Lockstep]]:
+    with databases.migrated() as dsn, start_blocking_portal("trio") as portal:
+        Lockstep.dsn, Lockstep.portal = dsn, portal
+        yield Lockstep
+
+
+def test_model_and_database_move_in_lockstep(lockstep: type[Lockstep]) -> None:
+    run_state_machine_as_test(
+        lockstep,
+        settings=settings(
+            max_examples=int(RUNS or 12),
+            stateful_step_count=40,
+            derandomize=RUNS is None,
+            deadline=None,
+            database=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
