@@ -145,7 +145,7 @@ class Lockstep(RuleBasedStateMachine):
         target=jobs,
         key=st.sampled_from((None, None, "a", "b")),
         priority=st.sampled_from((0, 0, 1)),
-        max_attempts=st.sampled_from((1, 2, 5)),
+        max_attempts=st.sampled_from((1, 5, 20)),
         delay=st.sampled_from((None, None, None, HOUR)),
     )
     def enqueue(self, key: str | None, priority: int, max_attempts: int, delay: float | None) -> int:
@@ -200,7 +200,7 @@ class Lockstep(RuleBasedStateMachine):
             del self.model[job_id]
             self.ended = {fence: how for fence, how in self.ended.items() if fence[0] != job_id}
 
-    @rule(pause=st.booleans())
+    @rule(pause=st.sampled_from((False, False, False, True)))
     def pause_or_resume(self, pause: bool) -> None:
         self.window.do(queues.pause(QUEUE) if pause else queues.resume(QUEUE))
         self.paused = pause
@@ -289,6 +289,17 @@ class Lockstep(RuleBasedStateMachine):
         ends = [j.state for j in lost]
         assert self.portal.call(self.stores[worker].rescue) == (ends.count(State.AVAILABLE), ends.count(State.DEAD))
 
+    @rule(target=claims, claim=claims, kind=st.sampled_from(REPORTS), unsure=st.booleans())
+    def somebody_else_takes_over_before_the_report(self, claim: Claim, kind: OutcomeKind, unsure: bool) -> Any:
+        """What makes reports stale, in one step: drawn one by one it comes too seldom."""
+        if self.holder(claim) is None or self.paused:
+            return multiple()
+        self.lease_runs_out(claim)
+        self.rescue(0)
+        claimed = self.claim(1, 3, claim.priority)
+        self.report(claim, 0, kind, 0.0, unsure)
+        return claimed
+
     # What holds after every step
 
     @invariant()
@@ -296,7 +307,8 @@ class Lockstep(RuleBasedStateMachine):
         if not hasattr(self, "opened"):
             return
         shown = self.window.run(
-            "SELECT s.id, s.state, s.attempt, s.max_attempts, CASE s.state WHEN 'running' THEN s.worker ELSE 0 END AS worker, s.unique_key, s.priority,"
+            "SELECT s.id, s.state, s.attempt, s.max_attempts,"
+            " CASE s.state WHEN 'running' THEN s.worker ELSE 0 END AS worker, s.unique_key, s.priority,"
             " coalesce(j.failures, a.failures) AS failures, coalesce(j.cancelling, false) AS cancelling,"
             " coalesce(j.crashes, 0) AS crashes, coalesce(j.suspect, false) AS suspect"
             " FROM jobs s LEFT JOIN job j ON j.id = s.id LEFT JOIN job_archive a ON a.id = s.id ORDER BY s.id"
