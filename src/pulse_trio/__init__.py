@@ -23,6 +23,7 @@ from .errors import (
     UnknownKind,
     UnknownSchedule,
     UsageError,
+    WorkerSilent,
 )
 from .handlers import Exponential, Fixed, Handler, Handlers, Linear, RetryContext
 from .jobs import Discard, Job, JobRequest, RetryAfter, Snooze
@@ -30,6 +31,7 @@ from .settings import WorkerSettings
 from .states import State
 from .store.batches import BatchFailure, BatchStatus
 from .store.cancelling import CancellationRecord, CancelResult
+from .store.stacks import JobStack
 from .worker import Worker, WorkerReport
 
 __all__ = [
@@ -59,6 +61,7 @@ __all__ = [
     "JobFailed",
     "JobRef",
     "JobRequest",
+    "JobStack",
     "Linear",
     "PartlyEnqueued",
     "ProcessDied",
@@ -78,5 +81,6 @@ __all__ = [
     "Worker",
     "WorkerReport",
     "WorkerSettings",
+    "WorkerSilent",
     "open_client",
 ]

@@ -122,3 +122,7 @@ class ProcessDied(PulseTrioError):
 
 class HandlerStuck(PulseTrioError):
     """A handler did not end when it was cancelled, so the worker that ran it has stopped; what else it held was handed back."""
+
+
+class WorkerSilent(PulseTrioError):
+    """The worker that runs a job did not answer where the job is: it is gone, blocked, or hears no notifications just now."""

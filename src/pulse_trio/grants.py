@@ -58,8 +58,18 @@ TABLES: Mapping[RoleKind, Mapping[str, str]] = {
 SEQUENCES: Mapping[RoleKind, tuple[str, ...]] = {"worker": ("job_id_seq",)}
 FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
     "producer": _ENQUEUE,
-    "worker": (*_ENQUEUE, "upkeep", "wake", "claim_limited", "tell_end", "batch_counts"),
-    "operator": (*_ENQUEUE, "wake", "cancel", "cancel_jobs", "retry_jobs", "delete_jobs", "batch_counts"),
+    "worker": (*_ENQUEUE, "upkeep", "wake", "claim_limited", "tell_end", "batch_counts", "answer_stack"),
+    "operator": (
+        *_ENQUEUE,
+        "wake",
+        "cancel",
+        "cancel_jobs",
+        "retry_jobs",
+        "delete_jobs",
+        "batch_counts",
+        "ask_stack",
+        "take_stack",
+    ),
 }
 
 

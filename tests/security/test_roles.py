@@ -72,11 +72,11 @@ FOR_ALL = {"hold_waits", "drop_waits", "waiting_place", "announce_idle", "withdr
 """Locks in memory and names, on no table: whoever is connected to the database may."""
 OPERATORS = {
     "cancel_jobs", "delete_jobs", "limit_queue", "pause_kind", "pause_queue", "resume_kind", "resume_queue", "retry_job",
-    "set_retention", "wake",
+    "set_retention", "stack_ask", "stack_take", "wake",
     "schedule_fire", "schedule_fired", "schedule_move", "schedule_one", "schedule_pause", "schedule_put", "schedule_remove",
     "schedule_due",
 }  # fmt: skip
-NOT_THE_WORKERS = {"cancel_jobs", "delete_jobs", "retry_job", "pause_kind", "resume_kind"}
+NOT_THE_WORKERS = {"cancel_jobs", "delete_jobs", "retry_job", "pause_kind", "resume_kind", "stack_ask", "stack_take"}
 """A stolen worker can spoil jobs, as it holds them; the ledger of cancellations and what was finished it cannot."""
 
 

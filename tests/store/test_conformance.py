@@ -13,7 +13,7 @@ import trio
 from pulse_trio.client import request_by_name
 from pulse_trio.handlers import QueueLimits, Rate, schedule
 from pulse_trio.jobs import Progress
-from pulse_trio.store import Slot, WorkerStore, cancelling
+from pulse_trio.store import Slot, WorkerStore, cancelling, stacks
 from pulse_trio.timing import timing
 from support.fake_store import FakeDatabase, FakeStore
 from support.stores import Window, claim, claim_one, end, forged, open_store
@@ -69,6 +69,13 @@ class Real:
         """(cancel_reason, whether the handler was told)."""
         (row,) = self.window.do(cancelling.cancellations(job_id))
         return self.window.job(job_id)["cancel_reason"], row.delivered_at is not None
+
+    def ask_stack(self, job_id: int) -> int:
+        return self.window.do(stacks.ask(job_id)).id
+
+    def answer(self, request: int) -> str | None:
+        """What was answered, and stays."""
+        return self.window.value("SELECT answer FROM stack_request WHERE id = %s", request)
 
     def pause(self) -> None:
         self.window.run("INSERT INTO queue (name, paused_at) VALUES (%s, now())", self.queue)
@@ -134,6 +141,12 @@ class Fake:
     def cancelled(self, job_id: int) -> tuple[str | None, bool]:
         job = self.database.jobs[job_id]
         return job.cancel_reason, job.delivered
+
+    def ask_stack(self, job_id: int) -> int:
+        return self.database.ask_stack(job_id)
+
+    def answer(self, request: int) -> str | None:
+        return self.database.stacks[request][1]
 
     def pause(self) -> None:
         self.database.paused.add(self.queue)
@@ -542,6 +555,32 @@ async def test_a_completion_of_a_job_being_cancelled_is_a_completion(house: Hous
     outcomes = [end(told, cancelling=True), end(crossed)]
     assert set((await store.settle(outcomes)).accepted) == set(outcomes)
     assert [house.state(c.id) for c in (told, crossed)] == ["completed", "completed"]
+
+
+async def test_a_question_where_a_job_is_is_answered_by_the_session_that_runs_it(
+    house: House, store: Store, other: Store
+) -> None:
+    house.enqueue()
+    claimed = await claim_one(store, house.queue)
+    heard: list[str] = []
+    listening, asked = trio.Event(), trio.Event()
+
+    def on_notify(payload: str) -> None:
+        heard.append(payload)
+        (asked if payload.startswith("stack ") else listening).set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(store.listen, on_notify)
+        await listening.wait()
+        request = house.ask_stack(claimed.id)
+        await asked.wait()
+        nursery.cancel_scope.cancel()
+    assert f"stack {store.session} {request} {claimed.id}" in heard
+    await other.answer_stack(request, other.session, "not mine")
+    assert house.answer(request) is None
+    await store.answer_stack(request, store.session, "here")
+    await store.answer_stack(request, store.session, "later")
+    assert house.answer(request) == "here"
 
 
 async def test_a_cancelled_jobs_reason_is_its_reports_else_the_requests(house: House, store: Store) -> None:

@@ -121,6 +121,8 @@ class FakeDatabase:
         self.schedules: dict[str, FakeSchedule] = {}
         self.taken: set[str] = set()
         """Schedules that somebody else is firing."""
+        self.stacks: dict[int, tuple[int, str | None]] = {}
+        """By request: the session that was asked, and its answer."""
         self.ids = count(1)
         self.new_session = count(1000)
         self.upkeep = 0
@@ -186,6 +188,14 @@ class FakeDatabase:
                 listener(f"cancel {job.session} {job.id} {job.attempt}{said}")
         elif job.finished is None:
             job.finished, job.cancel_reason = next_state(job.state, Event.CANCEL), reason or "user"
+
+    def ask_stack(self, job_id: int) -> int:
+        """Somebody asks where a running job is; returns the request."""
+        request, session = len(self.stacks) + 1, self.jobs[job_id].session
+        self.stacks[request] = (session, None)
+        for listener in self.listeners:
+            listener(f"stack {session} {request} {job_id}")
+        return request
 
     def expire(self, job_id: int) -> None:
         self.jobs[job_id].lease_until = trio.current_time() - 1
@@ -476,6 +486,12 @@ class FakeStore:
             job = self._ours(claim)
             if job is not None and job.cancelling:
                 job.delivered = True
+
+    async def answer_stack(self, request: int, session: int, answer: str) -> None:
+        await self._done("answer_stack")
+        asked, found = self.database.stacks[request]
+        if asked == session and found is None:
+            self.database.stacks[request] = (session, answer)
 
     async def close_cancellations(self) -> None:
         await self._done("close_cancellations")

@@ -22,6 +22,7 @@ from .jobs import jobs
 from .migrate import migrate
 from .queues import queues
 from .run import run
+from .stack import stack
 from .workers import workers
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def pulse_trio() -> None:
 
 
 jobs.add_command(cancel_jobs)
-for _command in (run, enqueue, jobs, queues, cron, workers, migrate, grants, doctor, bench):
+for _command in (run, enqueue, jobs, queues, cron, workers, stack, migrate, grants, doctor, bench):
     pulse_trio.add_command(_command)
 
 

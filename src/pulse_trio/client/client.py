@@ -22,7 +22,7 @@ from ..postgres import (
     open_pool,
 )
 from ..states import FINISHED
-from ..store import bulk, cancelling, history, operations, queues, run_foreign, schedules
+from ..store import bulk, cancelling, history, operations, queues, run_foreign, schedules, stacks
 from .batches import Adding, Means, new_batch, open_batch
 from .cancelling import as_ended, check_waiting, pauses, requester, still_running
 from .refs import JobRef
@@ -274,6 +274,21 @@ class Client:
     async def cancellations(self, job_id: int) -> list[cancelling.CancellationRecord]:
         """Every request to cancel a job, and what came of it; oldest first."""
         return await self._run(cancelling.cancellations(job_id))
+
+    async def stack(self, job_id: int) -> stacks.JobStack:
+        """Where a running job is: its tasks with the frames they wait in, from the worker that runs it.
+
+        Waits up to about 5 s for the answer. Raises `UnknownJob`, `InvalidTransition` if the job is not running,
+        `WorkerSilent` if the worker does not answer, or `UsageError` inside a transaction of yours.
+        """
+        if self._is_callers:
+            raise UsageError(stacks.NOT_IN_A_TRANSACTION)
+        request = await self._run(stacks.ask(job_id))
+        for _ in range(stacks.LOOKS):
+            await anyio.sleep(stacks.POLL)
+            if (answer := await self._run(stacks.take(request))) is not None:
+                return answer
+        return await self._run(stacks.give_up(request))
 
     async def _ended(self, results: list[cancelling.CancelResult]) -> list[cancelling.CancelResult]:
         for pause in pauses():

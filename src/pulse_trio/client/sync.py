@@ -12,7 +12,7 @@ from ..errors import UsageError
 from ..handlers import queue_limits
 from ..postgres import adapt, connect_sync
 from ..states import FINISHED
-from ..store import bulk, cancelling, history, operations, queues, run_foreign_sync, schedules
+from ..store import bulk, cancelling, history, operations, queues, run_foreign_sync, schedules, stacks
 from .cancelling import as_ended, check_waiting, pauses, requester, still_running
 from .refs import result_of
 from .requests import request_and_type
@@ -167,6 +167,17 @@ class SyncClient:
     def cancellations(self, job_id: int) -> list[cancelling.CancellationRecord]:
         """Every request to cancel a job, and what came of it; oldest first."""
         return self.run(cancelling.cancellations(job_id))
+
+    def stack(self, job_id: int) -> stacks.JobStack:
+        """Where a running job is; see `Client.stack`."""
+        if self._in_transaction():
+            raise UsageError(stacks.NOT_IN_A_TRANSACTION)
+        request = self.run(stacks.ask(job_id))
+        for _ in range(stacks.LOOKS):
+            time.sleep(stacks.POLL)
+            if (answer := self.run(stacks.take(request))) is not None:
+                return answer
+        return self.run(stacks.give_up(request))
 
     def ended(self, results: list[cancelling.CancelResult]) -> list[cancelling.CancelResult]:
         """Waits until the handlers of cancelled jobs have ended; the results with the states they ended in."""

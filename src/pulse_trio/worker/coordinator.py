@@ -1,6 +1,6 @@
 """The nursery tree of a worker. Shutdown is nesting:
 
-    services {settler, heartbeats, watchdog, listener, cancellations}  >  jobs  >  intake {claimer, scheduler}
+    services {settler, heartbeats, watchdog, listener, cancellations, stacks}  >  jobs  >  intake {claimer, scheduler}
 
 To stop, the intake is cancelled; the jobs nursery has its grace, heartbeats going on to the last job; what is left is
 cancelled, with clean-up time and the lease still held, and released unharmed; the settler drains; the heartbeats end.
@@ -40,6 +40,7 @@ from .runner import Runner, completed
 from .scheduler import Scheduler
 from .settler import Settler
 from .stack import task_of, task_tree
+from .stacks import Stacks
 from .suspects import Suspects
 from .transactions import Transactions
 from .watchdog import Watchdog
@@ -195,6 +196,12 @@ class Worker:
             early=self._cancellations.early,
             observer=self._observer,
         )
+        self._stacks = Stacks(
+            self._store,
+            held=lambda: self._leases.held,
+            session=lambda: self._store.session,
+            stack_of=self._stack_of,
+        )
         self._progress = ProgressBook(self._store, backoff=backoff, observer=self._observer)
         self._calls = Calls(
             self._handlers,
@@ -264,6 +271,7 @@ class Worker:
             self._store,
             on_notify=self._claimer.notified,
             on_cancel=self._cancellations.heard,
+            on_stack=self._stacks.heard,
             on_deaf=self._claimer.deafened,
             backoff=backoff,
             observer=self._observer,
@@ -305,6 +313,7 @@ class Worker:
                 nursery.start_soon(self._leases.run)
                 nursery.start_soon(self._settler.run)
                 nursery.start_soon(self._cancellations.run)
+                nursery.start_soon(self._stacks.run)
                 # Not with the intake: who drains for hours must still hear what is to be cancelled.
                 nursery.start_soon(self._listener.run)
                 nursery.start_soon(self._transactions.run)
@@ -384,8 +393,7 @@ class Worker:
     def _overran(self, held: Held, seconds: float) -> None:
         """The handler of `held` was cancelled and has not ended: all else is handed back, and the process replaced."""
         claim = held.claim
-        task = task_of(self._jobs_nursery.child_tasks, claim)
-        stack = "" if task is None else self._calls.stack_of(held) or task_tree(task)
+        stack = self._stack_of(held)
         reason = held.cancel_reason or "parent"
         self._observer.emit(HandlerOverran(claim.id, claim.kind, claim.attempt, reason, seconds, stack))
         self._stuck[held] = (
@@ -394,6 +402,11 @@ class Worker:
         self.stop_now()
         if self._on_stuck is not None and len(self._stuck) == 1:
             self._services_nursery.start_soon(self._leave_the_stuck)
+
+    def _stack_of(self, held: Held) -> str:
+        """Where a job is; empty if it has ended."""
+        task = task_of(self._jobs_nursery.child_tasks, held.claim)
+        return "" if task is None else self._calls.stack_of(held) or task_tree(task)
 
     async def _leave_the_stuck(self) -> None:
         with trio.move_on_after(self.settings.cleanup + _FAREWELL):

@@ -1,4 +1,4 @@
-"""Keeps listening for wake-ups and for requests to cancel; polling and heartbeats remain the safety net while it cannot."""
+"""Keeps listening for wake-ups and for what concerns running jobs; polling and heartbeats are the net while it cannot."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from ..observe import Observer
     from .held import Fence
+    from .stacks import StackAsked
 
 
 class ListenStore(Protocol):
@@ -22,7 +23,8 @@ class ListenStore(Protocol):
 
 class Listener:
     """`on_notify(queue)` for each wake-up, and with "" whenever it begins to listen (something may have been
-    missed); `on_cancel(fence, message)` for each request to cancel a running job, any worker's; `on_deaf()` when it cannot."""
+    missed); `on_cancel(fence, message)` for each request to cancel a running job, any worker's;
+    `on_stack(request)` for each question where one is; `on_deaf()` when it cannot."""
 
     def __init__(
         self,
@@ -30,6 +32,7 @@ class Listener:
         *,
         on_notify: Callable[[str], None],
         on_cancel: Callable[[Fence, str | None], None],
+        on_stack: Callable[[StackAsked], None],
         on_deaf: Callable[[], None],
         backoff: Callable[[int], float],
         observer: Observer,
@@ -37,6 +40,7 @@ class Listener:
         self._store = store
         self._on_notify = on_notify
         self._on_cancel = on_cancel
+        self._on_stack = on_stack
         self._on_deaf = on_deaf
         self._backoff = backoff
         self._observer = observer
@@ -63,6 +67,8 @@ class Listener:
             self._on_notify(payload)
         elif (request := _request(payload)) is not None:
             self._on_cancel(*request)
+        elif (asked := _question(payload)) is not None:
+            self._on_stack(asked)
 
 
 def _request(payload: str) -> tuple[Fence, str | None] | None:
@@ -75,3 +81,15 @@ def _request(payload: str) -> tuple[Fence, str | None] | None:
     except ValueError:
         return None
     return (job_id, attempt, session), rest[3] if len(rest) > 3 else None
+
+
+def _question(payload: str) -> StackAsked | None:
+    """`stack SESSION REQUEST ID`."""
+    word, *rest = payload.split(" ")
+    if word != "stack" or len(rest) != 3:
+        return None
+    try:
+        session, request, job_id = map(int, rest)
+    except ValueError:
+        return None
+    return session, request, job_id

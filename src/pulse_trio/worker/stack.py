@@ -25,9 +25,19 @@ def task_of(tasks: Iterable[trio.lowlevel.Task], claim: Claim) -> trio.lowlevel.
     return None
 
 
+LIMIT = 65536
+"""Bytes of a stack: a handler may have thousands of tasks, and while it is read nothing else runs."""
+
+
 def task_tree(task: trio.lowlevel.Task) -> str:
-    """The task and all below it, a line for each frame, the innermost last."""
-    return "\n".join(_lines(task, ""))
+    """The task and all below it, a line for each frame, the innermost last; cut after `LIMIT` characters."""
+    lines, size = list[str](), 0
+    for line in _lines(task, ""):
+        lines.append(line)
+        size += len(line) + 1
+        if size > LIMIT:
+            break
+    return "\n".join(lines)
 
 
 def _lines(task: trio.lowlevel.Task, indent: str) -> Iterator[str]:
@@ -36,6 +46,9 @@ def _lines(task: trio.lowlevel.Task, indent: str) -> Iterator[str]:
         yield f"{indent}  {line}"
     for nursery in task.child_nurseries:
         for child in sorted(nursery.child_tasks, key=lambda t: t.name):
+            # The job's own heartbeat is none of the handler's.
+            if getattr(getattr(child.coro, "cr_code", None), "co_qualname", "") == "Held._heartbeat":
+                continue
             yield from _lines(child, f"{indent}    ")
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ...jobs import Job
 from .in_asyncio import AsyncioCalls
 from .in_process import ProcessCalls
-from .in_thread import call_in_thread
+from .in_thread import call_in_thread, stack_in_thread
 
 if TYPE_CHECKING:
     import trio
@@ -72,4 +72,9 @@ class Calls:
 
     def stack_of(self, held: Held) -> str | None:
         """Where a handler is that does not run in its job's own Trio task; None for one that does."""
-        return self._asyncio.stack_of(held) if self._asyncio is not None else None
+        if held.claim.kind in self._in_threads:
+            return stack_in_thread(held)
+        for calls in (self._asyncio, self._processes):
+            if calls is not None and (stack := calls.stack_of(held)) is not None:
+                return stack
+        return None

@@ -49,6 +49,7 @@ class ProcessCalls:
         self._slots = trio.CapacityLimiter(slots or os.cpu_count() or 1)
         self._cleanup = cleanup
         self._idle: list[ChildProcess] = []
+        self._busy: dict[Held, ChildProcess] = {}
         self._opened = trio.Event()
 
     async def run(self) -> None:
@@ -76,12 +77,21 @@ class ProcessCalls:
             except BaseException:
                 self._slots.release_on_behalf_of(held)
                 raise
+        self._busy[held] = child
         try:
             return await self._answer(child, place, held)
         finally:
+            del self._busy[held]
             if child.usable:
                 self._idle.append(child)
             self._slots.release_on_behalf_of(held)
+
+    def stack_of(self, held: Held) -> str | None:
+        """The process that runs a job; None if there is none (yet)."""
+        child = self._busy.get(held)
+        return (
+            None if child is None else f"process {child.pid}, a child of the worker: its stack cannot be read from here"
+        )
 
     def _idle_child(self) -> ChildProcess | None:
         while self._idle:

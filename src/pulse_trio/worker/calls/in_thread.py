@@ -6,17 +6,23 @@ after its fence was lost is refused when it is reported.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import trio
 
+from ...handlers.signature import Signature
 from ...jobs import Job
+from ..stack import frames_text
 from .outside import OutsideTrio
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
+    from types import FrameType
 
     from ..held import Held
+
+_CALLER = Signature.__module__
 
 
 def call_in_thread(
@@ -29,3 +35,25 @@ def call_in_thread(
         return await trio.to_thread.run_sync(call, job, args, abandon_on_cancel=False, limiter=limiter)
 
     return in_thread
+
+
+def stack_in_thread(held: Held) -> str | None:
+    """The frames of the thread that runs a job; None if no thread does. The job is known by what its call was given."""
+    for thread, innermost in sys._current_frames().items():  # pyright: ignore[reportPrivateUsage]
+        frames = list(_outwards(innermost))
+        if any(_runs(frame, held) for frame in frames):
+            return f"thread {thread}\n{frames_text((f, f.f_lineno) for f in reversed(frames))}"
+    return None
+
+
+def _runs(frame: FrameType, held: Held) -> bool:
+    if frame.f_globals.get("__name__") != _CALLER:
+        return False
+    job = frame.f_locals.get("job")
+    return isinstance(job, Job) and (job.id, job.attempt) == (held.claim.id, held.claim.attempt)
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

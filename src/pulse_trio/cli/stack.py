@@ -1,0 +1,35 @@
+"""`pulse-trio stack`: where a running job is."""
+
+from __future__ import annotations
+
+import click
+
+from .database import open_store
+from .jobs import JOB_ID
+from .options import dsn_option, json_option, schema_option
+from .output import print_json
+from .text import local_time, shown
+
+
+@click.command()
+@click.argument("job_id", type=JOB_ID, metavar="JOB")
+@schema_option
+@dsn_option
+@json_option
+def stack(job_id: int, schema: str | None, dsn: str | None, as_json: bool) -> None:
+    """Print the task tree of a running job: every task of its nursery, with the Python lines it waits in.
+
+    The worker that runs the job is asked through the database, so it may be on any host. If it does not answer within five
+    seconds (its event loop is blocked, say), the exit code is 1. Of a handler with runs="process" the process is named.
+    """
+    with open_store(dsn, schema) as client:
+        found = client.stack(job_id)
+    if as_json:
+        print_json(found)
+        return
+    worker = f"on {found.host}:{found.pid} " if found.host is not None else ""
+    click.echo(
+        shown(f"job {found.job_id} ({found.kind}), attempt {found.attempt}, {worker}at {local_time(found.taken_at)}")
+    )
+    for line in found.stack.splitlines():
+        click.echo(shown(line))

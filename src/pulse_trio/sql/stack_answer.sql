@@ -1,0 +1,2 @@
+-- A worker's answer where its job is.
+SELECT :"schema".answer_stack(%(request)s::bigint, %(session)s::bigint, %(answer)s::text)

@@ -1,0 +1,2 @@
+-- The answer, if it is there, and the end of its request.
+SELECT answered_at, answer FROM :"schema".take_stack(%(request)s::bigint, %(forget)s::boolean)
