@@ -1,7 +1,9 @@
 """Background jobs for Trio on PostgreSQL: every job in a nursery, every write fenced, no job lost."""
 
 from .client import Batch, BatchResult, Client, JobRef, SyncClient, open_client
+from .codec import AeadCodec, Codec
 from .errors import (
+    CodecError,
     ConfigurationError,
     DatabaseError,
     DatabaseUnavailable,
@@ -35,6 +37,7 @@ from .store.stacks import JobStack
 from .worker import Worker, WorkerReport
 
 __all__ = [
+    "AeadCodec",
     "Batch",
     "BatchFailure",
     "BatchResult",
@@ -42,6 +45,8 @@ __all__ = [
     "CancelResult",
     "CancellationRecord",
     "Client",
+    "Codec",
+    "CodecError",
     "ConfigurationError",
     "DatabaseError",
     "DatabaseUnavailable",

@@ -120,6 +120,10 @@ class ProcessDied(PulseTrioError):
     """The process in which a handler with `runs="process"` ran ended before the handler did; the message names the signal."""
 
 
+class CodecError(PulseTrioError):
+    """A payload cannot be decoded: its key is not known here, or it was changed. The job fails and is tried again."""
+
+
 class HandlerStuck(PulseTrioError):
     """A handler did not end when it was cancelled, so the worker that ran it has stopped; what else it held was handed back."""
 

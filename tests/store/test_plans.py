@@ -248,6 +248,7 @@ def test_every_statement_with_a_plan_that_matters_is_tried_here() -> None:
     in_test_history = {"matching_jobs"}
     elsewhere = {
         "reserve_ids",
+        "reserve",
         # Functions of the owner's: tests/security/test_roles.py counts what they read.
         "enqueue",
         "enqueue_many",

@@ -18,6 +18,7 @@ from .output import notice, print_json
 from .text import shown
 
 if TYPE_CHECKING:
+    from ..codec import Codec
     from ..jobs import JobRequest
 
 NEARBY = 20
@@ -52,9 +53,9 @@ def enqueue(
     '{"user_id": 42}'; - reads it from the standard input.
     """
     text = sys.stdin.read() if arguments == "-" else arguments
-    request = _request(kind, parse_arguments(text), app, {k: v for k, v in options.items() if v is not None})
+    request, codec = _request(kind, parse_arguments(text), app, {k: v for k, v in options.items() if v is not None})
     with open_store(dsn, schema) as client:
-        done = client.run(operations.enqueue(request))
+        done = client.run(operations.enqueue(request, codec))
     if as_json:
         print_json({"id": done.id, "added": done.added})
         return
@@ -63,10 +64,13 @@ def enqueue(
     click.echo(done.id)
 
 
-def _request(kind: str, arguments: dict[str, Any], app: str | None, options: dict[str, Any]) -> JobRequest:
+def _request(
+    kind: str, arguments: dict[str, Any], app: str | None, options: dict[str, Any]
+) -> tuple[JobRequest, Codec | None]:
     if app is None:
-        return request_by_name(kind, arguments, **options)
-    return load_handlers(app)[kind].options(**options).request_by_name(arguments)
+        return request_by_name(kind, arguments, **options), None
+    handlers = load_handlers(app)
+    return handlers[kind].options(**options).request_by_name(arguments), handlers.codec
 
 
 def parse_arguments(text: str) -> dict[str, Any]:

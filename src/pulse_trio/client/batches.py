@@ -104,7 +104,7 @@ class Batch:
         request, result_type = request_and_type(handler, self._means.handlers, args, kwargs)
         async with self._means.adding() as adding:
             await adding.run(batches.lock(self.id))
-            done: operations.Enqueued = await adding.run(operations.enqueue(request))
+            (done,) = await adding.write([request])
             await adding.run(batches.add(self.id, [done.id]))
         return self._ref(done, result_type)
 

@@ -26,7 +26,7 @@ from ..store import bulk, cancelling, history, operations, queues, run_foreign, 
 from .batches import Adding, Means, new_batch, open_batch
 from .cancelling import as_ended, check_waiting, pauses, requester, still_running
 from .refs import JobRef
-from .requests import request_and_type
+from .requests import decoded_record, request_and_type
 from .schedules import schedule_of
 from .streams import SLICE, check_chunk, open_stream, partly, slices
 from .waiting import open_waits
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
     from typing import Unpack
 
+    from ..codec import Codec
     from ..handlers import Handler, Handlers
     from ..jobs import JobRequest
     from ..states import State
@@ -62,11 +63,13 @@ class Client:
         schema: str = "pulse",
         waits: Waits | None = None,
         handlers: Handlers | None = None,
+        codec: Codec | None = None,
     ) -> None:
         known = isinstance(source, (TrioPool, AsyncioPool, psycopg.AsyncConnection))
         self._source: TrioPool | AsyncioPool | psycopg.AsyncConnection[Any] = source
         self._foreign = None if known else adapt_async(source)
         self._handlers = handlers
+        self._codec = codec if codec is not None or handlers is None else handlers.codec
         self._schema = schema
         self._waits = waits
         self._home = self
@@ -78,7 +81,7 @@ class Client:
         It may be a `TrioConnection`, psycopg's `AsyncConnection`, asyncpg's connection, or SQLAlchemy's `AsyncConnection` or
         `AsyncSession` (over psycopg or asyncpg). Raises `ConfigurationError` for anything else.
         """
-        used = Client(connection, schema=self._schema, handlers=self._handlers)
+        used = Client(connection, schema=self._schema, handlers=self._handlers, codec=self._codec)
         used._home = self._home
         return used
 
@@ -95,7 +98,7 @@ class Client:
         `UsageError` in a transaction that is aborted already, or `DatabaseUnavailable`.
         """
         request, result_type = request_and_type(handler, self._handlers, args, kwargs)
-        done = await self._run(operations.enqueue(request))
+        done = await self._run(operations.enqueue(request, self._codec))
         return JobRef(self, done.id, added=done.added, replaced=done.replaced, result_type=result_type)
 
     async def enqueue_many(
@@ -158,10 +161,12 @@ class Client:
         if self._foreign is not None:
             foreign = self._foreign
             async with foreign.transaction():
-                yield lambda requests: run_foreign(foreign, self._schema, operations.enqueue_many(requests))
+                yield lambda requests: run_foreign(
+                    foreign, self._schema, operations.enqueue_many(requests, self._codec)
+                )
         else:
             async with self._connection() as connection, connection.transaction():
-                yield lambda requests: bulk.enqueue_many(connection, self._schema, requests)
+                yield lambda requests: bulk.enqueue_many(connection, self._schema, requests, self._codec)
 
     # Batches
 
@@ -190,20 +195,21 @@ class Client:
             async with foreign.transaction():
 
                 async def write(requests: Sequence[JobRequest]) -> list[operations.Enqueued]:
-                    return await run_foreign(foreign, schema, operations.enqueue_many(requests))
+                    return await run_foreign(foreign, schema, operations.enqueue_many(requests, self._codec))
 
                 yield Adding(partial(run_foreign, foreign, schema), write)
         else:
             async with self._connection() as connection, connection.transaction():
                 yield Adding(
-                    partial(operations.run, connection, schema), partial(bulk.enqueue_many, connection, schema)
+                    partial(operations.run, connection, schema),
+                    partial(bulk.enqueue_many, connection, schema, codec=self._codec),
                 )
 
     # Looking and acting
 
     async def job(self, job_id: int) -> operations.JobRecord:
-        """One job as it is now. Raises `UnknownJob`."""
-        return await self._run(operations.job(job_id))
+        """One job as it is now, decoded by the client's codec. Raises `UnknownJob`, or `CodecError`."""
+        return decoded_record(self._codec, await self._run(operations.job(job_id)))
 
     async def wait(self, job_id: int, timeout: float | None = None) -> operations.JobRecord:  # noqa: ASYNC109 -- see JobRef
         """Waits until a job is finished, and returns it; see `JobRef.wait`. Never in the caller's transaction: a client made by
@@ -433,11 +439,17 @@ class Client:
 
 @asynccontextmanager
 async def open_client(
-    dsn: str, *, schema: str = "pulse", max_connections: int = 10, handlers: Handlers | None = None
+    dsn: str,
+    *,
+    schema: str = "pulse",
+    max_connections: int = 10,
+    handlers: Handlers | None = None,
+    codec: Codec | None = None,
 ) -> AsyncGenerator[Client]:
     """A client with a pool of its own, for as long as the block runs; under Trio and under asyncio.
 
-    With `handlers`, jobs that are enqueued by name are checked like those enqueued by handler.
+    With `handlers`, jobs that are enqueued by name are checked like those enqueued by handler. `codec` encodes arguments and
+    decodes results; by default it is the handlers'.
     Raises `DatabaseUnavailable`, or `ConfigurationError` for a DSN that cannot be read.
     """
     if sniffio.current_async_library() == "asyncio":
@@ -446,10 +458,10 @@ async def open_client(
             open_asyncio_pool(dsn, max_size=max_connections) as pool,
             open_waits(schema, pool=pool, connect=connect) as waits,
         ):
-            yield Client(pool, schema=schema, waits=waits, handlers=handlers)
+            yield Client(pool, schema=schema, waits=waits, handlers=handlers, codec=codec)
     else:
         # Autocommit: one statement is one round trip. What belongs together asks for a transaction itself.
         async with open_pool(dsn, min_size=1, max_size=max_connections, autocommit=True) as pool:
             listen = partial(connect_or_unavailable, dsn, autocommit=True, application_name="pulse-trio waits")
             async with open_waits(schema, pool=pool, connect=listen) as waits:
-                yield Client(pool, schema=schema, waits=waits, handlers=handlers)
+                yield Client(pool, schema=schema, waits=waits, handlers=handlers, codec=codec)

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import NoneType
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from ..codec import decoded_value
 from ..errors import InvalidArguments
 from ..handlers import Defaults, Handler, check_json, check_text, given_options, request_of
 
 if TYPE_CHECKING:
+    from ..codec import Codec
     from ..handlers import Handlers
     from ..jobs import JobRequest
+    from ..store.operations import JobRecord
+
+
+def decoded_record(codec: Codec | None, job: JobRecord) -> JobRecord:
+    """The job with its arguments and its result decoded. Raises `CodecError`."""
+    if codec is None:
+        return job
+    args = decoded_value(codec, job.args, job.kind, job.id)
+    return replace(job, args=args, result=decoded_value(codec, job.result, job.kind, job.id))
 
 
 def request_by_name(kind: str, args: Mapping[str, Any] | None = None, **options: Any) -> JobRequest:

@@ -15,7 +15,7 @@ from ..states import FINISHED
 from ..store import bulk, cancelling, history, operations, queues, run_foreign_sync, schedules, stacks
 from .cancelling import as_ended, check_waiting, pauses, requester, still_running
 from .refs import result_of
-from .requests import request_and_type
+from .requests import decoded_record, request_and_type
 from .schedules import schedule_of
 from .streams import SLICE, Stream, check_chunk, partly, slices
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
     from typing import Unpack
 
+    from ..codec import Codec
     from ..handlers import Handler, Handlers
     from ..jobs import JobRequest
     from ..states import State
@@ -49,16 +50,18 @@ class SyncClient:
         *,
         schema: str = "pulse",
         handlers: Handlers | None = None,
+        codec: Codec | None = None,
     ) -> None:
         known = isinstance(dsn_or_connection, (str, psycopg.Connection))
         self._source: str | psycopg.Connection[Any] = dsn_or_connection
         self._foreign = None if known else adapt(dsn_or_connection)
         self._schema = schema
         self._handlers = handlers
+        self._codec = codec if codec is not None or handlers is None else handlers.codec
 
     def using(self, connection: psycopg.Connection[Any] | Any) -> SyncClient:
         """The same client in the transaction of a connection of the caller's; see `Client.using`."""
-        return SyncClient(connection, schema=self._schema, handlers=self._handlers)
+        return SyncClient(connection, schema=self._schema, handlers=self._handlers, codec=self._codec)
 
     @overload
     def enqueue(self, handler: Handler[P, R], /, *args: P.args, **kwargs: P.kwargs) -> operations.Enqueued: ...
@@ -69,7 +72,7 @@ class SyncClient:
     def enqueue(self, handler: Handler[Any, Any] | str, /, *args: Any, **kwargs: Any) -> operations.Enqueued:
         """Enqueues one job; see `Client.enqueue`."""
         request, _ = request_and_type(handler, self._handlers, args, kwargs)
-        return self.run(operations.enqueue(request))
+        return self.run(operations.enqueue(request, self._codec))
 
     def enqueue_many(
         self,
@@ -109,14 +112,16 @@ class SyncClient:
         if self._foreign is not None:
             foreign = self._foreign
             with foreign.transaction():
-                yield lambda requests: run_foreign_sync(foreign, self._schema, operations.enqueue_many(requests))
+                yield lambda requests: run_foreign_sync(
+                    foreign, self._schema, operations.enqueue_many(requests, self._codec)
+                )
         else:
             with self._connection() as connection, connection.transaction():
-                yield lambda requests: bulk.enqueue_many_sync(connection, self._schema, requests)
+                yield lambda requests: bulk.enqueue_many_sync(connection, self._schema, requests, self._codec)
 
     def job(self, job_id: int) -> operations.JobRecord:
         """One job as it is now. Raises `UnknownJob`."""
-        return self.run(operations.job(job_id))
+        return decoded_record(self._codec, self.run(operations.job(job_id)))
 
     def wait(self, job_id: int, timeout: float | None = None) -> operations.JobRecord:
         """Waits until a job is finished, by asking: after 10 ms, then ever more seldom, to every half second. Returns the job.

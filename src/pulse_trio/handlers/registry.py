@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
     from typing import Unpack
 
+    from ..codec import Codec
     from ..jobs import Job, JobRequest
     from ..timing import CatchUp
     from .options import CallOptions, HandlerOptions
@@ -87,9 +88,12 @@ class Handler(Generic[P, R]):
 
 
 class Handlers:
-    """What a worker can run: `handlers = Handlers()`, then `@handlers.job(...)` on functions."""
+    """What a worker can run: `handlers = Handlers()`, then `@handlers.job(...)` on functions.
 
-    def __init__(self) -> None:
+    `codec` decodes the arguments that its workers are given and encodes the results; it may be set later too."""
+
+    def __init__(self, *, codec: Codec | None = None) -> None:
+        self.codec = codec
         self._by_kind: dict[str, Handler[..., Any]] = {}
         self._schedules: dict[str, Schedule] = {}
         self._queues: dict[str, QueueLimits] = {}

@@ -18,11 +18,12 @@ from psycopg.rows import tuple_row
 from ..sql import render, statement
 from . import operations
 from .arrays import texts
-from .operations import Enqueued, translate
+from .operations import Enqueued, encoded_request, translate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ..codec import Codec
     from ..jobs import JobRequest
 
 _COPY = 'COPY :"schema".job (id, kind, args, queue, priority, run_at, max_attempts, options, key) FROM STDIN'
@@ -83,17 +84,19 @@ def _is_past(run_at: str, now: datetime) -> bool:
 
 
 async def enqueue_many(
-    connection: psycopg.AsyncConnection[Any], schema: str, requests: Sequence[JobRequest]
+    connection: psycopg.AsyncConnection[Any], schema: str, requests: Sequence[JobRequest], codec: Codec | None = None
 ) -> list[Enqueued]:
     """Adds a batch in the connection's transaction; the answers come in the order of the requests."""
     if not can_be_copied(requests):
-        return await operations.run(connection, schema, operations.enqueue_many(requests))
+        return await operations.run(connection, schema, operations.enqueue_many(requests, codec))
     try:
         async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
             await cursor.execute(statement("reserve_ids", schema), {"count": len(requests)})
             if not (rows := await cursor.fetchall()):
-                return await operations.run(connection, schema, operations.enqueue_many(requests))
+                return await operations.run(connection, schema, operations.enqueue_many(requests, codec))
             reserved = _reserved(rows)
+            if codec is not None:
+                requests = [encoded_request(codec, r, new) for r, new in zip(requests, reserved.ids, strict=True)]
             async with cursor.copy(render(_COPY, schema).encode()) as copy:
                 await copy.write(copy_text(requests, reserved))
             await cursor.execute(statement("wake", schema), {"queues": texts(due_queues(requests, reserved))})
@@ -103,17 +106,19 @@ async def enqueue_many(
 
 
 def enqueue_many_sync(
-    connection: psycopg.Connection[Any], schema: str, requests: Sequence[JobRequest]
+    connection: psycopg.Connection[Any], schema: str, requests: Sequence[JobRequest], codec: Codec | None = None
 ) -> list[Enqueued]:
     """The same over a blocking connection."""
     if not can_be_copied(requests):
-        return operations.run_sync(connection, schema, operations.enqueue_many(requests))
+        return operations.run_sync(connection, schema, operations.enqueue_many(requests, codec))
     try:
         with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
             cursor.execute(statement("reserve_ids", schema), {"count": len(requests)})
             if not (rows := cursor.fetchall()):
-                return operations.run_sync(connection, schema, operations.enqueue_many(requests))
+                return operations.run_sync(connection, schema, operations.enqueue_many(requests, codec))
             reserved = _reserved(rows)
+            if codec is not None:
+                requests = [encoded_request(codec, r, new) for r, new in zip(requests, reserved.ids, strict=True)]
             with cursor.copy(render(_COPY, schema).encode()) as copy:
                 copy.write(copy_text(requests, reserved))
             cursor.execute(statement("wake", schema), {"queues": texts(due_queues(requests, reserved))})

@@ -12,9 +12,11 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import msgspec
 import psycopg
 from psycopg.rows import tuple_row
 
+from ..codec import encoded
 from ..errors import (
     DatabaseUnavailable,
     InvalidArguments,
@@ -34,6 +36,7 @@ from .bounded import bounded, bounded_sync
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from ..codec import Codec
     from ..jobs import JobRequest
 
 T = TypeVar("T")
@@ -120,9 +123,14 @@ class WorkerRecord:
     """Seconds since its last sign of life, by the database's clock."""
 
 
-def enqueue(request: JobRequest) -> Operation[Enqueued]:
-    """Adds one job. With a unique key that is taken, adds nothing and gives the job that has the key, or raises `JobExists`,
-    as `on_conflict` says."""
+def enqueue(request: JobRequest, codec: Codec | None = None) -> Operation[Enqueued]:
+    """Adds one job, encoded by `codec` if there is one. With a unique key that is taken, adds nothing and gives the job that
+    has the key, or raises `JobExists`, as `on_conflict` says."""
+    reserved: int | None = None
+    if codec is not None:
+        if request.unique_key is None:
+            reserved = (yield Query("reserve", {"count": 1}))[0][0]
+        request = encoded_request(codec, request, reserved)
     if request.unique_key is not None:
         return (yield from _enqueue_unique([request]))[0]
     rows = yield Query(
@@ -139,21 +147,30 @@ def enqueue(request: JobRequest) -> Operation[Enqueued]:
             "max_attempts": request.max_attempts,
             "options": request.options,
             "key": request.key,
-            "reserved": None,
+            "reserved": reserved,
         },
     )
     return Enqueued(rows[0][0], added=True)
 
 
-def enqueue_many(requests: Sequence[JobRequest]) -> Operation[list[Enqueued]]:
+def enqueue_many(requests: Sequence[JobRequest], codec: Codec | None = None) -> Operation[list[Enqueued]]:
     """Adds a batch in one statement; the answers come in the order of the requests. Duplicates take a second one.
 
     Raises `JobExists` when a request says so: then run it in a transaction, for the others have been written."""
     if not requests:
         return []
-    if not all(_is_plain(request) for request in requests):
+    plain = all(_is_plain(request) for request in requests)
+    reserved: str | None = None
+    if codec is not None:
+        ids: list[int | None] = [None] * len(requests)
+        if plain:
+            taken = [row[0] for row in (yield Query("reserve", {"count": len(requests)}))]
+            reserved = numbers(taken)
+            ids = [new if r.unique_key is None else None for new, r in zip(taken, requests, strict=True)]
+        requests = [encoded_request(codec, r, new) for r, new in zip(requests, ids, strict=True)]
+    if not plain:
         return (yield from _enqueue_unique(requests))
-    rows = yield Query("enqueue_many", {**_columns(requests), "reserved": None})
+    rows = yield Query("enqueue_many", {**_columns(requests), "reserved": reserved})
     answers = [Enqueued(new_id, added) for _, added, new_id, *_ in rows]
     duplicates = [n for n, answer in enumerate(answers) if not answer.added]
     if duplicates:
@@ -161,6 +178,11 @@ def enqueue_many(requests: Sequence[JobRequest]) -> Operation[list[Enqueued]]:
         for n, answer in zip(duplicates, found, strict=True):
             answers[n] = answer
     return answers
+
+
+def encoded_request(codec: Codec, request: JobRequest, job_id: int | None) -> JobRequest:
+    """The request with its arguments encoded, bound to the id it will have if that is known."""
+    return msgspec.structs.replace(request, args=encoded(codec, request.args, request.kind, job_id))
 
 
 def _is_plain(request: JobRequest) -> bool:

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
 from msgspec.structs import replace
 
+from ..codec import coded_result
 from ..errors import ConfigurationError, DatabaseUnavailable, HandlerStuck
 from ..handlers import Handlers, check_queue
 from ..observe import HandlerOverran, Observer, WorkerStarted, WorkerStopped
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import Any, NoReturn
 
+    from ..codec import Codec
     from ..jobs import Claim, Outcome
     from ..observe import Instrument
     from .held import Held
@@ -218,7 +221,7 @@ class Worker:
         self._lag = LagMonitor(warning=s.lag_warning, observer=self._observer)
         self._transactions = Transactions(
             self._store.transactions,
-            completed=completed,
+            completed=completed if self._handlers.codec is None else partial(_encoded, self._handlers.codec),
             on_commit=self._job_committed,
             on_lost=lambda held: self._leases.remove(held.claim),
         )
@@ -477,3 +480,8 @@ class Worker:
 
     def _count(self, kind: str) -> None:
         self._ended[kind] = self._ended.get(kind, 0) + 1
+
+
+def _encoded(codec: Codec, claim: Claim, value: Any) -> Outcome:
+    """The outcome of a job that its transaction completes, its result encoded."""
+    return completed(claim, coded_result(codec, claim.kind, claim.id, value))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
+from ...codec import decoding
 from ...jobs import Job
 from .in_asyncio import AsyncioCalls
 from .in_process import ProcessCalls
@@ -41,6 +42,7 @@ class Calls:
         self._processes: ProcessCalls | None = None
         self.services: list[Callable[[], Awaitable[None]]] = []
         self._threads = threads
+        self._codec = handlers.codec
         kinds = {handler.runs for handler in handlers}
         # What no handler asks for is not even made.
         if "asyncio" in kinds:
@@ -53,6 +55,10 @@ class Calls:
         self.get = self._by_kind.get
 
     def _call_of(self, handler: Handler[..., Any]) -> Call:
+        call = self._plain_call_of(handler)
+        return call if self._codec is None else decoding(self._codec, call)
+
+    def _plain_call_of(self, handler: Handler[..., Any]) -> Call:
         call = handler.signature.bind(handler.function)
         match handler.runs:
             case "trio":

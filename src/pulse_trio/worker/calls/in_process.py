@@ -19,6 +19,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 import trio
 
 from ...errors import ConfigurationError, ProcessDied
@@ -69,7 +70,7 @@ class ProcessCalls:
         """The call of a plain function. Raises `ConfigurationError` if another process could not find it."""
         return partial(self._call, place_of(handler))
 
-    async def _call(self, place: wire.Place, held: Held, _: str) -> Any:
+    async def _call(self, place: wire.Place, held: Held, args: str) -> Any:
         with held.time_stopped():
             await self._slots.acquire_on_behalf_of(held)
             try:
@@ -79,7 +80,7 @@ class ProcessCalls:
                 raise
         self._busy[held] = child
         try:
-            return await self._answer(child, place, held)
+            return await self._answer(child, place, held, args)
         finally:
             del self._busy[held]
             if child.usable:
@@ -113,9 +114,11 @@ class ProcessCalls:
             raise
         return child
 
-    async def _answer(self, child: ChildProcess, place: wire.Place, held: Held) -> Any:
+    async def _answer(self, child: ChildProcess, place: wire.Place, held: Held, args: str) -> Any:
+        # Another text than the claim's when a codec has decoded it.
+        claim = held.claim if args is held.claim.args else msgspec.structs.replace(held.claim, args=args)
         try:
-            answer = await child.call(wire.Call(place, held.claim), held.progress)
+            answer = await child.call(wire.Call(place, claim), held.progress)
         except trio.Cancelled:
             answer = await _shielded(
                 partial(child.leave, wire.Cancel(held.take_cancellation(), held.cancel_message), self._cleanup)

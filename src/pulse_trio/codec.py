@@ -1,0 +1,161 @@
+"""Payload codecs: what turns arguments and results into something only the holders of a key can read.
+
+Theory. A codec sits at the two ends: the client encodes a job's arguments before they are sent and decodes its result, the
+worker does the reverse. The database, its backups, its logs and whoever may read `pulse.jobs` see an envelope, a JSON object
+like `{"$codec": "2026a", "data": "..."}`. Kind, queue, times, keys, errors and progress stay readable: the database and people
+work with them.
+
+The envelope is bound to its kind and, where it can be known before the job is written, to its job's id: whoever may write to
+the database cannot put one job's arguments under another. An id is known before only when it is reserved first; a job with a
+unique key may turn out to be an older one, so its envelope is bound to the kind alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from base64 import b64decode, b64encode
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import msgspec
+
+from .errors import CodecError, ConfigurationError
+from .handlers import check_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+MARK = '{"$codec":'
+_NONCE = 12
+
+
+class Codec(Protocol):
+    """What `open_client(codec=...)`, `SyncClient(codec=...)` and `Handlers(codec=...)` take."""
+
+    def encode(self, plain: bytes, *, kind: str, job_id: int | None) -> str:
+        """A JSON object that stands for `plain`, which is JSON. `job_id` is None when the id is not known yet."""
+        ...
+
+    def decode(self, coded: str, *, kind: str, job_id: int) -> bytes:
+        """The reverse, of arguments or a result of that job. What it does with JSON that no codec has made is the codec's to
+        decide. Raises `CodecError`, saying what is missing; the job then fails as if its handler had, and is tried again."""
+        ...
+
+
+class Envelope(msgspec.Struct, omit_defaults=True):
+    """What `AeadCodec` stores. `bound` is False when the job's id was not known."""
+
+    codec: str = msgspec.field(name="$codec")
+    data: str
+    bound: bool = True
+
+
+class AeadCodec:
+    """AES-256-GCM with keys by name (needs the extra `pulse-trio[crypto]`).
+
+    `keys` are 32 bytes each; every one of them decodes, `current` encodes. To rotate: add the new key everywhere, then make it
+    current everywhere, and drop the old one when no job or result of its time is left.
+    With `accept_plain=False` arguments that no codec has encoded are refused: then nothing can be enqueued from SQL, by
+    schedules or as a batch's callback. A random nonce of 96 bits: rotate before 2**32 jobs.
+    Raises `ConfigurationError`.
+    """
+
+    def __init__(self, keys: Mapping[str, bytes], current: str, *, accept_plain: bool = True) -> None:
+        try:
+            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+        except ImportError:
+            raise ConfigurationError(
+                "AeadCodec needs the package cryptography: pip install 'pulse-trio[crypto]'"
+            ) from None
+        for name, key in keys.items():
+            if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name):
+                raise ConfigurationError(f"A key's name has letters, digits, _ . and - only, at most 64; got {name!r}.")
+            if len(key) != 32:
+                raise ConfigurationError(
+                    f"The key {name!r} has {len(key)} bytes; it must have 32: secrets.token_bytes(32)."
+                )
+        if current not in keys:
+            raise ConfigurationError(f"The current key {current!r} is not one of {', '.join(sorted(keys)) or 'none'}.")
+        self._ciphers = {name: AESGCM(key) for name, key in keys.items()}
+        self._current = current
+        self._accept_plain = accept_plain
+
+    def __repr__(self) -> str:
+        return f"<AeadCodec current={self._current!r} keys={', '.join(sorted(self._ciphers))}>"
+
+    def encode(self, plain: bytes, *, kind: str, job_id: int | None) -> str:
+        """An envelope under the current key."""
+        nonce = os.urandom(_NONCE)
+        sealed = self._ciphers[self._current].encrypt(nonce, plain, _context(self._current, kind, job_id))
+        data = b64encode(nonce + sealed).decode()
+        return msgspec.json.encode(Envelope(self._current, data, job_id is not None)).decode()
+
+    def decode(self, coded: str, *, kind: str, job_id: int) -> bytes:
+        """What was encoded. Raises `CodecError`."""
+        if "$codec" not in coded:
+            return self._plain(coded, kind)
+        try:
+            envelope = msgspec.json.decode(coded, type=Envelope, strict=True)
+        except msgspec.DecodeError:
+            return self._plain(coded, kind)
+        cipher = self._ciphers.get(envelope.codec)
+        if cipher is None:
+            raise CodecError(
+                f"The payload of {kind!r} job {job_id} is encoded with the key {envelope.codec[:64]!r}, and this program has "
+                f"{', '.join(sorted(self._ciphers))}. Give its codec that key; the job is tried again."
+            )
+        from cryptography.exceptions import InvalidTag
+
+        context = _context(envelope.codec, kind, job_id if envelope.bound else None)
+        try:
+            sealed = b64decode(envelope.data, validate=True)
+            return cipher.decrypt(sealed[:_NONCE], sealed[_NONCE:], context)
+        except (InvalidTag, ValueError):
+            raise CodecError(
+                f"The payload of {kind!r} job {job_id} was changed or belongs to another job, or the key {envelope.codec!r} "
+                "is not the one it was encoded with."
+            ) from None
+
+    def _plain(self, coded: str, kind: str) -> bytes:
+        if not self._accept_plain:
+            raise CodecError(f"The payload of {kind!r} is not encoded, and this codec accepts no plain ones.")
+        return coded.encode()
+
+
+def _context(key: str, kind: str, job_id: int | None) -> bytes:
+    # JSON, so that no two contexts are written the same way.
+    return msgspec.json.encode(["pulse-trio", 1, key, kind, job_id])
+
+
+def encoded(codec: Codec, plain: str, kind: str, job_id: int | None) -> str:
+    """What a codec makes of a payload, if it is a JSON object and not too large. Raises `InvalidArguments`."""
+    coded = codec.encode(plain.encode(), kind=kind, job_id=job_id)
+    if not isinstance(msgspec.json.decode(coded), dict):
+        raise ConfigurationError(f"{codec!r} must make a JSON object, got {coded:.80}.")
+    return check_json(coded.encode(), f"Encoded arguments of {kind!r}")
+
+
+def decoding(codec: Codec, call: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    """A handler's call that is given decoded arguments, and whose value is encoded."""
+
+    async def call_decoded(held: Any, args: str) -> Any:
+        claim = held.claim
+        plain = codec.decode(args, kind=claim.kind, job_id=claim.id).decode()
+        value = await call(held, plain)
+        return coded_result(codec, claim.kind, claim.id, value)
+
+    return call_decoded
+
+
+def coded_result(codec: Codec, kind: str, job_id: int, value: Any) -> Any:
+    """What is stored of a handler's value; None, which says nothing, stays as it is."""
+    if value is None:
+        return None
+    return msgspec.Raw(codec.encode(msgspec.json.encode(value), kind=kind, job_id=job_id).encode())
+
+
+def decoded_value(codec: Codec, value: Any, kind: str, job_id: int) -> Any:
+    """Arguments or a result of a job, as a client shows them. Raises `CodecError`."""
+    if not isinstance(value, dict) or "$codec" not in cast("dict[str, Any]", value):
+        return cast("Any", value)
+    return msgspec.json.decode(codec.decode(msgspec.json.encode(value).decode(), kind=kind, job_id=job_id))

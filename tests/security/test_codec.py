@@ -1,0 +1,156 @@
+"""Payload codecs: what the database sees, what it cannot change, and how keys are exchanged."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import psycopg
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pulse_trio import AeadCodec, CodecError, ConfigurationError, Handlers, Job, SyncClient, Worker, open_client
+from pulse_trio.store import operations
+from support.stores import Window
+
+OLD, NEW = bytes(range(32)), bytes(range(32, 64))
+
+
+def codec(current: str = "new", **options: Any) -> AeadCodec:
+    return AeadCodec({"old": OLD, "new": NEW}, current, **options)
+
+
+@given(st.binary(max_size=2000), st.text(), st.one_of(st.none(), st.integers(1, 2**62)))
+def test_what_is_encoded_is_decoded_and_nothing_of_it_is_readable(plain: bytes, kind: str, job_id: int | None) -> None:
+    coded = codec().encode(plain, kind=kind, job_id=job_id)
+    assert set(json.loads(coded)) <= {"$codec", "data", "bound"}
+    assert codec("old").decode(coded, kind=kind, job_id=job_id or 7) == plain
+    assert codec().encode(plain, kind=kind, job_id=job_id) != coded  # a nonce of its own
+
+
+def test_an_envelope_is_bound_to_its_kind_its_job_its_key_and_its_text() -> None:
+    one = codec()
+    coded = one.encode(b"{}", kind="pay", job_id=1)
+    with pytest.raises(CodecError, match="belongs to another job"):
+        one.decode(coded, kind="pay", job_id=2)
+    with pytest.raises(CodecError, match="belongs to another job"):
+        one.decode(coded, kind="refund", job_id=1)
+    envelope = json.loads(coded)
+    for change in (
+        {"$codec": "old"},
+        {"bound": False},
+        {"data": "AAAA" + envelope["data"][4:]},
+        {"data": "é"},
+        {"data": ""},
+    ):
+        with pytest.raises(CodecError, match="was changed"):
+            one.decode(json.dumps(envelope | change), kind="pay", job_id=1)
+
+
+def test_an_unknown_key_is_named() -> None:
+    coded = codec().encode(b"{}", kind="pay", job_id=1)
+    with pytest.raises(CodecError, match=r"encoded with the key 'new', and this program has old.*tried again"):
+        AeadCodec({"old": OLD}, "old").decode(coded, kind="pay", job_id=1)
+
+
+def test_plain_arguments_pass_unless_they_are_refused() -> None:
+    assert codec().decode('{"a": 1}', kind="pay", job_id=1) == b'{"a": 1}'
+    assert codec().decode('{"$codec": 1}', kind="pay", job_id=1) == b'{"$codec": 1}'
+    with pytest.raises(CodecError, match="accepts no plain ones"):
+        codec(accept_plain=False).decode('{"a": 1}', kind="pay", job_id=1)
+
+
+@pytest.mark.parametrize(
+    ("keys", "current", "said"),
+    [
+        ({"a": OLD}, "b", "is not one of a"),
+        ({"a": b"short"}, "a", "it must have 32"),
+        ({"a b": OLD}, "a b", "letters, digits"),
+    ],
+)
+def test_keys_that_cannot_work_are_refused(keys: dict[str, bytes], current: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        AeadCodec(keys, current)
+
+
+def test_no_key_is_in_the_repr() -> None:
+    assert repr(codec()) == "<AeadCodec current='new' keys=new, old>"
+
+
+def app(made: AeadCodec | None) -> Handlers:
+    handlers = Handlers(codec=made)
+
+    @handlers.job(max_attempts=1)
+    async def greet(job: Job, name: str) -> str:
+        return f"hello {name}"
+
+    @handlers.job
+    def threaded(name: str) -> dict[str, str]:
+        return {"hello": name}
+
+    @handlers.job
+    async def nothing(name: str) -> None: ...
+
+    @handlers.job
+    async def booked(job: Job, name: str) -> Any:
+        async with job.transaction() as tx:
+            tx.result = f"booked {name}"
+
+    return handlers
+
+
+async def test_a_jobs_arguments_and_result_are_readable_at_both_ends_only(dsn: str) -> None:
+    handlers = app(codec())
+    async with open_client(dsn, handlers=handlers) as client, open_client(dsn) as stranger:
+        one = await client.enqueue(handlers["greet"], "secret-1")
+        keyed = await client.enqueue(handlers["greet"].options(unique_key="k"), "secret-2")
+        lasting = await client.enqueue(handlers["greet"].options(unique_key="l", unique_for=60), "secret-3")
+        replaced = await client.enqueue(handlers["greet"].options(unique_key="k", on_conflict="replace"), "secret-4")
+        few = await client.enqueue_many(
+            [handlers["threaded"].request("secret-5"), handlers["nothing"].request("secret-6")]
+        )
+        copied = await client.enqueue_many(handlers["nothing"].request(f"secret-{n}") for n in range(10, 25))
+        booked = await client.enqueue(handlers["booked"], "secret-7")
+        async with client.batch() as batch:
+            member = await batch.enqueue(handlers["greet"], "secret-8")
+        by_sql = await stranger.enqueue("greet", {"name": "plain"})
+        assert (await client.job(one.id)).args == {"name": "secret-1"}
+        assert set((await stranger.job(one.id)).args) == {"$codec", "data"}
+        await Worker(handlers, dsn, burst=True).run()
+        assert await one.result() == "hello secret-1"
+        assert (keyed.id, await keyed.result()) == (replaced.id, "hello secret-4")
+        assert await lasting.result() == "hello secret-3"
+        assert await few[0].result() == {"hello": "secret-5"}
+        assert await few[1].result() is None
+        assert await copied[-1].result() is None
+        assert await booked.result() == "booked secret-7"
+        assert await member.result() == "hello secret-8"
+        assert (await client.job(by_sql.id)).result == "hello plain"
+        assert SyncClient(dsn, codec=codec("old")).result(one.id) == "hello secret-1"
+    with psycopg.connect(dsn) as connection:
+        rows = connection.execute("SELECT to_jsonb(j)::text FROM pulse.jobs j").fetchall()
+    assert len(rows) == 23
+    assert "secret-" not in str(rows)
+
+
+async def test_without_the_key_a_job_fails_and_a_deploy_that_brings_it_saves_the_job(dsn: str) -> None:
+    with Window(dsn) as window:
+        job_id = SyncClient(dsn, codec=codec()).enqueue(app(None)["greet"], "x").id
+        await Worker(app(AeadCodec({"old": OLD}, "old")), dsn, burst=True, queues=["default"]).run()
+        found = window.job(job_id)
+        assert (found["state"], found["attempt"]) == ("dead", 1)
+        assert found["error"].startswith("CodecError: The payload of 'greet' job")
+        window.do(operations.retry(job_id))
+        await Worker(app(codec()), dsn, burst=True).run()
+        assert window.job(job_id)["state"] == "completed"
+
+
+async def test_arguments_that_were_put_under_another_job_fail_it(dsn: str) -> None:
+    with Window(dsn) as window:
+        client = SyncClient(dsn, codec=codec())
+        mine, theirs = (client.enqueue(app(None)["greet"], name).id for name in ("mine", "theirs"))
+        window.run("UPDATE job SET args = (SELECT args FROM job WHERE id = %s) WHERE id = %s", theirs, mine)
+        await Worker(app(codec()), dsn, burst=True).run()
+        assert window.job(mine)["error"].startswith("CodecError")
+        assert window.job(theirs)["state"] == "completed"
