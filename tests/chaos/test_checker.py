@@ -13,7 +13,7 @@ from pulse_trio.store import Slot, worker
 from pulse_trio.store.worker import statement
 from support.chaos import journal
 from support.chaos.checker import INVARIANTS, Violation, check
-from support.chaos.history import COMPLETED, RETRYABLE, Bounds, Effect, History, Window, read_lines
+from support.chaos.history import COMPLETED, RETRYABLE, Bounds, Effect, Fault, History, Window, read_lines
 from support.chaos.journal import Change
 from support.chaos.recorder import RecordedStore, Recorder
 from support.stores import Window as Look
@@ -37,6 +37,7 @@ class Story:
         self.lines: list[dict[str, Any]] = []
         self.effects: list[Effect] = []
         self.pauses: list[Window] = []
+        self.faults: list[Fault] = []
         self.healed_at: float | None = None
         self.now = 0.0
         self.row: dict[str, Any] = {}
@@ -111,7 +112,9 @@ class Story:
         return self
 
     def history(self) -> History:
-        return History(self.changes, self.lines, self.effects, (), (), self.pauses, self.healed_at, bounds=BOUNDS)
+        return History(
+            self.changes, self.lines, self.effects, self.faults, (), self.pauses, self.healed_at, bounds=BOUNDS
+        )
 
 
 def good() -> Story:
@@ -249,6 +252,12 @@ def started_late() -> Story:
     return story
 
 
+def silent_after_a_restart() -> Story:
+    story = Story().enqueued().produced()
+    story.faults.append(Fault("server restart fast", story.now - 1, story.now))
+    return story.after(10).claimed()
+
+
 BAD: dict[str, list[Callable[[], Story]]] = {
     "I1": [lost_row, lost_enqueue, unfinished, rolled_back_but_there, out_of_nowhere],
     "I2": [attempt_skipped, attempt_reset],
@@ -259,7 +268,7 @@ BAD: dict[str, list[Callable[[], Story]]] = {
     "I7": [effect_after_the_lease, effect_after_the_loss, overlap],
     "I8": [rescued_early, rescued_late],
     "I9": [dead_with_budget_left],
-    "I10": [started_late],
+    "I10": [started_late, silent_after_a_restart],
 }
 
 

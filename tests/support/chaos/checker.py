@@ -26,6 +26,10 @@ REPORTING = {"exchange", "complete_unlocked", "fail"}
 CLAIMING = {"exchange", "claim_limited", "claim_suspect"}
 
 
+CLAIMS_AGAIN = 5.0
+"""Seconds after the server accepts connections again: the cap of the backoff between two tries to reconnect."""
+
+
 @dataclass(frozen=True)
 class Violation:
     """One broken promise. `evidence` has the lines it was seen in."""
@@ -334,10 +338,22 @@ def i9_one_path(history: History) -> Iterator[Violation]:
 
 
 def i10_liveness(history: History) -> Iterator[Violation]:
-    """After healing, every due job starts within lease + tick + poll, the backlog before it aside."""
+    """After healing, every due job starts within lease + tick + poll, the backlog before it aside; after a restart of the
+    server, somebody claims within `CLAIMS_AGAIN`."""
+    b = history.bounds
+    for fault in history.faults:
+        if not fault.kind.startswith("server restart") or any(
+            w.who is None and fault.begin + b.slack < w.begin < fault.end + CLAIMS_AGAIN + b.slack
+            for w in history.hindrances
+        ):
+            continue
+        accepted = fault.end + history.epoch
+        claims = [s.claim.at - accepted for steps in history.steps.values() for s in steps if s.claim is not None]
+        silence = min((c for c in claims if c > 0), default=0.0)
+        if silence > CLAIMS_AGAIN + b.slack:
+            yield Violation("I10", None, f"nobody claimed for {silence:.1f} s after a restart", (fault,))
     if history.healed_at is None:
         return
-    b = history.bounds
     healed = history.healed_at + history.epoch
     started = sorted(s.claim.at for steps in history.steps.values() for s in steps if s.claim is not None)
     for job, steps in history.steps.items():
