@@ -56,25 +56,26 @@ async def held(job: Job) -> str:
 @handlers.job
 async def family(job: Job) -> None:
     """Has a child in the job's nursery, one in a nursery of its own, and one below; each takes its time to end."""
-    async with await trio.open_unix_socket(os.environ["SINK"]) as stream:
-        teller = Teller(stream, job)
-        line = trio.Lock()
 
-        async def child() -> None:
-            try:
-                await trio.sleep_forever()
-            finally:
-                with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
-                    await trio.sleep(0.3)
-                    async with line:
-                        await teller.tell("gone")
+    async def tell(event: str) -> None:
+        # A line for each: the handler may be gone before its child.
+        async with await trio.open_unix_socket(os.environ["SINK"]) as stream:
+            await Teller(stream, job).tell(event)
 
-        job.nursery.start_soon(child)
-        async with trio.open_nursery() as own:
-            own.start_soon(child)
-            async with trio.open_nursery() as deeper:
-                deeper.start_soon(child)
-                await teller.tell("start")
+    async def child() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
+                await trio.sleep(0.3)
+                await tell("gone")
+
+    job.nursery.start_soon(child)
+    async with trio.open_nursery() as own:
+        own.start_soon(child)
+        async with trio.open_nursery() as deeper:
+            deeper.start_soon(child)
+            await tell("start")
 
 
 @handlers.job(max_attempts=5)
