@@ -7,6 +7,8 @@ from typing import cast
 
 from ..errors import InvalidName
 
+# What PostgreSQL's [[:cntrl:]] has, so that a kind is refused here and not there: C0, DEL and C1, line and paragraph separators.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _QUEUE = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 
@@ -27,6 +29,6 @@ def check_text(what: str, text: str, limit: int) -> str:
         raise InvalidName(f"{what} {text!r} has a lone surrogate, which is not a character.") from None
     if not 1 <= size <= limit:
         raise InvalidName(f"{what} must have 1 to {limit} bytes, got {size}.")
-    if any(ord(c) < 32 or ord(c) == 127 for c in text):
+    if _CONTROL.search(text):
         raise InvalidName(f"{what} {text!r} has control characters.")
     return text

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
+import logging
+import os
 import re
+from urllib.parse import quote
 
 from psycopg import errors as e
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -22,6 +26,7 @@ _LIVELINESS = {
 }
 _PASSWORD_PARAMETERS = ("password", "sslpassword", "oauth_client_secret")
 _IN_URL = re.compile(r"(?<=://)([^:/@\s]*):([^@\s]*)@")
+_PLACES = (re.compile(r"://[^:/@\s]*:(.*)@", re.DOTALL), re.compile(r"://[^:/@\s]*:(.*?)@", re.DOTALL))
 _IN_PAIRS = re.compile(r"(\b(?:ssl)?password\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&']+)", re.IGNORECASE)
 
 
@@ -39,8 +44,57 @@ def with_liveliness(dsn: str, **defaults: str) -> str:
     try:
         given = conninfo_to_dict(dsn)
     except e.ProgrammingError as ex:
-        raise e.ProgrammingError(redact(str(ex))) from None
+        raise e.ProgrammingError(redact(str(ex), dsn)) from None
+    warn_if_insecure(dsn)
     return make_conninfo("", **{**_LIVELINESS, **defaults, **given})
+
+
+logger = logging.getLogger("pulse_trio")
+_warned: set[str] = set()
+
+
+def warn_if_insecure(dsn: str) -> None:
+    """Warns of a remote server below `sslmode=verify-full`; once in a process for each server."""
+    if (mode := insecure(dsn)) is None:
+        return
+    server = _servers(dsn)
+    if server in _warned:
+        return
+    _warned.add(server)
+    logger.warning(
+        "The connection to %s has sslmode=%s: whoever is on the way may pose as the server. Add sslmode=verify-full to the DSN "
+        "(and sslrootcert=system, or the file of the authority that signed its certificate).",
+        server,
+        mode,
+    )
+
+
+def insecure(dsn: str) -> str | None:
+    """The sslmode of a DSN with a remote server, if it is below `verify-full`; None for all others."""
+    try:
+        given = conninfo_to_dict(dsn)
+    except e.ProgrammingError:
+        return None
+    mode = str(given.get("sslmode") or os.environ.get("PGSSLMODE") or "prefer")
+    return None if mode == "verify-full" or all(map(_is_here, _servers(dsn).split(","))) else mode
+
+
+def _servers(dsn: str) -> str:
+    given = conninfo_to_dict(dsn)
+    # An address is what is connected to; the name is then only what a certificate is compared with.
+    for name, variable in (("hostaddr", "PGHOSTADDR"), ("host", "PGHOST")):
+        if found := given.get(name) or os.environ.get(variable):
+            return str(found)
+    return ""
+
+
+def _is_here(host: str) -> bool:
+    if not host or host.startswith(("/", "@")) or host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def redact(text: str, dsn: str = "") -> str:
@@ -55,7 +109,15 @@ def _secrets_of(dsn: str) -> list[str]:
     try:
         parameters = conninfo_to_dict(dsn)
     except e.ProgrammingError:
-        return []
+        # libpq quotes the part that it does not understand, which may be the password: what stands in its place, up to the
+        # first @ and up to the last.
+        return [secret for place in _PLACES for secret in place.findall(dsn) if len(secret) > 2]
     found = (str(parameters.get(name) or "") for name in _PASSWORD_PARAMETERS)
-    # A password of one or two characters would blank out half of every message and hide nothing.
-    return [secret for secret in found if len(secret) > 2]
+    # A password of one or two characters would blank out half of every message and hide nothing. As it is written in a URL and
+    # between quotes as well, the longest first: one may be a part of another.
+    written = {form for secret in found if len(secret) > 2 for form in _forms(secret)}
+    return sorted(written, key=len, reverse=True)
+
+
+def _forms(secret: str) -> tuple[str, ...]:
+    return secret, quote(secret, safe=""), quote(secret), secret.replace("\\", r"\\").replace("'", r"\'")
