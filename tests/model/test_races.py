@@ -254,3 +254,27 @@ async def test_a_rescue_passes_by_a_job_that_is_being_completed(store: WorkerSto
         assert (beat.renewed, beat.locked) == (frozenset(), {ours})
     assert await store.rescue() == (0, 0)
     assert window.state(job_id) == "completed"
+
+
+async def test_a_cancellation_waits_for_a_completion_and_finds_it_done(
+    store: WorkerStore, window: Window, queue: str
+) -> None:
+    job_id = window.enqueue(queue)
+    ours = await claim_one(store, queue)
+    answers: list[Any] = []
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery, completing(store, ours) as pid:
+            nursery.start_soon(trio.to_thread.run_sync, lambda: answers.append(window.do(cancelling.cancel(job_id))))
+            while not window.run("SELECT FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))", pid):
+                await trio.lowlevel.checkpoint()
+    assert (answers[0].state, answers[0].cancellation) == (State.COMPLETED, None)
+    assert window.do(cancelling.cancellations(job_id)) == []
+
+
+async def test_a_producer_does_not_wait_for_the_completion_of_its_keys_holder(
+    store: WorkerStore, window: Window, queue: str
+) -> None:
+    holder = window.enqueue(queue, unique_key="k")
+    async with completing(store, await claim_one(store, queue)):
+        assert window.enqueue(queue, unique_key="k") == holder
+    assert window.enqueue(queue, unique_key="k") != holder
