@@ -36,8 +36,8 @@ TABLES: Mapping[RoleKind, Mapping[str, str]] = {
     "producer": {},
     "worker": {
         "SELECT": f"migration, maintenance, paused_kind, job_archive_default, {_VIEWS}",
-        "SELECT, INSERT": "attempt, job_archive",
-        "SELECT, INSERT, UPDATE": "session, queue",
+        "SELECT, INSERT": "job_archive",
+        "SELECT, INSERT, UPDATE": "attempt, session, queue",
         "SELECT, UPDATE": "cancellation",
         "SELECT, INSERT, UPDATE, DELETE": (
             "job, permit, bucket, progress, batch, batch_job, schedule, schedule_fire, schedule_declaration"

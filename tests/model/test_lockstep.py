@@ -253,11 +253,25 @@ class Lockstep(RuleBasedStateMachine):
         outcome = end(claim, kind, delay=delay, error=None if kind == "completed" else "x")
         accepted, refused, again = self.portal.call(lambda: self.stores[worker].settle([outcome], unsure=unsure))
         assert again == []
-        done_before = unsure and self.ended.get(fence, "rescued") != "rescued"
+        done_before = unsure and not self.ended.get(fence, "rescued").startswith("rescued")
         assert (accepted, refused) == (([outcome], []) if job is not None or done_before else ([], [outcome]))
         if job is not None:
             self.ended[fence] = kind
             job.end(kind, delay)
+        elif not done_before:
+            self.came_back(claim)
+
+    def came_back(self, claim: Claim) -> None:
+        """Who reports or beats has not died: the crash that its rescue counted is taken back, once."""
+        fence = (claim.id, claim.attempt, claim.session)
+        job = self.model.get(claim.id)
+        if job is None or self.ended.get(fence) != "rescued":
+            return
+        self.ended[fence] = "rescued, and came back"
+        if job.finished is None and job.crashes:
+            job.crashes -= 1
+            if not job.session:
+                job.suspect = job.crashes >= CRASH_LIMIT - 1
 
     @rule(claims=st.lists(claims, min_size=1, max_size=4, unique_by=id), worker=st.integers(0, 1))
     def beat(self, claims: list[Claim], worker: int) -> None:
@@ -268,6 +282,9 @@ class Lockstep(RuleBasedStateMachine):
         assert set(beat.cancelling) == {c for c in ours if self.model[c.id].cancelling}
         for c in ours:
             self.model[c.id].expired = False
+        for c in claims:
+            if c not in ours:
+                self.came_back(c)
 
     @rule(claim=claims)
     def lease_runs_out(self, claim: Claim) -> None:

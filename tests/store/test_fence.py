@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -87,11 +87,11 @@ async def test_a_stale_workers_write_is_refused_after_a_rescue(
     stale = await claim_one(store, queue)
     window.expire(job_id)
     assert (await store.rescue()).rescued == 1
-    before = window.row(job_id)
+    before = seen(window, job_id)
 
     assert not await WRITES[write](store, stale)
 
-    assert window.row(job_id) == before
+    assert seen(window, job_id) == before
 
 
 @pytest.mark.parametrize("same_session", [True, False], ids=["its own worker", "another worker"])
@@ -105,11 +105,18 @@ async def test_a_stale_workers_write_is_refused_after_the_next_claim(
     await store.rescue()
     again = await claim_one(store if same_session else other, queue)
     assert again.attempt == stale.attempt + 1
-    before = window.row(job_id)
+    before = seen(window, job_id)
 
     assert not await WRITES[write](store, stale)
 
-    assert window.row(job_id) == before
+    assert seen(window, job_id) == before
+
+
+def seen(window: Window, job_id: int) -> dict[str, Any]:
+    """The row but for its crashes: who comes back tells that nobody crashed (absolve.sql), and changes nothing else."""
+    row = window.row(job_id)
+    assert row is not None
+    return {name: value for name, value in row.items() if name not in ("crashes", "ctid", "xmin")}
 
 
 async def test_a_beat_for_two_attempts_of_one_job_renews_the_living_one_alone(

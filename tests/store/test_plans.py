@@ -32,6 +32,7 @@ STATEMENTS: dict[str, dict[str, Any]] = {
     "settled": FENCE | {"traceless": "{t,f,t}"},
     "doctor_put_back": {},
     "cancel_delivered": FENCE,
+    "absolve": FENCE | {"expired": "gone", "came_back": "back"},
     "cancel_close": {},
     "cancel_ended": {"ids": "{1,2,3}"},
     "await_transaction": {"id": 7},

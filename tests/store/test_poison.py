@@ -124,3 +124,55 @@ def test_a_handler_may_say_its_crash_limit() -> None:
     for wrong in (0, -1, 40_000, "3", 2.5):
         with pytest.raises(ConfigurationError, match="crash_limit"):
             handlers.job(name="c", crash_limit=wrong)(lambda: None)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("way", ["report", "beat"])
+async def test_a_worker_that_comes_back_takes_back_the_crash_once(
+    way: str, store: WorkerStore, other: WorkerStore, window: Window, queue: str
+) -> None:
+    job_id = window.enqueue(queue)
+    for _ in range(5):
+        claimed = await claim_one(store, queue)
+        window.expire(job_id)
+        await other.rescue()
+        for _ in range(2):
+            if way == "report":
+                assert (await store.settle([end(claimed, "released")])).refused
+            else:
+                assert not (await store.beat([claimed])).renewed
+        row = window.row(job_id)
+        assert row is not None
+        assert (row["crashes"], row["suspect"]) == (0, False)
+    assert {a["error"] for a in window.attempts(job_id)} == {
+        "lease expired: the worker was cut off or stopped, and came back"
+    }
+
+
+async def test_a_suspect_whose_worker_comes_back_is_a_suspect_no_longer(
+    store: WorkerStore, other: WorkerStore, window: Window, queue: str
+) -> None:
+    job_id = window.enqueue(queue)
+    claims: list[Claim] = []
+    for _ in range(2):
+        claims.append(await claim_one(store, queue))
+        window.expire(job_id)
+        await other.rescue()
+    row = window.row(job_id)
+    assert row is not None
+    assert (row["crashes"], row["suspect"]) == (2, True)
+    await store.settle([end(claims[0], "released")])
+    row = window.row(job_id)
+    assert row is not None
+    assert (row["crashes"], row["suspect"]) == (1, False)
+
+
+async def test_a_process_that_was_seen_to_die_takes_nothing_back(
+    store: WorkerStore, other: WorkerStore, window: Window, queue: str
+) -> None:
+    job_id = window.enqueue(queue)
+    claimed = await claim_one(store, queue)
+    await other.rescue_sessions([store.session])
+    await store.settle([end(claimed, "released")])
+    row = window.row(job_id)
+    assert row is not None
+    assert row["crashes"] == 1

@@ -51,6 +51,8 @@ class FakeJob:
     key: str | None = None
     attempt: int = 0
     crashes: int = 0
+    absolved: set[int] = field(default_factory=set)
+    """Attempts whose crash was taken back: their worker lived."""
     suspect: bool = False
     failures: int = 0
     session: int = 0
@@ -327,6 +329,7 @@ class FakeStore:
             job = self._ours(outcome.claim)
             if job is None:
                 settlement.refused.append(outcome)
+                self._absolve(outcome.claim)
             elif job.id in self.database.locked:
                 settlement.again.append(outcome)
             else:
@@ -334,6 +337,16 @@ class FakeStore:
                 self.settled.append(outcome)
                 settlement.accepted.append(outcome)
         return settlement
+
+    def _absolve(self, claim: Claim) -> None:
+        job = self.database.jobs.get(claim.id)
+        if job is None or (claim.attempt, claim.session, "rescued") not in job.history:
+            return
+        if job.crashes and claim.attempt not in job.absolved:
+            job.absolved.add(claim.attempt)
+            job.crashes -= 1
+            if job.state is not State.RUNNING:
+                job.suspect = job.crashes >= job.crash_limit - 1
 
     def _ours(self, claim: Claim) -> FakeJob | None:
         """The fence."""
@@ -447,6 +460,9 @@ class FakeStore:
         sent = trio.current_time()
         await self._done("beat")
         ours = [claim for claim in claims if self._ours(claim)]
+        for claim in claims:
+            if claim not in ours:
+                self._absolve(claim)
         locked = frozenset(claim for claim in ours if claim.id in self.database.locked)
         renewed = frozenset(ours) - locked
         for claim in renewed:

@@ -62,6 +62,10 @@ _WORKER_SETTINGS: dict[str, str] = {
 _WATCHDOG_SETTINGS = _WORKER_SETTINGS | {"enable_bitmapscan": "on", "enable_indexscan": "off"}
 
 
+_EXPIRED = "lease expired: the worker was gone or cut off"
+_CAME_BACK = "lease expired: the worker was cut off or stopped, and came back"
+
+
 class Slot(NamedTuple):
     """A place to claim from, and where to start in it: the greatest (run_at, id) it gave so far."""
 
@@ -344,6 +348,7 @@ class WorkerStore:
                 done = await self._settled(connection, refused)
                 accepted += [o for o in refused if o.claim.id in done]
                 refused = [o for o in refused if o.claim.id not in done]
+            await self._absolve(connection, [o.claim for o in refused])
         return Settlement(accepted, refused, again)
 
     async def _singly_if_refused(
@@ -399,6 +404,12 @@ class WorkerStore:
             statement("settled", self._schema), self._report(outcomes) | {"traceless": texts(traceless)}
         )
         return {row[0] for row in await cursor.fetchall()}
+
+    async def _absolve(self, connection: TrioConnection[Any], lost: Sequence[Claim]) -> None:
+        """This worker lives: what was rescued from it did not kill it."""
+        if lost:
+            marks = {"expired": _EXPIRED, "came_back": _CAME_BACK}
+            await connection.execute(statement("absolve", self._schema), _fences(lost) | marks, prepare=True)
 
     def _report(self, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         return _fences([o.claim for o in outcomes])
@@ -480,6 +491,9 @@ class WorkerStore:
                 statement("beat", self._schema), _fences(claims) | {"lease": self._lease}, prepare=True
             )
             rows = cast("list[tuple[int, bool, str | None]]", await cursor.fetchall())
+            if len(rows) < len(claims):
+                ours = {place for place, *_ in rows}
+                await self._absolve(connection, [claim for place, claim in enumerate(claims) if place not in ours])
         return Beat(
             sent,
             renewed=frozenset([claims[place] for place, renewed, _ in rows if renewed]),
@@ -489,7 +503,7 @@ class WorkerStore:
 
     async def rescue(self, limit: int = 1000) -> Rescue:
         """Sends expired leases through the retry-or-dead-letter path, due at once."""
-        return await self._rescue("expired", {"limit": limit}, "lease expired: the worker was gone or cut off")
+        return await self._rescue("expired", {"limit": limit}, _EXPIRED)
 
     async def rescue_sessions(self, sessions: Sequence[int], limit: int = 1000) -> Rescue:
         """The same for all that dead sessions hold, before their leases run out."""
