@@ -85,6 +85,25 @@ async def test_a_cancelled_place_is_not_used_again() -> None:
     places.close()
 
 
+async def test_many_jobs_at_once_do_not_all_stay_as_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pulse_trio.worker.places._PLACES", 3)
+    free = trio.Event()
+
+    async def run(_claim: object, _sent: float) -> None:
+        await free.wait()
+
+    places = Places(run)  # type: ignore[arg-type]
+    async with trio.open_nursery() as nursery:
+        for _ in range(10):
+            places.start(nursery, object(), 0.0)  # type: ignore[arg-type]
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(nursery.child_tasks) == 10
+        free.set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(nursery.child_tasks) == 3
+        places.close()
+
+
 async def test_what_a_job_raises_past_its_runner_ends_the_place() -> None:
     async def run(_claim: object, _sent: float) -> None:
         raise KeyError
