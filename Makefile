@@ -38,7 +38,7 @@ lint: $(VENV)/.dev
 	$(BIN)/flake8-async --enable=ASYNC101,ASYNC102,ASYNC103,ASYNC104,ASYNC111,ASYNC113,ASYNC120 $(SOURCES)
 	$(BIN)/pyright
 	$(BIN)/lint-imports
-	$(BIN)/codespell --ignore-words-list=brin src tests migrations benchmarks examples docs README.md Makefile
+	$(BIN)/codespell --ignore-words-list=brin,nam,nigthly src tests migrations benchmarks examples docs README.md Makefile
 
 clean:
 	rm -rf $(VENV) .pulse-trio .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage .coverage.* build dist

@@ -443,7 +443,7 @@ class World:
                     await trio.sleep(LEASE * 1.5)
                 finally:
                     with job.cleanup():
-                        await trio.sleep(CLEANUP * 0.9)
+                        await trio.sleep(CLEANUP * 0.9)  # noqa: ASYNC102 -- job.cleanup() is the shield
             case "transaction":
                 await trio.sleep(act.seconds)
                 async with job.transaction() as tx:

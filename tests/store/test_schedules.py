@@ -458,7 +458,7 @@ def test_pausing_waits_for_no_firing_and_neither_deadlocks(alone: Window) -> Non
                 for n in range(5):
                     client.pause_schedule(f"s{n}")
                     client.resume_schedule(f"s{n}")
-        except BaseException as error:
+        except BaseException as error:  # noqa: ASYNC103 -- looked at below
             errors.append(error)
 
     thread = threading.Thread(target=toggle)

@@ -114,10 +114,10 @@ class Transactions:
             held.end_transaction()
             self._on_lost(held)
             held.cancel("fence-lost")
-            await trio.lowlevel.checkpoint()
+            await trio.lowlevel.checkpoint()  # noqa: ASYNC120 -- the cancellation says more
             raise RuntimeError(f"job {held.claim.id} lost its lease; its transaction was rolled back") from None
         except CommitUnknown as error:
-            if not await self._find_out(held):
+            if not await self._find_out(held):  # noqa: ASYNC120 -- shielded inside
                 held.end_transaction()
                 raise DatabaseUnavailable(f"the transaction of job {held.claim.id} was rolled back: {error}") from error
         except BaseException:

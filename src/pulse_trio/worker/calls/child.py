@@ -95,11 +95,11 @@ class Child:
             encoded = msgspec.json.encode(value)
             check_json(encoded, f"The result of {claim.kind!r}")
             return wire.Returned(msgspec.Raw(encoded))
-        except BaseException as error:
+        except BaseException as error:  # noqa: ASYNC103 -- told to the worker
             # Whatever a handler raises is its own; only the SystemExit that was raised in it is ours.
             if self._told_to_leave and isinstance(error, SystemExit):
-                return wire.Left()
-            return wire.describe(error)
+                return wire.Left()  # noqa: ASYNC104 -- told to the worker
+            return wire.describe(error)  # noqa: ASYNC104 -- told to the worker
 
     def _call_at(self, place: wire.Place) -> Callable[[Job, str], Any]:
         if place not in self._calls:

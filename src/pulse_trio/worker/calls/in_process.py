@@ -119,8 +119,8 @@ class ProcessCalls:
         claim = held.claim if args is held.claim.args else msgspec.structs.replace(held.claim, args=args)
         try:
             answer = await child.call(wire.Call(place, claim), held.progress)
-        except trio.Cancelled:
-            answer = await _shielded(
+        except trio.Cancelled:  # noqa: ASYNC103 -- the child has answered: that is the outcome
+            answer = await _shielded(  # noqa: ASYNC102 -- shielded inside
                 partial(child.leave, wire.Cancel(held.take_cancellation(), held.cancel_message), self._cleanup)
             )
             if answer is None:
