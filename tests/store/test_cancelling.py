@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from pulse_trio import InvalidArguments, SyncClient, UnknownJob, UsageError, open_client
+from pulse_trio.grants import grant_sync
 from pulse_trio.sql import statement
 from pulse_trio.states import State
 from pulse_trio.store import Slot, cancelling
@@ -495,7 +496,7 @@ async def test_the_databases_clock_is_known_from_the_session_on_and_kept_up_to_d
 async def test_who_may_only_enqueue_may_not_cancel_until_it_is_granted(alone: Window) -> None:
     job_id = alone.enqueue("q")
     alone.run("CREATE ROLE pulse_trio_no_cancelling")
-    alone.run("GRANT USAGE ON SCHEMA pulse TO pulse_trio_no_cancelling")
+    grant_sync(alone.dsn, {"producer": "pulse_trio_no_cancelling"})
     try:
         with psycopg.connect(alone.dsn, autocommit=True) as connection:
             connection.execute("SET ROLE pulse_trio_no_cancelling")
