@@ -46,7 +46,6 @@ async def test_a_pause_stops_a_running_worker_within_a_second_and_resume_starts_
     client.wait(client.enqueue("greet", {"name": "a"}, queue="mail").id, timeout=10)
     assert "is paused" in (await command("queues", "pause", *what)).stderr
     assert "was paused already" in (await command("queues", "pause", *what)).stderr
-    # The two commands above took longer than the second that a pause may need.
     time.sleep(1)  # noqa: ASYNC251 -- the second that a pause may take
     stopped = client.enqueue("greet", {"name": "b"}, queue="mail").id
     going = client.enqueue("greet", {"name": "c"} if len(what) == 1 else {}, queue="other").id

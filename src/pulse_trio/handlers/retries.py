@@ -59,7 +59,7 @@ class Exponential:
     def __call__(self, failure: RetryContext) -> float:
         ceiling = exponential(self.base, self.cap, failure.failures)
         # Spreads load, guards nothing.
-        return random.uniform(0, ceiling) if self.jitter else ceiling  # noqa: S311
+        return random.uniform(0, ceiling) if self.jitter else ceiling  # noqa: S311 -- spreads load, guards nothing
 
 
 @dataclass(frozen=True, slots=True)
