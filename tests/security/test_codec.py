@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulse_trio import AeadCodec, CodecError, ConfigurationError, Handlers, Job, SyncClient, Worker, open_client
+from pulse_trio.observe import EndedAfterCommit
 from pulse_trio.store import operations
+from support.stage import Recorder
 from support.stores import Window
 
 OLD, NEW = bytes(range(32)), bytes(range(32, 64))
@@ -132,6 +134,27 @@ async def test_a_jobs_arguments_and_result_are_readable_at_both_ends_only(dsn: s
         rows = connection.execute("SELECT to_jsonb(j)::text FROM pulse.jobs j").fetchall()
     assert len(rows) == 23
     assert "secret-" not in str(rows)
+
+
+async def test_a_value_returned_after_a_transaction_is_compared_decoded(dsn: str) -> None:
+    """Each encoding is another text, so that the envelopes say nothing of whether the returned value is the stored one."""
+    handlers = Handlers(codec=codec())
+
+    @handlers.job
+    async def booked(job: Job, returned: str) -> str:
+        async with job.transaction(result="secret-booked"):
+            pass
+        return returned
+
+    events = Recorder()
+    async with open_client(dsn, handlers=handlers) as client:
+        same = await client.enqueue(booked, "secret-booked")
+        other = await client.enqueue(booked, "secret-other")
+        await Worker(handlers, dsn, burst=True, instruments=[events]).run()
+        assert await same.result() == await other.result() == "secret-booked"
+    assert [(event.job_id, event.error) for event in events.of(EndedAfterCommit)] == [
+        (other.id, "the handler returned a value, which is lost: set tx.result")
+    ]
 
 
 async def test_without_the_key_a_job_fails_and_a_deploy_that_brings_it_saves_the_job(dsn: str) -> None:

@@ -16,6 +16,7 @@ import msgspec
 import trio
 from msgspec.structs import replace
 
+from ..codec import same_result
 from ..handlers import UnfitArguments, check_json
 from ..jobs import Outcome
 from ..observe import EndedAfterCommit, FenceLost, JobEnded, JobStarted, LeaseUnproven, UnknownKindReleased
@@ -71,6 +72,7 @@ class Runner:
         self._epoch_offset = epoch_offset
         self._transactions = transactions
         self._say = say
+        self._codec = handlers.codec
         self._retries = {h.kind: h.retries for h in handlers if h.retries is not None}
         self._tell_start = observer.wanted(JobStarted)
         self._tell_end = observer.wanted(JobEnded)
@@ -183,16 +185,15 @@ class Runner:
     def _after_commit(self, held: Held, committed: Outcome) -> None:
         """The job was completed by its transaction; whatever came later can only be told."""
         later, held.outcome = held.outcome, committed
-        if (
-            later is None
-            or later is committed
-            or (later.kind == "completed" and later.result in (None, committed.result))
-        ):
+        if later is None or later is committed or (later.kind == "completed" and later.result is None):
+            return
+        claim = held.claim
+        if later.kind == "completed" and same_result(self._codec, later.result, committed.result, claim.kind, claim.id):
             return
         said = later.error or f"the handler's attempt ended as {later.kind}"
         if later.kind == "completed":
             said = "the handler returned a value, which is lost: set tx.result"
-        self._observer.emit(EndedAfterCommit(held.claim.id, held.claim.kind, held.claim.attempt, said))
+        self._observer.emit(EndedAfterCommit(claim.id, claim.kind, claim.attempt, said))
 
     def _emit_end(self, held: Held) -> None:
         claim, outcome = held.claim, held.outcome
