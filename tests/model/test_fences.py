@@ -1,0 +1,614 @@
+"""Every predicate that keeps a held job from the wrong hands, taken away in turn: then something must go wrong.
+
+Each scene plays one stale or foreign caller on a real PostgreSQL, and says whether harm was done: never with the whole
+statement, always with the torn one. The fences of the reports and beats themselves (exchange, complete_unlocked, fail, beat,
+and the lease in expired) are torn under the chaos run's checker, in tests/chaos/test_checker.py; `test_nothing_is_left_out`
+looks at all the others, in sql/ and in the schema's functions.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from pulse_trio.jobs import Progress
+from pulse_trio.sql import statement
+from pulse_trio.store import cancelling, history, operations, suspects, transactions, worker
+from support.stores import Window, claim_one, end, forged, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+
+    from pulse_trio.jobs import Claim
+    from pulse_trio.store import WorkerStore
+    from support.databases import Databases
+
+
+class Scene:
+    """Two workers' stores on one database, and what a test does with jobs."""
+
+    def __init__(self, window: Window, a: WorkerStore, b: WorkerStore, keepless: WorkerStore) -> None:
+        self.w, self.a, self.b, self.keepless = window, a, b, keepless
+
+    async def running(self, store: WorkerStore | None = None, **options: Any) -> Claim:
+        """A new job, claimed."""
+        self.w.enqueue(**options)
+        return await claim_one(store or self.a)
+
+    async def rescued(self, store: WorkerStore | None = None, **options: Any) -> Claim:
+        """A new job that was claimed and whose lease ran out."""
+        claim = await self.running(store, **options)
+        await self.lose(claim)
+        return claim
+
+    async def lose(self, claim: Claim) -> None:
+        self.w.expire(claim.id)
+        await self.b.rescue()
+
+    async def again(self, store: WorkerStore | None = None) -> Claim:
+        """The one waiting job, claimed."""
+        return await claim_one(store or self.a)
+
+    async def completed(self, store: WorkerStore | None = None, **options: Any) -> Claim:
+        claim = await self.running(store, **options)
+        await (store or self.a).settle([end(claim)])
+        return claim
+
+    def crashes(self, claim: Claim) -> int:
+        row = self.w.row(claim.id)
+        assert row is not None
+        return row["crashes"]
+
+    def as_a(self, claim: Claim) -> Claim:
+        """The claim, as A has it when a server that failed over gave the same attempt to B."""
+        return forged(claim, session=self.a.session)
+
+    async def accepts(self, claim: Claim, store: WorkerStore | None = None) -> bool:
+        """Whether a report that is sent again counts as written."""
+        return bool((await (store or self.a).settle([end(claim)], unsure=True)).accepted)
+
+    def max_attempts(self, claim: Claim) -> int:
+        return self.w.job(claim.id)["max_attempts"]
+
+    def progress(self, claim: Claim) -> bool:
+        return bool(self.w.run("SELECT FROM progress WHERE job_id = %s", claim.id))
+
+
+# What a worker is told that it lived through
+
+
+async def crash_of_a_later_attempt(s: Scene) -> bool:
+    first = await s.rescued()
+    await s.lose(await s.again())
+    await s.a.beat([first])
+    return s.crashes(first) != 1
+
+
+async def crash_under_another_session(s: Scene) -> bool:
+    claim = await s.rescued()
+    await s.a.beat([forged(claim, session=s.b.session)])
+    return s.crashes(claim) != 1
+
+
+async def crash_of_another_job(s: Scene) -> bool:
+    one = await s.rescued()
+    s.w.run("UPDATE job SET run_at = now() + interval '1 hour'")
+    other = await s.rescued()
+    await s.a.beat([one])
+    return (s.crashes(one), s.crashes(other)) != (0, 1)
+
+
+async def crash_taken_back_twice(s: Scene) -> bool:
+    first = await s.rescued()
+    await s.lose(await s.again())
+    await s.a.beat([first])
+    await s.a.beat([first])
+    return s.crashes(first) != 1
+
+
+# Progress
+
+
+async def progress_of_an_earlier_attempt(s: Scene) -> bool:
+    stale = await s.rescued()
+    await s.again()
+    await s.a.write_progress([Progress(stale, 0.5)])
+    return s.progress(stale)
+
+
+async def progress_of_another_session(s: Scene) -> bool:
+    claim = await s.running(s.b)
+    await s.a.write_progress([Progress(s.as_a(claim), 0.5)])
+    return s.progress(claim)
+
+
+async def progress_of_a_finished_job(s: Scene) -> bool:
+    done = await s.completed()
+    await s.running()
+    await s.a.write_progress([Progress(done, 0.5)])
+    return s.progress(done)
+
+
+# Cancellation
+
+
+def delivered(s: Scene, claim: Claim) -> bool:
+    return bool(s.w.run("SELECT FROM cancellation WHERE job_id = %s AND delivered_at IS NOT NULL", claim.id))
+
+
+async def cancellation_reached_an_earlier_attempt(s: Scene) -> bool:
+    stale = await s.rescued()
+    await s.again(s.b)
+    s.w.do(cancelling.cancel(stale.id))
+    await s.a.record_delivered([stale])
+    return delivered(s, stale)
+
+
+async def cancellation_reached_another_job(s: Scene) -> bool:
+    one, other = await s.running(), await s.running()
+    s.w.do(cancelling.cancel_many([one.id, other.id]))
+    await s.a.record_delivered([one])
+    return delivered(s, other)
+
+
+async def open_cancellation_closed(s: Scene) -> bool:
+    """The ledger row of a running job must stay open; that of a completion that crossed with its request must not."""
+    held = await s.running()
+    s.w.do(cancelling.cancel(held.id))
+    await s.a.close_cancellations()
+    return bool(s.w.run("SELECT FROM cancellation WHERE ended_at IS NOT NULL"))
+
+
+async def crossed_cancellation_left_open(s: Scene) -> bool:
+    crossed = await s.running()
+    s.w.do(cancelling.cancel(crossed.id))
+    await s.a.settle([end(crossed)])  # a completion that has not heard of the request
+    s.w.do(operations.retry(crossed.id))
+    await s.again()
+    s.w.do(cancelling.cancel(crossed.id))  # a second request, about a second attempt
+    await s.a.close_cancellations()
+    return not s.w.run("SELECT FROM cancellation WHERE attempt = 1 AND ended_at IS NOT NULL")
+
+
+async def request_that_was_overtaken_left_open(s: Scene) -> bool:
+    crossed = await s.running()
+    s.w.do(cancelling.cancel(crossed.id))
+    await s.a.settle([end(crossed)])
+    s.w.do(operations.retry(crossed.id))  # it waits, and its attempt is still the one of the request
+    await s.a.close_cancellations()
+    return not s.w.run("SELECT FROM cancellation WHERE ended_at IS NOT NULL")
+
+
+async def cancellation_ended_while_it_runs(s: Scene) -> bool:
+    claim = await s.running()
+    asked = s.w.do(cancelling.cancel(claim.id))
+    return bool(s.w.do(cancelling.ended([asked])))
+
+
+async def end_of_an_overtaken_cancellation_unknown(s: Scene) -> bool:
+    crossed = await s.running()
+    asked = s.w.do(cancelling.cancel(crossed.id))
+    await s.a.settle([end(crossed)])
+    s.w.do(operations.retry(crossed.id))
+    await s.again()
+    s.w.do(cancelling.cancel(crossed.id))
+    return not s.w.do(cancelling.ended([asked]))
+
+
+async def end_of_a_crossed_cancellation_unknown(s: Scene) -> bool:
+    crossed = await s.running()
+    asked = s.w.do(cancelling.cancel(crossed.id))
+    await s.a.settle([end(crossed)])
+    s.w.do(operations.retry(crossed.id))
+    return not s.w.do(cancelling.ended([asked]))
+
+
+async def running_job_cancelled_behind_its_worker(s: Scene) -> bool:
+    claim = await s.running()
+    s.w.do(cancelling.cancel(claim.id))
+    return s.w.state(claim.id) != "running"
+
+
+async def running_job_deleted(s: Scene) -> bool:
+    claim = await s.running()
+    s.w.do(history.delete_batch([claim.id]))
+    return s.w.row(claim.id) is None
+
+
+async def running_job_replaced(s: Scene) -> bool:
+    claim = await s.running(unique_key="k", args={"n": 1})
+    s.w.enqueue(unique_key="k", args={"n": 2}, on_conflict="replace")
+    return s.w.job(claim.id)["args"] != {"n": 1}
+
+
+# Handing back, and the budget
+
+
+async def jobs_of_the_living_handed_back(s: Scene) -> bool:
+    await s.running(s.a)
+    held = await s.running(s.b)
+    await s.b.rescue_sessions([s.a.session])
+    return s.w.state(held.id) != "running"
+
+
+async def budget_of_a_job_that_goes_on(s: Scene) -> bool:
+    lost, held = await s.running(), await s.running()
+    s.w.expire(lost.id)
+    await s.b.rescue()
+    return s.max_attempts(held) != 20
+
+
+async def budget_of_a_job_that_was_alone(s: Scene) -> bool:
+    return s.max_attempts(await s.rescued()) != 20
+
+
+async def budget_of_a_suspect(s: Scene) -> bool:
+    suspect, _ = await s.running(), await s.running()
+    s.w.run("UPDATE job SET suspect = true WHERE id = %s", suspect.id)
+    await s.lose(suspect)
+    return s.max_attempts(suspect) != 20
+
+
+# A commit without an answer
+
+
+async def committed(s: Scene, claim: Claim, store: WorkerStore | None = None) -> bool:
+    store = store or s.a
+    async with store.transactions.open():
+        return await store.transactions.committed(claim)
+
+
+async def commit_of_a_later_attempt(s: Scene) -> bool:
+    stale = await s.rescued()
+    await s.a.settle([end(await s.again())])
+    return await committed(s, stale)
+
+
+async def commit_of_another_session(s: Scene) -> bool:
+    return await committed(s, s.as_a(await s.completed(s.b)))
+
+
+async def commit_of_another_job(s: Scene) -> bool:
+    await s.completed()
+    return await committed(s, await s.running())
+
+
+async def commit_of_a_dead_job(s: Scene) -> bool:
+    claim = await s.running()
+    await s.a.settle([end(claim, "discarded")])
+    return await committed(s, claim)
+
+
+async def noted_commit_of_a_later_attempt(s: Scene) -> bool:
+    stale = await s.rescued()
+    await s.a.settle([end(await s.again())])
+    s.w.do(operations.retry(stale.id))
+    return await committed(s, stale)
+
+
+async def noted_commit_of_another_session(s: Scene) -> bool:
+    claim = await s.completed(s.b)
+    s.w.do(operations.retry(claim.id))
+    return await committed(s, s.as_a(claim))
+
+
+async def noted_commit_of_another_job(s: Scene) -> bool:
+    done = await s.completed()
+    s.w.do(operations.retry(done.id))
+    await s.again()
+    return await committed(s, await s.running())
+
+
+async def noted_commit_of_a_failure(s: Scene) -> bool:
+    claim = await s.running()
+    await s.a.settle([end(claim, "failed")])
+    return await committed(s, claim)
+
+
+async def traceless_commit_of_a_running_job(s: Scene) -> bool:
+    claim = await s.running(s.keepless)
+    return await committed(s, claim, s.keepless)
+
+
+async def traceless_commit_of_a_rescued_attempt(s: Scene) -> bool:
+    stale = await s.rescued(s.keepless)
+    await s.keepless.settle([end(await s.again(s.keepless))])
+    return await committed(s, stale, s.keepless)
+
+
+# A transaction's completion
+
+
+async def completes(s: Scene, claim: Claim) -> bool:
+    async with s.a.transactions.open(), s.a.transactions.begin() as begun:
+        return bool(await begun.complete(end(claim)))
+
+
+async def transaction_of_an_earlier_attempt(s: Scene) -> bool:
+    stale = await s.rescued()
+    await s.again()
+    return await completes(s, stale)
+
+
+async def transaction_of_another_session(s: Scene) -> bool:
+    return await completes(s, s.as_a(await s.running(s.b)))
+
+
+async def transaction_of_another_job(s: Scene) -> bool:
+    one, other = await s.running(), await s.running()
+    await completes(s, one)
+    return s.w.state(other.id) != "running"
+
+
+# A report that is sent again
+
+
+async def report_of_a_later_attempt(s: Scene) -> bool:
+    stale = await s.rescued()
+    await s.a.settle([end(await s.again())])
+    return await s.accepts(stale)
+
+
+async def report_of_another_session(s: Scene) -> bool:
+    return await s.accepts(s.as_a(await s.completed(s.b)))
+
+
+async def report_of_another_job(s: Scene) -> bool:
+    stale = await s.rescued()
+    s.w.run("UPDATE job SET run_at = now() + interval '1 hour'")
+    await s.completed()
+    return await s.accepts(stale)
+
+
+async def report_of_a_dead_job(s: Scene) -> bool:
+    return await s.accepts(await s.rescued(max_attempts=1))
+
+
+async def noted_report_of_a_later_attempt(s: Scene) -> bool:
+    stale = await s.rescued()
+    await s.a.settle([end(await s.again(), "failed", delay=60.0)])
+    return await s.accepts(stale)
+
+
+async def noted_report_of_another_session(s: Scene) -> bool:
+    claim = await s.running(s.b)
+    await s.b.settle([end(claim, "failed", delay=60.0)])
+    return await s.accepts(s.as_a(claim))
+
+
+async def noted_report_of_another_job(s: Scene) -> bool:
+    stale = await s.rescued()
+    s.w.run("UPDATE job SET run_at = now() + interval '1 hour'")
+    await s.a.settle([end(await s.running(), "failed", delay=60.0)])
+    return await s.accepts(stale)
+
+
+async def noted_report_of_a_rescued_attempt(s: Scene) -> bool:
+    return await s.accepts(await s.rescued())
+
+
+async def traceless_report_of_a_held_job(s: Scene) -> bool:
+    claim = await s.running(s.b)
+    return await s.accepts(forged(claim, session=s.keepless.session), s.keepless)
+
+
+async def traceless_report_of_a_rescued_attempt(s: Scene) -> bool:
+    stale = await s.rescued(s.keepless)
+    await s.keepless.settle([end(await s.again(s.keepless))])
+    return await s.accepts(stale, s.keepless)
+
+
+# Claims
+
+
+async def claimed_twice(s: Scene) -> bool:
+    held = await s.running()
+    await s.b.exchange(1, [worker.Slot("default", 0)])
+    return s.w.job(held.id)["attempt"] != 1
+
+
+async def suspect_in_company(s: Scene) -> bool:
+    s.w.enqueue()
+    s.w.run("UPDATE job SET suspect = true")
+    return bool((await s.a.exchange(1, [worker.Slot("default", 0)])).claims)
+
+
+async def suspect_claimed_twice(s: Scene) -> bool:
+    s.w.enqueue(priority=1)
+    s.w.enqueue()
+    s.w.run("UPDATE job SET suspect = true")
+    (held,) = (await s.a.claim_suspect(None)).claims
+    await s.b.claim_suspect(None)
+    return s.w.job(held.id)["attempt"] != 1
+
+
+async def limited_claimed_twice(s: Scene) -> bool:
+    s.w.run("INSERT INTO queue (name, max_running) VALUES ('default', 5)")
+    s.w.enqueue()
+    (held,) = (await s.a.claim_limited("default", 1)).claims
+    await s.b.claim_limited("default", 1)
+    return s.w.job(held.id)["attempt"] != 1
+
+
+async def more_than_the_limit(s: Scene) -> bool:
+    s.w.run("INSERT INTO queue (name, max_running) VALUES ('default', 1)")
+    s.w.enqueue_many(2)
+    await s.a.claim_limited("default", 1)
+    return bool((await s.b.claim_limited("default", 1)).claims)
+
+
+async def more_than_the_limit_of_a_key(s: Scene) -> bool:
+    s.w.run("INSERT INTO queue (name, key_max_running) VALUES ('default', 1)")
+    s.w.enqueue_many(2, key="k")
+    await s.a.claim_limited("default", 1)
+    return bool((await s.b.claim_limited("default", 1)).claims)
+
+
+async def place_taken_by_a_rescued_attempt(s: Scene) -> bool:
+    s.w.run("INSERT INTO queue (name, max_running) VALUES ('default', 1)")
+    s.w.enqueue()
+    (claim,) = (await s.a.claim_limited("default", 1)).claims
+    await s.lose(claim)
+    return not (await s.a.claim_limited("default", 1)).claims
+
+
+class Torn(NamedTuple):
+    """One predicate: what it stands in, what it looks like, what stands there instead."""
+
+    where: str
+    predicate: str
+    scene: Callable[[Scene], Awaitable[bool]]
+    instead: str = "true"
+
+
+TORN = [
+    Torn("absolve", r"a\.attempt = r\.attempt", crash_of_a_later_attempt),
+    Torn("absolve", r"a\.session = r\.session", crash_under_another_session),
+    Torn("absolve", r"a\.job_id = r\.id", crash_of_another_job),
+    Torn("absolve", r"j\.id = held\.id", crash_of_another_job),
+    Torn("absolve", r"a\.error = %\(expired\)s::text", crash_taken_back_twice),
+    Torn("progress", r"j\.attempt = s\.attempt", progress_of_an_earlier_attempt),
+    Torn("progress", r"j\.locked_by = s\.session", progress_of_another_session),
+    Torn("progress", r"j\.id = s\.id", progress_of_a_finished_job),
+    Torn("cancel_delivered", r"c\.attempt = r\.attempt", cancellation_reached_an_earlier_attempt),
+    Torn("cancel_delivered", r"c\.job_id = r\.id", cancellation_reached_another_job),
+    Torn("cancel_close", r"j\.id = c\.job_id AND j\.attempt = c\.attempt AND j\.cancelling", open_cancellation_closed, "false"),
+    Torn("cancel_close", r"j\.attempt = c\.attempt", crossed_cancellation_left_open),
+    Torn("cancel_close", r"j\.cancelling", request_that_was_overtaken_left_open),
+    Torn("cancel_ended", r"NOT \(j\.attempt = c\.attempt AND j\.cancelling\)", cancellation_ended_while_it_runs),
+    Torn("cancel_ended", r"j\.attempt = c\.attempt", end_of_an_overtaken_cancellation_unknown),
+    Torn("cancel_ended", r"j\.cancelling", end_of_a_crossed_cancellation_unknown),
+    Torn("held_by", r"locked_by = ANY \(%\(sessions\)s::bigint\[\]\)", jobs_of_the_living_handed_back),
+    Torn("refund", r"j\.id = ANY \(%\(ids\)s::bigint\[\]\)", budget_of_a_job_that_goes_on),
+    Torn("refund", r"\(j\.locked_by IN (?s:.*)s\.crowded\)\)", budget_of_a_job_that_was_alone),
+    Torn("refund", r"NOT j\.suspect", budget_of_a_suspect),
+    Torn("transaction_done", r"d\.attempt = %\(attempt\)s::int", commit_of_a_later_attempt),
+    Torn("transaction_done", r"d\.locked_by = %\(session\)s::bigint", commit_of_another_session),
+    Torn("transaction_done", r"d\.id = %\(id\)s::bigint", commit_of_another_job),
+    Torn("transaction_done", r"d\.state = 4", commit_of_a_dead_job),
+    Torn("transaction_done", r"a\.attempt = %\(attempt\)s::int", noted_commit_of_a_later_attempt),
+    Torn("transaction_done", r"a\.session = %\(session\)s::bigint", noted_commit_of_another_session),
+    Torn("transaction_done", r"a\.job_id = %\(id\)s::bigint", noted_commit_of_another_job),
+    Torn("transaction_done", r"a\.outcome = 'completed'", noted_commit_of_a_failure),
+    Torn("transaction_done", r"NOT EXISTS \(SELECT FROM \S+job j WHERE .*::int\)", traceless_commit_of_a_running_job),
+    Torn("transaction_done", r"NOT EXISTS \(SELECT FROM \S+attempt a(?s:.*)::bigint\)", traceless_commit_of_a_rescued_attempt),
+    Torn("complete_unlocked", r"j\.attempt = r\.attempt", transaction_of_an_earlier_attempt),
+    Torn("complete_unlocked", r"j\.locked_by = r\.session", transaction_of_another_session),
+    Torn("complete_unlocked", r"j\.id = r\.id", transaction_of_another_job),
+    Torn("settled", r"d\.attempt = r\.attempt", report_of_a_later_attempt),
+    Torn("settled", r"d\.locked_by = r\.session", report_of_another_session),
+    Torn("settled", r"d\.id = r\.id", report_of_another_job),
+    Torn("settled", r"d\.state = 4", report_of_a_dead_job),
+    Torn("settled", r"a\.attempt = r\.attempt", noted_report_of_a_later_attempt),
+    Torn("settled", r"a\.session = r\.session", noted_report_of_another_session),
+    Torn("settled", r"a\.job_id = r\.id", noted_report_of_another_job),
+    Torn("settled", r"a\.outcome <> 'rescued'", noted_report_of_a_rescued_attempt),
+    Torn("settled", r"NOT EXISTS \(SELECT FROM \S+job j WHERE j\.id = r\.id\)", traceless_report_of_a_held_job),
+    Torn("settled", r"NOT EXISTS \(SELECT FROM \S+attempt a WHERE .*?\)", traceless_report_of_a_rescued_attempt),
+    Torn("exchange", r"state <> 2", claimed_twice),
+    Torn("exchange", r"NOT suspect", suspect_in_company),
+    Torn("claim_suspect", r"state <> 2", suspect_claimed_twice),
+    Torn("claim_limited()", r"j\.state <> 2", limited_claimed_twice),
+    Torn("claim_limited()", r"places := limits\.max_running - \(\s+SELECT count\(\*\)", more_than_the_limit,
+         "places := limits.max_running - (SELECT 0 * count(*)"),
+    Torn("claim_limited()", r"r\.most_running - h\.running", more_than_the_limit_of_a_key, "r.most_running"),
+    Torn("claim_limited()", r"j\.state = 2", place_taken_by_a_rescued_attempt),
+    Torn("cancel_jobs()", r"live\.state = 2", running_job_cancelled_behind_its_worker, "false"),
+    Torn("delete_jobs()", r"j\.state <> 2", running_job_deleted),
+    Torn("enqueue_unique()", r"j\.state <> 2", running_job_replaced),
+]  # fmt: skip
+"""A name with () is a function of the schema. Every place in which the predicate stands is torn at once: most stand twice,
+for what was read before a row was locked."""
+
+
+def tear(where: str, predicate: str, instead: str) -> Callable[[str, str], bytes]:
+    """The statements, one of them torn."""
+
+    def torn(name: str, schema: str) -> bytes:
+        text = statement(name, schema)
+        if name != where:
+            return text
+        text, count = re.subn(predicate.encode(), instead.encode(), text)
+        assert count, f"{where} has no {predicate}"
+        return text
+
+    return torn
+
+
+@pytest.fixture(scope="module")
+def room(databases: Databases) -> Generator[Window]:
+    with databases.migrated() as dsn, Window(dsn) as window:
+        yield window
+
+
+@pytest.fixture
+async def scene(room: Window) -> AsyncGenerator[Scene]:
+    room.run("TRUNCATE job, job_archive, attempt, cancellation, unique_hold, queue, permit, bucket, progress"
+             " RESTART IDENTITY")  # fmt: skip
+    async with open_store(room.dsn) as a, open_store(room.dsn) as b, open_store(room.dsn, keep=False) as keepless:
+        yield Scene(room, a, b, keepless)
+
+
+@pytest.mark.parametrize("play", dict.fromkeys(torn.scene for torn in TORN), ids=lambda scene: scene.__name__)
+async def test_with_the_whole_statement_no_harm_is_done(play: Any, scene: Scene) -> None:
+    assert not await play(scene)
+
+
+@pytest.mark.parametrize("torn", TORN, ids=lambda torn: f"{torn.where} {torn.predicate}".replace("\\", ""))
+async def test_without_the_predicate_harm_is_done(torn: Torn, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not torn.where.endswith("()"):
+        for user in (worker, transactions, suspects, operations):
+            monkeypatch.setattr(user, "statement", tear(torn.where, torn.predicate, torn.instead))
+        assert await torn.scene(scene)
+        return
+    whole = definition(scene.w, torn.where)
+    text, count = re.subn(torn.predicate, torn.instead, whole)
+    assert count, f"{torn.where} has no {torn.predicate}"
+    scene.w.run(text)
+    try:
+        assert await torn.scene(scene)
+    finally:
+        scene.w.run(whole)
+
+
+def definition(window: Window, function: str) -> str:
+    return window.value(
+        "SELECT pg_get_functiondef(p.oid) FROM pg_proc p WHERE p.proname = %s AND p.pronamespace = 'pulse'::regnamespace",
+        function.removesuffix("()"),
+    )
+
+
+# Where a fence may be, and why it needs no scene of its own here
+
+FENCE = re.compile(r"locked_by (?:=|IN)|\battempt = |state (?:=|<>) 2|lease_until <|session = |cancelling\b")
+ELSEWHERE = {"exchange", "complete_unlocked", "fail", "beat", "expired"}
+"""Torn in tests/chaos/test_checker.py."""
+HARMLESS = {
+    "matching_jobs": "a person's list of jobs",
+    "running_of": "a count",
+    "slots": "says where to look; the claim decides",
+    "suspects_due": "says where to look; the claim decides",
+    "prune_permits": "removes what claim_limited does not count",
+    "retry_jobs()": "of live jobs it takes those with a moment to come, and a running one's has come",
+    "ask_stack()": "a question",
+    "answer_stack()": "an answer to a person's question, by request and session",
+    "batch_counts()": "a count",
+}
+
+
+def test_nothing_is_left_out(room: Window) -> None:
+    texts = {name: statement(name, "pulse").decode() for name in statements()}
+    for row in room.run("SELECT proname FROM pg_proc WHERE pronamespace = 'pulse'::regnamespace AND prokind = 'f'"
+                        " GROUP BY proname HAVING count(*) = 1"):  # fmt: skip
+        texts[f"{row['proname']}()"] = definition(room, f"{row['proname']}()")
+    fenced = {name for name, text in texts.items() if FENCE.search(re.sub(r"--.*", "", text))}
+    known = {torn.where for torn in TORN} | ELSEWHERE | HARMLESS.keys()
+    assert fenced - known == set()
+    assert HARMLESS.keys() - fenced == set()
+
+
+def statements() -> list[str]:
+    return [f.name.removesuffix(".sql") for f in files("pulse_trio.sql").iterdir() if f.name.endswith(".sql")]
