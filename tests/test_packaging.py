@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The files of a wheel built from the checkout, without the network, by name."""
-    folder = tmp_path_factory.mktemp("wheel")
+    """The files of a wheel built from the checkout, by name."""
+    return built(tmp_path_factory.mktemp("wheel"))
+
+
+def built(folder: Path) -> dict[str, bytes]:
+    """Hatchling as it is installed here builds it: no other environment is made, and the network is not needed."""
     command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
@@ -59,6 +68,41 @@ def test_the_wheel_says_that_it_is_typed(wheel: dict[str, bytes]) -> None:
 def test_the_wheel_has_the_command(wheel: dict[str, bytes]) -> None:
     (entry_points,) = (content for name, content in wheel.items() if name.endswith("/entry_points.txt"))
     assert b"pulse-trio = pulse_trio.cli:main" in entry_points
+
+
+def bill_of(wheel: dict[str, bytes]) -> dict[str, Any]:
+    """The wheel's bill of materials."""
+    (bill,) = (content for name, content in wheel.items() if name.endswith(".dist-info/sboms/pulse-trio.cdx.json"))
+    return json.loads(bill)
+
+
+def test_the_wheel_has_a_bill_of_what_it_is_installed_with(wheel: dict[str, bytes]) -> None:
+    bill = bill_of(wheel)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
+    assert bill["metadata"]["component"]["purl"] == f"pkg:pypi/pulse-trio@{project['version']}"
+    by_name = {each["name"]: each for each in bill["components"]}
+    for line in project["dependencies"]:
+        found = by_name[canonicalize_name(Requirement(line).name)]
+        assert found["scope"] == "required"
+        assert {"name": "pulse-trio:requires", "value": line} in found["properties"]
+        assert Requirement(line).specifier.contains(found["version"])
+    assert by_name["cryptography"]["scope"] == by_name["greenlet"]["scope"] == "optional"
+    assert by_name["outcome"]["scope"] == "required"  # trio's
+    assert "pytest" not in by_name
+
+
+def test_the_bills_parts_are_named_once_and_refer_to_each_other(wheel: dict[str, bytes]) -> None:
+    bill = bill_of(wheel)
+    refs = [bill["metadata"]["component"]["bom-ref"], *(each["bom-ref"] for each in bill["components"])]
+    assert len(refs) == len(set(refs))
+    assert sorted(each["ref"] for each in bill["dependencies"]) == sorted(refs)
+    needed = {ref for each in bill["dependencies"] for ref in each["dependsOn"]}
+    assert needed == set(refs[1:])
+
+
+def test_the_same_sources_make_the_same_bill(wheel: dict[str, bytes], tmp_path: Path) -> None:
+    assert bill_of(built(tmp_path)) == bill_of(wheel)
 
 
 def test_the_wheel_has_nothing_else(wheel: dict[str, bytes]) -> None:

@@ -1,0 +1,141 @@
+"""The locks are in step with pyproject.toml, and an installation from them takes exactly what they name."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+LOCKS = ("demo", "dev", "tools")
+ANEW = "pyproject.toml and the lock differ: run make lock"
+PIN = re.compile(
+    r"(?P<name>[a-z0-9-]+)==(?P<version>[^ ;]+)(?: ; (?P<marker>.+?))? \\\n"
+    r"((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)"
+)
+
+
+def text_of(lock: str) -> str:
+    return (ROOT / f"requirements/{lock}.txt").read_text(encoding="utf-8")
+
+
+def pins(lock: str) -> set[tuple[str, str, str | None]]:
+    """(name, version, marker) of each."""
+    return {(found["name"], found["version"], found["marker"]) for found in PIN.finditer(text_of(lock))}
+
+
+def declared(lock: str) -> list[Requirement]:
+    """What pyproject.toml asks for, of what is in a lock."""
+    whole = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    if lock == "tools":
+        return [Requirement(line) for line in whole["dependency-groups"]["tools"]]
+    extras = whole["project"]["optional-dependencies"]
+    chosen = ["embedded"] if lock == "demo" else extras
+    lines = [*whole["project"]["dependencies"], *whole["dependency-groups"]["build"]]
+    lines += [line for extra in chosen for line in extras[extra]]
+    return [requirement for line in lines if (requirement := Requirement(line)).name != "pulse-trio"]
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_all_that_pyproject_asks_for_is_locked_in_a_version_it_allows(lock: str) -> None:
+    for requirement in declared(lock):
+        versions = [version for name, version, _ in pins(lock) if name == canonicalize_name(requirement.name)]
+        assert versions, f"{requirement.name} is not in requirements/{lock}.txt; {ANEW}"
+        assert all(map(requirement.specifier.contains, versions)), f"{requirement}: {versions}; {ANEW}"
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_nothing_is_locked_that_pyproject_no_longer_asks_for(lock: str) -> None:
+    blocks = re.findall(r"^([a-z0-9-]+)==(.*?)(?=^[a-z]|\Z)", text_of(lock), re.MULTILINE | re.DOTALL)
+    asked = {name for name, rest in blocks if "pyproject.toml" in rest}
+    assert asked == {canonicalize_name(requirement.name) for requirement in declared(lock)}, ANEW
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_a_lock_has_pins_hashes_and_comments_only(lock: str) -> None:
+    """No address of an index, no option, no file or repository: where a package comes from is the installing machine's."""
+    rest = re.sub(r"^ *#.*\n", "", PIN.sub("", text_of(lock)), flags=re.MULTILINE)
+    assert rest.strip() == ""
+    assert "://" not in text_of(lock)
+
+
+def test_the_demonstration_has_the_versions_that_the_tests_have() -> None:
+    assert {pin[:2] for pin in pins("demo")} <= {pin[:2] for pin in pins("dev")}
+
+
+@pytest.fixture
+def installing(tmp_path: Path) -> Any:
+    """Runs the installer, without a network, over a folder with one wheel: `parcel` 1.0. It installs nothing."""
+    wheel = tmp_path / "parcel-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("parcel.py", "")
+        archive.writestr("parcel-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: parcel\nVersion: 1.0\n")
+        archive.writestr("parcel-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr("parcel-1.0.dist-info/RECORD", "")
+
+    def install(version: str, digest: str = sha256(wheel.read_bytes()).hexdigest()) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "lock.txt").write_text(f"parcel=={version} \\\n    --hash=sha256:{digest}\n")
+        options = ["--dry-run", "--no-index", "--find-links", str(tmp_path)]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+        return subprocess.run(
+            [sys.executable, ROOT / "requirements/install.py", "lock.txt", "dev", *options],
+            cwd=tmp_path, env=environment | {"PIP_CONFIG_FILE": os.devnull}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    return install
+
+
+FALLS_BACK = "cannot be had here"
+
+
+def test_what_was_locked_is_taken(installing: Any) -> None:
+    # The folder has no project: that is where the second step ends.
+    assert FALLS_BACK not in (said := installing("1.0").stderr)
+    assert "parcel" not in said
+
+
+def test_a_package_that_is_not_the_locked_one_ends_the_installation(installing: Any) -> None:
+    done = installing("1.0", "0" * 64)
+    assert done.returncode == 1
+    assert "is not the one that lock.txt was made with, so nothing was installed" in done.stderr
+    assert FALLS_BACK not in done.stderr
+
+
+def test_where_a_locked_version_cannot_be_had_what_pyproject_allows_is_tried(installing: Any) -> None:
+    assert f"The versions in lock.txt {FALLS_BACK}" in installing("2.0").stderr
+
+
+def audited(packages: list[dict[str, Any]]) -> int:
+    spec = importlib.util.spec_from_file_location("audit", ROOT / "requirements/audit.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.told(packages)
+
+
+FINE = {"name": "fine", "version": "1.0", "vulns": []}
+
+
+def test_an_audit_says_what_is_vulnerable_and_where_it_is_mended(capsys: pytest.CaptureFixture[str]) -> None:
+    assert audited([FINE]) == 0
+    assert capsys.readouterr().out == "1 packages looked up, no known vulnerability.\n"
+    found = {"id": "PYSEC-1", "aliases": ["CVE-1"], "fix_versions": ["1.1"]}
+    assert audited([FINE, {"name": "bad", "version": "1.0", "vulns": [found]}]) == 1
+    assert capsys.readouterr().out == "bad 1.0: PYSEC-1, CVE-1; mended in: 1.1\n"
+
+
+def test_an_audit_that_reached_no_advisories_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    assert audited([FINE, {"name": "unseen", "skip_reason": "not found"}]) == 1
+    assert "1 of 2 packages could not be looked up (unseen)" in capsys.readouterr().err
