@@ -1,4 +1,4 @@
-"""Real workers, killed, stopped and cut off; see the table of faults in docs/explanation/guarantees.md."""
+"""Real workers, killed, stopped and cut off; see the table of faults in docs/explanation/proof.md."""
 
 from __future__ import annotations
 
@@ -83,14 +83,17 @@ async def test_the_report_of_a_zombie_is_refused(dsn: str, processes: Processes,
     assert await settled(dsn, job_id) == ("completed", 2, "attempt 2")
 
 
-@pytest.mark.parametrize("how", ["swallow", "hold"])
+@pytest.mark.parametrize("how", ["swallow", "hold", "to_server", "to_client"])
 async def test_a_worker_cut_off_ends_its_handlers_before_anyone_else_starts_them(
     dsn: str, processes: Processes, sink: Sink, proxy: Proxy, how: str
 ) -> None:
     ids = enqueue(dsn, count=5)
     cut_off = await worker(processes, proxy.dsn)
     await sink.until("start", attempt=1, count=5)
-    getattr(proxy, how)()
+    if how in ("swallow", "hold"):
+        getattr(proxy, how)()
+    else:
+        getattr(proxy, how).swallow()  # one direction alone
     await worker(processes, dsn)
     again = await sink.until("start", attempt=2, count=5)
     cancelled = await sink.until("cancelled", attempt=1, count=5)

@@ -10,10 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+import trio
 
-from pulse_trio import DatabaseUnavailable, SchemaError, SyncClient, UsageError, migrate
+from pulse_trio import (
+    DatabaseUnavailable,
+    Handlers,
+    SchemaError,
+    SyncClient,
+    UsageError,
+    Worker,
+    migrate,
+    open_client,
+)
 from pulse_trio.migrate import Migration, check_sync, check_versions, known_migrations, migrate_sync, migration_sql
+from pulse_trio.observe import DatabaseLost, JobStarted
 from pulse_trio.store import WorkerStore
+from support.embedded_workers import working
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -99,13 +111,13 @@ def test_processes_at_once_apply_each_migration_once(empty_dsn: str) -> None:
         "sys.stdin.read(1); print(len(migrate_sync(sys.argv[1])))"
     )
     command = [sys.executable, "-c", program, empty_dsn]
-    started = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    started = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(8)]
     for process in started:
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
     outputs = [process.communicate(timeout=60)[0].strip() for process in started]
-    assert sorted(outputs) == ["0", "0", "0", str(len(ALL))]
+    assert sorted(outputs) == ["0"] * 7 + [str(len(ALL))]
 
 
 def test_a_new_migration_is_applied_on_top(empty_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,6 +125,35 @@ def test_a_new_migration_is_applied_on_top(empty_dsn: str, monkeypatch: pytest.M
     know(monkeypatch, LATER)
     assert migrate_sync(empty_dsn) == [f"{LATER.version:04}_later"]
     check_sync(empty_dsn)
+
+
+async def test_a_running_worker_and_its_clients_go_on_under_the_next_versions_schema(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handlers, held = Handlers(), trio.Event()
+
+    @handlers.job
+    async def before() -> int:
+        await held.wait()
+        return 1
+
+    @handlers.job
+    async def after() -> int:
+        return 2
+
+    async with open_client(dsn) as client, working(handlers, dsn, poll=0.1) as heard:
+        running = await client.enqueue(before)
+        await heard.until(JobStarted, job_id=running.id)
+        with monkeypatch.context() as newer:
+            know(newer, LATER)
+            assert migrate_sync(dsn) == [f"{LATER.version:04}_later"]
+        held.set()
+        assert await running.result(timeout=20) == 1
+        assert await (await client.enqueue(after)).result(timeout=20) == 2
+        assert heard.of(DatabaseLost) == []
+    # A worker of the old version that starts only now says what to do, and claims nothing.
+    with pytest.raises(SchemaError, match=r"newer than this version .*Upgrade"):
+        await Worker(handlers, dsn).run()
 
 
 def test_a_migration_that_fails_leaves_nothing_half_done(

@@ -431,6 +431,8 @@ def test_sql_enqueues_in_the_callers_transaction(window: Window, queue: str) -> 
         "'noop', timeout => '-1 s'",
         "'noop', timeout => '178000000 years'",
         "'noop', unique_key => ''",
+        "'noop', jsonb_build_object('a', repeat('x', 1048577))",
+        "repeat('k', 257)",
     ],
 )
 def test_sql_refuses_what_no_worker_or_client_could_handle(arguments: str, window: Window) -> None:

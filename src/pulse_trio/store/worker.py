@@ -139,6 +139,7 @@ class WorkerStore:
         # A silent connection is given up before it could cost a lease: two tries of a beat fit between its due time and
         # the lease's end.
         self._patience = lease / 6
+        self._silence = lease / 2
         self._keep = keep
         self._on_session = on_session
         self._identity = {
@@ -186,9 +187,13 @@ class WorkerStore:
                 b"SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
             )
 
-        return Link(
+        link = Link(
             dsn, name=name, configure=configure, statement_timeout=self._patience, application_name=f"pulse-trio {name}"
         )
+        # With the patience less than a third of the lease, however short that is: a silent server must be noticed in time to
+        # try again.
+        link.cancel_timeout = min(Link.cancel_timeout, self._patience * 0.75)
+        return link
 
     async def aclose(self) -> None:
         """Closes every connection."""
@@ -241,6 +246,10 @@ class WorkerStore:
         """Registers this worker under a new session id."""
         async with self._using(self._claims) as connection:
             await self._ensure_session(connection)
+        # Now, and not with the first beat and report: a server that is full by then would cost the jobs that run their leases.
+        for link in (self._beats, self._settles):
+            async with self._using(link):
+                pass
         return self.session
 
     async def _ensure_session(self, connection: TrioConnection[Any]) -> None:
@@ -658,12 +667,21 @@ class WorkerStore:
         return self._idle_generation != 0 and self._idle_generation == self._claims.generation
 
     async def listen(self, on_notify: Callable[[str], None]) -> None:
-        """Calls `on_notify(queue)` for each wake-up, and once with "" when it begins to listen. Ends only by raising."""
+        """Calls `on_notify(queue)` for each wake-up, and once with "" when it begins to listen. Ends only by raising, when the
+        connection is lost or answers nothing (asked every half of the lease)."""
         async with self._using(self._listen, patience=math.inf) as connection:
             await connection.execute(render('LISTEN :"schema"', self._schema).encode())
             on_notify("")
-            async for notify in connection.notifies():
-                on_notify(notify.payload)
+            while True:
+                async for notify in connection.notifies(timeout=self._silence):
+                    on_notify(notify.payload)
+                # Nobody may be there any more: a network that forgot this connection tells nobody, and keepalives are answered
+                # by whatever stands between.
+                with trio.move_on_after(self._patience) as asked:
+                    await connection.ping()
+                if asked.cancelled_caught:
+                    connection.abort()
+                    raise DatabaseUnavailable(f"listener: the database did not answer within {self._patience:g} s")
 
 
 def _by_id(outcome: Outcome) -> int:
