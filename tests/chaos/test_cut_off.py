@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import pytest
 import trio
 
-from pulse_trio.store import transactions, worker
+from pulse_trio.errors import DatabaseUnavailable
+from pulse_trio.postgres import open_pool, reconnecting
+from pulse_trio.store import CommitUnknown, transactions, worker
 from pulse_trio.store.worker import statement
 from support.stores import Window, claim_one, end, open_store
 
 if TYPE_CHECKING:
-    import pytest
-
     from pulse_trio.jobs import Claim
+    from pulse_trio.postgres import TrioConnection
     from pulse_trio.store import WorkerStore
     from support.proxy import Proxy
 
@@ -105,3 +107,52 @@ async def test_the_turn_of_a_worker_that_is_cut_off_goes_to_another(
         await trio.sleep(1.5)
         assert await other.prepare_for_suspect()
         assert await other.open_session() == session
+
+
+@pytest.mark.parametrize("where", ["BEGIN", "completion", "COMMIT"])
+async def test_a_fenced_transaction_whose_server_falls_silent_ends_although_the_lease_is_renewed(
+    where: str, dsn: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by `make chaos SEED=1`: the answer was lost, and the worker renewed the lease of a job that waited for ever."""
+    monkeypatch.setattr(transactions, "_ANSWER_WITHIN", 0.3)
+    with Window(dsn) as window:
+        window.enqueue()
+    async with open_store(dsn, lease=LEASE) as store, open_store(proxy.dsn, lease=LEASE) as doomed:
+        claim = await claim_one(store)
+        async with doomed.transactions.open():
+            async with doomed.transactions.begin():
+                pass  # the connection is there
+            if where == "BEGIN":
+                proxy.to_client.swallow()
+            with trio.fail_after(10), pytest.raises(DatabaseUnavailable) as failure:  # noqa: PT012 -- which step raises is the point
+                async with doomed.transactions.begin() as begun:
+                    if where == "completion":
+                        proxy.to_client.swallow()
+                    await begun.complete(end(claim))
+                    proxy.to_client.swallow()
+
+    assert isinstance(failure.value, CommitUnknown) == (where == "COMMIT")
+
+
+async def test_a_pool_gives_up_a_new_connection_whose_server_falls_silent_before_it_is_configured(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = 0
+
+    async def configure(connection: TrioConnection[Any]) -> None:
+        nonlocal made
+        made += 1
+        if made == 1:
+            proxy.to_client.swallow()
+        try:
+            await connection.execute("SELECT 1")
+        finally:
+            proxy.forward()
+
+    monkeypatch.setattr(reconnecting, "_CONFIGURE_WITHIN", 0.3)
+    async with open_pool(proxy.dsn, min_size=0, max_size=1, configure=configure) as pool:
+        with trio.fail_after(10):
+            async with pool.connection() as connection:
+                await connection.execute("SELECT 1")
+
+    assert made == 2

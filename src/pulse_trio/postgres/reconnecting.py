@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     Configure = Callable[[TrioConnection[Any]], Awaitable[None]]
 
 
+_CONFIGURE_WITHIN = 30.0
+"""Seconds for a new connection's first statements. A server that falls silent between the handshake and these has no
+`connect_timeout` any more, and whoever waits for a connection of a pool would wait for ever."""
+
+
 def backoff(
     attempt: int, base: float = 0.1, cap: float = 5.0, uniform: Callable[[float, float], float] = random.uniform
 ) -> float:
@@ -66,10 +71,14 @@ async def _configure(connection: TrioConnection[Any], configure: Configure | Non
     if configure is None:
         return
     try:
-        await configure(connection)
+        with trio.move_on_after(_CONFIGURE_WITHIN) as deadline:
+            await configure(connection)
     except BaseException:
         await connection.close()  # noqa: ASYNC102 - never waits
         raise
+    if deadline.cancelled_caught:
+        await connection.close()
+        raise DatabaseUnavailable(f"the server did not answer within {_CONFIGURE_WITHIN:g} s of connecting")
 
 
 async def _connect_before(deadline: float, dsn: str) -> TrioConnection[Any]:

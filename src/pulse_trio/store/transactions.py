@@ -13,10 +13,11 @@ deleted the row they would match.
 from __future__ import annotations
 
 import math
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+import trio
 from psycopg import pq
 
 from ..errors import DatabaseUnavailable
@@ -25,7 +26,7 @@ from ..sql import statement
 from .arrays import numbers, texts
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Generator
 
     from ..jobs import Claim, Outcome
     from ..postgres import TrioConnection, TrioPool
@@ -37,6 +38,12 @@ _SIZE = 10
 _COMMIT_WITHIN = 10.0
 """Seconds from the completion to its COMMIT, which follows at once. A worker that is stopped or cut off between the two would
 keep its job's row locked, and so from being rescued, until TCP gave up: the server rolls back instead."""
+
+
+_ANSWER_WITHIN = 10.0
+"""Seconds in which the server answers our own statements, which are quick. A peer that is gone without a word answers nothing,
+while the worker's other connections go on renewing the lease: the handler would wait for ever. The user's own statements have
+as long as the job's timeout."""
 
 
 class CommitUnknown(DatabaseUnavailable):
@@ -61,6 +68,14 @@ class Begun:
             raise RuntimeError(
                 "the transaction of job.transaction() was ended inside its block; leave that to the block"
             )
+        with _answering("the completion"):
+            rows = await self._complete(outcome)
+        if not rows:
+            return False
+        self.completed = bool(rows[0][1])
+        return True if self.completed else None
+
+    async def _complete(self, outcome: Outcome) -> list[Any]:
         claim = outcome.claim
         await self.connection.execute(
             "SELECT set_config('idle_in_transaction_session_timeout', %s, true)", [f"{_COMMIT_WITHIN:g}s"]
@@ -76,11 +91,7 @@ class Begun:
             },
             prepare=False,
         )
-        rows = await cursor.fetchall()
-        if not rows:
-            return False
-        self.completed = bool(rows[0][1])
-        return True if self.completed else None
+        return await cursor.fetchall()
 
 
 class FencedTransactions:
@@ -117,18 +128,26 @@ class FencedTransactions:
         async with self._lend() as connection:
             begun = Begun(connection, self._schema, keep=self._keep)
             committing = False
-            try:
-                async with connection.transaction():
-                    if seconds < math.inf:
-                        # A second more: while this side lives, its own deadline strikes first and gives the better reason.
-                        limit = f"{max(1, math.ceil((seconds + 1) * 1000))}ms"
-                        await connection.execute("SELECT set_config('statement_timeout', %s, true)", [limit])
-                    yield begun
-                    committing = begun.completed
-            except BaseException as error:  # noqa: ASYNC103 -- a cancelled COMMIT without an answer is the caller's to look into
-                if committing and connection.closed:
-                    raise CommitUnknown(f"the connection was lost during COMMIT: {error}") from error  # noqa: ASYNC104
-                raise
+            with trio.CancelScope() as commit:
+                try:
+                    async with AsyncExitStack() as stack:
+                        with _answering("BEGIN"):
+                            await stack.enter_async_context(connection.transaction())
+                            if seconds < math.inf:
+                                # A second more: while this side lives, its own deadline strikes first, with the better
+                                # reason.
+                                limit = f"{max(1, math.ceil((seconds + 1) * 1000))}ms"
+                                await connection.execute("SELECT set_config('statement_timeout', %s, true)", [limit])
+                        yield begun
+                        committing = begun.completed
+                        if committing:
+                            commit.deadline = trio.current_time() + _ANSWER_WITHIN
+                except BaseException as error:  # noqa: ASYNC103 -- a cancelled COMMIT without an answer is the caller's to look into
+                    if committing and connection.closed:
+                        raise CommitUnknown(f"the connection was lost during COMMIT: {error}") from error  # noqa: ASYNC104
+                    raise
+            if commit.cancelled_caught:
+                raise CommitUnknown(f"the database did not answer COMMIT within {_ANSWER_WITHIN:g} s")
 
     async def committed(self, claim: Claim) -> bool:
         """Whether a transaction whose COMMIT got no answer was committed, once it has ended. Waits for that.
@@ -150,6 +169,14 @@ class FencedTransactions:
             raise RuntimeError("the pool of transactions is not open")
         async with self._pool.connection(timeout=math.inf) as connection:
             yield connection
+
+
+@contextmanager
+def _answering(what: str) -> Generator[None]:
+    with trio.move_on_after(_ANSWER_WITHIN) as deadline:
+        yield
+    if deadline.cancelled_caught:
+        raise DatabaseUnavailable(f"transactions: the database did not answer {what} within {_ANSWER_WITHIN:g} s")
 
 
 async def _configure(connection: TrioConnection[Any]) -> None:
