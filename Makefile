@@ -15,7 +15,7 @@ TOOLS := build/tools
 help:
 	@echo 'make demo [DIR=path]  run the demonstration on a folder of files (default: this project)'
 	@echo 'make test [ARGS=...]  run the tests (ARGS go to pytest)'
-	@echo 'make chaos [SEED=n] [SECONDS=60] [WORKERS=5]  try to break it; the report page goes to build/chaos/'
+	@echo 'make chaos [SEED=n | SEEDS=1-20] [SECONDS=60] [WORKERS=5]  try to break it; the report page goes to build/chaos/'
 	@echo 'make lint             check style, types and the layers of the code'
 	@echo 'make lock [UPGRADE=1] make requirements/*.txt anew after a change of pyproject.toml (UPGRADE: all to their newest)'
 	@echo 'make audit            look the locked versions up in a list of known vulnerabilities (needs the network)'
@@ -30,7 +30,7 @@ test: $(VENV)/.dev
 
 # The same seed strikes with the same faults; without one the time is the seed.
 chaos: $(VENV)/.dev
-	@$(BIN)/python benchmarks/chaos.py $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS)) \
+	@$(BIN)/python benchmarks/chaos.py $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SECONDS),--seconds $(SECONDS)) \
 	  $(if $(WORKERS),--workers $(WORKERS)) $(ARGS)
 
 # Only what ruff lacks is asked of flake8-async.

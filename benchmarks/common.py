@@ -265,6 +265,16 @@ def environment(server: Server) -> Row:
     """What a reader needs to compare: machine, versions and settings; no names of hosts or folders."""
     shown = ("fsync", "synchronous_commit", "shared_buffers", "max_wal_size", "wal_level", "full_page_writes")
     return {
+        **machine(),
+        "fsync_ms": fsync_cost(server.folder),
+        "postgresql": server.version,
+        "settings": {name: server.query(f"SHOW {name}")[0][0] for name in shown},
+    }
+
+
+def machine() -> Row:
+    """The machine, this program and its packages."""
+    return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _commit(),
         "cpu": _cpu_model(),
@@ -272,9 +282,6 @@ def environment(server: Server) -> Row:
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "load_average": os.getloadavg(),
         "system": f"{platform.system()} {platform.release()}",
-        "fsync_ms": fsync_cost(server.folder),
-        "postgresql": server.version,
-        "settings": {name: server.query(f"SHOW {name}")[0][0] for name in shown},
         "python": platform.python_version(),
         "packages": {name: _version_of(name) for name in ("pulse-trio", "trio", "psycopg", "msgspec")},
     }

@@ -13,7 +13,7 @@ from pulse_trio.store import Slot, worker
 from pulse_trio.store.worker import statement
 from support.chaos import journal
 from support.chaos.checker import INVARIANTS, Violation, check
-from support.chaos.history import COMPLETED, RETRYABLE, Bounds, Effect, Fault, History, Window, read_lines
+from support.chaos.history import COMPLETED, RETRYABLE, Bounds, Effect, Fault, History, Limit, Window, read_lines
 from support.chaos.journal import Change
 from support.chaos.recorder import RecordedStore, Recorder
 from support.stores import Window as Look
@@ -30,18 +30,35 @@ BOUNDS = Bounds(lease=6, watchdog=0.5, margin=1.5, poll=0.2, cleanup=0.5, slack=
 
 
 class Story:
-    """Writes down a history by hand: job 1, a second for each step."""
+    """Writes down a history by hand: job 1 unless another is meant, a second for each step."""
 
     def __init__(self) -> None:
         self.changes: list[Change] = []
         self.lines: list[dict[str, Any]] = []
         self.effects: list[Effect] = []
+        self.hindrances: list[Window] = []
         self.pauses: list[Window] = []
         self.faults: list[Fault] = []
         self.healed_at: float | None = None
         self.now = 0.0
-        self.row: dict[str, Any] = {}
+        self.job = 1
+        self.more: dict[str, Any] = {}
+        """Of the history, by name."""
+        self._rows: dict[int, dict[str, Any]] = {}
         self._ops = 0
+
+    @property
+    def row(self) -> dict[str, Any]:
+        return self._rows.get(self.job, {})
+
+    @row.setter
+    def row(self, row: dict[str, Any]) -> None:
+        self._rows[self.job] = row
+
+    def of(self, job: int) -> Story:
+        """From here on it is about another job."""
+        self.job = job
+        return self
 
     def change(self, operation: str, tx: int | None = None, **new: Any) -> Story:
         if tx is None:
@@ -55,16 +72,17 @@ class Story:
             **new,
         }
         if operation == "delete":
-            about = {**old, **new}
+            about = {**old, **{name: self.row.get(name) for name in ("kind", "queue", "key")}, **new}
             self.row = {}
         known = {k: v for k, v in about.items() if k in Change._fields}
         known = {"tx": tx or int(self.now), "at": self.now, **known}
-        self.changes.append(Change(1, len(self.changes) + 1, operation, **known))
+        revision = sum(c.job == self.job for c in self.changes) + 1
+        self.changes.append(Change(self.job, revision, operation, **known))
         return self
 
-    def enqueued(self, token: str = "t", max_attempts: int = 3) -> Story:  # noqa: S107 -- no password
+    def enqueued(self, token: str = "t", max_attempts: int = 3, **more: Any) -> Story:  # noqa: S107 -- no password
         return self.change(
-            "insert", state=1, session=0, attempt=0, max_attempts=max_attempts, run_at=self.now + 1, token=token
+            "insert", state=1, session=0, attempt=0, max_attempts=max_attempts, run_at=self.now + 1, token=token, **more
         )
 
     def said(
@@ -83,7 +101,7 @@ class Story:
     def claimed(self, attempt: int = 1, session: int = A, statement: str = "exchange", told: bool = True) -> Story:
         self.change("update", statement=statement, state=2, session=session, attempt=attempt, lease_until=self.now + 7)
         if told:
-            self.said("exchange", {"reports": []}, {"claims": [(1, attempt, session)], "sent": self.now})
+            self.said("exchange", {"reports": []}, {"claims": [(self.job, attempt, session)], "sent": self.now})
         return self
 
     def completed(self, attempt: int = 1, session: int = A) -> Story:
@@ -91,7 +109,7 @@ class Story:
         self.change(
             "archive", tx=int(self.now), statement="exchange", state=COMPLETED, session=session, attempt=attempt
         )
-        report = (1, attempt, session, "completed")
+        report = (self.job, attempt, session, "completed")
         return self.said("exchange", {"reports": [report]}, {"accepted": [report], "refused": []})
 
     def rescued(self, attempt: int = 1, after: float = 6.3, state: int = RETRYABLE) -> Story:
@@ -100,11 +118,13 @@ class Story:
         return self.change("note", tx=int(self.now), statement="fail", outcome="rescued", attempt=attempt)
 
     def event(self, event: str, attempt: int = 1, who: str = "w", **more: Any) -> Story:
-        self.lines.append({"who": who, "pid": 1, "t": self.now, "event": event, "job": 1, "attempt": attempt, **more})
+        self.lines.append(
+            {"who": who, "pid": 1, "t": self.now, "event": event, "job": self.job, "attempt": attempt, **more}
+        )
         return self
 
     def effect(self, attempt: int = 1) -> Story:
-        self.effects.append(Effect(1, attempt, len(self.effects), self.now))
+        self.effects.append(Effect(self.job, attempt, len(self.effects), self.now))
         return self
 
     def after(self, seconds: float) -> Story:
@@ -113,8 +133,9 @@ class Story:
 
     def history(self) -> History:
         return History(
-            self.changes, self.lines, self.effects, self.faults, (), self.pauses, self.healed_at, bounds=BOUNDS
-        )
+            self.changes, self.lines, self.effects, self.faults, self.hindrances, self.pauses, self.healed_at,
+            bounds=BOUNDS, **self.more,
+        )  # fmt: skip
 
 
 def good() -> Story:
@@ -258,6 +279,111 @@ def silent_after_a_restart() -> Story:
     return story.after(10).claimed()
 
 
+def late_after_the_first_watchdog_is_back() -> Story:
+    """The server was gone for 20 s; 5 s more would be allowed, had not a watchdog answered at once."""
+    story = Story().enqueued().produced().claimed()
+    story.hindrances.append(Window(story.now, story.now + 20))
+    story.after(20.5).said("rescue", {}, {"rescued": 0})
+    return story.rescued(after=3)
+
+
+def handed_back_and_alive() -> Story:
+    story = Story().enqueued().produced().claimed().said("rescue_sessions", {"sessions": [A]}, None, who="supervisor")
+    return story.rescued(after=2).after(0.5).event("started")
+
+
+def committed_twice() -> Story:
+    story = Story().enqueued(kind="booking").produced().claimed().completed()
+    story.more["bookings"] = [(1, 1), (1, 1)]
+    return story
+
+
+def committed_and_rescued() -> Story:
+    story = Story().enqueued(kind="booking").produced().claimed().rescued().claimed(2, B).completed(2, B)
+    story.more["bookings"] = [(1, 1), (1, 2)]
+    return story
+
+
+def committed_by_another_attempt() -> Story:
+    story = Story().enqueued(kind="booking").produced().claimed().rescued().claimed(2, B).completed(2, B)
+    story.more["bookings"] = [(1, 1)]
+    return story
+
+
+def completed_without_its_row() -> Story:
+    return Story().enqueued(kind="booking").produced().claimed().completed()
+
+
+def limited() -> Story:
+    """A queue with room for one."""
+    story = Story().enqueued(queue="narrow").of(2).enqueued(queue="narrow").of(1).claimed()
+    story.more["limits"] = [Limit("narrow", None, 1)]
+    return story
+
+
+def over_the_limit() -> Story:
+    return limited().of(2).claimed()
+
+
+def over_the_limit_of_a_key() -> Story:
+    story = Story()
+    for job in (1, 2):
+        story.of(job).enqueued(queue="default", key="ada").claimed()
+    story.more["limits"] = [Limit("default", "ada", 1)]
+    return story
+
+
+def place_lost() -> Story:
+    story = limited().completed().of(2)
+    story.more |= {"limits": [Limit("narrow", None, 2)], "probed_at": story.now}
+    return story.claimed().completed()
+
+
+def scheduled(*dues: float, catch_up: str = "all", paused_at: float = 4) -> Story:
+    """Occurrences of a schedule of every second, each fired when it was due: jobs 1, 2, ..."""
+    story = Story()
+    for job, due in enumerate(dues, 1):
+        story.now = due - 1
+        story.of(job).enqueued("", kind="tick", due=due)
+    fires = [("tick", due, job) for job, due in enumerate(dues, 1)]
+    story.more |= {"schedules": {"tick": catch_up}, "fires": fires, "paused_at": {"tick": paused_at}}
+    return story
+
+
+def occurrence_twice() -> Story:
+    return scheduled(1, 2, 2, 3)
+
+
+def occurrence_missing() -> Story:
+    return scheduled(1, 3, 4)
+
+
+def occurrence_missing_although_it_was_hardly_late() -> Story:
+    return scheduled(1, 3, 4, catch_up="last")
+
+
+def all_promised_and_missing() -> Story:
+    return scheduled(1, 60, 61, paused_at=62)
+
+
+def fire_without_its_job() -> Story:
+    story = scheduled(1, 2, 3)
+    story.more["fires"].append(("tick", 4.0, 99))
+    return story
+
+
+def schedule_fell_silent() -> Story:
+    return scheduled(1, 2, 3, paused_at=60)
+
+
+def stuck_and_not_replaced() -> Story:
+    return Story().enqueued().produced().claimed().event("overran").after(60).event("ended", outcome="completed")
+
+
+def stuck_and_completed() -> Story:
+    return Story().enqueued().produced().claimed().event("overran").completed()
+
+
 BAD: dict[str, list[Callable[[], Story]]] = {
     "I1": [lost_row, lost_enqueue, unfinished, rolled_back_but_there, out_of_nowhere],
     "I2": [attempt_skipped, attempt_reset],
@@ -266,9 +392,20 @@ BAD: dict[str, list[Callable[[], Story]]] = {
     "I5": [accepted_of_another, beat_of_another, renewed_unasked, claim_forgotten],
     "I6": [refused_without_reason, completed_at_the_worker_only],
     "I7": [effect_after_the_lease, effect_after_the_loss, overlap],
-    "I8": [rescued_early, rescued_late],
+    "I8": [rescued_early, rescued_late, late_after_the_first_watchdog_is_back, handed_back_and_alive],
     "I9": [dead_with_budget_left],
     "I10": [started_late, silent_after_a_restart],
+    "I11": [committed_twice, committed_and_rescued, committed_by_another_attempt, completed_without_its_row],
+    "I12": [over_the_limit, over_the_limit_of_a_key, place_lost],
+    "I13": [
+        occurrence_twice,
+        occurrence_missing,
+        occurrence_missing_although_it_was_hardly_late,
+        all_promised_and_missing,
+        fire_without_its_job,
+        schedule_fell_silent,
+    ],
+    "I14": [stuck_and_not_replaced, stuck_and_completed],
 }
 
 
@@ -291,6 +428,47 @@ def test_a_pause_covers_an_effect_just_after_it() -> None:
     story = effect_after_the_lease()
     story.pauses.append(Window(story.now - 3, story.now - 0.1, "w"))
     assert list(INVARIANTS["I7"](story.history())) == []
+
+
+def test_a_pause_of_another_process_of_the_same_worker_covers_nothing() -> None:
+    story = effect_after_the_lease()
+    story.pauses.append(Window(story.now - 3, story.now - 0.1, "w", pid=2))
+    assert list(INVARIANTS["I7"](story.history()))
+
+
+def test_a_blocked_loop_covers_an_effect_just_after_it() -> None:
+    story = effect_after_the_lease()
+    line = {"who": "w", "pid": 1, "t": story.now - 3, "event": "blocked", "seconds": 2.9}
+    story.lines = sorted([*story.lines, line], key=lambda said: said["t"])
+    assert list(INVARIANTS["I7"](story.history())) == []
+
+
+def test_what_a_dead_process_held_may_be_handed_back_at_once() -> None:
+    story = Story().enqueued().produced().claimed().said("rescue_sessions", {"sessions": [A]}, None, who="supervisor")
+    assert list(INVARIANTS["I8"](story.rescued(after=2).history())) == []
+
+
+def test_a_completion_whose_commit_was_never_answered_excuses_a_late_rescue_of_its_job() -> None:
+    story = Story().enqueued().produced().claimed()
+    story.said("transaction", {"reports": [(1, 1, A, "completed")]}, None).rescued(after=10)
+    assert list(INVARIANTS["I8"](story.history())) == []
+
+
+def test_one_after_the_other_keeps_a_limit_and_shows_that_its_place_is_free() -> None:
+    story = limited()
+    story.more["probed_at"] = 0.0
+    assert list(INVARIANTS["I12"](story.completed().of(2).claimed().completed(1, A).history())) == []
+
+
+@pytest.mark.parametrize("catch_up", ["last", "skip"])
+def test_what_was_missed_by_more_than_thirty_seconds_may_be_left_out(catch_up: str) -> None:
+    assert list(INVARIANTS["I13"](scheduled(1, 60, 61, catch_up=catch_up, paused_at=62).history())) == []
+
+
+def test_a_process_that_was_replaced_may_go_on_under_its_number() -> None:
+    story = Story().enqueued().produced().claimed().event("overran").after(3)
+    story.lines.append({"who": "w", "pid": 1, "t": story.now, "event": "process"})
+    assert list(INVARIANTS["I14"](story.after(60).event("started", 2).history())) == []
 
 
 # The same with real statements, a predicate of the fence taken out

@@ -2,6 +2,6 @@
 
 `journal` writes down every change of every job, in its own transaction; `recorder` is what a worker or producer says it did;
 `effects` is the process that handlers' effects arrive at. `history` reads all of it, `checker` holds it against the
-invariants I1 to I10 (docs/explanation/proof.md), `page` draws it. `schedule` makes faults of a seed, `stage` starts what they
+invariants I0 to I14 (docs/explanation/proof.md), `page` draws it. `schedule` makes faults of a seed, `stage` starts what they
 strike and `strikes` carries them out.
 """

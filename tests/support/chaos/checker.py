@@ -1,4 +1,4 @@
-"""The invariants I1 to I10, each a pure function from a history to its violations, with the evidence.
+"""The invariants I0 to I14, each a pure function from a history to its violations, with the evidence.
 
 The journal is what the database did; the workers' lines are what they asked and believed; the effects are what the world saw.
 An invariant compares at least two of these, or one with the rules. Times are monotonic seconds unless they are the journal's.
@@ -6,12 +6,13 @@ An invariant compares at least two of these, or one with the rules. Times are mo
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from .history import CANCELLED, DEAD, FINISHED, LIVE_WAITING, NO_ROW, RETRYABLE, RUNNING, WAITING
+from .history import CANCELLED, COMPLETED, DEAD, FINISHED, LIVE_WAITING, NO_ROW, RETRYABLE, RUNNING, WAITING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,6 +29,12 @@ CLAIMING = {"exchange", "claim_limited", "claim_suspect"}
 
 CLAIMS_AGAIN = 5.0
 """Seconds after the server accepts connections again: the cap of the backoff between two tries to reconnect."""
+ON_TIME = 30.0
+"""Seconds by which an occurrence may be late before its schedule's promise of what was missed counts."""
+SCHEDULER_LOOKS = 2.0
+"""Seconds after which every scheduler looks again."""
+FAREWELL = 5.0
+"""Seconds the last reports of a worker may take that is to be replaced."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +241,7 @@ def i7_effects(history: History) -> Iterator[Violation]:
     """No effect after (lease's local deadline + C), none after (loss of the fence known + C), and no two attempts of one job at
     a time; a recorded pause of the process covers what it did just after."""
     b = history.bounds
-    process_of: dict[tuple[int, int], tuple[str, int]] = {}
+    process_of: dict[tuple[int, int], tuple[str, int]] = {}  # of the worker: a handler may run in a child of it
     ends: dict[tuple[int, int], float] = {}
     starts: dict[tuple[int, int], float] = {}
     lost: dict[tuple[int, int], float] = {}
@@ -263,26 +270,28 @@ def i7_effects(history: History) -> Iterator[Violation]:
         limit = None if proven is None else proven + b.lease - b.margin + b.cleanup + b.slack
         if limit is None:
             yield Violation("I7", effect.job, f"an effect of attempt {effect.attempt} without a lease", (effect,))
-        elif effect.at > limit and not paused(history, process_of[key][0], limit, effect.at):
+        elif effect.at > limit and not paused(history, process_of[key], limit, effect.at):
             yield Violation("I7", effect.job, f"an effect {effect.at - limit:.2f} s after the lease's end", (effect,))
         too_late = key in lost and effect.at > lost[key] + b.cleanup + b.slack
-        if too_late and not paused(history, process_of[key][0], lost[key], effect.at):
+        if too_late and not paused(history, process_of[key], lost[key], effect.at):
             yield Violation("I7", effect.job, "an effect after the fence was known to be lost", (effect,))
     # A process that was killed ended its handlers with its last effect at the latest.
     for (job, attempt), started in starts.items():
         before = (job, attempt - 1)
         if before in starts:
             ended = max(ends.get(before, 0.0), last_effect.get(before, 0.0))
-            if ended > started and not paused(history, process_of[before][0], starts[before], ended):
+            if ended > started and not paused(history, process_of[before], starts[before], ended):
                 text = f"attempt {attempt} began {ended - started:.2f} s before attempt {attempt - 1} ended"
                 yield Violation("I7", job, text, (process_of[before], process_of[job, attempt]))
 
 
-def paused(history: History, who: str, since: float, until: float) -> bool:
-    """Whether `who` was stopped between two moments, or shortly before."""
+def paused(history: History, process: tuple[str, int], since: float, until: float) -> bool:
+    """Whether a process stood still between two moments, or shortly before."""
     grace = history.bounds.cleanup + history.bounds.slack
     return any(
-        p.who == who and p.begin <= until and p.end + grace >= until for p in history.pauses if p.end >= since - grace
+        p.begin <= until and p.end + grace >= until
+        for p in history.stops
+        if p.end >= since - grace and p.who == process[0] and p.pid in (None, process[1])
     )
 
 
@@ -290,15 +299,31 @@ def paused(history: History, who: str, since: float, until: float) -> bool:
 
 
 def i8_recovery(history: History) -> Iterator[Violation]:
-    """In the database's time: a rescue comes no sooner than the lease's end, and no later than one tick after it."""
+    """In the database's time: a rescue comes no sooner than the lease's end, unless a supervisor saw the process die, which
+    then says nothing more; and no later than one tick after it."""
     b = history.bounds
+    handed_back: dict[int, float] = {}
+    said: dict[tuple[str, int], float] = {}
+    process_of: dict[int, tuple[str, int]] = {}
+    for operation in history.operations:
+        for session in operation.asked.get("sessions", ()):
+            handed_back.setdefault(session, operation.begin)
+        for fence in operation.fences("claims"):
+            process_of[fence[2]] = (operation.who, operation.pid)
+    for line in history.lines:
+        said[line["who"], line["pid"]] = line["t"]
     for steps in history.steps.values():
         for step in steps:
-            if step.outcome != "rescued" or step.release is None or "held_by" in step.statements:
+            if step.outcome != "rescued" or step.release is None:
                 continue
             expired = step.release.old_lease_until or 0.0
             late = step.at - expired
-            if late < 0:
+            session = step.release.old_session or 0
+            if late < 0 and handed_back.get(session, math.inf) <= step.at - history.epoch:
+                lived = said.get(process_of.get(session, ("", 0)), 0.0) + history.epoch - step.at
+                if lived > 0:
+                    yield Violation("I8", step.job, f"handed back {lived:.3f} s before its process died", step.changes)
+            elif late < 0:
                 yield Violation("I8", step.job, f"rescued {-late:.3f} s before its lease ended", step.changes)
             allowed = (
                 b.watchdog + b.slack + hindered(history, step.job, expired - history.epoch, step.at - history.epoch)
@@ -311,7 +336,7 @@ def i8_recovery(history: History) -> Iterator[Violation]:
 def hindered(history: History, job: int, begin: float, end: float) -> float:
     """Seconds between two moments in which nobody could rescue this job."""
     total, reached = 0.0, begin
-    for window in sorted((w for w in history.hindrances if w.who in (None, f"job {job}")), key=lambda w: w.begin):
+    for window in sorted((w for w in history.excuses if w.who in (None, f"job {job}")), key=lambda w: w.begin):
         low, high = max(window.begin, reached), min(window.end, end)
         if high > low:
             total += high - low
@@ -355,7 +380,10 @@ def i10_liveness(history: History) -> Iterator[Violation]:
     if history.healed_at is None:
         return
     healed = history.healed_at + history.epoch
-    started = sorted(s.claim.at for steps in history.steps.values() for s in steps if s.claim is not None)
+    # What a schedule brings every second shows nothing of the others.
+    started = sorted(
+        s.claim.at for steps in history.steps.values() for s in steps if s.claim is not None and s.claim.due is None
+    )
     for job, steps in history.steps.items():
         due: float | None = None
         for step in steps:
@@ -381,6 +409,117 @@ def longest_silence(moments: list[float], begin: float, end: float) -> float:
     return max((later - earlier for earlier, later in pairwise(inside)), default=0.0)
 
 
+# What workers do beside running jobs
+
+
+def i11_exactly_once(history: History) -> Iterator[Violation]:
+    """What a handler writes in `job.transaction()` is there once for each completion of its job, by that very attempt, and
+    not at all otherwise."""
+    written: dict[int, Counter[int]] = defaultdict(Counter)
+    for job, attempt in history.bookings:
+        written[job][attempt] += 1
+    for job, steps in history.steps.items():
+        expected = Counter(
+            s.release.old_attempt or 0
+            for s in steps
+            if s.release is not None and s.new == COMPLETED and s.release.kind == "booking"
+        )
+        if written[job] != expected:
+            text = f"rows by attempt {dict(written[job])}, completed by {dict(expected)}"
+            yield Violation("I11", job, text, tuple(c for s in steps for c in s.changes))
+    for job in written.keys() - history.steps.keys():
+        yield Violation("I11", job, "a row of a job that never was")
+
+
+def i12_limits(history: History) -> Iterator[Violation]:
+    """Never more jobs of a limited queue or key run at once than it allows, from their claims to their releases; and after
+    healing as many do: nothing that a fault struck keeps its place for ever."""
+    runs: dict[tuple[str | None, str | None], list[tuple[float, int, int]]] = defaultdict(list)
+    for job, steps in history.steps.items():
+        for step in steps:
+            for change, by in ((step.release, -1), (step.claim, 1)):
+                if change is not None:
+                    for group in {(change.queue, None), (change.queue, change.key)}:
+                        runs[group].append((change.at, by, job))
+    for limit in history.limits:
+        running, peak = 0, 0
+        for at, by, job in sorted(runs[limit.queue, limit.key]):
+            running += by
+            if running > limit.most and by > 0:
+                yield Violation(
+                    "I12", job, f"{running} of {limit.queue}, {limit.key} ran at once; {limit.most} may", (at,)
+                )
+            if history.probed_at is not None and at >= history.probed_at + history.epoch:
+                peak = max(peak, running)
+        if history.probed_at is not None and peak < limit.most:
+            text = f"after healing never more than {peak} of {limit.queue}, {limit.key} ran at once; {limit.most} may"
+            yield Violation("I12", None, text)
+
+
+def i13_schedules(history: History) -> Iterator[Violation]:
+    """Each occurrence brings one job at most, the one that it is said to have brought; none between the first and the moment
+    the schedule was paused is left out, beyond what `catch_up` says of those more than `ON_TIME` late."""
+    brought: dict[str, dict[float, tuple[int, float]]] = defaultdict(dict)
+    for job, changes in history.jobs.items():
+        first = changes[0]
+        if first.operation != "insert" or first.due is None or first.kind is None:
+            continue
+        if (other := brought[first.kind].get(first.due)) is not None:
+            yield Violation(
+                "I13", job, f"{first.kind}: the occurrence {first.due} had brought job {other[0]}", (first,)
+            )
+        brought[first.kind][first.due] = (job, first.at)
+    said = {(name, due): job for name, due, job in history.fires}
+    found = {(kind, due): job for kind, dues in brought.items() for due, (job, _) in dues.items()}
+    for occurrence in said.keys() | found.keys():
+        if said.get(occurrence) != found.get(occurrence):
+            text = f"{occurrence} is said to have brought job {said.get(occurrence)}"
+            yield Violation("I13", found.get(occurrence), text)
+    for name, catch_up in history.schedules.items():
+        dues = sorted(brought[name])
+        for before, after in pairwise(dues):
+            between = round((after - before) / history.every) - 1
+            missing = [before + history.every * n for n in range(1, between + 1)]
+            # What was missed was missed by more than ON_TIME, when the next one came at the latest.
+            excused = catch_up != "all" and missing and brought[name][after][1] - missing[0] > ON_TIME
+            if missing and not excused:
+                yield Violation(
+                    "I13", None, f"{name} ({catch_up}): {len(missing)} occurrences after {before} are missing"
+                )
+        if (paused_at := history.paused_at.get(name)) is not None:
+            silent = paused_at - max(dues, default=0.0)
+            if silent > history.every + SCHEDULER_LOOKS + history.bounds.slack:
+                yield Violation("I13", None, f"{name}: nothing came in the {silent:.1f} s before it was paused")
+
+
+def i14_replaced(history: History) -> Iterator[Violation]:
+    """A process in which a handler swallowed its cancellation is replaced, when it has handed back everything else; and that
+    attempt is not completed, whatever the handler returns one day."""
+    b = history.bounds
+    for line in history.lines:
+        if line["event"] == "overran":
+            for step in history.steps.get(line["job"], ()):
+                if step.new == COMPLETED and step.release is not None and step.release.old_attempt == line["attempt"]:
+                    yield Violation(
+                        "I14", line["job"], "completed by a handler that did not end", (line, *step.changes)
+                    )
+    overran: dict[tuple[str, int], float] = {}
+    for line in history.lines:
+        process = (line["who"], line["pid"])
+        if line["event"] == "process":
+            overran.pop(process, None)  # it began anew, under the same number
+        elif line["event"] == "overran":
+            overran.setdefault(process, line["t"])
+        elif process in overran:
+            # Its own heartbeats, reports and handlers tell that it lives.
+            since = overran[process]
+            stood = sum(w.end - w.begin for w in history.stops if w.who == process[0] and w.end > since)
+            if (lived := line["t"] - since - stood) > b.cleanup + FAREWELL + b.slack:
+                del overran[process]
+                text = f"{process} went on for {lived:.1f} s beside a handler that does not end"
+                yield Violation("I14", line.get("job"), text, (line,))
+
+
 INVARIANTS: Mapping[str, Callable[[History], Iterable[Violation]]] = {
     "I0": i0_journal_is_whole,
     "I1": i1_no_loss,
@@ -393,4 +532,8 @@ INVARIANTS: Mapping[str, Callable[[History], Iterable[Violation]]] = {
     "I8": i8_recovery,
     "I9": i9_one_path,
     "I10": i10_liveness,
+    "I11": i11_exactly_once,
+    "I12": i12_limits,
+    "I13": i13_schedules,
+    "I14": i14_replaced,
 }

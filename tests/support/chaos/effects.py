@@ -13,6 +13,8 @@ from functools import partial
 
 import trio
 
+from support.chaos.orphans import die_with_parent
+
 
 async def take(file: int, stream: trio.SocketStream) -> None:
     """Writes down what one worker's handlers send, until it is gone."""
@@ -37,4 +39,5 @@ async def serve(socket_path: str, path: str) -> None:
 
 
 if __name__ == "__main__":
+    die_with_parent()
     trio.run(serve, sys.argv[1], sys.argv[2])

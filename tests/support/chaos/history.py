@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from .journal import Change
@@ -20,6 +20,10 @@ LIVE_WAITING = (WAITING, RETRYABLE)
 FINISHED = (COMPLETED, DEAD, CANCELLED)
 NO_ROW = 0
 Fence = tuple[int, int, int]
+WATCHES_AGAIN = 5.0
+"""Seconds until the first watchdog is back, at most: the cap of the backoff between two tries to reconnect."""
+COMMIT_WITHIN = 10.0
+"""Seconds from a completion in `job.transaction()` to its COMMIT, after which the server rolls it back."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +39,12 @@ class Bounds:
 
 
 class Window(NamedTuple):
-    """A stretch of monotonic time; `who` is the process it is about, None for everybody."""
+    """A stretch of monotonic time; `who` is the worker it is about, None for everybody; `pid` one process of it."""
 
     begin: float
     end: float
     who: str | None = None
+    pid: int | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,14 @@ class Effect:
     n: int
     at: float
     pid: int = 0
+
+
+class Limit(NamedTuple):
+    """At most so many jobs of a queue run at once, or (with a key) of that key in it."""
+
+    queue: str
+    key: str | None
+    most: int
 
 
 @dataclass(frozen=True)
@@ -121,13 +134,55 @@ class History:
     effects: Sequence[Effect] = ()
     faults: Sequence[Fault] = ()
     hindrances: Sequence[Window] = ()
-    """When watchdogs or a row could not be reached: recovery may be that much later."""
+    """When nobody could reach the server, or a row: recovery may be that much later."""
     pauses: Sequence[Window] = ()
     """When a process was stopped: it may act on an old lease until just after."""
     healed_at: float | None = None
     """Monotonic; None when the run was not drained (then I1's rest and I10 are not asked)."""
     epoch: float = 0.0
     bounds: Bounds = field(default_factory=Bounds)
+    bookings: Sequence[tuple[int, int]] = ()
+    """Job and attempt of each row that a handler wrote in the transaction that completed its job."""
+    limits: Sequence[Limit] = ()
+    probed_at: float | None = None
+    """Monotonic: when, after healing, more jobs than each limit allows were enqueued at once."""
+    schedules: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What each schedule promises of what was missed; it is named like the kind of its jobs."""
+    every: float = 1.0
+    """Seconds between two occurrences of each schedule."""
+    fires: Sequence[tuple[str, float, int]] = ()
+    """What pulse-trio says it fired: schedule, occurrence in seconds since 1970, job."""
+    paused_at: Mapping[str, float] = field(default_factory=dict[str, float])
+    """When each schedule was paused, in seconds since 1970: nothing is fired from then on."""
+
+    @cached_property
+    def excuses(self) -> list[Window]:
+        """When nobody could rescue. What keeps everybody away does so until a watchdog has had an answer again, and for
+        `WATCHES_AGAIN` at most; a completion whose COMMIT was never answered may keep its row locked for `COMMIT_WITHIN`."""
+        ticks = [o.end for o in self.operations if o.name == "rescue" and o.phase == "ok" and o.end is not None]
+        found: list[Window] = []
+        for window in self.hindrances:
+            end = window.end
+            if window.who is None:
+                end = min((t for t in ticks if t > end), default=end + WATCHES_AGAIN)
+            found.append(Window(window.begin, min(end, window.end + WATCHES_AGAIN), window.who))
+        found += [
+            Window(o.begin, o.begin + COMMIT_WITHIN, f"job {fence[0]}")
+            for o in self.operations
+            if o.name == "transaction" and o.phase == "unknown"
+            for fence in o.asked_fences("reports")
+        ]
+        return found
+
+    @cached_property
+    def stops(self) -> list[Window]:
+        """When a process stood still, or its loop did."""
+        blocked = [
+            Window(line["t"], line["t"] + line["seconds"], line["who"], line["pid"])
+            for line in self.lines
+            if line["event"] == "blocked"
+        ]
+        return [*self.pauses, *blocked]
 
     @cached_property
     def jobs(self) -> dict[int, list[Change]]:

@@ -11,7 +11,7 @@ A change that a rolled-back transaction made is not there, nor is its revision.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, LiteralString, NamedTuple
 
 import psycopg
 
@@ -26,7 +26,9 @@ CREATE TABLE chaos.journal (
   old_state smallint, state smallint, old_session bigint, session bigint, old_attempt int, attempt int,
   old_lease_until timestamptz, lease_until timestamptz, max_attempts int, old_max_attempts int, run_at timestamptz,
   cancelling boolean, suspect boolean, outcome text, kind text, token text, at timestamptz NOT NULL DEFAULT clock_timestamp(),
-  PRIMARY KEY (job, revision));
+  queue text, key text, due timestamptz, PRIMARY KEY (job, revision));
+-- What handlers write in the transactions that complete their jobs.
+CREATE TABLE chaos.booking (job bigint NOT NULL, attempt int NOT NULL);
 
 CREATE FUNCTION chaos.next_revision(job bigint) RETURNS int LANGUAGE sql AS $$
   INSERT INTO chaos.head AS h VALUES (job, 1) ON CONFLICT (job) DO UPDATE SET revision = h.revision + 1 RETURNING revision $$;
@@ -40,7 +42,10 @@ BEGIN
     coalesce(NEW.id, OLD.id), chaos.next_revision(coalesce(NEW.id, OLD.id)), lower(TG_OP), chaos.statement_name(),
     pg_current_xact_id()::text::bigint, OLD.state, NEW.state, OLD.locked_by, NEW.locked_by, OLD.attempt, NEW.attempt,
     OLD.lease_until, NEW.lease_until, NEW.max_attempts, OLD.max_attempts, NEW.run_at, coalesce(NEW.cancelling, OLD.cancelling),
-    coalesce(OLD.suspect, false), NULL, coalesce(NEW.kind, OLD.kind), coalesce(NEW.args, OLD.args) ->> 'token');
+    coalesce(OLD.suspect, false), NULL, coalesce(NEW.kind, OLD.kind), coalesce(NEW.args, OLD.args) ->> 'token',
+    clock_timestamp(), coalesce(NEW.queue, OLD.queue), coalesce(NEW.key, OLD.key),
+    -- The occurrence that a scheduled job is for.
+    (coalesce(NEW.args, OLD.args) ->> 'at')::timestamptz);
   RETURN NULL;
 END $$;
 CREATE FUNCTION chaos.archive_changed() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -67,7 +72,8 @@ CREATE TRIGGER chaos AFTER INSERT ON pulse.attempt FOR EACH ROW EXECUTE FUNCTION
 _READ = """
 SELECT job, revision, operation, statement, tx, old_state, state, old_session, session, old_attempt, attempt,
        extract(epoch FROM old_lease_until)::float8, extract(epoch FROM lease_until)::float8, max_attempts, old_max_attempts,
-       extract(epoch FROM run_at)::float8, cancelling, suspect, outcome, kind, token, extract(epoch FROM at)::float8
+       extract(epoch FROM run_at)::float8, cancelling, suspect, outcome, kind, token, extract(epoch FROM at)::float8,
+       queue, key, extract(epoch FROM due)::float8
 FROM chaos.journal ORDER BY job, revision
 """
 
@@ -97,6 +103,9 @@ class Change(NamedTuple):
     kind: str | None = None
     token: str | None = None
     at: float = 0.0
+    queue: str | None = None
+    key: str | None = None
+    due: float | None = None
 
 
 def install(dsn: str) -> None:
@@ -110,3 +119,27 @@ def read(dsn: str) -> Sequence[Change]:
     with psycopg.connect(dsn) as connection:
         rows: list[tuple[Any, ...]] = connection.execute(_READ).fetchall()
     return [Change(*row) for row in rows]
+
+
+def read_bookings(dsn: str) -> Sequence[tuple[int, int]]:
+    """The rows that handlers wrote in their jobs' transactions: job and attempt."""
+    return _rows(dsn, "SELECT job, attempt FROM chaos.booking")
+
+
+def read_fires(dsn: str) -> Sequence[tuple[str, float, int]]:
+    """What pulse-trio says it fired: schedule, occurrence (seconds since 1970), job."""
+    return _rows(dsn, "SELECT name, extract(epoch FROM due_at)::float8, job_id FROM pulse.fires")
+
+
+def read_pauses(dsn: str) -> dict[str, float]:
+    """When each schedule was paused, in seconds since 1970."""
+    return dict(
+        _rows(
+            dsn, "SELECT name, extract(epoch FROM paused_at)::float8 FROM pulse.schedules WHERE paused_at IS NOT NULL"
+        )
+    )
+
+
+def _rows(dsn: str, query: LiteralString) -> list[Any]:
+    with psycopg.connect(dsn) as connection:
+        return connection.execute(query).fetchall()

@@ -6,8 +6,6 @@ from collections import defaultdict
 from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .strikes import AGAIN
-
 if TYPE_CHECKING:
     from .history import Fault
     from .run import Result
@@ -194,7 +192,7 @@ def server_faults(result: Result, total: int, x: Any) -> list[str]:
     out: list[str] = []
     for window in result.history.hindrances:
         if window.who is None:
-            width = max(x(window.end - AGAIN) - x(window.begin), 1)
+            width = max(x(window.end) - x(window.begin), 1)
             out.append(box(x(window.begin), TOP - 14, width, total, "#c08080", opacity=0.18))
     free = [0.0] * 6
     for fault in sorted((f for f in result.history.faults if f.who is None), key=lambda f: f.begin):

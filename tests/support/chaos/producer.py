@@ -21,7 +21,8 @@ import trio
 from pulse_trio import open_client
 from pulse_trio.errors import PulseTrioError
 from pulse_trio.postgres import TrioConnection
-from support.chaos import app
+from support.chaos import handlers as h
+from support.chaos.orphans import die_with_parent
 from support.chaos.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -70,13 +71,23 @@ class Producer:
         chance = self._random
         seconds = chance.choices([0.0, 0.1, 0.5, 1.5, 8.0], [50, 25, 13, 8, 4])[0] * chance.uniform(0.7, 1.1)
         (handler,) = chance.choices(
-            [app.steady, app.failing, app.slow, app.snoozing, app.discarding, app.family], [60, 12, 6, 6, 4, 12]
-        )
+            [h.steady, h.failing, h.slow, h.snoozing, h.discarding, h.family, h.booking, h.narrow, h.tenant, h.in_thread,
+             h.on_asyncio, h.in_process],
+            [60, 12, 6, 6, 4, 12, 20, 10, 10, 8, 8, 4],
+        )  # fmt: skip
         more: dict[str, Any] = {}
-        if handler is app.failing:
+        if handler is h.failing:
             seconds, more = min(seconds, 1), {"times": chance.choice([1, 2, 9])}
-        elif handler is app.slow:
+        elif handler is h.slow:
             seconds = 1.0
+        elif handler is h.booking:
+            more = {"how": chance.choice(["at once", "at once", "lingers", "fails", "goes on"])}
+        elif handler is h.tenant:
+            more = {"tenant": chance.choice(h.TENANTS)}
+        if handler in (h.narrow, h.tenant, h.in_process):
+            seconds = min(seconds, 1.5)
+        if handler in (h.narrow, h.tenant):
+            options.pop("queue", None)  # limits count within their queue
         chosen: Any = handler.options(**options) if options else handler
         return chosen.request(token=token, seconds=round(seconds, 3), **more)
 
@@ -167,4 +178,5 @@ async def main(order: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    die_with_parent()
     trio.run(main, json.loads(sys.argv[1]))

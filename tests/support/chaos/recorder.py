@@ -7,22 +7,25 @@ is one write to the file, so that a killed process has said everything it began.
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import trio
 
-from pulse_trio.observe import FenceLost, JobEnded, JobStarted, LeaseUnproven
+from pulse_trio.observe import FenceLost, HandlerOverran, JobEnded, JobStarted, LeaseUnproven
 from pulse_trio.store import WorkerStore
+from pulse_trio.store.transactions import FencedTransactions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
     from pathlib import Path
 
     from pulse_trio.jobs import Claim, Outcome
-    from pulse_trio.store import Beat, Exchange, Settlement, Slot
+    from pulse_trio.store import Beat, Exchange, Limited, Rescue, Settlement, Slot
+    from pulse_trio.store.transactions import Begun
 
 
 class Recorder:
@@ -52,7 +55,7 @@ class Recorder:
             yield answer
         except BaseException as error:
             phase = answer.pop("phase", "unknown")
-            self.line("operation", phase=phase, **about, error=f"{type(error).__name__}: {error}"[:200])
+            self.line("operation", phase=phase, **about, **answer, error=f"{type(error).__name__}: {error}"[:200])
             raise
         self.line("operation", phase=answer.pop("phase", "ok"), **about, **answer)
 
@@ -63,7 +66,39 @@ class Recorder:
             JobEnded: lambda e: self.line("ended", job=e.job_id, attempt=e.attempt, outcome=e.outcome),
             FenceLost: lambda e: self.line("fence lost", job=e.job_id, attempt=e.attempt, during=e.during),
             LeaseUnproven: lambda e: self.line("lease unproven", job=e.job_id, attempt=e.attempt),
+            HandlerOverran: lambda e: self.line("overran", job=e.job_id, attempt=e.attempt),
         }
+
+
+class RecordedTransactions(FencedTransactions):
+    """The fenced transactions of a worker, which say what their completions asked, and which were committed."""
+
+    def __init__(self, dsn: str, *, recorder: Recorder, **options: Any) -> None:
+        super().__init__(dsn, **options)
+        self._recorder = recorder
+
+    @asynccontextmanager
+    async def begin(self, *, seconds: float = math.inf) -> AsyncGenerator[Begun]:
+        with ExitStack() as stack:
+            answer: dict[str, Any] = {}
+            reports: list[tuple[int, int, int, str]] = []
+            async with super().begin(seconds=seconds) as begun:
+                complete = begun.complete
+
+                async def recorded(outcome: Outcome) -> bool | None:
+                    nonlocal answer
+                    if not reports:
+                        reports.extend(_reports([outcome]))
+                        answer = stack.enter_context(self._recorder.operation("transaction", reports=reports))
+                    written = await complete(outcome)
+                    if written is False:
+                        answer |= {"phase": "ok", "refused": reports}
+                    return written
+
+                begun.complete = recorded
+                yield begun
+            if reports:
+                answer["accepted"] = reports
 
 
 class RecordedStore(WorkerStore):
@@ -72,6 +107,8 @@ class RecordedStore(WorkerStore):
     def __init__(self, dsn: str, *, recorder: Recorder, **options: Any) -> None:
         super().__init__(dsn, **options)
         self._recorder = recorder
+        about = {"schema": "pulse", "concurrency": options.get("concurrency", 100), "keep": True}
+        self.transactions = RecordedTransactions(dsn, recorder=recorder, **about)
 
     async def exchange(self, limit: int, slots: Sequence[Slot], completed: Sequence[Outcome] = ()) -> Exchange:
         if not completed and not slots:
@@ -86,6 +123,25 @@ class RecordedStore(WorkerStore):
             exchange = await super().claim_suspect(queues)
             answer |= _claimed(exchange.claims, exchange.sent)
         return exchange
+
+    async def claim_limited(self, queue: str, limit: int, turns: str = "{}") -> Limited:
+        with self._recorder.operation("claim_limited", reports=[]) as answer:
+            limited = await super().claim_limited(queue, limit, turns)
+            answer |= _claimed(limited.claims, limited.sent)
+        return limited
+
+    async def rescue(self, limit: int = 1000) -> Rescue:
+        with self._recorder.operation("rescue") as answer:
+            rescue = await super().rescue(limit)
+            answer["rescued"] = sum(rescue)
+        return rescue
+
+    async def rescue_sessions(self, sessions: Sequence[int], limit: int = 1000) -> Rescue:
+        # What dead processes held is handed back before its leases have run out.
+        with self._recorder.operation("rescue_sessions", sessions=list(sessions)) as answer:
+            rescue = await super().rescue_sessions(sessions, limit)
+            answer["rescued"] = sum(rescue)
+        return rescue
 
     async def settle(self, outcomes: Sequence[Outcome], *, unsure: bool = False) -> Settlement:
         with self._recorder.operation("settle", reports=_reports(outcomes), unsure=unsure) as answer:

@@ -13,24 +13,30 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import trio
 
+from pulse_trio import SyncClient
 from pulse_trio.settings import WorkerSettings
 
-from . import journal
+from . import handlers, journal
 from .checker import Violation, check, hindered
-from .history import RUNNING, Bounds, History, read_effects, read_lines
+from .handlers import CATCH_UP, EVERY, NARROW, TENANT, TENANTS
+from .history import RUNNING, Bounds, History, Limit, read_effects, read_lines
 from .schedule import LEASE, plan
 from .stage import GRACE, Server, open_stage
 from .strikes import carry_out
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from .history import Fault, Operation, Step
+    from .history import Fault, Fence, Step
     from .schedule import Planned
 
 SETTINGS: dict[str, Any] = {
     "lease": LEASE, "heartbeat": 2.0, "watchdog": 0.5, "cleanup": 0.5, "poll": 0.2, "grace": GRACE, "concurrency": 10,
+    "process_slots": 1,
 }  # fmt: skip
+LIMITS = [Limit("narrow", None, NARROW), *(Limit("default", f"tenant:{who}", TENANT) for who in TENANTS)]
+PROBES = 2
+"""How many jobs for each place of a limit are enqueued at once to see that all its places are free."""
 RESTARTS = ("server restart fast", "server restart immediate")
 
 
@@ -104,7 +110,10 @@ async def play(
             healed_at = time.monotonic()
             await stage.stop_producing()
             say("healed; draining")
-            left = await stage.drained(90)
+            left = await stage.drained(90, scheduled=True)
+            probed_at = time.monotonic()
+            await trio.to_thread.run_sync(probe, server.dsn)
+            left += await stage.drained(60)
             ended = time.monotonic()
             say(f"drained in {ended - healed_at:.1f} s, {left} left; reading the history")
         changes = await trio.to_thread.run_sync(journal.read, server.dsn)
@@ -118,6 +127,13 @@ async def play(
             healed_at,
             epoch,
             bounds(slack),
+            await trio.to_thread.run_sync(journal.read_bookings, server.dsn),
+            LIMITS,
+            probed_at,
+            CATCH_UP,
+            EVERY,
+            await trio.to_thread.run_sync(journal.read_fires, server.dsn),
+            await trio.to_thread.run_sync(journal.read_pauses, server.dsn),
         )
         violations = await trio.to_thread.run_sync(check, history)
         counts = count(history) | {"drained in": round(ended - healed_at, 2)}
@@ -127,6 +143,21 @@ async def play(
             await trio.to_thread.run_sync(server.close)
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def probe(dsn: str) -> None:
+    """Pauses the schedules, and enqueues more jobs than the limits allow, all at once."""
+    client = SyncClient(dsn)
+    for name in CATCH_UP:
+        client.pause_schedule(name)
+    with psycopg.connect(dsn) as connection:
+        requests = [handlers.narrow.request(token="", seconds=2.0) for _ in range(PROBES * NARROW)]
+        requests += [
+            handlers.tenant.request(token="", seconds=2.0, tenant=who)
+            for who in TENANTS
+            for _ in range(PROBES * TENANT)
+        ]
+        client.using(connection).enqueue_many(requests)
 
 
 def bounds(slack: float) -> Bounds:
@@ -181,31 +212,54 @@ def count(history: History) -> dict[str, Any]:
     outcomes = Counter(s.outcome for s in steps if s.release is not None)
     operations = history.operations
     produced = [o for o in operations if "tokens" in o.asked]
-    kills = [f for f in history.faults if f.kind == "kill" and f.pid is not None]
+    handed_back = sum(o.answer.get("rescued", 0) for o in operations if o.name == "rescue_sessions")
     return {
         "enqueue operations": dict(Counter(o.phase for o in produced)),
         "enqueued jobs": sum(c.operation == "insert" and c.token is not None for c in history.changes),
         "jobs": len(history.jobs),
+        "jobs by kind": dict(Counter(str(changes[0].kind) for changes in history.jobs.values()).most_common()),
         "journal lines": len(history.changes),
         "attempts": sum(s.claim is not None for s in steps),
         "outcomes": {str(k): v for k, v in outcomes.most_common()},
         "beats renewed": sum(len(s.renewals) for s in steps),
         "effects": len(history.effects),
+        "rows of job.transaction()": len(history.bookings),
+        "occurrences of schedules": len(history.fires),
         "faults": dict(sorted(Counter(f.kind for f in history.faults).items())),
+        "handlers that did not end": sum(line["event"] == "overran" for line in history.lines),
         "rescues": outcomes["rescued"],
+        "of these, by a supervisor": handed_back,
         "refused reports": sum(len(o.fences("refused")) for o in operations),
         "lost beats": sum(len(o.fences("lost")) for o in operations),
         "reports without a reply": sum(len(o.asked_fences("reports")) for o in operations if o.phase == "unknown"),
-        "largest rescue after the lease, hindrances aside (s)": round(
-            max((lateness(history, s) for s in steps if s.outcome == "rescued"), default=0.0), 2
-        ),
-        "largest recovery after a kill, hindrances aside (s)": round(
-            max((d for k in kills for d in recovery(history, operations, k)), default=0.0), 2
-        ),
-        "largest pause of claims after a restart (s)": round(
-            max((claims_again(history, f) for f in history.faults if f.kind in RESTARTS), default=0.0), 2
-        ),
+        **{name: round(max(found, default=0.0), 2) for name, found in recoveries(history).items()},
     }
+
+
+def recoveries(history: History) -> dict[str, list[float]]:
+    """Seconds that each recovery took; "hindrances aside": without the time in which nobody could reach the server."""
+    rescued = [s for steps in history.steps.values() for s in steps if s.outcome == "rescued"]
+    claimed = claims_by_process(history)
+    return {
+        "largest rescue after the lease, hindrances aside (s)": [lateness(history, s) for s in rescued],
+        "largest recovery after a kill, hindrances aside (s)": [
+            d for f in history.faults if f.kind == "kill" for d in recovery(history, claimed, f)
+        ],
+        "largest hand-back after a supervised kill, hindrances aside (s)": [
+            d for f in history.faults if f.kind == "kill child" for d in recovery(history, claimed, f)
+        ],
+        "largest pause of claims after a restart (s)": [
+            claims_again(history, f) for f in history.faults if f.kind in RESTARTS
+        ],
+    }
+
+
+def claims_by_process(history: History) -> dict[int, set[Fence]]:
+    """What each process has claimed."""
+    claimed: dict[int, set[Fence]] = {}
+    for operation in history.operations:
+        claimed.setdefault(operation.pid, set()).update(operation.fences("claims"))
+    return claimed
 
 
 def lateness(history: History, step: Step) -> float:
@@ -215,13 +269,13 @@ def lateness(history: History, step: Step) -> float:
     return step.at - expired - hindered(history, step.job, expired - history.epoch, step.at - history.epoch)
 
 
-def recovery(history: History, operations: Sequence[Operation], kill: Fault) -> list[float]:
+def recovery(history: History, claimed: Mapping[int, set[Fence]], kill: Fault) -> list[float]:
     """For each job that a killed process held: seconds until it was put back, those aside in which nobody could do so."""
     delays: list[float] = []
-    for fence in {f for o in operations if o.pid == kill.pid for f in o.fences("claims")}:
+    for fence in claimed.get(kill.pid or 0, ()):
         for step in history.releases.get(fence, ()):
             back = step.at - history.epoch
-            if back > kill.begin:
+            if back > kill.begin and step.outcome == "rescued":
                 delays.append(back - kill.begin - hindered(history, step.job, kill.begin, back))
     return delays
 

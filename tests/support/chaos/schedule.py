@@ -1,7 +1,7 @@
 """The faults of one run, from a seed: the same seed gives the same schedule.
 
 Every kind comes once before any comes twice. At most so many workers are struck at a time that two are left to go on, and what
-strikes the server strikes it alone.
+strikes the server strikes it alone. Of four workers or more the last is a supervised group of processes.
 """
 
 from __future__ import annotations
@@ -14,9 +14,20 @@ TO_WORKERS = {
     "kill": (2.5, 2.5),
     "stop short": (1.0, 2.0),
     "stop long": (LEASE + 1.5, LEASE + 3.0),
-    "terminate": (3.0, 3.0),
 }
 """Faults of a process, and how long they last (at least, at most): kill and terminate until its successor is there."""
+TO_GROUPS = {
+    "kill child": (1.5, 1.5),
+    "stop child": (LEASE + 1.5, LEASE + 3.0),
+    "kill supervisor": (3.0, 3.0),
+    "stop supervisor": (2.0, LEASE + 2.0),
+}
+"""Faults of one process of a supervised group."""
+TO_ALL = {
+    "terminate": (3.0, 3.0),
+    "blocked loop": (LEASE + 1.0, LEASE + 2.5),
+}
+"""Faults of a worker, whether it is one process or a group."""
 TO_NETWORKS = {
     "swallow": (1.0, LEASE + 2),
     "hold": (1.0, LEASE + 2),
@@ -35,9 +46,12 @@ ANYWHERE = {
     "row lock": (LEASE, 2 * LEASE),
     "backend terminated": (0.0, 0.0),
     "listener terminated": (0.0, 0.0),
+    "deaf handler": (3.0, 3.0),
 }
-KINDS = {**TO_WORKERS, **TO_NETWORKS, **TO_SERVER, **ANYWHERE}
-CONNECTIONS = ("claims", "settles", "beats", "watchdog", "listener", "progress")
+KINDS = {**TO_WORKERS, **TO_GROUPS, **TO_ALL, **TO_NETWORKS, **TO_SERVER, **ANYWHERE}
+CONNECTIONS = ("claims", "settles", "beats", "watchdog", "listener", "progress", "transactions")
+CHILDREN = 2
+"""Worker processes of a supervised group."""
 DIRECTIONS = ("both", "to_server", "to_client")
 
 
@@ -56,6 +70,22 @@ def proxied(workers: int) -> list[int]:
     return [slot for slot in range(workers) if slot % 3 != 0]
 
 
+def groups(workers: int) -> list[int]:
+    """The slots that hold a supervisor and its children."""
+    return [workers - 1] if workers >= 4 else []
+
+
+def targets(kind: str, workers: int) -> list[int] | None:
+    """The slots that a kind of fault may strike; None if it is about no worker."""
+    if kind in TO_WORKERS:
+        return [slot for slot in range(workers) if slot not in groups(workers)]
+    if kind in TO_GROUPS:
+        return groups(workers)
+    if kind in TO_ALL:
+        return list(range(workers))
+    return proxied(workers) if kind in TO_NETWORKS else None
+
+
 def plan(seed: int, seconds: float, workers: int, kinds: list[str] | None = None) -> list[Planned]:
     """The faults of a run. `kinds`: only these."""
     chance = random.Random(seed)
@@ -69,14 +99,13 @@ def plan(seed: int, seconds: float, workers: int, kinds: list[str] | None = None
         if at > seconds - 2:
             return planned
         if not bag:
-            bag = list(kinds or KINDS)
+            bag = [kind for kind in kinds or KINDS if targets(kind, workers) != []]
             chance.shuffle(bag)
         for kind in bag:
             low, high = KINDS[kind]
             lasts = round(min(chance.uniform(low, high), seconds - at - 0.5), 2)
             slot = None
-            if kind in TO_WORKERS or kind in TO_NETWORKS:
-                slots = range(workers) if kind in TO_WORKERS else proxied(workers)
+            if (slots := targets(kind, workers)) is not None:
                 free = [s for s in slots if struck[s] <= at]
                 if not free or sum(until > at for until in struck) >= max(workers - 2, 1):
                     continue
@@ -102,5 +131,7 @@ def detail(chance: random.Random, kind: str) -> str:
             return str(round(chance.uniform(0.2, 0.8), 2))
         case "backend terminated":
             return chance.choice(CONNECTIONS)
+        case "kill child" | "stop child":
+            return str(chance.randrange(CHILDREN))
         case _:
             return ""

@@ -10,7 +10,7 @@ import sys
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, LiteralString
 
 import psycopg
 import trio
@@ -22,7 +22,8 @@ from support.proxy import open_proxy
 
 from . import journal
 from .recorder import Recorder
-from .schedule import proxied
+from .schedule import CHILDREN, groups, proxied
+from .strikes import children_of, send
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 TESTS = Path(__file__).parents[2]
 SERVER_SETTINGS = {
-    "max_connections": "100",
+    "max_connections": "160",
     "fsync": "on",
     "synchronous_commit": "on",
     "autovacuum": "off",
@@ -70,14 +71,16 @@ class Server:
 class Slot:
     """A place for a worker process: when one ends, the next is started."""
 
-    def __init__(self, number: int, dsn: str, proxy: Proxy | None, skew: float) -> None:
+    def __init__(self, number: int, dsn: str, proxy: Proxy | None, skew: float, processes: int) -> None:
         self.number = number
         self.who = f"w{number}"
         self.dsn = dsn
         self.proxy = proxy
         self.skew = skew
+        self.processes = processes
         self.process: trio.Process | None = None
-        self.stopped = False  # by SIGSTOP
+        self.stopped: int | None = None
+        """The process of it that SIGSTOP has stopped."""
 
 
 class Stage:
@@ -124,7 +127,8 @@ class Stage:
         for number in range(workers):
             proxy = proxies.get(number)
             skew = {1: 86400.0, 2: -86400.0}.get(number, 0.0)
-            slot = Slot(number, proxy.dsn if proxy else self.server.dsn, proxy, skew)
+            children = CHILDREN if number in groups(workers) else 1
+            slot = Slot(number, proxy.dsn if proxy else self.server.dsn, proxy, skew, children)
             self.slots.append(slot)
             self._nursery.start_soon(self._keep_running, slot)
         for number in range(producers):
@@ -133,11 +137,11 @@ class Stage:
 
     async def _keep_running(self, slot: Slot) -> None:
         while not self.closing:
-            order = {"dsn": slot.dsn, "who": slot.who, "settings": self._settings, "skew": slot.skew}
+            settings = self._settings | {"processes": slot.processes}
+            order = {"dsn": slot.dsn, "who": slot.who, "settings": settings, "skew": slot.skew}
             slot.process = await self.start("app", json.dumps(order), name=f"worker-{slot.number}")
             begin = time.monotonic()
             code = await slot.process.wait()
-            slot.stopped = False
             self.lives.append((slot.who, slot.process.pid, begin, time.monotonic(), code))
             await trio.sleep(0.2)
 
@@ -161,22 +165,23 @@ class Stage:
         for slot in self.slots:
             if slot.proxy is not None:
                 slot.proxy.forward()
-            if slot.stopped and slot.process is not None and slot.process.returncode is None:
-                slot.process.send_signal(signal.SIGCONT)
+            if slot.stopped is not None:
+                send(slot.stopped, signal.SIGCONT)
 
-    async def drained(self, within: float) -> int:
-        """Waits until no job is left; returns how many are, in the end."""
+    async def drained(self, within: float, *, scheduled: bool = False) -> int:
+        """Waits until no job is left; returns how many are, in the end. `scheduled`: those aside that schedules bring."""
         left = -1
+        query = "SELECT count(*) FROM pulse.job WHERE %s OR kind NOT LIKE 'tick%%'"
         with trio.move_on_after(within):
             while left != 0:
                 try:
-                    ((left,),) = await self.ask("SELECT count(*) FROM pulse.job")
+                    ((left,),) = await self.ask(query, not scheduled)
                 except psycopg.OperationalError:
                     pass
                 await trio.sleep(0.2)
         return left
 
-    async def ask(self, query: str, *parameters: Any) -> list[tuple[Any, ...]]:
+    async def ask(self, query: LiteralString, *parameters: Any) -> list[tuple[Any, ...]]:
         """The rows of a query, on a connection of its own."""
         return await trio.to_thread.run_sync(ask, self.server.dsn, query, parameters)
 
@@ -184,6 +189,9 @@ class Stage:
         """Ends what still runs, in its order."""
         self.closing = True
         processes = [slot.process for slot in self.slots if slot.process is not None]
+        children = [
+            c for slot in self.slots if slot.processes > 1 and slot.process for c in children_of(slot.process.pid)
+        ]
         for process in processes:
             if process.returncode is None:
                 process.send_signal(signal.SIGTERM)
@@ -194,10 +202,12 @@ class Stage:
             for process in [*processes, *self._producers, *self._others]:
                 kill_group(process.pid)
                 await process.wait()
+            for child in children:
+                kill_group(child)  # each leads a group of its own
         await trio.sleep(0.3)
 
 
-def ask(dsn: str, query: str, parameters: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+def ask(dsn: str, query: LiteralString, parameters: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     """The rows of a query; none for a command. Blocks."""
     with psycopg.connect(dsn, autocommit=True, application_name="chaos") as connection:
         cursor = connection.execute(query, parameters or None)

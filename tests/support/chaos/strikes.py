@@ -3,7 +3,9 @@ process, or a time in which nobody could rescue."""
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -11,9 +13,13 @@ from typing import TYPE_CHECKING
 import psycopg
 import trio
 
+from pulse_trio import SyncClient
+from pulse_trio.errors import DatabaseUnavailable
 from pulse_trio.postgres import TrioConnection
 
+from . import handlers
 from .history import Fault, Window
+from .schedule import TO_NETWORKS
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -22,9 +28,6 @@ if TYPE_CHECKING:
 
     from .schedule import Planned
     from .stage import Slot, Stage
-
-AGAIN = 5.0
-"""Seconds after a hindrance in which watchdogs may still be on their way back: the cap of the backoff between reconnections."""
 
 
 async def carry_out(stage: Stage, planned: Sequence[Planned], began: float) -> None:
@@ -38,13 +41,17 @@ async def carry_out(stage: Stage, planned: Sequence[Planned], began: float) -> N
 async def strike(stage: Stage, fault: Planned) -> None:
     """One fault from its beginning to its end."""
     slot = stage.slots[fault.worker] if fault.worker is not None else None
-    pid = slot.process.pid if slot is not None and slot.process is not None else None
+    pid: int | None = None
     begin = time.monotonic()
     detail = fault.how
-    if slot is not None and slot.proxy is not None and fault.kind in NETWORK:
+    if slot is not None and slot.proxy is not None and fault.kind in TO_NETWORKS:
         await disturb(slot, fault)
+    elif slot is not None and fault.kind == "blocked loop":
+        detail = await block(stage, slot, fault.seconds)
     elif slot is not None:
-        await signal_process(stage, slot, fault)
+        pid = await signal_process(stage, slot, fault)
+        if pid is None:
+            detail = "spared: it was just being replaced"
     else:
         detail = await strike_server(stage, fault) or detail
     end = time.monotonic()
@@ -54,16 +61,24 @@ async def strike(stage: Stage, fault: Planned) -> None:
 
 PATIENCE = 6.0
 """Seconds in which a fault that needs a connection tries to get one."""
-NETWORK = ("swallow", "hold", "latency", "replies lost", "reset")
 
 
-async def signal_process(stage: Stage, slot: Slot, fault: Planned) -> None:
-    """Faults of a process. One that is just being replaced is spared."""
+async def signal_process(stage: Stage, slot: Slot, fault: Planned) -> int | None:
+    """Faults of a process, whose number it returns. One that is just being replaced is spared."""
     process = slot.process
     if process is None or process.returncode is not None:
-        return
+        return None
+    pid = process.pid
+    if fault.kind in ("kill child", "stop child"):
+        children = await trio.to_thread.run_sync(children_of, process.pid)
+        if not children:
+            return None
+        pid = children[int(fault.how) % len(children)]
     match fault.kind:
-        case "kill":
+        case "kill child":
+            send(pid, signal.SIGKILL)
+            await trio.sleep(fault.seconds)
+        case "kill" | "kill supervisor":
             process.kill()
             await process.wait()
         case "terminate":
@@ -72,15 +87,45 @@ async def signal_process(stage: Stage, slot: Slot, fault: Planned) -> None:
                 await process.wait()
         case _:
             begin = time.monotonic()
-            slot.stopped = True
-            process.send_signal(signal.SIGSTOP)
+            slot.stopped = pid
+            send(pid, signal.SIGSTOP)
             try:
                 await trio.sleep(fault.seconds)
             finally:
-                slot.stopped = False
-                with suppress(ProcessLookupError):
-                    process.send_signal(signal.SIGCONT)
-                stage.pauses.append(Window(begin, time.monotonic(), slot.who))
+                slot.stopped = None
+                send(pid, signal.SIGCONT)
+                stage.pauses.append(Window(begin, time.monotonic(), slot.who, pid))
+    return pid
+
+
+def children_of(parent: int) -> list[int]:
+    """The processes that one has started and that still are, oldest first."""
+    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=True)
+    rows = [line.split() for line in listed.stdout.splitlines()]
+    return sorted(int(pid) for pid, of, state in rows if int(of) == parent and not state.startswith("Z"))
+
+
+def send(pid: int, number: signal.Signals) -> None:
+    """Sends a signal, unless the process is gone."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+async def block(stage: Stage, slot: Slot, seconds: float) -> str:
+    """The next handler on Trio of that worker calls `time.sleep` instead of going on."""
+    order = stage.folder / f"block-{slot.who}"
+    draft = order.with_suffix(".draft")
+    draft.write_text(str(seconds))
+    draft.rename(order)
+    with trio.move_on_after(PATIENCE):
+        while order.exists():  # noqa: ASYNC110 -- another process takes it
+            await trio.sleep(0.05)
+    try:
+        order.unlink()
+    except FileNotFoundError:
+        await trio.sleep(seconds)
+        return ""
+    return "no handler ran"
 
 
 async def disturb(slot: Slot, fault: Planned) -> None:
@@ -119,7 +164,7 @@ async def strike_server(stage: Stage, fault: Planned) -> str | None:
         tried = time.monotonic()
         try:
             return await strike_server_once(stage, fault)
-        except (psycopg.OperationalError, OSError) as error:
+        except (psycopg.OperationalError, DatabaseUnavailable, OSError) as error:
             if tried - begin > PATIENCE or time.monotonic() - tried > 0.5:
                 return f"{fault.how} (ended early: {str(error).splitlines()[0][:60]})"
         await trio.sleep(0.2)
@@ -145,19 +190,27 @@ async def strike_server_once(stage: Stage, fault: Planned) -> str | None:
             return await fill(stage, fault.seconds)
         case "listener terminated":
             return await terminate(stage, "listener")
+        case "deaf handler":
+            await trio.to_thread.run_sync(enqueue_deaf, stage.server.dsn)
+            await trio.sleep(fault.seconds)
         case _:
             return await terminate(stage, fault.how)
     return None
 
 
+def enqueue_deaf(dsn: str) -> None:
+    """A job whose handler does not end. Without a token: no producer answers for it."""
+    SyncClient(dsn).enqueue(handlers.deaf, "", 30.0)
+
+
 @contextmanager
 def hindering(stage: Stage, who: str | None = None) -> Generator[None]:
-    """In the block, and shortly after it, `who` cannot be reached (None: nobody can)."""
+    """In the block `who` cannot be reached (None: nobody can reach the server)."""
     begin = time.monotonic()
     try:
         yield
     finally:
-        stage.hindrances.append(Window(begin, time.monotonic() + AGAIN, who))
+        stage.hindrances.append(Window(begin, time.monotonic(), who))
 
 
 async def locker(stage: Stage) -> TrioConnection[tuple[int, ...]]:
@@ -184,7 +237,7 @@ async def fill(stage: Stage, seconds: float) -> str:
 
     def take() -> None:
         try:
-            while len(taken) < 200:
+            while len(taken) < 300:
                 taken.append(psycopg.connect(stage.server.dsn, application_name="chaos fills"))
         except psycopg.OperationalError:
             pass
