@@ -127,10 +127,13 @@ class HandlerOverran:
 
 @dataclass(frozen=True, slots=True)
 class JobsRescued:
-    """Expired leases were put back on their queues (or dead-lettered)."""
+    """Expired leases were put back on their queues (or dead-lettered). When a supervisor saw the process `pid` die: what that
+    held, and `jobs` has the id and the kind of each."""
 
     rescued: int
     dead: int
+    pid: int | None = None
+    jobs: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,18 +198,35 @@ class ChildStarted:
 
 @dataclass(frozen=True, slots=True)
 class ChildEnded:
-    """A worker process ended with an exit code (-N: killed by signal N); what it held is handed back."""
+    """A worker process ended with an exit code (-N: killed by signal N); what it held is handed back. `expected`: the
+    supervisor wanted its end. `stack` is where it was when it crashed and `kinds` whose handlers are on it, if it could say.
+    Another is started in `again_in` seconds; None for never."""
 
     pid: int
     code: int
+    expected: bool = False
+    stack: str = ""
+    kinds: tuple[str, ...] = ()
+    again_in: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ChildSilent:
-    """A worker process showed no life for so many `seconds` (its loop is blocked, or it is stopped): it is killed."""
+    """A worker process showed no life for so many `seconds`: it is killed. `state` says what the kernel makes of it
+    (stopped, computing, waiting; empty if that is unknown), `stack` where it was and `kinds` whose handlers are on that."""
 
     pid: int
     seconds: float
+    state: str = ""
+    stack: str = ""
+    kinds: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NoChildComesUp:
+    """Worker processes ended so many `times` in a row before they had begun, and none ever began: the supervisor ends."""
+
+    times: int
 
 
 Event = (
@@ -231,6 +251,7 @@ Event = (
     | ChildStarted
     | ChildEnded
     | ChildSilent
+    | NoChildComesUp
 )
 E = TypeVar("E")
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from typing import TYPE_CHECKING
 
 import pytest
 import trio
 
+from support.processes import is_running
 from support.workers import RUN, enqueue, rows, settled, until
 
 if TYPE_CHECKING:
@@ -99,13 +99,3 @@ async def test_a_child_process_dies_with_its_worker_even_in_a_c_function(
     with trio.fail_after(20):
         while is_running(pid):  # noqa: ASYNC110 -- another process's end
             await trio.sleep(0.05)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    # Nobody may be there to reap it.
-    with open(f"/proc/{pid}/stat") as stat:
-        return stat.read().rpartition(")")[2].split()[0] != "Z"

@@ -7,7 +7,10 @@ import signal
 from typing import TYPE_CHECKING
 
 import pytest
+import trio
 
+from pulse_trio import SyncClient
+from support.processes import is_running
 from support.sink import Sink, open_sink
 from support.workers import enqueue, rows, settled, until, worker
 
@@ -74,3 +77,260 @@ async def test_the_children_of_a_killed_supervisor_stop_and_give_their_jobs_back
     await until(dsn, "SELECT 1 FROM pulse.workers HAVING count(*) FILTER (WHERE state <> 'gone') = 0")
     assert rows(dsn, "SELECT state, attempt, max_attempts FROM pulse.jobs") == [("available", 1, 6)]
     assert job_id == start.job
+
+
+# Who is blamed, and how
+
+
+APP = """
+import ctypes
+import os
+import re
+import resource
+import signal
+import time
+from pathlib import Path
+
+import trio
+
+from pulse_trio import Handlers, Job
+
+handlers = Handlers()
+library = ctypes.PyDLL(None)
+
+
+def tell(folder, job, name="began"):
+    Path(folder, "new").write_text(str(os.getpid()))
+    Path(folder, "new").rename(Path(folder, f"{name}-{job.attempt}"))
+
+
+@handlers.job
+async def holds_the_lock(job: Job, folder: str) -> int:
+    tell(folder, job)
+    if job.attempt == 1:
+        library.sleep(3600)  # with the interpreter's lock: no thread of this process runs
+    return os.getpid()
+
+
+@handlers.job(runs="thread")
+def holds_the_lock_in_a_thread(job: Job, folder: str) -> int:
+    tell(folder, job)
+    if job.attempt == 1:
+        library.sleep(3600)
+    return os.getpid()
+
+
+@handlers.job
+async def matches_for_ever(job: Job, folder: str) -> int:
+    tell(folder, job)
+    if job.attempt == 1:
+        re.match("(a+)+b", "a" * 60)
+    return os.getpid()
+
+
+@handlers.job
+async def crashes(job: Job, folder: str) -> int:
+    tell(folder, job)
+    if job.attempt == 1:
+        ctypes.string_at(0)
+    return os.getpid()
+
+
+@handlers.job(max_attempts=1)
+async def eats(folder: str) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + (256 << 20), hard))
+    try:
+        bytearray(1 << 30)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@handlers.job
+async def hogs(job: Job, folder: str) -> int:
+    tell(folder, job)
+    end = time.monotonic() + 7
+    while time.monotonic() < end:
+        step = time.monotonic() + 0.15
+        while time.monotonic() < step:
+            pass
+        await trio.lowlevel.checkpoint()
+    return os.getpid()
+
+
+@handlers.job
+async def waits(job: Job, folder: str) -> int:
+    tell(folder, job, "waits")
+    while not Path(folder, "go").exists():
+        await trio.sleep(0.02)
+    return os.getpid()
+"""
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    (tmp_path / "app.py").write_text(APP)
+    return tmp_path
+
+
+async def told(folder: Path, name: str) -> int:
+    """The process that a handler told of."""
+    with trio.fail_after(30):
+        while not (folder / name).exists():  # noqa: ASYNC110 -- a file tells nobody
+            await trio.sleep(0.01)
+    return int((folder / name).read_text())
+
+
+@pytest.mark.parametrize(
+    ("kind", "state"),
+    [
+        ("holds_the_lock", "waits in a system call"),
+        ("holds_the_lock_in_a_thread", ""),
+        ("matches_for_ever", "computes"),
+    ],
+)
+async def test_a_child_that_keeps_the_interpreters_lock_is_replaced_and_the_handler_is_named(
+    kind: str, state: str, dsn: str, processes: Processes, app: Path
+) -> None:
+    (job_id,) = enqueue(dsn, kind, folder=str(app))
+    supervisor = await worker(processes, dsn, "--processes=2")
+    pid = await told(app, "began-1")
+    await supervisor.line(rf"{pid} showed no life for 6 s .*{state}.*killed it. It was in the handler of {kind}:")
+    await supervisor.line(rf"app.py\", line \d+, in {kind}$")
+    await supervisor.line(rf"{pid} ended \(killed by signal 14, SIGALRM\)$")
+    await supervisor.line(rf"rescued 1 job\(s\) whose worker had vanished \(process {pid}\): {job_id} \({kind}\)")
+    state_after, attempt, other = await settled(dsn, job_id)
+    assert (state_after, attempt) == ("completed", 2)
+    assert other != pid
+    supervisor.send(signal.SIGTERM)
+    assert await supervisor.ended() == 0
+
+
+async def test_a_stopped_child_is_replaced_and_said_to_be_stopped(dsn: str, processes: Processes, app: Path) -> None:
+    (job_id,) = enqueue(dsn, "waits", folder=str(app))
+    supervisor = await worker(processes, dsn, "--processes=2")
+    pid = await told(app, "waits-1")
+    os.kill(pid, signal.SIGSTOP)
+    await supervisor.line(rf"{pid} showed no life for 6 s \(it is stopped .*\): killed it$")
+    await told(app, "waits-2")
+    (app / "go").touch()
+    assert (await settled(dsn, job_id))[:2] == ("completed", 2)
+    supervisor.send(signal.SIGTERM)
+    assert await supervisor.ended() == 0
+
+
+async def test_a_child_that_gets_little_of_the_processor_is_not_replaced(
+    dsn: str, processes: Processes, app: Path
+) -> None:
+    (job_id,) = enqueue(dsn, "waits", folder=str(app))
+    supervisor = await worker(processes, dsn, "--processes=2")
+    pid = await told(app, "waits-1")
+    # Two leases long it runs a tenth of the time, and never for two seconds at a stretch does it not run.
+    for _ in range(7):
+        os.kill(pid, signal.SIGSTOP)
+        await trio.sleep(1.6)
+        os.kill(pid, signal.SIGCONT)
+        await trio.sleep(0.18)
+    (app / "go").touch()
+    assert await settled(dsn, job_id) == ("completed", 1, pid)
+    supervisor.send(signal.SIGTERM)
+    assert await supervisor.ended() == 0
+    assert "no life" not in supervisor.stderr
+
+
+async def test_a_loop_that_a_handler_starves_is_noticed_the_handler_named_and_nobody_rescued(
+    dsn: str, processes: Processes, app: Path
+) -> None:
+    ids = [enqueue(dsn, "hogs", folder=str(app))[0] for _ in range(4)]
+    supervisor = await worker(processes, dsn, "--processes=2", "--lag-warning=0.1", "--lease=18")
+    await supervisor.line(r"job \d+ \(hogs\) has blocked the event loop for")
+    for job_id in ids:
+        assert (await settled(dsn, job_id))[:2] == ("completed", 1)
+    supervisor.send(signal.SIGTERM)
+    assert await supervisor.ended() == 0
+
+
+async def test_a_child_killed_from_outside_is_said_to_be_out_of_memory_and_its_jobs_are_named(
+    dsn: str, processes: Processes, app: Path
+) -> None:
+    ids = [enqueue(dsn, "waits", folder=str(app))[0] for _ in range(2)]
+    supervisor = await worker(processes, dsn, "--processes=2", "--lease=600")
+    pid = await told(app, "waits-1")
+    await until(dsn, "SELECT 1 FROM pulse.jobs WHERE state = 'running' HAVING count(*) = 2")
+    held = {row[0] for row in rows(dsn, HELD_BY, {"pid": pid})}
+    os.kill(pid, signal.SIGKILL)
+    await supervisor.line(
+        rf"{pid} ended \(killed by signal 9, SIGKILL, which the supervisor did not send: "
+        r"probably the kernel's out-of-memory killer\); starting another in"
+    )
+    line = await supervisor.line(rf"rescued {len(held)} job\(s\) .*\(process {pid}\): (.*)")
+    assert {int(named.split()[0]) for named in line[1].split(", ")} == held
+    (app / "go").touch()
+    for job_id in ids:
+        assert (await settled(dsn, job_id))[0] == "completed"
+    supervisor.send(signal.SIGTERM)
+    assert await supervisor.ended() == 0
+
+
+HELD_BY = "SELECT j.id FROM pulse.jobs j JOIN pulse.workers w ON w.id = j.worker WHERE w.pid = %(pid)s AND j.state = 'running'"
+
+
+async def test_a_handler_that_finds_no_memory_fails_and_its_neighbours_go_on(
+    dsn: str, processes: Processes, app: Path
+) -> None:
+    (neighbour,) = enqueue(dsn, "waits", folder=str(app))
+    supervisor = await worker(processes, dsn, "--processes=2")
+    pid = await told(app, "waits-1")
+    client = SyncClient(dsn)
+    hungry = [client.enqueue("eats", {"folder": str(app)}, max_attempts=1).id for _ in range(10)]
+    for job_id in hungry:
+        assert (await settled(dsn, job_id))[:2] == ("dead", 1)
+    assert {row[0][:11] for row in rows(dsn, "SELECT error FROM pulse.jobs WHERE kind = 'eats'")} == {"MemoryError"}
+    (app / "go").touch()
+    assert await settled(dsn, neighbour) == ("completed", 1, pid)
+    supervisor.send(signal.SIGTERM)
+    assert await supervisor.ended() == 0
+    assert f"{pid} ended (exit code 0)" in supervisor.stderr
+
+
+async def test_a_child_that_crashes_says_in_which_handler(dsn: str, processes: Processes, app: Path) -> None:
+    (job_id,) = enqueue(dsn, "crashes", folder=str(app))
+    supervisor = await worker(processes, dsn, "--processes=2")
+    pid = await told(app, "began-1")
+    await supervisor.line(rf"{pid} ended \(killed by signal 11, SIGSEGV\); .* It was in the handler of crashes:")
+    await supervisor.line(r"app.py\", line \d+, in crashes$")
+    assert (await settled(dsn, job_id))[:2] == ("completed", 2)
+    supervisor.send(signal.SIGTERM)
+    assert await supervisor.ended() == 0
+
+
+async def test_a_child_that_cannot_notice_its_supervisors_death_is_ended_by_its_alarm_clock(
+    dsn: str, processes: Processes, app: Path
+) -> None:
+    (job_id,) = enqueue(dsn, "holds_the_lock", folder=str(app))
+    supervisor = await worker(processes, dsn, "--processes=2", "--lease=1.5", "--heartbeat=0.5", "--cleanup=0.1")
+    pid = await told(app, "began-1")
+    supervisor.kill()
+    # The streams are the children's too: they end with the last of them.
+    assert await supervisor.ended() == -signal.SIGKILL
+    assert not is_running(pid)
+    assert rows(dsn, "SELECT state FROM pulse.jobs WHERE id = %(id)s", {"id": job_id}) == [("running",)]
+
+
+@pytest.mark.parametrize(
+    ("line", "how"),
+    [
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "killed by signal 11, SIGSEGV"),
+        ("os._exit(0)", "exit code 0"),
+        ("os._exit(70)", "exit code 70"),
+    ],
+)
+async def test_children_that_never_begin_are_given_up_after_a_few_tries(
+    line: str, how: str, dsn: str, processes: Processes, app: Path
+) -> None:
+    (app / "app.py").write_text(f"{APP}\n{line}\n")
+    supervisor = await worker(processes, dsn, "--processes=3")
+    assert await supervisor.ended() == 1, supervisor.report()
+    assert supervisor.stderr.count(f"({how})") == 3
+    assert "giving up: 3 worker processes in a row ended before they had begun" in supervisor.stderr

@@ -423,8 +423,8 @@ async def test_one_store_at_a_time_prepares_for_a_suspect(store: Store, other: S
 async def test_rescue_of_sessions_needs_no_expiry(house: House, store: Store, other: Store) -> None:
     job_id = house.enqueue()
     await claim_one(store, house.queue)
-    assert await other.rescue_sessions([other.session]) == (0, 0)
-    assert await other.rescue_sessions([store.session]) == (1, 0)
+    assert await other.rescue_sessions([other.session]) == (0, 0, ())
+    assert await other.rescue_sessions([store.session]) == (1, 0, ((job_id, "noop"),))
     assert house.state(job_id) == "available"
 
 

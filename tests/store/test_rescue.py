@@ -100,13 +100,14 @@ async def test_what_dead_sessions_hold_is_rescued_before_its_lease_runs_out(
     dead = await claim(store, queue, 2)
     alive = await claim(other, queue, 1)
 
-    assert await other.rescue_sessions([store.session, 12345]) == (2, 0)
+    rescued, buried, jobs = await other.rescue_sessions([store.session, 12345])
+    assert (rescued, buried, sorted(jobs)) == (2, 0, [(i, "noop") for i in ids[:2]])
 
     assert [window.state(i) for i in ids] == ["available", "available", "running"]
     assert (await other.beat(alive)).renewed == set(alive)
     assert (await store.beat(dead)).renewed == set()
     assert window.job(ids[0])["error"] == "the worker process died"
-    assert await other.rescue_sessions([]) == (0, 0)
+    assert await other.rescue_sessions([]) == (0, 0, ())
 
 
 async def test_rescue_needs_no_session(room_dsn: str, window: Window, queue: str, store: WorkerStore) -> None:

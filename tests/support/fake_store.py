@@ -18,7 +18,7 @@ import trio
 from pulse_trio.errors import DatabaseUnavailable
 from pulse_trio.jobs import Claim, JobOptions, Outcome, Progress
 from pulse_trio.states import FINISHED, Event, State, event_of, next_state
-from pulse_trio.store import Beat, Broken, Exchange, Fired, Found, Limited, Rescue, Settlement, Slot
+from pulse_trio.store import Beat, Broken, Exchange, Fired, Found, HandedBack, Limited, Rescue, Settlement, Slot
 from pulse_trio.timing import due
 from support.fake_limits import FakeLimits
 from support.fake_transactions import FakeTransactions
@@ -478,10 +478,11 @@ class FakeStore:
         now = trio.current_time()
         return self._rescue([job for job in self.database.jobs.values() if job.lease_until < now][:limit])
 
-    async def rescue_sessions(self, sessions: Sequence[int], limit: int = 1000) -> Rescue:
+    async def rescue_sessions(self, sessions: Sequence[int], limit: int = 1000) -> HandedBack:
         await self._done("rescue_sessions")
         held = [job for job in self.database.jobs.values() if job.state is State.RUNNING and job.session in sessions]
-        return self._rescue(held[:limit])
+        rescued, dead = self._rescue(held[:limit])
+        return HandedBack(rescued, dead, tuple((job.id, job.kind) for job in held[:limit]))
 
     def _rescue(self, jobs: Sequence[FakeJob]) -> Rescue:
         ends: list[State] = []

@@ -201,6 +201,17 @@ def kill_group(leader: int) -> None:
         pass
 
 
+def is_running(pid: int) -> bool:
+    """Whether a process lives; one that has ended and waits to be reaped does not."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # Nobody may be there to reap it.
+    with open(f"/proc/{pid}/stat") as stat:
+        return stat.read().rpartition(")")[2].split()[0] != "Z"
+
+
 @asynccontextmanager
 async def open_processes(folder: Path) -> AsyncGenerator[Processes]:
     """Start processes in `folder` for as long as the block runs; what is left then is killed."""

@@ -241,7 +241,8 @@ async def test_the_same_workers_new_attempt_lives_when_its_old_one_is_lost(stage
     async with stage.working():
         await trio.sleep(2)
         # A supervisor took this worker for dead; the job comes back to the very same worker.
-        assert await FakeStore(stage.database).rescue_sessions([stage.store.session]) == (1, 0)
+        handed = await FakeStore(stage.database).rescue_sessions([stage.store.session])
+        assert handed == (1, 0, ((job_id, "twice"),))
         await trio.sleep(120)
     assert ended == [(1, "fence-lost"), (2, None)]
     assert stage.database.jobs[job_id].result == "2"

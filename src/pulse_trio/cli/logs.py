@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import signal
 import sys
 import time
 from dataclasses import asdict
@@ -26,6 +27,7 @@ from ..observe import (
     JobStarted,
     LeaseUnproven,
     LoopBlocked,
+    NoChildComesUp,
     ScheduleBroken,
     ScheduleFired,
     SuspectAlone,
@@ -37,7 +39,7 @@ from ..observe import (
 from .text import duration, headline, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from ..observe import Event
 
@@ -58,6 +60,7 @@ _WARNINGS = (
     UnknownKindReleased,
     DatabaseLost,
     ChildSilent,
+    NoChildComesUp,
     ScheduleBroken,
 )
 
@@ -130,6 +133,8 @@ class LogInstrument:
 
     def _log(self, event: Event) -> None:
         level = logging.WARNING if isinstance(event, _WARNINGS) else logging.INFO
+        if isinstance(event, ChildEnded) and not event.expected:
+            level = logging.WARNING
         logger.log(level, "%s", sentence(event), extra={"pulse_trio_event": event})
 
     def _log_unknown(self, event: UnknownKindReleased) -> None:
@@ -187,7 +192,8 @@ def sentence(event: Event) -> str:
             )
         case JobsRescued():
             dead = f", {event.dead} of them dead (no attempts left)" if event.dead else ""
-            return f"rescued {event.rescued + event.dead} job(s) whose worker had vanished{dead}"
+            whose = f" (process {event.pid}){_list_of(event.jobs)}" if event.pid is not None else ""
+            return f"rescued {event.rescued + event.dead} job(s) whose worker had vanished{dead}{whose}"
         case SuspectAlone():
             return (
                 f"job {event.job_id} ({event.kind}) has crashed its worker before: attempt {event.attempt} runs alone"
@@ -206,12 +212,50 @@ def sentence(event: Event) -> str:
         case ChildStarted():
             return f"worker process {event.pid} started"
         case ChildEnded():
-            how = f"exit code {event.code}" if event.code >= 0 else f"killed by signal {-event.code}"
-            return f"worker process {event.pid} ended ({how})"
+            return _end_of_child(event)
         case ChildSilent():
-            return f"worker process {event.pid} showed no life for {duration(event.seconds)}: killing it"
+            state = f" ({event.state})" if event.state else ""
+            where = _where(event.stack, event.kinds)
+            return f"worker process {event.pid} showed no life for {duration(event.seconds)}{state}: killed it{where}"
+        case NoChildComesUp():
+            return (
+                f"giving up: {event.times} worker processes in a row ended before they had begun. "
+                "What they print above, or importing the module by hand (python -c 'import ...'), shows why"
+            )
 
 
 def _end_of(event: JobEnded) -> str:
     what = f"job {event.job_id} ({event.kind}) attempt {event.attempt} {event.outcome} after {duration(event.seconds)}"
     return f"{what}: {headline(event.error)}" if event.error else what
+
+
+_LISTED = 20
+"""Jobs that a sentence names."""
+
+
+def _list_of(jobs: Sequence[tuple[int, str]]) -> str:
+    named = ", ".join(f"{job_id} ({kind})" for job_id, kind in jobs[:_LISTED])
+    more = f" and {len(jobs) - _LISTED} more" if len(jobs) > _LISTED else ""
+    return f": {named}{more}" if jobs else ""
+
+
+def _where(stack: str, kinds: Sequence[str]) -> str:
+    handlers = f" in the handler of {', '.join(kinds)}" if kinds else ""
+    return f". It was{handlers or ' somewhere'}:\n{stack}" if stack else ""
+
+
+def _end_of_child(event: ChildEnded) -> str:
+    how = f"exit code {event.code}" if event.code >= 0 else f"killed by {_name_of_signal(-event.code)}"
+    if event.code == -signal.SIGKILL and not event.expected:
+        how += ", which the supervisor did not send: probably the kernel's out-of-memory killer"
+    elif event.code == -signal.SIGALRM and not event.expected:
+        how += ", its own alarm clock: its loop did not turn for two leases"
+    again = f"; starting another in {duration(event.again_in)}" if event.again_in and not event.expected else ""
+    return f"worker process {event.pid} ended ({how}){again}{_where(event.stack, event.kinds)}"
+
+
+def _name_of_signal(number: int) -> str:
+    try:
+        return f"signal {number}, {signal.Signals(number).name}"
+    except ValueError:
+        return f"signal {number}"

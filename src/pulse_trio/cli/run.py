@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,7 +15,7 @@ import trio
 from ..handlers import check_queue
 from ..postgres import wait_for_database
 from ..settings import load_settings
-from ..worker import Worker, inherited_line
+from ..worker import Worker, inherit_last_words, inherited_line
 from ..worker.replacing import REPLACE_ME, STUCK_VARIABLE, encode_outcomes, inherited_outcomes
 from . import logs
 from .collector import settle_collector
@@ -125,6 +126,7 @@ class Deployment(Run):
         super().__init__(settings, flags)
         self._handlers = handlers
         self._line = inherited_line()
+        inherit_last_words(handlers)
 
     def say(self, message: str) -> None:
         """The supervisor has said the same."""
@@ -183,7 +185,8 @@ async def _run_beside(line: Line | None, worker: Worker) -> WorkerReport:
     if line is None:
         return await worker.run()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(line.run, _drain_alone)
+        # Later than the supervisor, which says more than the kernel does.
+        nursery.start_soon(partial(line.run, _drain_alone, limit=2 * worker.settings.lease))
         report = await worker.run()
         nursery.cancel_scope.cancel()
     return report

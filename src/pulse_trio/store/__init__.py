@@ -4,7 +4,7 @@ from .foreign import run_foreign, run_foreign_sync
 from .limits import Limited
 from .schedules import Broken, Fired
 from .transactions import CommitUnknown, FencedTransactions
-from .worker import Beat, Exchange, Found, Rescue, Settlement, Slot, WorkerStore
+from .worker import Beat, Exchange, Found, HandedBack, Rescue, Settlement, Slot, WorkerStore
 
 __all__ = [
     "Beat",
@@ -14,6 +14,7 @@ __all__ = [
     "FencedTransactions",
     "Fired",
     "Found",
+    "HandedBack",
     "Limited",
     "Rescue",
     "Settlement",

@@ -116,6 +116,14 @@ class Rescue(NamedTuple):
     dead: int
 
 
+class HandedBack(NamedTuple):
+    """A rescue of what dead sessions held; `jobs` has the id and the kind of each."""
+
+    rescued: int
+    dead: int
+    jobs: tuple[tuple[int, str], ...] = ()
+
+
 _Write = Callable[[TrioConnection[Any], list[Outcome]], Awaitable[Settlement]]
 
 
@@ -512,20 +520,24 @@ class WorkerStore:
 
     async def rescue(self, limit: int = 1000) -> Rescue:
         """Sends expired leases through the retry-or-dead-letter path, due at once."""
-        return await self._rescue("expired", {"limit": limit}, _EXPIRED)
+        return (await self._rescue("expired", {"limit": limit}, _EXPIRED))[0]
 
-    async def rescue_sessions(self, sessions: Sequence[int], limit: int = 1000) -> Rescue:
+    async def rescue_sessions(self, sessions: Sequence[int], limit: int = 1000) -> HandedBack:
         """The same for all that dead sessions hold, before their leases run out."""
-        return await self._rescue("held_by", {"sessions": list(sessions), "limit": limit}, "the worker process died")
+        parameters = {"sessions": list(sessions), "limit": limit}
+        (rescued, dead), found = await self._rescue("held_by", parameters, "the worker process died")
+        return HandedBack(rescued, dead, tuple((row[0], row[3]) for row in found))
 
-    async def _rescue(self, source: str, parameters: dict[str, Any], error: str) -> Rescue:
+    async def _rescue(
+        self, source: str, parameters: dict[str, Any], error: str
+    ) -> tuple[Rescue, list[tuple[Any, ...]]]:
         async with self._using(self._watch, patience=60) as connection, connection.transaction():
             found = await (
                 await connection.execute(statement(source, self._schema), parameters, prepare=True)
             ).fetchall()
             if not found:
-                return Rescue(0, 0)
-            ids, attempts, sessions = zip(*found, strict=True)
+                return Rescue(0, 0), []
+            ids, attempts, sessions, *_ = zip(*found, strict=True)
             await connection.execute(
                 statement("refund", self._schema),
                 {"ids": numbers(ids), "sessions": numbers(set(sessions))},
@@ -544,7 +556,7 @@ class WorkerStore:
                 prepare=True,
             )
             ends = [row[1] for row in await cursor.fetchall()]
-        return Rescue(rescued=ends.count("retryable"), dead=ends.count("dead"))
+        return Rescue(rescued=ends.count("retryable"), dead=ends.count("dead")), found
 
     async def maintain(self, retention: float) -> bool:
         """Makes the archive's coming days and drops those older than `retention` seconds, unless another worker has just

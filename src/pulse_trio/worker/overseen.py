@@ -1,12 +1,15 @@
 """The worker's end of the line to its supervisor: tells sessions and signs of life, and notices that it is alone.
 
-The line is a socket pair. The supervisor's death, however it comes, is the end of the stream here.
+The line is a socket pair. The supervisor's death, however it comes, is the end of the stream here. A loop that does not turn
+would not notice; so the kernel's alarm clock is wound up again with each turn, and ends a process that has outlived its
+leases. While the supervisor lives it is sooner, and says more. Whoever uses SIGALRM for himself has no such clock.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 from typing import TYPE_CHECKING
 
@@ -46,25 +49,33 @@ class Line:
         except OSError:
             return  # the supervisor is gone; run() notices
 
-    async def run(self, on_alone: Callable[[], object]) -> None:
-        """Tells that the loop turns until cancelled; calls `on_alone` when the supervisor is gone."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._show_life)
-            try:
-                while await self._stream.receive_some(1024):
+    async def run(self, on_alone: Callable[[], object], *, limit: float) -> None:
+        """Tells that the loop turns until cancelled; calls `on_alone` when the supervisor is gone. The process is ended by
+        the kernel when its loop has not turned for `limit` seconds."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._show_life, limit)
+                try:
+                    while await self._stream.receive_some(1024):
+                        pass
+                except trio.BrokenResourceError:
                     pass
-            except trio.BrokenResourceError:
-                pass
-            nursery.cancel_scope.cancel()
-        on_alone()
+                on_alone()
+        finally:
+            _set_alarm(0)
 
-    async def _show_life(self) -> None:
+    async def _show_life(self, limit: float) -> None:
         while True:
-            try:
-                await self._stream.send_all(_encode({"alive": True}))
-            except trio.BrokenResourceError:
-                return  # run() notices
+            _set_alarm(limit)
+            # At once or not at all: a supervisor that is stopped must not stop the clock's being wound up.
+            self._tell({"alive": True})
             await trio.sleep(SIGN_OF_LIFE)
+
+
+def _set_alarm(seconds: float) -> None:
+    # Its default action ends the process without a word of Python. Another action is somebody else's alarm.
+    if signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 def _encode(message: Mapping[str, object]) -> bytes:

@@ -5,10 +5,13 @@ watchdog, and needs no handlers: it never imports the user's module. It does wha
 
 - a child that died hands its jobs back at once, by its sessions, instead of after the lease;
 - a child whose event loop has not turned for a lease is killed: its leases have run out or are about to, and whatever
-  blocks it would hold its other jobs up for ever;
-- a child that ends too early is started again with jittered backoff; one that ends with a usage error ends everything.
+  blocks it would hold its other jobs up for ever. Dying it says where it was, which a C function that keeps the
+  interpreter's lock cannot prevent (`last_words.py`);
+- a child that ends too early is started again with jittered backoff; one that ends with a usage error ends everything, and
+  so do a few in a row of which none began.
 
-Signals are passed on. When the supervisor itself dies its children notice the end of the line and stop.
+Signals are passed on. When the supervisor itself dies its children notice the end of the line and stop; a child that cannot
+notice, because its loop does not turn, is ended by its own alarm clock (`overseen.py`).
 """
 
 from __future__ import annotations
@@ -23,9 +26,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import trio
 
 from ..errors import DatabaseUnavailable
-from ..observe import ChildEnded, ChildSilent, ChildStarted, JobsRescued
+from ..observe import ChildEnded, ChildSilent, ChildStarted, JobsRescued, NoChildComesUp
 from ..postgres import backoff
 from .batches import Batches
+from .last_words import END, LAST_WORDS_VARIABLE, LastWords, Words
 from .overseen import LINE_VARIABLE
 from .replacing import REPLACE_ME, decode_outcomes
 from .watchdog import Watchdog
@@ -36,12 +40,16 @@ if TYPE_CHECKING:
     from ..jobs import Outcome
     from ..observe import Observer
     from ..settings import WorkerSettings
-    from ..store import Rescue, Settlement
+    from ..store import HandedBack, Rescue, Settlement
 
 _LIVED = 60.0
 """Seconds after which a child's end is not its start's fault: the backoff begins anew."""
 _LATE_CLAIM = 1.0
 """Seconds after which a dead child's sessions are rescued once more: the server may have been executing a claim of its."""
+_TRIES = 3
+"""So many children in a row may die before they begin (a crash while importing), if none ever began."""
+_LAST_WORDS = 1.0
+"""Seconds a silent child has to say where it was, and to end."""
 USAGE = 2
 
 
@@ -50,7 +58,7 @@ class SupervisorStore(Protocol):
 
     async def rescue(self, limit: int = 1000) -> Rescue: ...
 
-    async def rescue_sessions(self, sessions: Sequence[int], limit: int = 1000) -> Rescue: ...
+    async def rescue_sessions(self, sessions: Sequence[int], limit: int = 1000) -> HandedBack: ...
 
     async def close_cancellations(self) -> None: ...
 
@@ -67,10 +75,13 @@ class Child:
 
     process: trio.Process
     line: trio.SocketStream
+    words: LastWords
     started: float
     heard: float
     sessions: list[int]
     stuck: list[Outcome] = field(default_factory=list["Outcome"])
+    doomed: bool = False
+    """We killed it, or are about to."""
 
 
 class Supervisor:
@@ -162,50 +173,68 @@ class Supervisor:
         failures = 0
         while not self._stopping:
             child = await self._spawn()
-            code = await self._watch(child)
-            self._observer.emit(ChildEnded(child.process.pid, code))
+            code, words = await self._watch(child)
+            if code != REPLACE_ME:
+                failures = 0 if child.heard - child.started > _LIVED else failures + 1
+            final = self._is_final(child, code, failures)
+            pause = 0.0 if code == REPLACE_ME else backoff(failures, base=0.2, cap=30.0)
+            self._tell_end(child, code, words, None if final else pause)
             await self._report(child.stuck)
-            await self._hand_back(child.sessions)
-            if self._is_final(child, code):
+            await self._hand_back(child)
+            if final:
                 self._codes.append(0 if self._never_began(child, code) else code)
-                if code == USAGE or not self._first_is_up.is_set():
+                if not self._stopping and not self._first_is_up.is_set():
+                    self._give_up(code, failures)
+                elif code == USAGE:
                     self.stop()
                 return
-            if code == REPLACE_ME:
-                continue
-            failures = 0 if child.heard - child.started > _LIVED else failures + 1
-            with trio.move_on_after(backoff(failures, base=0.2, cap=30.0)):
+            with trio.move_on_after(pause):
                 await self._stopped.wait()
+
+    def _give_up(self, code: int, tries: int) -> None:
+        """No child has ever begun. Who ended with an error has said why."""
+        if code not in (1, USAGE):
+            self._observer.emit(NoChildComesUp(tries))
+            self._codes.append(1)
+        self.stop()
+
+    def _tell_end(self, child: Child, code: int, words: Words, again_in: float | None) -> None:
+        expected = child.doomed or self._stopping or code in (0, REPLACE_ME)
+        stack, kinds = ("", ()) if expected else words
+        self._observer.emit(ChildEnded(child.process.pid, code, expected, stack, kinds, again_in))
 
     def _never_began(self, child: Child, code: int) -> bool:
         """Whether our own signal met a child that was not there yet to obey it: that is no error."""
         return self._stopping and not child.sessions and code in (-signal.SIGTERM, -signal.SIGINT)
 
-    def _is_final(self, child: Child, code: int) -> bool:
+    def _is_final(self, child: Child, code: int, failures: int) -> bool:
         never_up = not child.sessions and not self._first_is_up.is_set()
-        return self._stopping or code == USAGE or (self._burst and code == 0) or (code == 1 and never_up)
+        hopeless = never_up and (code == 1 or failures >= _TRIES)
+        return self._stopping or code == USAGE or (self._burst and code == 0) or hopeless
 
     # One child
 
     async def _spawn(self) -> Child:
         ours, theirs = socket.socketpair()
+        words = LastWords()
+        inherited = {LINE_VARIABLE: theirs.fileno(), LAST_WORDS_VARIABLE: words.fileno()}
         with theirs:
             process = await trio.lowlevel.open_process(
                 self._command,
                 stdin=subprocess.DEVNULL,
-                env=self._environment | {LINE_VARIABLE: str(theirs.fileno())},
-                pass_fds=[theirs.fileno()],
+                env=self._environment | {name: str(number) for name, number in inherited.items()},
+                pass_fds=list(inherited.values()),
                 # A terminal's Ctrl-C is for the supervisor, which passes it on.
                 start_new_session=True,
             )
         now = trio.current_time()
-        child = Child(process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)), now, now, [])
+        child = Child(process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)), words, now, now, [])
         self._children.add(child)
         self._observer.emit(ChildStarted(process.pid))
         return child
 
-    async def _watch(self, child: Child) -> int:
-        """Until the child's end; its exit code."""
+    async def _watch(self, child: Child) -> tuple[int, Words]:
+        """Until the child's end; its exit code, and what it said last."""
         try:
             async with child.line, trio.open_nursery() as nursery:
                 nursery.start_soon(self._listen, child)
@@ -216,7 +245,9 @@ class Supervisor:
             self._children.discard(child)
             if child.process.returncode is None:
                 child.process.kill()
-        return code
+            words = child.words.read()
+            child.words.close()
+        return code, words
 
     async def _listen(self, child: Child) -> None:
         rest = b""
@@ -242,10 +273,22 @@ class Supervisor:
         while True:
             await trio.sleep_until(child.heard + patience)
             if child.sessions and trio.current_time() >= child.heard + patience:
-                self._observer.emit(ChildSilent(child.process.pid, patience))
-                child.process.kill()
+                child.doomed = True
+                # Its end is what the caller waits for, and would cancel this.
+                with trio.CancelScope(shield=True):
+                    await self._end_silent(child, patience)
                 return
             await trio.sleep(patience / 10)
+
+    async def _end_silent(self, child: Child, patience: float) -> None:
+        """Kills a child whose loop does not turn, and says where it was."""
+        state = state_of(child.process.pid)
+        if state != STOPPED:
+            child.process.send_signal(END)
+            with trio.move_on_after(_LAST_WORDS):
+                await child.process.wait()
+        child.process.kill()
+        self._observer.emit(ChildSilent(child.process.pid, patience, state, *child.words.read()))
 
     async def _report(self, stuck: Sequence[Outcome]) -> None:
         """What a child could not report while its handlers still ran."""
@@ -255,23 +298,43 @@ class Supervisor:
         except DatabaseUnavailable:
             return  # then they are rescued
 
-    async def _hand_back(self, sessions: Sequence[int]) -> None:
+    async def _hand_back(self, child: Child) -> None:
         """What a dead child held goes back on its queues now."""
-        if sessions:
-            await self._rescue(sessions)
-            self._nursery.start_soon(self._rescue_late, sessions)
+        if child.sessions:
+            await self._rescue(child)
+            self._nursery.start_soon(self._rescue_late, child)
 
-    async def _rescue_late(self, sessions: Sequence[int]) -> None:
+    async def _rescue_late(self, child: Child) -> None:
         with trio.move_on_after(_LATE_CLAIM):
             await self._stopped.wait()
-        await self._rescue(sessions)
+        await self._rescue(child)
 
-    async def _rescue(self, sessions: Sequence[int]) -> None:
+    async def _rescue(self, child: Child) -> None:
         try:
-            while any(found := await self._store.rescue_sessions(sessions)):
-                self._observer.emit(JobsRescued(*found))
+            while any(found := await self._store.rescue_sessions(child.sessions)):
+                self._observer.emit(JobsRescued(found.rescued, found.dead, child.process.pid, found.jobs))
         except DatabaseUnavailable:
             return  # then the watchdog does it, when the leases have run out
+
+
+STOPPED = "it is stopped (SIGSTOP, a debugger)"
+_STATES = {
+    "T": STOPPED,
+    "t": STOPPED,
+    "R": "it computes",
+    "S": "it waits in a system call",
+    "D": "it waits for a disk, and nothing can wake it",
+}
+
+
+def state_of(pid: int) -> str:
+    """What the kernel makes of a process's first thread; empty where it does not say (no Linux), or says something else."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            # After the name, which is in parentheses and may have some of its own.
+            return _STATES.get(file.read().rpartition(")")[2].split()[0], "")
+    except (OSError, IndexError):
+        return ""
 
 
 def _severity(code: int) -> int:
@@ -280,5 +343,5 @@ def _severity(code: int) -> int:
 
 
 def exit_code(code: int) -> int:
-    """A child's code as the supervisor's own: one killed by a signal is an error."""
-    return code if code >= 0 else 1
+    """A child's code as the supervisor's own: whatever is none of ours (a signal, a crash) is an error."""
+    return code if code in (0, 1, USAGE, 3) else 1
