@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from contextvars import ContextVar
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,12 +12,18 @@ import trio
 import trio.lowlevel
 import trio.testing
 
-from pulse_trio.worker.places import Places
+from pulse_trio import Job  # noqa: TC001 -- a handler is annotated with it
+from pulse_trio.worker.places import Place, Places
 
 if TYPE_CHECKING:
     from support.stage import Stage
 
 number: ContextVar[int] = ContextVar("number", default=0)
+
+
+def start(places: Places, nursery: trio.Nursery, *claims: object) -> None:
+    """Whatever stands for claims here."""
+    places.start(nursery, claims, 0.0)  # type: ignore[arg-type]
 
 
 async def test_context_variables_of_a_job_end_with_it(stage: Stage) -> None:
@@ -37,10 +45,24 @@ async def test_context_variables_of_a_job_end_with_it(stage: Stage) -> None:
     assert len(tasks) <= 4
 
 
+async def test_context_variables_of_a_job_that_never_waits_end_with_it(stage: Stage) -> None:
+    seen: list[int] = []
+
+    @stage.handlers.job
+    async def count() -> None:
+        seen.append(number.get())
+        number.set(number.get() + 1)
+
+    for _ in range(20):
+        stage.enqueue("count")
+    await stage.burst(concurrency=20)
+    assert seen == [0] * 20
+
+
 async def test_the_starters_context_is_seen_by_every_job() -> None:
     seen: list[int] = []
 
-    async def run(_claim: object, _sent: float) -> None:
+    async def run(_claim: object, _sent: float, _place: Place | None) -> None:
         seen.append(number.get())
         number.set(-1)
 
@@ -48,7 +70,7 @@ async def test_the_starters_context_is_seen_by_every_job() -> None:
     async with trio.open_nursery() as nursery:
         for value in (1, 2, 3):
             number.set(value)
-            places.start(nursery, object(), 0.0)  # type: ignore[arg-type]
+            start(places, nursery, object())
             await trio.testing.wait_all_tasks_blocked()
         places.close()
     assert seen == [1, 2, 3]
@@ -57,29 +79,29 @@ async def test_the_starters_context_is_seen_by_every_job() -> None:
 async def test_a_place_that_waits_goes_when_closed_and_one_that_runs_goes_with_its_job() -> None:
     free = trio.Event()
 
-    async def run(claim: object, _sent: float) -> None:
+    async def run(claim: object, _sent: float, _place: Place | None) -> None:
         if claim == "long":
             await free.wait()
 
     places = Places(run)  # type: ignore[arg-type]
     async with trio.open_nursery() as nursery:
-        for claim in ("short", "long", "short"):
-            places.start(nursery, claim, 0.0)  # type: ignore[arg-type]
+        for claim in ("long", "short", "long"):
+            start(places, nursery, claim)
         await trio.testing.wait_all_tasks_blocked()
-        assert len(nursery.child_tasks) == 3
+        waiting = len(nursery.child_tasks)
         places.close()
         await trio.testing.wait_all_tasks_blocked()
-        assert len(nursery.child_tasks) == 1
+        assert len(nursery.child_tasks) == 2 < waiting
         free.set()
 
 
 async def test_a_cancelled_place_is_not_used_again() -> None:
-    async def run(_claim: object, _sent: float) -> None:
+    async def run(_claim: object, _sent: float, _place: Place | None) -> None:
         pass
 
     places = Places(run)  # type: ignore[arg-type]
     async with trio.open_nursery() as nursery:
-        places.start(nursery, object(), 0.0)  # type: ignore[arg-type]
+        start(places, nursery, object())
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
     places.close()
@@ -88,16 +110,17 @@ async def test_a_cancelled_place_is_not_used_again() -> None:
 async def test_many_jobs_at_once_do_not_all_stay_as_places(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pulse_trio.worker.places._PLACES", 3)
     free = trio.Event()
+    ran: list[object] = []
 
-    async def run(_claim: object, _sent: float) -> None:
+    async def run(claim: object, _sent: float, _place: Place | None) -> None:
+        ran.append(claim)
         await free.wait()
 
     places = Places(run)  # type: ignore[arg-type]
     async with trio.open_nursery() as nursery:
-        for _ in range(10):
-            places.start(nursery, object(), 0.0)  # type: ignore[arg-type]
+        start(places, nursery, *range(10))
         await trio.testing.wait_all_tasks_blocked()
-        assert len(nursery.child_tasks) == 10
+        assert sorted(ran) == list(range(10))  # type: ignore[type-var]
         free.set()
         await trio.testing.wait_all_tasks_blocked()
         assert len(nursery.child_tasks) == 3
@@ -105,11 +128,172 @@ async def test_many_jobs_at_once_do_not_all_stay_as_places(monkeypatch: pytest.M
 
 
 async def test_what_a_job_raises_past_its_runner_ends_the_place() -> None:
-    async def run(_claim: object, _sent: float) -> None:
+    async def run(_claim: object, _sent: float, _place: Place | None) -> None:
         raise KeyError
 
     places = Places(run)  # type: ignore[arg-type]
     with pytest.RaisesGroup(KeyError):
         async with trio.open_nursery() as nursery:
-            places.start(nursery, object(), 0.0)  # type: ignore[arg-type]
+            start(places, nursery, object())
     places.close()
+
+
+async def test_jobs_that_end_at_once_run_in_order_in_few_tasks_and_let_others_have_their_turn() -> None:
+    ran: list[object] = []
+    tasks: set[trio.lowlevel.Task] = set()
+    turns: list[int] = []
+
+    async def run(claim: object, _sent: float, place: Place | None) -> None:
+        assert place is not None
+        tasks.add(trio.lowlevel.current_task())
+        ran.append(claim)
+        while (due := place.at_hand()) is not None:
+            ran.append(due[0])
+
+    async def other() -> None:
+        while len(ran) < 500:
+            await trio.lowlevel.checkpoint()
+            turns.append(len(ran))
+
+    places = Places(run)  # type: ignore[arg-type]
+    async with trio.open_nursery() as nursery:
+        start(places, nursery, *range(500))
+        await other()
+        places.close()
+    assert ran == list(range(500))
+    assert len(tasks) <= 4
+    # Between two turns of another task no place has run more than its row, and two places at most were there.
+    assert max(b - a for a, b in pairwise(turns)) <= 2 * 32
+
+
+async def test_jobs_that_wait_all_begin_within_a_few_turns() -> None:
+    begun: list[object] = []
+
+    async def run(claim: object, _sent: float, _place: Place | None) -> None:
+        begun.append(claim)
+        await trio.sleep_forever()
+
+    places = Places(run)  # type: ignore[arg-type]
+    async with trio.open_nursery() as nursery:
+        start(places, nursery, *range(300))
+        for _ in range(20):
+            await trio.lowlevel.checkpoint()
+        assert len(begun) == 300
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_is_due_begins_even_if_a_job_never_gives_up_its_task() -> None:
+    """And if the worker is cancelled meanwhile: each job must be run or released by somebody."""
+    begun: list[object] = []
+
+    async def run(claim: object, _sent: float, _place: Place | None) -> None:
+        begun.append(claim)
+        await trio.sleep_forever()
+
+    places = Places(run)  # type: ignore[arg-type]
+    async with trio.open_nursery() as nursery:
+        start(places, nursery, *range(50))
+        nursery.cancel_scope.cancel()
+    assert sorted(begun) == list(range(50))  # type: ignore[type-var]
+
+
+# A nursery that the next job takes over
+
+
+async def nurseries(stage: Stage, jobs: int = 2) -> list[trio.Nursery]:
+    """Runs `jobs` jobs of the kind `work`, at once, and says in which nursery each probe of the kind `probe` was."""
+    seen: list[trio.Nursery] = []
+
+    @stage.handlers.job
+    async def probe() -> None:
+        seen.append(trio.lowlevel.current_task().child_nurseries[-1])
+        assert not seen[-1].child_tasks
+        assert not seen[-1].cancel_scope.cancel_called
+        assert math.isfinite(trio.current_effective_deadline())
+
+    for _ in range(jobs):
+        stage.enqueue("probe")
+        stage.enqueue("work")
+    stage.enqueue("probe")
+    await stage.burst(concurrency=20)
+    return seen
+
+
+async def test_a_job_that_leaves_nothing_leaves_its_nursery_to_the_next(stage: Stage) -> None:
+    @stage.handlers.job
+    async def work() -> None:
+        pass
+
+    seen = await nurseries(stage)
+    assert seen[0] is seen[1] is seen[2]
+
+
+async def test_nurseries_of_jobs_that_run_at_a_time_are_each_their_own(stage: Stage) -> None:
+    seen: list[trio.Nursery] = []
+
+    @stage.handlers.job
+    async def work() -> None:
+        seen.append(trio.lowlevel.current_task().child_nurseries[-1])
+        await trio.sleep(1)
+
+    for _ in range(20):
+        stage.enqueue("work")
+    await stage.burst(concurrency=10)
+    assert len(set(seen[:10])) == len(set(seen[10:])) == 10
+
+
+async def test_a_job_that_fails_takes_its_nursery_with_it(stage: Stage) -> None:
+    @stage.handlers.job(max_attempts=1)
+    async def work() -> None:
+        raise ValueError
+
+    seen = await nurseries(stage)
+    assert len(set(seen)) == 3
+
+
+async def test_who_has_seen_its_nursery_takes_it_along(stage: Stage) -> None:
+    """It may keep it, and cancel it when it has ended."""
+    kept: list[trio.CancelScope] = []
+
+    @stage.handlers.job
+    async def work(job: Job) -> None:
+        kept.append(job.nursery.cancel_scope)
+
+    @stage.handlers.job
+    async def later() -> None:
+        for scope in kept:
+            scope.cancel()
+        await trio.sleep(1)
+
+    for kind in ("work", "later", "work", "later"):
+        stage.enqueue(kind)
+    await stage.burst(concurrency=8)
+    assert stage.outcomes() == ["completed"] * 4
+
+
+async def test_a_scope_that_a_handler_left_open_fails_its_job_and_no_other(stage: Stage) -> None:
+    left: list[trio.CancelScope] = []
+
+    @stage.handlers.job(max_attempts=1)
+    async def work() -> None:
+        left.append(trio.CancelScope())
+        left[-1].__enter__()
+
+    seen = await nurseries(stage)
+    assert len(set(seen)) == 3
+
+
+async def test_a_nursery_whose_deadline_passed_while_nobody_used_it_is_given_up(stage: Stage) -> None:
+    seen: list[trio.Nursery] = []
+
+    @stage.handlers.job
+    async def probe() -> None:
+        seen.append(trio.lowlevel.current_task().child_nurseries[-1])
+        await trio.lowlevel.checkpoint()
+
+    async with stage.working(concurrency=1, lease=30):
+        for _ in range(2):
+            stage.enqueue("probe")
+            await trio.sleep(100)
+    assert stage.outcomes() == ["completed"] * 2
+    assert seen[0] is not seen[1]

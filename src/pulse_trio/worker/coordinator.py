@@ -445,10 +445,7 @@ class Worker:
 
     def _start(self, claims: list[Claim], sent: float) -> None:
         self._running_count += len(claims)
-        nursery = self._jobs_nursery
-        start = self._places.start
-        for claim in claims:
-            start(nursery, claim, sent)
+        self._places.start(self._jobs_nursery, claims, sent)
 
     def _job_committed(self, held: Held) -> None:
         self._leases.remove(held.claim)

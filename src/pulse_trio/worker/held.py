@@ -15,7 +15,7 @@ import trio
 from ..states import options_of, storable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Awaitable, Callable, Generator
     from contextlib import AbstractAsyncContextManager
 
     from ..jobs import CancelReason, Claim, JobNursery, JobTransaction, Outcome
@@ -55,9 +55,11 @@ class Held:
         "_transactions",
         "asked",
         "beat_due",
+        "call",
         "cancel_message",
         "claim",
         "committed",
+        "ended",
         "job_deadline",
         "lease_deadline",
         "lost",
@@ -72,6 +74,7 @@ class Held:
     def __init__(
         self,
         claim: Claim,
+        call: Callable[[Held, str], Awaitable[Any]],
         started: float,
         lease_deadline: float,
         beat_due: float,
@@ -81,11 +84,14 @@ class Held:
         say: Callable[[Claim, float, str | None], None],
     ) -> None:
         self.claim = claim
+        self.call = call
         self.started = started
         self.lease_deadline = lease_deadline
         self.beat_due = beat_due
         self.timeout_deadline = math.inf
         self.job_deadline = math.inf
+        self.ended = False
+        """Whether the runner has done with it."""
         self.asked = False
         self.cancel_message: str | None = None
         # Neither a deadline of the whole job nor a request for its cancellation: the path of most jobs asks this alone.
@@ -126,10 +132,28 @@ class Held:
             return "expired"
         return None
 
-    def opened(self, nursery: trio.Nursery) -> None:
-        """The nursery is open; from here on the lease is its deadline."""
+    def opened(self, nursery: trio.Nursery, early: float) -> None:
+        """The nursery is this job's; from here on the lease is its deadline.
+
+        A nursery that another job has left may have that one's deadline. If it is early by no more than `early` seconds, it
+        is taken as this job's own, until the first beat moves it: setting it cost more than anything else here.
+        """
         self.scope_nursery = nursery
-        nursery.cancel_scope.deadline = self.deadline
+        scope = nursery.cancel_scope
+        if self.claim.options is None and 0 <= self.lease_deadline - scope.deadline <= early:
+            self.lease_deadline = scope.deadline
+        else:
+            scope.deadline = self.deadline
+
+    def left_nothing(self, nursery: trio.Nursery, task: trio.lowlevel.Task) -> bool:
+        """Whether the handler, which has returned, left the nursery as it was opened, so that it may be another job's."""
+        return (
+            self._children is None
+            and not self._heartbeat_joined
+            and not nursery.child_tasks
+            and _scopes_of(task) is _scopes_of(nursery)
+            and not nursery.cancel_scope.cancel_called
+        )
 
     @property
     def deadline(self) -> float:
@@ -289,6 +313,12 @@ class Held:
         if first == self.timeout_deadline:
             return "timeout"
         return "deadline" if first == self.job_deadline else "lease-unproven"
+
+
+def _scopes_of(owner: trio.lowlevel.Task | trio.Nursery) -> object:
+    """The innermost scope that is open in a task, or was when a nursery was opened. Trio does not publish it; a Trio that
+    keeps it elsewhere gets a new nursery for each job."""
+    return getattr(owner, "_cancel_status", owner)
 
 
 def _not_cancelled(_: object) -> trio.lowlevel.Abort:

@@ -4,8 +4,8 @@ The nursery holds the handler, its children and, once the first beat is due, its
 Whatever leaves the handler becomes an `Outcome` by the pure functions of `states`; nothing a handler raises reaches its
 siblings or the worker, except what is not the job's: an outer cancellation, and a real Ctrl-C.
 
-Cost: with a handler that returns at once, a job is a task, a nursery and a dictionary entry. There is no logging, no
-event and no `Job` unless somebody asked for them.
+Cost: a job that ends at once and leaves its nursery as it was opened hands it to the next one (places.py); it costs a
+dictionary entry and some objects. There is no logging and no event unless somebody asked for them.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ..jobs import Claim
     from ..observe import Observer
     from .calls import Call
+    from .places import Due, Place
 
 UNKNOWN_KIND_DELAY = 15.0
 """Seconds before a job of a kind this worker lacks is due again: time for a worker that has it (a deploy under way). It
@@ -65,6 +66,7 @@ class Runner:
         self._on_end = on_end
         self._observer = observer
         self._proven_for = lease - margin
+        self._early = heartbeat / 20
         self._heartbeat = heartbeat
         self._cleanup = cleanup
         self._call_of = call_of
@@ -77,33 +79,24 @@ class Runner:
         self._tell_start = observer.wanted(JobStarted)
         self._tell_end = observer.wanted(JobEnded)
 
-    async def run(self, claim: Claim, sent: float) -> None:
-        """Runs one claimed job to its end. `sent` is Trio's clock before the claim was sent: the lease counts from it."""
-        held = Held(
-            claim,
-            sent,
-            sent + self._proven_for,
-            sent + self._heartbeat,
-            self._cleanup,
-            self._orphaned,
-            self._transactions,
-            self._say,
-        )
-        self._on_start(held)
+    async def run(self, claim: Claim, sent: float, place: Place | None = None) -> Due | None:
+        """Runs one claimed job to its end. `sent` is Trio's clock before the claim was sent: the lease counts from it.
+
+        With a `place`, runs the jobs that it has for this task afterwards, as long as each leaves the nursery as it was opened:
+        empty, not cancelled, no scope left open in it. Returns one that was taken and needs a nursery of its own making.
+        """
+        held = self._begin(claim, sent)
+        if held.ended:
+            return None
+        outcome: Outcome | None = None
+        # One coroutine for a job, beside the handler's: a second was 0.3 kB of each job that waits.
         try:
-            call = self._call_of(claim.kind)
-            outcome: Outcome | None = None
-            if call is None or claim.options is not None or held.asked:
-                outcome = self._refusal(held, call)
-            # One coroutine for a job, beside the handler's: a second was 0.3 kB of each job that waits.
-            if call is not None and outcome is None:
-                if self._tell_start:
-                    self._observer.emit(JobStarted(claim.id, claim.kind, claim.queue, claim.attempt))
-                try:
-                    async with trio.open_nursery() as nursery:
-                        held.opened(nursery)
+            try:
+                async with trio.open_nursery() as nursery:
+                    while True:
+                        held.opened(nursery, self._early)
                         try:
-                            outcome = completed(claim, await call(held, claim.args))
+                            outcome = completed(claim, await held.call(held, claim.args))
                         except Exception as error:
                             # Caught here, inside the nursery, where it is still itself; outside it would be a group of one.
                             outcome = held.outcome = self._failed(claim, error)
@@ -113,25 +106,74 @@ class Runner:
                             held.end_heartbeat()
                             raise
                         held.body_ended()
-                except BaseExceptionGroup as group:
-                    outcome = self._outcome_of_group(held, group)
-                else:
-                    if nursery.cancel_scope.cancelled_caught:
-                        # Something of the job was cut short: the handler, or a child of one that had returned.
-                        outcome = held.outcome or self._after_cancel(held)
-            held.outcome = outcome if held.plain else _in_view_of(held, outcome)
+                        if place is None or not held.left_nothing(nursery, place.task):
+                            break
+                        self._end(held, outcome)
+                        while held.ended:
+                            if (due := place.at_hand()) is None:
+                                due = await place.next()
+                                if due is None or nursery.cancel_scope.cancel_called:
+                                    # The deadline that the last job left passed while nobody used the nursery.
+                                    return due
+                            claim, sent = due
+                            held = self._begin(claim, sent)
+            except BaseExceptionGroup as group:
+                if held.ended:
+                    raise
+                outcome = self._outcome_of_group(held, group)
+            except Exception as error:
+                # Trio's own, from the nursery's end: the handler has left a scope or a nursery open.
+                if held.ended:
+                    raise
+                outcome = held.outcome = self._failed(claim, error)
+            else:
+                if nursery.cancel_scope.cancelled_caught and not held.ended:
+                    # Something of the job was cut short: the handler, or a child of one that had returned.
+                    outcome = held.outcome or self._after_cancel(held)
+            if not held.ended:
+                self._end(held, outcome)
         except BaseException:
             # Not the job's: the worker is being cancelled (or the program ends). The job goes back unharmed.
-            if held.outcome is None:
-                held.outcome = Outcome(claim, "released")
+            if not held.ended:
+                self._end(held, held.outcome or Outcome(claim, "released"))
             raise
-        finally:
-            held.end_heartbeat()
-            if held.committed is not None:
-                self._after_commit(held, held.committed)
-            if self._tell_end:
-                self._emit_end(held)
-            self._on_end(held)
+        return None
+
+    def _begin(self, claim: Claim, sent: float) -> Held:
+        """The job as it begins, or as it has ended if it is not to begin."""
+        call = self._call_of(claim.kind)
+        held = Held(
+            claim,
+            call or _never,
+            sent,
+            sent + self._proven_for,
+            sent + self._heartbeat,
+            self._cleanup,
+            self._orphaned,
+            self._transactions,
+            self._say,
+        )
+        self._on_start(held)
+        if call is None or claim.options is not None or held.asked:
+            refusal: Outcome | None = Outcome(claim, "released")
+            try:
+                refusal = self._refusal(held, call)
+            finally:
+                if refusal is not None:
+                    self._end(held, refusal)
+        if self._tell_start and not held.ended:
+            self._observer.emit(JobStarted(claim.id, claim.kind, claim.queue, claim.attempt))
+        return held
+
+    def _end(self, held: Held, outcome: Outcome | None) -> None:
+        held.ended = True
+        held.outcome = outcome if held.plain else _in_view_of(held, outcome)
+        held.end_heartbeat()
+        if held.committed is not None:
+            self._after_commit(held, held.committed)
+        if self._tell_end:
+            self._emit_end(held)
+        self._on_end(held)
 
     def _refusal(self, held: Held, call: Call | None) -> Outcome | None:
         """The outcome of a job that is not begun; None if it can be."""
@@ -220,6 +262,10 @@ def _in_view_of(held: Held, outcome: Outcome | None) -> Outcome | None:
     # need not wait longer, and the failure is on record.
     left = max(0.0, held.job_deadline - trio.current_time())
     return replace(outcome, delay=left) if outcome.delay > left else outcome
+
+
+async def _never(_: Held, __: str) -> None:
+    """Stands for the handler of a kind that has none: such a job is not begun."""
 
 
 def completed(claim: Claim, value: Any) -> Outcome:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,9 +20,10 @@ _OURS = ("pulse_trio.worker", "pulse_trio.handlers", "trio", "outcome")
 def task_of(tasks: Iterable[trio.lowlevel.Task], claim: Claim) -> trio.lowlevel.Task | None:
     """The task that runs a claim, among those of the jobs nursery. Looked for, so that no job has to note its own."""
     for task in tasks:
-        frame = getattr(task.coro, "cr_frame", None)
-        if frame is not None and frame.f_locals.get("claim") is claim:
-            return task
+        # The runner's frame is the task's outermost, or the one below its place's.
+        for frame, _ in islice(await_frames(task.coro), 2):
+            if frame.f_locals.get("claim") is claim:
+                return task
     return None
 
 
