@@ -10,7 +10,7 @@ dictionary entry and some objects. There is no logging and no event unless someb
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import trio
@@ -30,13 +30,22 @@ if TYPE_CHECKING:
     from ..jobs import Claim
     from ..observe import Observer
     from .calls import Call
-    from .places import Due, Place
 
 UNKNOWN_KIND_DELAY = 15.0
 """Seconds before a job of a kind this worker lacks is due again: time for a worker that has it (a deploy under way). It
 doubles with each attempt, to eight times this, so that a backlog nobody can run is not claimed again and again."""
 
 _encode = msgspec.json.Encoder().encode
+
+
+class Place(Protocol):
+    """Where a task that runs one job after another gets the next: a claim, and when it was sent."""
+
+    task: trio.lowlevel.Task
+
+    def at_hand(self) -> tuple[Claim, float] | None: ...
+
+    async def next(self) -> tuple[Claim, float] | None: ...
 
 
 class Runner:
@@ -79,7 +88,7 @@ class Runner:
         self._tell_start = observer.wanted(JobStarted)
         self._tell_end = observer.wanted(JobEnded)
 
-    async def run(self, claim: Claim, sent: float, place: Place | None = None) -> Due | None:
+    async def run(self, claim: Claim, sent: float, place: Place | None = None) -> tuple[Claim, float] | None:
         """Runs one claimed job to its end. `sent` is Trio's clock before the claim was sent: the lease counts from it.
 
         With a `place`, runs the jobs that it has for this task afterwards, as long as each leaves the nursery as it was opened:
