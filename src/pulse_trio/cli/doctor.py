@@ -158,15 +158,15 @@ def _rights(server: Server) -> Iterator[Finding]:
             "error",
             "rights",
             f"the role {server.role} lacks {', '.join(server.missing[:4])}{' and more' if len(server.missing) > 4 else ''}",
-            "As the schema's owner: GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA ... TO ... "
-            "(for a role that only looks this is as it should be)",
+            f"As the schema's owner: pulse-trio grants --worker {server.role} (for a role that does not run workers this is as "
+            "it should be)",
         )
     if not server.may_maintain:
         yield Finding(
             "warning",
             "rights",
             f"the role {server.role} may not maintain the archive; some worker's role has to",
-            "As the schema's owner: GRANT EXECUTE ON FUNCTION ...upkeep(interval) TO ...",
+            f"As the schema's owner: pulse-trio grants --worker {server.role}",
         )
     if not server.missing and server.may_maintain:
         yield Finding("ok", "rights", f"the role {server.role} may do all that a worker does")

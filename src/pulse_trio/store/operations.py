@@ -32,6 +32,7 @@ from ..sql import statement
 from ..states import TRANSITIONS, Event, State
 from .arrays import numbers, optional_numbers, texts
 from .bounded import bounded, bounded_sync
+from .rights import remedy
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -351,7 +352,7 @@ def translate(error: psycopg.Error, schema: str) -> PulseTrioError:
         case psycopg.errors.CheckViolation() | psycopg.DataError():
             return InvalidArguments(f"The database refused the job: {headline}.")
         case psycopg.errors.InsufficientPrivilege():
-            return UsageError(f"The database role may not do that: {headline}.")
+            return UsageError(f"The database role may not do that: {headline}.{remedy(headline, schema)}")
         case psycopg.errors.QueryCanceled():
             return TookTooLong(f"The database stopped that, because it took too long ({headline}).")
         case _:

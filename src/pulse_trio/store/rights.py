@@ -1,0 +1,41 @@
+"""Which role a refused statement takes, and who can give it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from ..grants import FUNCTIONS, TABLES
+
+if TYPE_CHECKING:
+    from ..grants import RoleKind
+
+_REFUSED = re.compile(r'permission denied for (?:table|view|function|sequence|schema) "?(\w+)"?')
+
+
+def remedy(refusal: str, schema: str) -> str:
+    """What to do about PostgreSQL's `permission denied for view jobs`; empty where no role of ours has that right.
+
+    PostgreSQL does not say which right on a table was missing, so who may only read it is named as such."""
+    found = _REFUSED.search(refusal)
+    if found is None:
+        return ""
+    name = found[1]
+    touching: list[RoleKind] = [
+        kind for kind in TABLES if name == schema or name in FUNCTIONS[kind] or name in _named(kind)
+    ]
+    writing: list[RoleKind] = [kind for kind in touching if name in _named(kind, but="SELECT")] or touching
+    if not touching:
+        return ""
+    readers: list[RoleKind] = [kind for kind in touching if kind not in writing]
+    aside = f" ({_either(readers)} may read it)" if readers else ""
+    ways = " or ".join(f"--{kind} ROLE" for kind in [*writing, *readers])
+    return f" That takes the work of {_either(writing)}{aside}: as the schema's owner, run: pulse-trio grants {ways}"
+
+
+def _named(kind: RoleKind, but: str = "") -> list[str]:
+    return [name for rights, names in TABLES[kind].items() if rights != but for name in names.split(", ")]
+
+
+def _either(kinds: list[RoleKind]) -> str:
+    return " or ".join(f"{'an' if kind == 'operator' else 'a'} {kind}" for kind in kinds)
