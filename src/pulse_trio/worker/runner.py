@@ -120,6 +120,7 @@ class Runner:
                         self._end(held, outcome)
                         while held.ended:
                             if (due := place.at_hand()) is None:
+                                outcome = None  # a result may be a megabyte, and a place may wait for long
                                 due = await place.next()
                                 if due is None or nursery.cancel_scope.cancel_called:
                                     # The deadline that the last job left passed while nobody used the nursery.
