@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -156,3 +157,24 @@ async def test_a_pool_gives_up_a_new_connection_whose_server_falls_silent_before
                 await connection.execute("SELECT 1")
 
     assert made == 2
+
+
+@pytest.mark.parametrize("where", ["statement", "COMMIT"])
+async def test_a_handler_that_is_cancelled_in_a_fenced_transaction_ends_within_the_time_for_it(
+    where: str, dsn: str, proxy: Proxy
+) -> None:
+    """Found by `make chaos SEED=5`: 5 s, whatever the margin, in which the lease ran out and somebody else began."""
+    with Window(dsn) as window:
+        window.enqueue()
+    async with open_store(dsn, lease=LEASE) as store, open_store(proxy.dsn, lease=LEASE) as doomed:
+        claim = await claim_one(store)
+        async with doomed.transactions.open(within=0.3):
+            with trio.fail_after(3), trio.CancelScope() as scope, suppress(CommitUnknown):
+                async with doomed.transactions.begin() as begun:
+                    if where == "COMMIT":
+                        await begun.complete(end(claim))
+                    proxy.hold()
+                    scope.deadline = trio.current_time() + 0.2
+                    if where == "statement":
+                        await begun.connection.execute("SELECT 1")
+            proxy.forward()

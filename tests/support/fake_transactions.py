@@ -56,7 +56,7 @@ class FakeTransactions:
         self.seconds: list[float] = []
 
     @asynccontextmanager
-    async def open(self) -> AsyncGenerator[None]:
+    async def open(self, *, within: float = 5.0) -> AsyncGenerator[None]:
         yield
 
     @asynccontextmanager

@@ -240,6 +240,28 @@ async def test_a_commit_nobody_can_ask_about_is_an_unproven_lease_and_runs_nothi
     assert stage.database.ledger == ["paid by 1" if done else "paid by 2"]
 
 
+async def test_an_unanswered_commit_is_not_looked_into_past_the_lease(stage: Stage) -> None:
+    """Found by `make chaos SEED=5`, with a margin shorter than the time to find out: two attempts' handlers at a time."""
+    ended: list[float] = []
+
+    @stage.handlers.job
+    async def pay(job: Job) -> None:
+        try:
+            async with job.transaction() as tx:
+                await tx.execute("paid")
+                await trio.sleep(27)
+        finally:
+            ended.append(trio.current_time())
+
+    for operation in ("commit", "committed", "beat", "settle"):
+        stage.store.trouble[operation] = unavailable
+    stage.enqueue("pay")
+    begun = trio.current_time()
+    async with stage.working(cleanup=0.5):  # so the handler is cancelled 1.5 s before the lease of 30 s ends
+        await trio.sleep(60)
+    assert 28.5 <= ended[0] - begun < 30
+
+
 # After the commit
 
 

@@ -105,13 +105,19 @@ class FencedTransactions:
         self._pool: TrioPool | None = None
 
     @asynccontextmanager
-    async def open(self) -> AsyncGenerator[None]:
-        """The life of the pool; no connection is made before one is asked for."""
+    async def open(self, *, within: float = 5.0) -> AsyncGenerator[None]:
+        """The life of the pool; no connection is made before one is asked for. `within`: seconds in which the server must have
+        answered what is ended when a handler is cancelled (a statement, COMMIT, ROLLBACK); then the connection is closed."""
+
+        async def configure(connection: TrioConnection[Any]) -> None:
+            connection.cancel_timeout = connection.cleanup_timeout = within
+            await _configure(connection)
+
         async with open_pool(
             self._dsn,
             min_size=0,
             max_size=self._size,
-            configure=_configure,
+            configure=configure,
             autocommit=True,
             application_name="pulse-trio transactions",
         ) as self._pool:

@@ -224,6 +224,7 @@ class Worker:
             completed=completed if self._handlers.codec is None else partial(_encoded, self._handlers.codec),
             on_commit=self._job_committed,
             on_lost=lambda held: self._leases.remove(held.claim),
+            margin=s.margin,
         )
         self._runner = Runner(
             self._handlers,

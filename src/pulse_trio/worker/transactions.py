@@ -29,7 +29,7 @@ _LOCKED_PAUSE = 0.01
 """Seconds until a row that somebody has locked (a beat, most often) is tried again; doubles up to half a second."""
 _LONGEST_LOCKED_PAUSE = 0.5
 _FIND_OUT = 5.0
-"""Seconds at least in which an unanswered COMMIT is looked into, also when the job is cancelled."""
+"""Seconds at least in which an unanswered COMMIT is looked into, also when the job is cancelled, while its lease lasts."""
 _FIND_OUT_PAUSE = 0.25
 
 
@@ -41,7 +41,7 @@ class Begun(Protocol):
 
 
 class TransactionStore(Protocol):
-    def open(self) -> AbstractAsyncContextManager[None]: ...
+    def open(self, *, within: float) -> AbstractAsyncContextManager[None]: ...
 
     def begin(self, *, seconds: float) -> AbstractAsyncContextManager[Begun]: ...
 
@@ -76,7 +76,11 @@ class _FenceLost(Exception):
 
 
 class Transactions:
-    """`completed(claim, value)` makes the outcome; `on_commit(held)` is called when a job has become completed here."""
+    """`completed(claim, value)` makes the outcome; `on_commit(held)` is called when a job has become completed here.
+
+    `margin`: seconds from a lease's local deadline to its end. Until then a handler that is cancelled has to have ended, and it
+    cannot while its connection waits for an answer: a third of it for that, and a third to look into an unanswered COMMIT.
+    """
 
     def __init__(
         self,
@@ -85,15 +89,17 @@ class Transactions:
         completed: Callable[[Claim, Any], Outcome],
         on_commit: Callable[[Held], None],
         on_lost: Callable[[Held], None],
+        margin: float,
     ) -> None:
         self._store = store
         self._completed = completed
         self._on_commit = on_commit
         self._on_lost = on_lost
+        self._margin = margin
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keeps the connections, until cancelled."""
-        async with self._store.open():
+        async with self._store.open(within=self._margin / 3):
             task_status.started()
             await trio.sleep_forever()
 
@@ -138,7 +144,9 @@ class Transactions:
     async def _find_out(self, held: Held) -> bool:
         """Whether the commit was done. If that cannot be known in time the job is cancelled like one whose lease cannot be
         proven: its release is fenced, so it finds a row only if the commit was not done."""
-        deadline = max(held.lease_deadline, trio.current_time() + _FIND_OUT)
+        # Never past the lease: what the handler does when it hears of it, somebody else's attempt may be doing by then.
+        last = held.lease_deadline + self._margin * 2 / 3
+        deadline = max(held.lease_deadline, min(trio.current_time() + _FIND_OUT, last))
         with trio.CancelScope(shield=True, deadline=deadline):
             while True:
                 try:
