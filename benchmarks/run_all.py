@@ -32,6 +32,7 @@ ORDER = (
     "memory",
     "peers",
     "driver",
+    "recovery",
     "soak",
 )
 WITH_A_DSN = {"driver"}

@@ -262,7 +262,7 @@ async def test_a_child_killed_from_outside_is_said_to_be_out_of_memory_and_its_j
     os.kill(pid, signal.SIGKILL)
     await supervisor.line(
         rf"{pid} ended \(killed by signal 9, SIGKILL, which the supervisor did not send: "
-        r"probably the kernel's out-of-memory killer\); starting another in"
+        r"probably the kernel's out-of-memory killer\); starting another$"
     )
     line = await supervisor.line(rf"rescued {len(held)} job\(s\) .*\(process {pid}\): (.*)")
     assert {int(named.split()[0]) for named in line[1].split(", ")} == held

@@ -250,7 +250,9 @@ def _end_of_child(event: ChildEnded) -> str:
         how += ", which the supervisor did not send: probably the kernel's out-of-memory killer"
     elif event.code == -signal.SIGALRM and not event.expected:
         how += ", its own alarm clock: its loop did not turn for two leases"
-    again = f"; starting another in {duration(event.again_in)}" if event.again_in and not event.expected else ""
+    again = ""
+    if event.again_in is not None and not event.expected:
+        again = f"; starting another{f' in {duration(event.again_in)}' if event.again_in else ''}"
     return f"worker process {event.pid} ended ({how}){again}{_where(event.stack, event.kinds)}"
 
 

@@ -26,7 +26,7 @@ _CONFIGURE_WITHIN = 30.0
 
 
 def backoff(
-    attempt: int, base: float = 0.1, cap: float = 5.0, uniform: Callable[[float, float], float] = random.uniform
+    attempt: int, base: float = 0.1, cap: float = 4.0, uniform: Callable[[float, float], float] = random.uniform
 ) -> float:
     """Seconds to wait before the attempt after this one: exponential with full jitter.
 
@@ -36,7 +36,7 @@ def backoff(
     Args:
         attempt: how many attempts have failed before, from 0.
         base: the upper bound after the first failure, seconds.
-        cap: the upper bound ever, seconds.
+        cap: the upper bound ever, seconds. 4 by default: within 5 s of a server's accepting connections claims flow again.
         uniform: the random source, `uniform(low, high)`.
     """
     # The exponent is bounded so that a worker that was cut off for a week does not overflow a float.

@@ -177,7 +177,8 @@ class Supervisor:
             if code != REPLACE_ME:
                 failures = 0 if child.heard - child.started > _LIVED else failures + 1
             final = self._is_final(child, code, failures)
-            pause = 0.0 if code == REPLACE_ME else backoff(failures, base=0.2, cap=30.0)
+            # The first one is replaced at once: its jobs may have room nowhere else.
+            pause = 0.0 if code == REPLACE_ME or failures <= 1 else backoff(failures - 1, base=0.2, cap=30.0)
             self._tell_end(child, code, words, None if final else pause)
             await self._report(child.stuck)
             await self._hand_back(child)
