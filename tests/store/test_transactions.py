@@ -113,6 +113,18 @@ async def test_a_deferred_constraint_that_fails_at_commit_undoes_all(store: Work
     assert window.state(job_id) == "running"
 
 
+async def test_a_connection_that_became_read_only_is_not_lent_again(store: WorkerStore, window: Window) -> None:
+    job_id = window.enqueue()
+    claim = await claim_one(store)
+    async with store.transactions.begin() as begun:
+        # For the transactions after this one: what a primary that becomes a standby is to a connection it keeps.
+        await begun.connection.execute("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY")
+    with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+        await pay(store, claim)
+    assert await pay(store, claim)
+    assert ledger(window) == [job_id]
+
+
 async def test_a_transaction_ended_by_hand_is_refused(store: WorkerStore, window: Window) -> None:
     job_id = window.enqueue()
     claim = await claim_one(store)

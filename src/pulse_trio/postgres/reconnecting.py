@@ -81,9 +81,23 @@ async def _configure(connection: TrioConnection[Any], configure: Configure | Non
         raise DatabaseUnavailable(f"the server did not answer within {_CONFIGURE_WITHIN:g} s of connecting")
 
 
-async def _connect_before(deadline: float, dsn: str) -> TrioConnection[Any]:
+async def _look(dsn: str) -> None:
+    """One look whether the database is there and takes writes."""
+    connection = await connect_or_unavailable(dsn, autocommit=True)
+    try:
+        row = await (await connection.execute("SELECT current_setting('transaction_read_only')::bool")).fetchone()
+    except e.OperationalError as ex:
+        raise DatabaseUnavailable(redact(str(ex), dsn)) from None
+    finally:
+        await connection.close()  # noqa: ASYNC102 - never waits
+    if row is not None and row[0]:
+        raise DatabaseUnavailable("the database is read-only: a standby, or a primary that is being replaced")
+
+
+async def _look_before(deadline: float, dsn: str) -> None:
     with trio.move_on_at(deadline):
-        return await connect_or_unavailable(dsn)
+        await _look(dsn)
+        return
     raise DatabaseUnavailable("the server does not answer")
 
 
@@ -92,7 +106,7 @@ async def wait_for_database(
     timeout: float,  # noqa: ASYNC109 - the last failure is what the caller wants to hear, not TooSlowError
     on_wait: Callable[[DatabaseUnavailable], object] | None = None,
 ) -> None:
-    """Return when the database accepts connections.
+    """Return when the database accepts connections, and writes: who has just been promoted does after a while.
 
     Args:
         dsn: the connection string.
@@ -107,7 +121,7 @@ async def wait_for_database(
     attempt = 0
     while True:
         try:
-            connection = await _connect_before(deadline, dsn) if timeout else await connect_or_unavailable(dsn)
+            await (_look_before(deadline, dsn) if timeout else _look(dsn))
         except DatabaseUnavailable as ex:
             pause = backoff(attempt, cap=1.0)
             if trio.current_time() + pause >= deadline:
@@ -117,5 +131,4 @@ async def wait_for_database(
             await trio.sleep(pause)
             attempt += 1
         else:
-            await connection.close()
             return

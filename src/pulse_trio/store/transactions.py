@@ -174,7 +174,12 @@ class FencedTransactions:
         if self._pool is None:
             raise RuntimeError("the pool of transactions is not open")
         async with self._pool.connection(timeout=math.inf) as connection:
-            yield connection
+            try:
+                yield connection
+            except psycopg.errors.ReadOnlySqlTransaction:
+                # A primary that became a standby keeps its connections: the next transaction asks again who the primary is.
+                connection.abort()
+                raise
 
 
 @contextmanager
