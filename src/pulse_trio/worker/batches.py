@@ -57,7 +57,8 @@ class Batches:
                     await self._store.prune_results(self._retention)
                     self._prune_at = trio.current_time() + _PRUNE_EVERY
             except DatabaseUnavailable as error:
-                pause = max(TICK, self._backoff(failures))
+                # On top, not at least: at first every worker's backoff is the shorter, and all would come at once.
+                pause = TICK + self._backoff(failures)
                 if failures == 0:
                     self._observer.emit(DatabaseLost("batches", str(error), pause))
                 failures += 1

@@ -9,6 +9,7 @@ nothing has to be kept in order on the path of every job.
 
 from __future__ import annotations
 
+import random
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
@@ -131,8 +132,11 @@ class Leases:
                 held.lose()
 
     async def _show_signs_of_life(self) -> None:
+        # Workers that were started together are not to show it together.
+        pause = random.uniform(0, self._heartbeat)  # noqa: S311
         while True:
-            await trio.sleep(self._heartbeat)
+            await trio.sleep(pause)
+            pause = self._heartbeat
             try:
                 await self._store.touch(
                     sum(held.outcome is None for held in self._held.values()), draining=self.draining
@@ -142,7 +146,8 @@ class Leases:
                 self._lose(error, self._heartbeat)
 
     async def _pause(self, error: DatabaseUnavailable) -> None:
-        pause = self._heartbeat / 10
+        # Soon, for the leases' sake, but not in step with everybody else who has lost the database.
+        pause = self._heartbeat / 10 * random.uniform(0.5, 1)  # noqa: S311
         self._lose(error, pause)
         await trio.sleep(pause)
 

@@ -56,7 +56,7 @@ class ProgressBook:
             except DatabaseUnavailable as error:
                 for said in batch:
                     self._said.setdefault(said.claim, said)
-                pause = max(EVERY, self._backoff(failures))
+                pause = EVERY + self._backoff(failures)
                 if failures == 0:
                     self._observer.emit(DatabaseLost("progress", str(error), pause))
                 failures += 1

@@ -66,7 +66,7 @@ class Scheduler:
             try:
                 pause = await self._turn()
             except DatabaseUnavailable as error:
-                pause = max(self._backoff(failures), _ELSEWHERE)
+                pause = _ELSEWHERE + self._backoff(failures)
                 if failures == 0:
                     self._observer.emit(DatabaseLost("scheduler", str(error), pause))
                 failures += 1

@@ -74,7 +74,8 @@ class Watchdog:
                         # Not to the second: workers that were started together need not come together.
                         self._maintain_at = trio.current_time() + _MAINTAIN_EVERY * random.uniform(0.9, 1)  # noqa: S311
             except DatabaseUnavailable as error:
-                pause = max(self._backoff(failures), self._tick / 10)
+                # On top, not at least: at first every watchdog's backoff is the shorter, and all would come at once.
+                pause = self._tick / 10 + self._backoff(failures)
                 if failures == 0:
                     self._observer.emit(DatabaseLost("watchdog", str(error), pause))
                 failures += 1
