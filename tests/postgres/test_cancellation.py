@@ -469,3 +469,19 @@ async def test_ctrl_c_reaches_the_program_and_frees_the_connection(dsn: str) -> 
     with trio.fail_after(30):
         process = await trio.run_process([sys.executable, "-W", "error", "-c", CTRL_C, dsn], capture_stdout=True)
     assert process.stdout == b"interrupted 1\n"
+
+
+@pytest.mark.parametrize(("limit", "closed"), [(0.1, True), (60.0, False)])
+async def test_a_query_cancelled_while_it_is_still_being_sent_leaves_the_connection_usable_or_closed(
+    limit: float, closed: bool, proxy: Proxy, through_proxy: Connection
+) -> None:
+    through_proxy.cancel_timeout = limit
+    proxy.to_server.delay(1.0)
+    with trio.move_on_after(0.2) as scope:
+        # More than the kernel takes in while the proxy is slow: the rest waits to be written.
+        await through_proxy.execute("SELECT length(%s)", ["x" * 50_000_000])
+    proxy.forward()
+    assert through_proxy.closed == closed
+    assert scope.cancel_called
+    if not closed:
+        assert await value(through_proxy, "SELECT 1") == 1

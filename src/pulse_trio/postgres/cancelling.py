@@ -26,7 +26,7 @@ import trio
 from psycopg import AsyncConnection, capabilities, pq
 from psycopg import errors as e
 from psycopg.rows import Row, tuple_row
-from psycopg.waiting import Wait
+from psycopg.waiting import Ready, Wait
 
 from pulse_trio.postgres.contract import WaitTimeout, closes_a_cursor, ready_now, waits_for_news
 from pulse_trio.postgres.lock import HandoverLock
@@ -150,7 +150,7 @@ class CancellableConnection(AsyncConnection[Row]):
         if not self._is_active():
             return None
         try:
-            ended = await self._cancel_then(gen)
+            ended = await self._cancel_then(gen, Ready.NONE)
         except e.Error as ex:
             logger.debug("a cancelled query ended with: %s", ex)
             ended = None
@@ -172,10 +172,10 @@ class CancellableConnection(AsyncConnection[Row]):
                 logger.warning("closing %r, lost while a query was cancelled: %s", self, ex)
                 self.abort()
 
-    async def _cancel_then(self, gen: PQGen[T]) -> tuple[T] | None:
+    async def _cancel_then(self, gen: PQGen[T], first: Ready | None = None) -> tuple[T] | None:
         with bounded_shield(self.cancel_timeout):
             await self._ask_to_cancel()
-            return (await drive(gen, self.pgconn),)
+            return (await drive(gen, self.pgconn, first),)
         logger.warning("the server did not answer a cancel request in %g s: closing %r", self.cancel_timeout, self)
         self.abort()
         return None
@@ -188,7 +188,7 @@ class CancellableConnection(AsyncConnection[Row]):
 
     async def _let_end(self, gen: PQGen[T]) -> tuple[T] | None:
         with bounded_shield(self.cleanup_timeout):
-            return (await drive(gen, self.pgconn),)
+            return (await drive(gen, self.pgconn, Ready.NONE),)
         logger.warning("clean-up did not end in time: closing %r", self)
         self.abort()
         return None

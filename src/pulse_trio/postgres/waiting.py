@@ -44,17 +44,18 @@ _last_asked = -1
 _futile = 0
 
 
-async def drive(gen: PQGen[T], pgconn: PGconn) -> T:
+async def drive(gen: PQGen[T], pgconn: PGconn, first: Ready | None = None) -> T:
     """Run a generator that works on an open connection to its end, and return its value.
 
-    Cancellation leaves the generator where it was; call again to go on.
+    Cancellation leaves the generator where it was; call again to go on, with `first=Ready.NONE`: one that was cut off while it
+    sent would take None for what its socket is ready for.
 
     Raises:
         psycopg.OperationalError: the connection is closed, or another task closed it.
     """
     fileno = pgconn.socket
     try:
-        wanted = next(gen)
+        wanted = gen.send(first)  # pyright: ignore[reportArgumentType] -- None begins a generator
         while True:
             if wanted == Wait.R:
                 await _wait_for_answer(pgconn, fileno)

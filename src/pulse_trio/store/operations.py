@@ -33,6 +33,7 @@ from ..states import TRANSITIONS, Event, State
 from .arrays import numbers, optional_numbers, texts
 from .bounded import bounded, bounded_sync
 from .rights import remedy
+from .room import no_room
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -356,4 +357,4 @@ def translate(error: psycopg.Error, schema: str) -> PulseTrioError:
         case psycopg.errors.QueryCanceled():
             return TookTooLong(f"The database stopped that, because it took too long ({headline}).")
         case _:
-            return DatabaseUnavailable(f"The database could not do that: {headline}")
+            return DatabaseUnavailable(f"The database could not do that: {no_room(error) or headline}")

@@ -36,6 +36,7 @@ from .arrays import numbers, texts
 from .finishing import finish_batches
 from .limits import Limited, limited_claims, limits_parameters
 from .operations import run
+from .room import no_room
 from .suspects import claim_suspect
 from .transactions import FencedTransactions
 
@@ -229,7 +230,7 @@ class WorkerStore:
             ) from error
         except (psycopg.OperationalError, psycopg.InternalError) as error:
             # Full disk, deadlock, read-only after a failover, too many connections: try again, with backoff.
-            raise DatabaseUnavailable(f"{link.name}: {str(error).strip()}") from error
+            raise DatabaseUnavailable(f"{link.name}: {no_room(error) or str(error).strip()}") from error
 
     # Sessions
 
