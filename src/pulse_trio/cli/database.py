@@ -18,7 +18,7 @@ from ..embedded import embedded_server, open_embedded
 from ..errors import ConfigurationError, SchemaError
 from ..migrate import check_sync, migrate_sync
 from ..postgres import connect_sync
-from ..postgres.dsn import redact
+from ..postgres.dsn import redact, shown_dsn
 from ..settings import file_dsn, load_settings
 from .output import notice
 
@@ -38,7 +38,7 @@ class Choice:
     source: str
 
     def __str__(self) -> str:
-        return f"database {redact(self.dsn)} (from {self.source})" if self.dsn is not None else "embedded PostgreSQL"
+        return f"database {shown_dsn(self.dsn)} (from {self.source})" if self.dsn is not None else "embedded PostgreSQL"
 
 
 def choose_database(given: str | None) -> Choice:

@@ -6,6 +6,7 @@ import ipaddress
 import logging
 import os
 import re
+from typing import Any
 from urllib.parse import quote
 
 from psycopg import errors as e
@@ -24,10 +25,11 @@ _LIVELINESS = {
     # Seconds for each address; libpq's own default is to wait for the kernel, about two minutes.
     "connect_timeout": "10",
 }
-_PASSWORD_PARAMETERS = ("password", "sslpassword", "oauth_client_secret")
+_PASSWORD_PARAMETERS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
 _IN_URL = re.compile(r"(?<=://)([^:/@\s]*):([^@\s]*)@")
 _PLACES = (re.compile(r"://[^:/@\s]*:(.*)@", re.DOTALL), re.compile(r"://[^:/@\s]*:(.*?)@", re.DOTALL))
-_IN_PAIRS = re.compile(r"(\b(?:ssl)?password\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&']+)", re.IGNORECASE)
+_QUOTED = re.compile(r'"([^"]*)"')
+_IN_PAIRS = re.compile(rf"(\b(?:{'|'.join(_PASSWORD_PARAMETERS)})\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&']+)", re.IGNORECASE)
 
 
 def with_liveliness(dsn: str, **defaults: str) -> str:
@@ -64,7 +66,7 @@ def warn_if_insecure(dsn: str) -> None:
     logger.warning(
         "The connection to %s has sslmode=%s: whoever is on the way may pose as the server. Add sslmode=verify-full to the DSN "
         "(and sslrootcert=system, or the file of the authority that signed its certificate).",
-        server,
+        redact(server, dsn),
         mode,
     )
 
@@ -97,26 +99,66 @@ def _is_here(host: str) -> bool:
         return False
 
 
+def shown_dsn(dsn: str) -> str:
+    """A connection string as it may be shown: as it was written where that is safe, else written anew."""
+    given = _parameters(dsn)
+    if not given or str(given.get("port", "")).strip("0123456789,"):
+        return HIDDEN
+    hidden = {name: HIDDEN for name in _PASSWORD_PARAMETERS if given.get(name)}
+    anew = make_conninfo("", **given | hidden)
+    if _misplaced(given):
+        return redact(anew, dsn)
+    # A URL may write even the word "password" as %70assword.
+    text = redact(dsn, dsn)
+    left = _parameters(text)
+    return text if left and all(left.get(name) == HIDDEN for name in hidden) else anew
+
+
 def redact(text: str, dsn: str = "") -> str:
     """Hide passwords in a text: those of URLs and `password=` pairs, and the given DSN's wherever it appears."""
     for secret in _secrets_of(dsn):
         text = text.replace(secret, HIDDEN)
+    if dsn and not _parameters(dsn):
+        # What libpq could not read it quotes, and that may be any part of a password.
+        text = _QUOTED.sub(_unless_harmless, text)
     text = _IN_URL.sub(rf"\1:{HIDDEN}@", text)
     return _IN_PAIRS.sub(rf"\1{HIDDEN}", text)
 
 
-def _secrets_of(dsn: str) -> list[str]:
+def _unless_harmless(quoted: re.Match[str]) -> str:
+    """An option's name, which says what is misspelt, and punctuation."""
+    harmless = re.fullmatch(r"\W|[a-z_]+", quoted[1]) and not quoted.string[: quoted.start()].endswith("after ")
+    return quoted[0] if harmless else f'"{HIDDEN}"'
+
+
+def _parameters(dsn: str) -> dict[str, Any]:
+    """What libpq reads in a DSN; nothing if it cannot be read."""
     try:
-        parameters = conninfo_to_dict(dsn)
+        return conninfo_to_dict(dsn)
     except e.ProgrammingError:
+        return {}
+
+
+def _secrets_of(dsn: str) -> list[str]:
+    parameters = _parameters(dsn)
+    if not parameters:
         # libpq quotes the part that it does not understand, which may be the password: what stands in its place, up to the
         # first @ and up to the last.
         return [secret for place in _PLACES for secret in place.findall(dsn) if len(secret) > 2]
-    found = (str(parameters.get(name) or "") for name in _PASSWORD_PARAMETERS)
+    found = [str(parameters.get(name) or "") for name in _PASSWORD_PARAMETERS]
+    found += _misplaced(parameters)
     # A password of one or two characters would blank out half of every message and hide nothing. As it is written in a URL and
     # between quotes as well, the longest first: one may be a part of another.
     written = {form for secret in found if len(secret) > 2 for form in _forms(secret)}
     return sorted(written, key=len, reverse=True)
+
+
+def _misplaced(parameters: dict[str, Any]) -> list[str]:
+    """What of a password libpq takes for something else: an @ in it ends it in a URL, and then a host's name begins; without
+    an @ behind it, it is a port."""
+    rest, at, _ = str(parameters.get("host") or "").rpartition("@")
+    port = str(parameters.get("port") or "")
+    return ([f"{rest}@"] if at and rest else []) + ([port] if port.strip("0123456789,") else [])
 
 
 def _forms(secret: str) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ import trio
 from psycopg import errors as e
 
 from pulse_trio.errors import DatabaseUnavailable
-from pulse_trio.postgres.dsn import redact
+from pulse_trio.postgres.dsn import redact, shown_dsn
 from pulse_trio.postgres.lock import HandoverLock
 from pulse_trio.postgres.reconnecting import connect_or_unavailable
 from pulse_trio.postgres.shield import Mode, running_in
@@ -63,7 +63,7 @@ class Link:
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"<Link {self.name!r} generation={self.generation} {redact(self._dsn, self._dsn)!r}>"
+        return f"<Link {self.name!r} generation={self.generation} {shown_dsn(self._dsn)!r}>"
 
     @asynccontextmanager
     async def use(self, *, timeout: float | None = None) -> AsyncGenerator[TrioConnection[Any]]:  # noqa: ASYNC109

@@ -27,7 +27,7 @@ import trio
 from psycopg import errors as e
 
 from pulse_trio.errors import DatabaseUnavailable, UsageError
-from pulse_trio.postgres.dsn import redact
+from pulse_trio.postgres.dsn import redact, shown_dsn
 from pulse_trio.postgres.reconnecting import backoff, connect_or_unavailable
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class TrioPool:
         self._nap = trio.CancelScope()
 
     def __repr__(self) -> str:
-        return f"<TrioPool {self._size()}/{self._limits.max_size} {redact(self._dsn, self._dsn)!r}>"
+        return f"<TrioPool {self._size()}/{self._limits.max_size} {shown_dsn(self._dsn)!r}>"
 
     @property
     def statistics(self) -> PoolStatistics:
