@@ -237,7 +237,7 @@ def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
 
 def _is_ours(trace: TracebackType) -> bool:
     module = str(trace.tb_frame.f_globals.get("__name__", ""))
-    return module.startswith(("pulse_trio.worker.", "pulse_trio.handlers", "trio."))
+    return module.startswith(("pulse_trio.worker.", "pulse_trio.handlers", "pulse_trio.codec", "trio."))
 
 
 def _cut(text: str, limit: int) -> str:

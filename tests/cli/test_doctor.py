@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from pulse_trio.cli.doctor import Finding, diagnose, doctor, judge_server
+from pulse_trio.cli.doctor import Finding, diagnose, doctor, judge_line, judge_server
 from pulse_trio.store import health
 from pulse_trio.store.health import Health, Holder, PutBack, Server, Storage
 from pulse_trio.store.operations import WorkerRecord
@@ -36,6 +36,14 @@ def troubles(findings: Any) -> list[Finding]:
 
 def of_server(difference: float = 0.0, unsure: float = 0.001, **changes: Any) -> list[Finding]:
     return troubles(judge_server(replace(SERVER, **changes), difference=difference, unsure=unsure))
+
+
+def test_a_server_elsewhere_that_is_not_verified_is_warned_of() -> None:
+    (found,) = judge_line("host=db.example sslmode=require")
+    assert (found.level, found.check) == ("warning", "network")
+    assert "sslmode is require" in found.what
+    for fine in ("host=db.example sslmode=verify-full", "host=127.0.0.1", "host=/var/run/postgresql", None):
+        assert not list(judge_line(fine))
 
 
 def of_health(**changes: Any) -> list[Finding]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import psycopg
 import pytest
@@ -15,6 +15,9 @@ from pulse_trio.observe import EndedAfterCommit
 from pulse_trio.store import operations
 from support.stage import Recorder
 from support.stores import Window
+
+if TYPE_CHECKING:
+    from support.processes import Processes
 
 OLD, NEW = bytes(range(32)), bytes(range(32, 64))
 
@@ -177,3 +180,102 @@ async def test_arguments_that_were_put_under_another_job_fail_it(dsn: str) -> No
         await Worker(app(codec()), dsn, burst=True).run()
         assert window.job(mine)["error"].startswith("CodecError")
         assert window.job(theirs)["state"] == "completed"
+
+
+FAR = "secret-far"
+
+
+async def test_every_kind_of_handler_is_given_plain_arguments_and_its_value_is_encoded(
+    dsn: str, processes: Processes
+) -> None:
+    (processes.folder / "app.py").write_text(APP)
+    keys = {"OLD": OLD.hex()}
+    async with open_client(dsn, codec=codec("old")) as client:
+        refs = [
+            await client.enqueue(kind, {"name": FAR}) for kind in ("on_trio", "in_asyncio", "in_thread", "in_process")
+        ]
+        worker = await processes.pulse_trio("run", "app:handlers", "--burst", f"--dsn={dsn}", "--verbose", env=keys)
+        assert await worker.ended(within=60) == 0, worker.report()
+        assert [await ref.result() for ref in refs] == [f"secret-value {FAR}"] * 4
+    listed = await processes.run("jobs", "list", "--json", f"--dsn={dsn}")
+    for ref in refs:
+        listed += await processes.run("jobs", "show", str(ref.id), "--json", f"--dsn={dsn}")
+        listed += await processes.run("jobs", "show", str(ref.id), f"--dsn={dsn}")
+    assert "$codec" in listed
+    assert "secret-" not in listed + worker.stdout + worker.stderr
+
+
+APP = """
+import asyncio
+import os
+
+from pulse_trio import AeadCodec, Handlers
+
+handlers = Handlers(codec=AeadCodec({"old": bytes.fromhex(os.environ["OLD"])}, "old"))
+
+
+@handlers.job
+async def on_trio(name: str) -> str:
+    return f"secret-value {name}"
+
+
+@handlers.job(runs="asyncio")
+async def in_asyncio(name: str) -> str:
+    await asyncio.sleep(0)
+    return f"secret-value {name}"
+
+
+@handlers.job(runs="thread")
+def in_thread(name: str) -> str:
+    return f"secret-value {name}"
+
+
+@handlers.job(runs="process")
+def in_process(name: str) -> str:
+    return f"secret-value {name}"
+"""
+
+
+async def test_arguments_that_do_not_fit_are_refused_without_their_values(dsn: str) -> None:
+    handlers = Handlers(codec=codec())
+
+    @handlers.job
+    async def counted(count: int, colour: Literal["red"] = "red") -> None: ...
+
+    with Window(dsn) as window:
+        client = SyncClient(dsn, codec=codec())
+        jobs = [
+            client.enqueue("counted", {"count": "secret-text"}).id,
+            client.enqueue("counted", {"count": 1, "colour": "secret-blue - at `$.x` secret-green"}).id,
+        ]
+        await Worker(handlers, dsn, burst=True).run()
+        for job in jobs:
+            found = window.job(job)
+            assert found["state"] == "dead"
+            assert "Arguments do not fit counted" in found["error"]
+            assert "secret-" not in found["error"]
+
+
+async def test_a_job_of_the_old_key_is_retried_after_a_rotation_and_its_new_result_has_the_new_key(dsn: str) -> None:
+    with Window(dsn) as window:
+        client = SyncClient(dsn, codec=codec("old"))
+        job_id = client.enqueue(app(None)["greet"], "Ada").id
+        await Worker(app(codec("old")), dsn, burst=True).run()
+        window.do(operations.retry(job_id))
+        await Worker(app(codec("new")), dsn, burst=True).run()
+        assert window.value("SELECT args->>'$codec' FROM jobs WHERE id = %s", job_id) == "old"
+        assert window.value("SELECT result->>'$codec' FROM jobs WHERE id = %s", job_id) == "new"
+        assert SyncClient(dsn, codec=codec()).result(job_id) == "hello Ada"
+
+
+async def test_a_schedules_jobs_are_plain_and_their_results_are_encoded(dsn: str) -> None:
+    with Window(dsn) as window:
+        client = SyncClient(dsn, codec=codec())
+        client.schedule("daily", "greet", {"name": "Ada"}, cron="@yearly")
+        job_id = client.run_schedule("daily").id
+        await Worker(app(codec()), dsn, burst=True).run()
+        assert window.job(job_id)["args"] == {"name": "Ada"}
+        assert client.result(job_id) == "hello Ada"
+        strict = client.run_schedule("daily").id
+        await Worker(app(codec(accept_plain=False)), dsn, burst=True).run()
+        assert "accepts no plain ones" in window.job(strict)["error"]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from ..errors import PulseTrioError
+from ..postgres.dsn import insecure
 from ..store import health as looking
 from .database import choose_database, open_store
 from .faults import describe, our_error
@@ -82,6 +83,7 @@ def examine(dsn: str | None, schema: str | None) -> list[Finding]:
             server = client.run(looking.server())
             took = time.time() - asked
             findings = [Finding("ok", "connection", f"{choice}, as {server.role}; the schema is current")]
+            findings += judge_line(choice.dsn)
             findings += judge_server(server, difference=server.clock - asked - took / 2, unsure=took / 2)
             try:
                 findings += diagnose(client.run(looking.health(server)))
@@ -95,6 +97,18 @@ def examine(dsn: str | None, schema: str | None) -> list[Finding]:
             raise
         return [Finding("error", "connection", describe(ours), "Nothing else can be asked before this works.")]
     return findings
+
+
+def judge_line(dsn: str | None) -> Iterator[Finding]:
+    """Whether the server's certificate is checked, if it is on another machine."""
+    if dsn is not None and (mode := insecure(dsn)) is not None:
+        yield Finding(
+            "warning",
+            "network",
+            f"the server is on another machine and sslmode is {mode}: whoever is on the way may pose as it",
+            "Add sslmode=verify-full to the address (and sslrootcert=system, or the file of the authority that signed its "
+            "certificate).",
+        )
 
 
 def judge_server(server: Server, *, difference: float, unsure: float) -> Iterator[Finding]:

@@ -88,7 +88,8 @@ def print_fields(fields: Mapping[str, object]) -> None:
     width = max(map(len, fields), default=0)
     for name, value in fields.items():
         if value is not None and value != "":
-            click.echo(f"{name:<{width}}  {shown(str(value))}")
+            # Further lines are set in, so that no value can pass for another field.
+            click.echo(f"{name:<{width}}  {shown(str(value)).replace(chr(10), chr(10) + ' ' * (width + 2))}")
 
 
 def _cell(value: object, styles: Mapping[str, str]) -> Text:

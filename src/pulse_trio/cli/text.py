@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 
-# C0, DEL and C1 but for newline and tab; the marks that reorder text on the screen; lone surrogates.
-_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# C0, DEL and C1 but for newline and tab; line and paragraph separators, which some programs take for new lines; the marks
+# that reorder text on the screen; lone surrogates.
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def shown(text: str) -> str:

@@ -195,4 +195,5 @@ def _took(entry: Entry, now: datetime) -> str:
 def _worker(entry: Entry) -> str:
     if entry.attempt is None:
         return ""
-    return f"{entry.host}:{entry.pid}" if entry.host is not None else f"worker {entry.worker}"
+    # Whoever has a worker's login chooses its host's name.
+    return f"{headline(entry.host)}:{entry.pid}" if entry.host is not None else f"worker {entry.worker}"

@@ -26,6 +26,8 @@ MAX_ARGS = 1_048_576
 
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
+_QUOTED_VALUE = re.compile(r"(Invalid (?:enum )?value) .*?( - at `\$[^`]*`)?\Z", re.DOTALL)
+
 
 class UnfitArguments(InvalidArguments):
     """The row's arguments do not fit the handler, and will not next time: no retry mends it."""
@@ -96,7 +98,9 @@ class Signature:
         try:
             struct = self._decoder.decode(args)
         except msgspec.DecodeError as error:
-            raise UnfitArguments(f"Arguments do not fit {self.kind}{self._inspected}: {error}.") from None
+            # Kept on the job and logged, where arguments must not be: of a Literal or an enum the value itself is quoted.
+            said = _QUOTED_VALUE.sub(r"\1\2", str(error))
+            raise UnfitArguments(f"Arguments do not fit {self.kind}{self._inspected}: {said}.") from None
         if not self._keyword:
             return msgspec.structs.astuple(struct), {}
         return (
