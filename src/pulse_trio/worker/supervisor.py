@@ -306,16 +306,22 @@ class Supervisor:
             self._nursery.start_soon(self._rescue_late, child)
 
     async def _rescue_late(self, child: Child) -> None:
-        with trio.move_on_after(_LATE_CLAIM):
-            await self._stopped.wait()
-        await self._rescue(child)
+        """Once more; and until the server answers, as long as the child's leases may last."""
+        with trio.move_on_after(self._settings.lease):
+            while True:
+                with trio.move_on_after(_LATE_CLAIM):
+                    await self._stopped.wait()
+                if await self._rescue(child) or self._stopped.is_set():
+                    return
 
-    async def _rescue(self, child: Child) -> None:
+    async def _rescue(self, child: Child) -> bool:
+        """Whether the server could be asked."""
         try:
             while any(found := await self._store.rescue_sessions(child.sessions)):
                 self._observer.emit(JobsRescued(found.rescued, found.dead, child.process.pid, found.jobs))
         except DatabaseUnavailable:
-            return  # then the watchdog does it, when the leases have run out
+            return False  # at the latest the watchdog does it, when the leases have run out
+        return True
 
 
 STOPPED = "it is stopped (SIGSTOP, a debugger)"

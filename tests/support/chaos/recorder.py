@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pulse_trio.jobs import Claim, Outcome
     from pulse_trio.store import Beat, Exchange, Limited, Rescue, Settlement, Slot
     from pulse_trio.store.transactions import Begun
+    from pulse_trio.store.worker import HandedBack
 
 
 class Recorder:
@@ -133,14 +134,14 @@ class RecordedStore(WorkerStore):
     async def rescue(self, limit: int = 1000) -> Rescue:
         with self._recorder.operation("rescue") as answer:
             rescue = await super().rescue(limit)
-            answer["rescued"] = sum(rescue)
+            answer["rescued"] = rescue.rescued + rescue.dead
         return rescue
 
-    async def rescue_sessions(self, sessions: Sequence[int], limit: int = 1000) -> Rescue:
+    async def rescue_sessions(self, sessions: Sequence[int], limit: int = 1000) -> HandedBack:
         # What dead processes held is handed back before its leases have run out.
         with self._recorder.operation("rescue_sessions", sessions=list(sessions)) as answer:
             rescue = await super().rescue_sessions(sessions, limit)
-            answer["rescued"] = sum(rescue)
+            answer["rescued"] = rescue.rescued + rescue.dead
         return rescue
 
     async def settle(self, outcomes: Sequence[Outcome], *, unsure: bool = False) -> Settlement:
