@@ -384,6 +384,12 @@ def stuck_and_completed() -> Story:
     return Story().enqueued().produced().claimed().event("overran").completed()
 
 
+def crashed() -> Story:
+    story = good()
+    story.more["crashes"] = ["worker-0.log", "TypeError: what nobody foresaw"]
+    return story
+
+
 BAD: dict[str, list[Callable[[], Story]]] = {
     "I1": [lost_row, lost_enqueue, unfinished, rolled_back_but_there, out_of_nowhere],
     "I2": [attempt_skipped, attempt_reset],
@@ -406,6 +412,7 @@ BAD: dict[str, list[Callable[[], Story]]] = {
         schedule_fell_silent,
     ],
     "I14": [stuck_and_not_replaced, stuck_and_completed],
+    "I15": [crashed],
 }
 
 

@@ -1,4 +1,4 @@
-"""The invariants I0 to I14, each a pure function from a history to its violations, with the evidence.
+"""The invariants I0 to I15, each a pure function from a history to its violations, with the evidence.
 
 The journal is what the database did; the workers' lines are what they asked and believed; the effects are what the world saw.
 An invariant compares at least two of these, or one with the rules. Times are monotonic seconds unless they are the journal's.
@@ -520,6 +520,12 @@ def i14_replaced(history: History) -> Iterator[Violation]:
                 yield Violation("I14", line.get("job"), text, (line,))
 
 
+def i15_no_crash(history: History) -> Iterator[Violation]:
+    """No worker and no supervisor ends by an error that nobody foresaw, whatever struck it."""
+    for crash in history.crashes:
+        yield Violation("I15", None, "ended by an error of its own", (crash,))
+
+
 INVARIANTS: Mapping[str, Callable[[History], Iterable[Violation]]] = {
     "I0": i0_journal_is_whole,
     "I1": i1_no_loss,
@@ -536,4 +542,5 @@ INVARIANTS: Mapping[str, Callable[[History], Iterable[Violation]]] = {
     "I12": i12_limits,
     "I13": i13_schedules,
     "I14": i14_replaced,
+    "I15": i15_no_crash,
 }

@@ -22,6 +22,8 @@ NO_ROW = 0
 Fence = tuple[int, int, int]
 WATCHES_AGAIN = 5.0
 """Seconds until the first watchdog is back, at most: the cap of the backoff between two tries to reconnect."""
+BUG = "is a bug in pulse-trio"
+"""What the command says of an exception that nobody foresaw."""
 COMMIT_WITHIN = 10.0
 """Seconds from a completion in `job.transaction()` to its COMMIT, after which the server rolls it back."""
 
@@ -154,6 +156,8 @@ class History:
     """What pulse-trio says it fired: schedule, occurrence in seconds since 1970, job."""
     paused_at: Mapping[str, float] = field(default_factory=dict[str, float])
     """When each schedule was paused, in seconds since 1970: nothing is fired from then on."""
+    crashes: Sequence[str] = ()
+    """What workers said of an error that was nobody's but pulse-trio's own, with which they ended."""
 
     @cached_property
     def excuses(self) -> list[Window]:
@@ -282,6 +286,15 @@ def read_lines(folder: Path, pattern: str) -> list[dict[str, Any]]:
                 except ValueError:
                     continue
     return sorted(lines, key=lambda line: line["t"])
+
+
+def read_crashes(folder: Path) -> list[str]:
+    """The ends of workers by an error that nobody foresaw, each with the last lines before it."""
+    crashes: list[str] = []
+    for path in sorted(folder.glob("worker-*.log")):
+        lines = path.read_text(errors="replace").splitlines()
+        crashes += ["\n".join([path.name, *lines[max(0, n - 12) : n]]) for n, line in enumerate(lines) if BUG in line]
+    return crashes
 
 
 def read_effects(path: Path) -> list[Effect]:

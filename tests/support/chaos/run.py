@@ -19,7 +19,7 @@ from pulse_trio.settings import WorkerSettings
 from . import handlers, journal
 from .checker import Violation, check, hindered
 from .handlers import CATCH_UP, EVERY, NARROW, TENANT, TENANTS
-from .history import RUNNING, Bounds, History, Limit, read_effects, read_lines
+from .history import RUNNING, Bounds, History, Limit, read_crashes, read_effects, read_lines
 from .schedule import LEASE, plan
 from .stage import GRACE, Server, open_stage
 from .strikes import carry_out
@@ -134,6 +134,7 @@ async def play(
             EVERY,
             await trio.to_thread.run_sync(journal.read_fires, server.dsn),
             await trio.to_thread.run_sync(journal.read_pauses, server.dsn),
+            read_crashes(folder),
         )
         violations = await trio.to_thread.run_sync(check, history)
         counts = count(history) | {"drained in": round(ended - healed_at, 2)}
