@@ -63,6 +63,12 @@ def test_where_nothing_was_due_a_sweep_brings_the_next_try_within_its_share_of_t
     assert not book.nothing_due
 
 
+def test_one_slow_answer_does_not_keep_a_queue_away_for_long(book: LimitedBook) -> None:
+    book.claimed("q", answer(), 10.0, 14.0)
+    book.swept(["q"])
+    assert book.next_try == 19.0
+
+
 def test_a_token_is_waited_for_to_the_moment(book: LimitedBook) -> None:
     book.claimed("q", answer(2.5, blocked=True), 10.0, 10.1)
     assert book.next_try == pytest.approx(12.6)

@@ -11,7 +11,7 @@ import trio
 from pulse_trio import Discard, Job, RetryAfter, Snooze
 from pulse_trio.observe import DatabaseFound, DatabaseLost, FenceLost, JobsRescued, JobStarted
 from pulse_trio.store import Slot
-from support.fake_store import FakeStore, unavailable
+from support.fake_store import FakeBatch, FakeStore, unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -507,6 +507,34 @@ async def test_maintenance_that_has_more_to_do_goes_on_with_the_next_tick(noop: 
         assert noop.store.calls.count("maintain") == 4
         await trio.sleep(1000)
     assert noop.store.calls.count("maintain") == 4
+
+
+async def test_one_slow_sweep_does_not_keep_jobs_in_new_slots_waiting_for_long(noop: Stage) -> None:
+    # What took long may have been the network: at 20 times its cost, 4 s of it kept the next sweep away for 80 s.
+    async def slow() -> None:
+        del noop.store.trouble["slots"]
+        await trio.sleep(4)
+
+    noop.enqueue("noop")
+    noop.store.trouble["slots"] = slow
+    async with noop.working():
+        await trio.sleep(5)
+        late = noop.enqueue("noop", queue="new")
+        await trio.sleep(6)
+        assert noop.database.state(late) == "completed"
+
+
+async def test_one_slow_look_does_not_keep_batches_unfinished_for_long(noop: Stage) -> None:
+    async def slow() -> None:
+        del noop.store.trouble["finish_batches"]
+        await trio.sleep(4)
+
+    job_id = noop.enqueue("noop", seconds=6)
+    batch = noop.database.batches[1] = FakeBatch([job_id])
+    noop.store.trouble["finish_batches"] = slow
+    async with noop.working():
+        await trio.sleep(4 + 5 + 0.5)
+        assert batch.finished
 
 
 async def test_a_dear_tick_makes_the_watchdog_rarer(noop: Stage) -> None:

@@ -316,6 +316,22 @@ async def test_a_slow_claim_shortens_the_lease_by_its_own_time(sleeper: Stage, l
         assert log.at("lease-unproven") - log.at("start") == pytest.approx(PROVEN - 4, abs=0.1)
 
 
+@pytest.mark.parametrize("late", [0.0, 0.5])
+async def test_a_job_whose_lease_is_over_before_it_begins_is_not_begun(late: float, sleeper: Stage, log: Log) -> None:
+    # The answer to its claim was read that late: the process was stopped, or another job of the batch held the loop.
+    async def slow() -> None:
+        del sleeper.store.silence["exchange"]
+        await trio.sleep(PROVEN + late)
+
+    sleeper.store.silence["exchange"] = slow
+    job_id = sleeper.enqueue("sleeper", seconds=1)
+    async with sleeper.working():
+        await trio.sleep(PROVEN + late + 5)
+        assert sleeper.events.of(LeaseUnproven)[0].job_id == job_id
+        assert log.what == ["start", "end"]  # of the next attempt
+    assert [how for _, _, how in sleeper.database.jobs[job_id].history] == ["released", "completed"]
+
+
 @pytest.mark.parametrize("asks", [False, True], ids=["own shield", "job.cleanup"])
 async def test_a_late_answer_does_not_save_a_handler_that_was_told_to_go(asks: bool, stage: Stage) -> None:
     @stage.handlers.job

@@ -2,7 +2,8 @@
 
 Any number of these may run, anywhere: the batch's row lock decides which one finishes it, in one transaction, so a worker
 that dies in the middle leaves it to the next. Settling knows nothing of batches; a batch is looked at every half second,
-and costs a probe each time while one of its jobs is known to live. A look that took t seconds is not repeated for 20 t.
+and costs a probe each time while one of its jobs is known to live. A look that took t seconds is not repeated for 20 t, or 5 s: it
+may have been the network that took long.
 
 It also forgets finished batches, and progress, when their retention has passed.
 """
@@ -25,6 +26,7 @@ TICK = 0.5
 IDLE = 2.0
 """Seconds between two looks: while a closed batch has not finished, and while there is none."""
 _SHARE = 20
+_LONGEST_PAUSE = 5.0
 _PRUNE_EVERY = 3600.0
 
 
@@ -67,7 +69,7 @@ class Batches:
                     self._observer.emit(DatabaseFound("batches"))
                 failures = 0
                 tick = IDLE if finished is None else TICK
-                pause = 0 if finished else max(tick, _SHARE * (trio.current_time() - began))
+                pause = 0 if finished else max(tick, min(_SHARE * (trio.current_time() - began), _LONGEST_PAUSE))
             await trio.sleep(pause)
 
     async def finish(self) -> bool:

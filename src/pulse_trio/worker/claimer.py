@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 _SWEEP_EVERY = 1.0
 _SWEEP_SHARE = 20
 """A sweep that took t seconds is not repeated for 20 t."""
+_LONGEST_SWEEP_PAUSE = 5.0
+"""But for so many seconds at most: what took long may have been the network. After one answer that took 5 s, jobs below a
+floor and in new slots waited for 100 s (the simulation found it)."""
 _REMEMBERED = 16
 """Empty slots that are claimed from all the same (some microseconds each), at most."""
 _REMEMBERED_FOR = 100
@@ -371,7 +374,7 @@ class Claimer:
         return trio.current_time() >= self._last_sweep + pause
 
     def _sweep_pause(self) -> float:
-        return _SWEEP_SHARE * self._sweep_cost
+        return min(_SWEEP_SHARE * self._sweep_cost, _LONGEST_SWEEP_PAUSE)
 
     async def _sweep(self) -> None:
         began = trio.current_time()

@@ -22,7 +22,8 @@ _VAIN_LOOKS = 50
 """Looks in a row that may bring nothing before a queue with more keys than one look takes in is left alone for a second."""
 _SOON = 0.02
 _SHARE = 20
-"""A claim that took t seconds and found nothing due is not repeated by a sweep for 20 t."""
+_LONGEST_PAUSE = 5.0
+"""A claim that took t seconds and found nothing due is not repeated by a sweep for 20 t, or 5 s: it may have been the network."""
 
 
 @dataclass(slots=True)
@@ -98,7 +99,7 @@ class LimitedBook:
         queue.blocked = answer.blocked
         queue.vain = 0 if answer.claims else queue.vain + 1
         queue.try_at = now + self._pause(queue, answer, now - began)
-        queue.not_before = now + (_ELSEWHERE if answer.blocked else _SHARE * (now - began))
+        queue.not_before = now + (_ELSEWHERE if answer.blocked else min(_SHARE * (now - began), _LONGEST_PAUSE))
         if answer.claims:
             self._last_served = name
 
@@ -108,4 +109,4 @@ class LimitedBook:
         if answer.claims or answer.again_in >= _SOON:
             return answer.again_in
         # Another claimer was at it, or there are more keys than were looked at: at most a fifth of the time goes into that.
-        return max(answer.again_in, 4 * cost) if queue.vain <= _VAIN_LOOKS else _ELSEWHERE
+        return max(answer.again_in, min(4 * cost, _LONGEST_PAUSE)) if queue.vain <= _VAIN_LOOKS else _ELSEWHERE

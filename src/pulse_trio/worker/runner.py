@@ -76,6 +76,8 @@ class Runner:
         self._observer = observer
         self._proven_for = lease - margin
         self._early = heartbeat / 20
+        # trio.current_time() without the way to the clock: each job asks once.
+        self._now = trio.lowlevel.current_clock().current_time
         self._heartbeat = heartbeat
         self._cleanup = cleanup
         self._call_of = call_of
@@ -164,7 +166,8 @@ class Runner:
             self._say,
         )
         self._on_start(held)
-        if call is None or claim.options is not None or held.asked:
+        # The lease may be over before its job begins: another job of the batch held the loop, or the process was stopped.
+        if call is None or claim.options is not None or held.asked or self._now() >= held.lease_deadline:
             refusal: Outcome | None = Outcome(claim, "released")
             try:
                 refusal = self._refusal(held, call)
@@ -188,6 +191,8 @@ class Runner:
     def _refusal(self, held: Held, call: Call | None) -> Outcome | None:
         """The outcome of a job that is not begun; None if it can be."""
         claim = held.claim
+        if self._now() >= held.lease_deadline:
+            return self._after_cancel(held)
         if claim.options is not None:
             try:
                 never = held.read_options(self._epoch_offset)
