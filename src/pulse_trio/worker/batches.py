@@ -2,8 +2,8 @@
 
 Any number of these may run, anywhere: the batch's row lock decides which one finishes it, in one transaction, so a worker
 that dies in the middle leaves it to the next. Settling knows nothing of batches; a batch is looked at every half second,
-and costs a probe each time while one of its jobs is known to live. A look that took t seconds is not repeated for 20 t, or 5 s: it
-may have been the network that took long.
+and costs a probe each time while one of its jobs is known to live. A look that took t seconds is not repeated for 20 t; but
+never for more than 5 s, because what took long may have been the network.
 
 It also forgets finished batches, and progress, when their retention has passed.
 """

@@ -22,8 +22,9 @@ _VAIN_LOOKS = 50
 """Looks in a row that may bring nothing before a queue with more keys than one look takes in is left alone for a second."""
 _SOON = 0.02
 _SHARE = 20
+"""A claim that took t seconds and found nothing due is not repeated by a sweep for 20 t."""
 _LONGEST_PAUSE = 5.0
-"""A claim that took t seconds and found nothing due is not repeated by a sweep for 20 t, or 5 s: it may have been the network."""
+"""But for so many seconds at most: what took long may have been the network."""
 
 
 @dataclass(slots=True)
