@@ -5,190 +5,88 @@ seeded here, with the switch that hypothesis-trio uses; so is `random`, for back
 log; the same seed gives the same log, word by word.
 
 What is checked while it runs, and at the end (the names are those of the invariants in docs/explanation/proof.md):
-no loss, attempts without a gap, the budget, one handler of a job at a time, every accepted report fenced, completed at the
-worker if and only if completed in the database, what a transaction wrote there once, and recovery in time.
+no loss, attempts without a gap, the budget, one handler of a job at a time, no handler that begins without its lease, limits
+of queues and keys, every accepted report fenced, completed at the worker if and only if completed in the database, what a
+transaction wrote there once, an occurrence of a schedule and a batch's last job once, cancellations that reach their handler,
+nothing held after a drain, recovery in time, and no due job that waits beside a free slot.
 
-Not simulated: a process that is stopped and goes on (SIGSTOP), a blocked event loop, threads and other processes. Two
-workers share one loop here; those need real processes (tests/acceptance).
+Not simulated: threads and other processes; a loop that is blocked is its process stopped by a handler. Two workers share one
+loop here; the real thing needs real processes (tests/acceptance).
 """
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
+from contextvars import copy_context
+from dataclasses import dataclass
+from datetime import datetime  # noqa: TC003 -- a handler's annotation
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import trio
+import trio.lowlevel
 from trio.testing import MockClock
 
 from pulse_trio import Discard, Handlers, Job, RetryAfter, Snooze, Worker, observe
-from pulse_trio.errors import DatabaseUnavailable
-from pulse_trio.states import FINISHED
+from pulse_trio.errors import DatabaseUnavailable, HandlerStuck
+from pulse_trio.handlers import QueueLimits
+from pulse_trio.states import FINISHED, State
 from pulse_trio.worker import claimer
-from support.fake_store import FakeDatabase, FakeJob, FakeStore
+from support.fake_store import FakeBatch, FakeDatabase, FakeJob, FakeStore
 
-from .plan import CLEANUP, GRACE, HEARTBEAT, LEASE, PATIENCE, POLL, TIMEOUT, WATCHDOG, Act, Fault, Incident, Plan
+from .network import PROCESS, Broken, Store
+from .plan import CLEANUP, HEARTBEAT, LEASE, PATIENCE, POLL, TIMEOUT, WATCHDOG, Act, Fault, Incident, Plan
+from .stopped import Stopped
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-
-    from pulse_trio.jobs import Claim, Outcome
-    from pulse_trio.store import Beat, Exchange, Rescue, Settlement, Slot
+    from collections.abc import Awaitable, Callable, Mapping
 
 OPTIONS = '{"backoff_base":0.1,"backoff_cap":1.0}'
 WITH_TIMEOUT = f'{{"backoff_base":0.1,"backoff_cap":1.0,"timeout":{TIMEOUT}}}'
 TICKS = 6
 """A watchdog whose last tick was slow waits so many."""
-_AGAIN = frozenset({"exchange", "claim_suspect", "settle", "beat", "rescue"})
-"""Calls that may be done later, or twice; of others only the way there and back can break."""
+PROMPT = LEASE + WATCHDOG + POLL
+"""Seconds for which a due job may wait beside a free slot, once everything is healed."""
+FAREWELL = 5.0
+"""Seconds in which a worker that stops gives up its last reports; and some to say so."""
 
 
-class Broken(AssertionError):
-    """An invariant does not hold."""
+class Locks(set[int]):
+    """The rows that are locked; `on_free(job_id)` is told."""
+
+    def __init__(self, on_free: Callable[[int], None]) -> None:
+        super().__init__()
+        self._on_free = on_free
+
+    def discard(self, job_id: int) -> None:
+        if job_id in self:
+            self._on_free(job_id)
+        super().discard(job_id)
 
 
-class Store(FakeStore):
-    """One worker's, over a network that follows the plan."""
+@dataclass(eq=False)
+class AtWork:
+    """A handler that runs."""
 
-    def __init__(self, world: World, worker: int, faults: Mapping[int, Fault]) -> None:
-        super().__init__(world.database, lease=LEASE)
-        self.world = world
-        self.worker = worker
-        self.dead = False
-        self.cut_until = -1.0
-        self._faults: Iterator[Fault | None] = (faults.get(call) for call in range(10**9))
-        self._unanswered: dict[str, list[Fault]] = {}
-        self._lost_claims = False
-        self._listening = trio.CancelScope()
+    job: FakeJob
+    attempt: int
+    store: Store
+    stopped: bool = False
+    """Its process was stopped meanwhile: then, and only then, it may run beside another attempt."""
+    asked_at: float | None = None
+    """When its cancellation was asked for."""
 
-    # The network
+    @property
+    def job_ends(self) -> list[tuple[int, str]]:
+        """The job's attempts that ended, and how."""
+        return [(attempt, kind) for attempt, _, kind in self.job.history]
 
-    async def _done(self, operation: str) -> None:
-        await self._reach()
-        fault = None if operation in _AGAIN else self._next_fault(operation)
-        if fault is not None:
-            if fault.what in ("refused", "late"):
-                self._lose()
-            if fault.what == "slow":
-                await trio.sleep(fault.seconds)
-            if fault.what in ("lost", "slow answer"):
-                self._unanswered.setdefault(operation, []).append(fault)
-        await super()._done(operation)
-        self.calls.clear()
-
-    async def _answered(self, operation: str) -> None:
-        if self._unanswered.get(operation):
-            await self._answer(self._unanswered[operation].pop())
-
-    async def _reach(self) -> None:
-        if self.dead:
-            await trio.sleep_forever()
-        if trio.current_time() < self.cut_until:
-            await trio.sleep(PATIENCE)
-            self._lose()
-
-    async def _answer(self, fault: Fault) -> None:
-        if fault.what == "lost":
-            self._lose()
-        if fault.what == "slow answer":
-            await trio.sleep(fault.seconds)
-
-    def _next_fault(self, operation: str) -> Fault | None:
-        fault = next(self._faults)
-        if fault is None or self.world.healed_at is not None:
-            return None
-        self.world.say(f"worker {self.worker}: {operation} {fault.what} {fault.seconds:g}")
-        return fault
-
-    def _lose(self) -> None:
-        """The connection is lost, and what hangs on it: whether it waits idle, its turn for a suspect."""
-        self._withdraw()
-        if self.database.suspects_turn is self:
-            self.database.suspects_turn = None
-        raise DatabaseUnavailable("lost by the plan")
-
-    async def _through(self, operation: str, do: Callable[[FakeStore], Awaitable[Any]]) -> Any:
-        """A call that the plan may delay, lose, or let be done later or twice."""
-        sent = trio.current_time()
-        fault = self._next_fault(operation)
-        try:
-            await self._reach()
-            if fault is not None and fault.what == "refused":
-                self._lose()
-            if fault is not None and fault.what == "late":
-                self.world.later(fault.seconds, do, self._network())
-                await trio.sleep(PATIENCE)
-                self._lose()
-            if fault is not None and fault.what == "slow":
-                await trio.sleep(fault.seconds)
-            answer = await do(self)
-            if fault is not None and fault.what == "twice":
-                self.world.later(fault.seconds, do, self._network())
-            if fault is not None:
-                await self._answer(fault)
-        except DatabaseUnavailable:
-            self._lost_claims |= operation in ("exchange", "claim_suspect")
-            raise
-        return answer._replace(sent=self.world.sent(sent)) if hasattr(answer, "sent") else answer
-
-    def _network(self) -> Store:
-        """Whoever does this store's statement later, in its session."""
-        twin = type(self)(self.world, self.worker, {})
-        twin.session = self.session
-        return twin
-
-    # Operations
-
-    async def exchange(self, limit: int, slots: Sequence[Slot], completed: Sequence[Outcome] = ()) -> Exchange:
-        self._renew_session()
-        return await self._through("exchange", lambda store: FakeStore.exchange(store, limit, slots, completed))
-
-    async def claim_suspect(self, queues: Sequence[str] | None) -> Exchange:
-        self._renew_session()
-        return await self._through("claim_suspect", lambda store: FakeStore.claim_suspect(store, queues))
-
-    async def settle(self, outcomes: Sequence[Outcome], *, unsure: bool = False) -> Settlement:
-        return await self._through("settle", lambda store: FakeStore.settle(store, outcomes, unsure=unsure))
-
-    async def beat(self, claims: Sequence[Claim]) -> Beat:
-        return await self._through("beat", lambda store: FakeStore.beat(store, claims))
-
-    async def rescue(self, limit: int = 1000) -> Rescue:
-        return await self._through("rescue", lambda store: FakeStore.rescue(store, limit))
-
-    async def listen(self, on_notify: Callable[[str], None]) -> None:
-        with trio.CancelScope() as self._listening:
-            await super().listen(on_notify)
-        raise DatabaseUnavailable("deafened by the plan")
-
-    def deafen(self) -> None:
-        self._listening.cancel()
-
-    def _renew_session(self) -> None:
-        # As the real one: a server that failed over may hand out an attempt a second time.
-        if self._lost_claims:
-            self._lost_claims = False
-            self.session = next(self.database.new_session)
-
-    # The journal
-
-    def _claim(self, job: FakeJob) -> Claim:
-        if job.session or job.finished is not None:
-            raise Broken(f"job {job.id} was claimed while it was {job.state}")
-        claim = super()._claim(job)
-        self.world.say(f"job {job.id}: claimed by worker {self.worker} as attempt {job.attempt} in {job.session}")
-        if job.attempt > job.max_attempts:
-            raise Broken(f"job {job.id} was claimed more often than its budget of {job.max_attempts}")
-        return claim
-
-    def _end(self, job: FakeJob, outcome: Outcome) -> None:
-        fence = (job.attempt, job.session)
-        if fence != (outcome.claim.attempt, outcome.claim.session) or not job.session:
-            raise Broken(f"job {job.id}: a report of attempt {outcome.claim.attempt} ended attempt {job.attempt}")
-        if outcome.kind == "rescued":
-            self.world.check_rescue(job)
-        super()._end(job, outcome)
-        self.world.say(f"job {job.id}: attempt {fence[0]} {outcome.kind} -> {job.state}")
+    @property
+    def counts(self) -> bool:
+        """Whether nobody else may run: not once the process was stopped, or its own transaction has completed the job."""
+        return not self.stopped and (self.attempt, "completed") not in self.job_ends
 
 
 class World:
@@ -197,17 +95,26 @@ class World:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.database = FakeDatabase()
+        self.database.locked = Locks(self._row_freed)
+        self.database.limits.by_queue = {
+            "limited": QueueLimits("limited", limit=plan.limit),
+            "keyed": QueueLimits("keyed", key_limit=1),
+        }
         self.log: list[str] = []
         self.counts: Counter[str] = Counter()
         self.healed_at: float | None = None
         self._ids: list[int] = []
-        self._running: dict[int, list[tuple[int, Store]]] = {}
+        self._running: list[AtWork] = []
         self._returned: set[tuple[int, int]] = set()
         self._stores: list[Store] = []
         self._workers: list[Worker | None] = []
         self._scopes: list[trio.CancelScope] = []
         self._refused: list[tuple[int, int]] = []
         self._unlocked: dict[int, float] = {}
+        self._stopped = Stopped()
+        self._begun = 0
+        self._last_continued = 0.0
+        self._waits_since: dict[int | str, float] = {}
 
     # What tests take away, to see it noticed
 
@@ -225,7 +132,7 @@ class World:
         order, switch = trio._core._run._r.getstate(), trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING
         state, blind = random.getstate(), claimer._BLIND
         # A worker that finds work looks for more every 2 ms of virtual time: nine tenths of a run's cost.
-        claimer._BLIND = 0.1
+        claimer._BLIND = 0.25
         trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING = True
         try:
             trio._core._run._r.seed(self.plan.seed)
@@ -241,7 +148,13 @@ class World:
         self.log.append(f"{trio.current_time():8.3f} {what}")
 
     def later(self, seconds: float, do: Callable[[FakeStore], Awaitable[Any]], store: FakeStore) -> None:
-        self._nursery.start_soon(self._do_later, seconds, do, store)
+        self._start(self._do_later, seconds, do, store)
+
+    def _start(self, async_fn: Callable[..., Awaitable[None]], *args: Any) -> None:
+        """A task that is no process's: none stops it."""
+        context = copy_context()
+        context.run(PROCESS.set, None)
+        context.run(self._nursery.start_soon, async_fn, *args)
 
     async def _do_later(self, seconds: float, do: Callable[[FakeStore], Awaitable[Any]], store: FakeStore) -> None:
         await trio.sleep(seconds)
@@ -254,6 +167,8 @@ class World:
             for n, job in sorted(enumerate(self.plan.jobs), key=lambda pair: pair[1].at):
                 await trio.sleep_until(job.at)
                 self._enqueue(n)
+            if self.plan.batch:
+                self.database.batches[1] = FakeBatch([self._ids[n] for n in self.plan.batch], ("finished", "default"))
             for incident in self.plan.incidents:
                 await trio.sleep_until(incident.at)
                 if self._all_finished():
@@ -275,6 +190,7 @@ class World:
                 max_attempts=job.max_attempts,
                 delay=job.delay,
                 options=WITH_TIMEOUT if job.timeout else OPTIONS,
+                key=job.key,
             )
         )
 
@@ -285,17 +201,31 @@ class World:
 
         @handlers.job
         async def play(job: Job, n: int) -> None:
-            await self._play(store, job, n)
+            acts = self.plan.jobs[n].acts
+            await self._play(store, job, acts[min(job.attempt, len(acts)) - 1])
+
+        @handlers.job
+        async def finished(job: Job) -> None:
+            await self._play(store, job, Act("return"))
+
+        async def tick(job: Job, due: datetime) -> None:
+            await self._play(store, job, Act("return"))
+
+        if self.plan.every is not None:
+            handlers.cron(every=self.plan.every, catch_up=self.plan.catch_up, due_as="due")(tick)
 
         worker = Worker(
             handlers, "", store=store, instruments=[self], lease=LEASE, heartbeat=HEARTBEAT, watchdog=WATCHDOG, poll=POLL,
-            cleanup=CLEANUP, grace=GRACE, lag_warning=0, concurrency=self.plan.concurrency[number],
+            cleanup=CLEANUP, grace=self.plan.grace, lag_warning=0, concurrency=self.plan.concurrency[number],
+            queues=self.plan.queues[number],
         )  # type: ignore[arg-type]  # fmt: skip
         for having, new in ((self._stores, store), (self._workers, worker), (self._scopes, trio.CancelScope())):
             having[number:] = [new, *having[number + 1 :]]  # type: ignore[list-item]
-        self._nursery.start_soon(self._live, worker, self._scopes[number])
+        self._begun += 1
+        self._nursery.start_soon(self._live, worker, store, self._scopes[number])
 
-    async def _live(self, worker: Worker, scope: trio.CancelScope) -> None:
+    async def _live(self, worker: Worker, store: Store, scope: trio.CancelScope) -> None:
+        PROCESS.set(store)
         with scope:
             while True:
                 try:
@@ -304,6 +234,16 @@ class World:
                 except DatabaseUnavailable:
                     # Absent at the start: `pulse-trio run` waits, and so does this.
                     await trio.sleep(0.5)
+                except HandlerStuck:
+                    # Stopped while a handler was being cancelled: as it goes on, that is overdue, and it asks to be replaced.
+                    if not store.was_stopped:
+                        raise
+                    self.counts["replaced"] += 1
+                    store.stop_asked = store.disturbed_at = trio.current_time()
+                    if self._stores[store.worker] is store:
+                        self._begin(store.worker, {})
+                    break
+            self._check_farewell(store)
         self.counts["workers"] += 1
 
     def listeners(self) -> Mapping[type[Any], Callable[[Any], None]]:
@@ -328,13 +268,21 @@ class World:
             case "outage":
                 for store in self._stores:
                     self._cut(store, until)
-            case "stop":
-                worker = self._workers[incident.of]
-                assert worker is not None
-                worker.stop()
+            case "stop" | "stop now":
+                self._stop(incident.of, now=incident.what == "stop now")
                 self._begin(incident.of, {})
             case "cancel" | "cancel unheard":
-                self.database.cancel(self._ids[incident.of], notify=incident.what == "cancel")
+                job_id = self._ids[incident.of]
+                for at_work in self._running:
+                    if at_work.job.id == job_id and at_work.job.session and at_work.asked_at is None:
+                        at_work.asked_at = trio.current_time()
+                self.database.cancel(job_id, notify=incident.what == "cancel")
+            case "freeze":
+                self._freeze(self._stores[incident.of], incident.seconds)
+            case "retry":
+                self.counts["retried"] += self.database.retry(self._ids[incident.of])
+            case "pause":
+                self._pause(("default", "limited")[incident.of], incident.seconds)
             case "deaf":
                 self._stores[incident.of].deafen()
             case "lock":
@@ -350,10 +298,42 @@ class World:
         self._stores[number].database.idle.discard(self._stores[number])
         if self.database.suspects_turn is self._stores[number]:
             self.database.suspects_turn = None
-        for held in self._running.values():
-            held[:] = [(attempt, store) for attempt, store in held if store is not self._stores[number]]
+        self._running[:] = [at_work for at_work in self._running if at_work.store is not self._stores[number]]
         self._scopes[number].cancel()
         self._begin(number, {})
+
+    def _stop(self, number: int, *, now: bool = False) -> None:
+        worker = self._workers[number]
+        assert worker is not None
+        self._stores[number].stop_asked = trio.current_time()
+        worker.stop_now() if now else worker.stop()
+
+    def _freeze(self, store: Store, seconds: float) -> None:
+        """The process is stopped, and goes on later: it knows what it knew, and the time has passed."""
+        if store in self._stopped:
+            return
+        for at_work in self._running:
+            at_work.stopped |= at_work.store is store
+        store.was_stopped = True
+        self._stopped.stop(store)
+        self._start(self._go_on, store, seconds)
+
+    async def _go_on(self, store: Store, seconds: float) -> None:
+        try:
+            await trio.sleep(seconds)
+        finally:
+            # Also when the run ends here, broken: what is stopped would never end.
+            self._stopped.go_on(store)
+        self.say(f"worker {store.worker} goes on")
+        store.disturbed_at = self._last_continued = trio.current_time()
+
+    def _pause(self, queue: str, seconds: float) -> None:
+        self.database.paused.add(queue)
+        self._start(self._resume, queue, seconds)
+
+    async def _resume(self, queue: str, seconds: float) -> None:
+        await trio.sleep(seconds)
+        self.database.paused.discard(queue)
 
     def _cut(self, store: Store, until: float) -> None:
         store.cut_until = until
@@ -362,59 +342,98 @@ class World:
     async def _lock(self, job_id: int, seconds: float) -> None:
         with self.database.lock(job_id):
             await trio.sleep(seconds)
+
+    def _row_freed(self, job_id: int) -> None:
         self._unlocked[job_id] = trio.current_time()
 
     async def _heal(self) -> None:
         await trio.sleep_until(max((store.cut_until for store in self._stores), default=0.0))
+        while self._stopped or self.database.paused:  # noqa: ASYNC110 -- virtual time
+            await trio.sleep(0.25)
         self.say("healed")
         self.healed_at = trio.current_time()
 
     def _all_finished(self) -> bool:
-        return all(job.finished is not None for job in self.database.jobs.values())
+        batches = self.database.batches.values()
+        return all(job.finished is not None for job in self.database.jobs.values()) and all(b.finished for b in batches)
 
     async def _drain(self) -> None:
         with trio.move_on_after(self._recovery_limit()):
-            while not self._all_finished():  # noqa: ASYNC110 -- virtual time; nobody tells of all
-                await trio.sleep(0.25)
+            while self.database.schedules and self._overdue():
+                await self._look_on()
+            for schedule in self.database.schedules.values():
+                schedule.paused = True
+            while not self._all_finished():
+                await self._look_on()
         if not self._all_finished():
             left = [f"{job.id} is {job.state}" for job in self.database.jobs.values() if job.finished is None]
             raise Broken(f"not finished within {self._recovery_limit():g} s of healing: {', '.join(left)}")
-        for worker in self._workers:
-            assert worker is not None
-            worker.stop()
-        with trio.fail_after(LEASE + GRACE + CLEANUP):
-            while self.counts["workers"] < len(self._workers) + self.counts["stop"] + self.counts["crash"]:  # noqa: ASYNC110
+        for number, _ in enumerate(self._workers):
+            self._stop(number)
+        with trio.fail_after(self.plan.grace + 2 * LEASE + CLEANUP):
+            while self.counts["workers"] < self._begun:  # noqa: ASYNC110 -- virtual time
                 await trio.sleep(0.25)
+
+    async def _look_on(self) -> None:
+        """Half a second in which no due job may be forgotten."""
+        await trio.sleep(0.5)
+        now = trio.current_time()
+        waiting: set[int | str] = {f"schedule {name}" for name in self._overdue()}
+        suspects = any(job.suspect and job.finished is None for job in self.database.jobs.values())
+        for job in self.database.jobs.values():
+            if job.state is State.AVAILABLE and not suspects and self._could_start(job):
+                waiting.add(job.id)
+        self._waits_since = {what: self._waits_since.get(what, now) for what in waiting}
+        for what, since in self._waits_since.items():
+            if now - since > PROMPT:
+                raise Broken(f"{what} is due, has waited for {now - since:g} s, and there is room for it")
+
+    def _overdue(self) -> list[str]:
+        now = self.database.clock()
+        return [name for name, s in self.database.schedules.items() if not s.paused and s.next_due <= now]
+
+    def _could_start(self, job: FakeJob) -> bool:
+        if job.id in self.database.locked or self._are_taken(job, 0):
+            return False
+        return any(
+            worker is not None and worker.running < room and (queues is None or job.queue in queues)
+            for worker, room, queues in zip(self._workers, self.plan.concurrency, self.plan.queues, strict=True)
+        )
+
+    def _are_taken(self, job: FakeJob, beyond: int) -> bool:
+        """Whether the places of a job's queue or key are taken, and `beyond` more."""
+        limits = self.database.limits.of(job.queue)
+        running = [other for other in self.database.jobs.values() if other.session and other.queue == job.queue]
+        keys = [other for other in running if other.key == job.key]
+        full = limits.limit is not None and len(running) >= limits.limit + beyond
+        return full or (limits.key_limit is not None and len(keys) >= limits.key_limit + beyond)
 
     def _recovery_limit(self) -> float:
         """Seconds: the lease, a tick, and the work itself, one job after the other. What comes again late, after the faults,
         may be another claim that nobody runs; a suspect waits until it is alone."""
         work = sum(act.seconds + LEASE for job in self.plan.jobs for act in job.acts)
-        return 4 * LEASE + WATCHDOG + POLL + work + 60
+        return 4 * LEASE + WATCHDOG + POLL + work + 100
 
     # Handlers
 
-    async def _play(self, store: Store, job: Job, n: int) -> None:
-        acts = self.plan.jobs[n].acts
-        act = acts[min(job.attempt, len(acts)) - 1]
-        mine = (job.attempt, store)
+    async def _play(self, store: Store, job: Job, act: Act) -> None:
+        at_work = AtWork(self.database.jobs[job.id], job.attempt, store)
         if not store.dead:
-            at_work = self._running.setdefault(job.id, [])
-            if at_work:
-                raise_in_world(self, f"two handlers of job {job.id} run: attempts {at_work[0][0]} and {job.attempt}")
-            at_work.append(mine)
+            self._check_beginning(at_work)
+            self._running.append(at_work)
             self.say(f"job {job.id}: attempt {job.attempt} begins to {act.what} {act.seconds:g}")
             self.counts[act.what] += 1
         try:
-            await self._perform(job, act)
+            await self._perform(job, act, store)
             if act.what != "transaction":
                 self._returned.add((job.id, job.attempt))
         finally:
             if not store.dead:
-                self._running[job.id].remove(mine)
+                self._running.remove(at_work)
                 self.say(f"job {job.id}: attempt {job.attempt} ended; {job.cancel_reason}")
+                self._check_end(at_work)
 
-    async def _perform(self, job: Job, act: Act) -> None:
+    async def _perform(self, job: Job, act: Act, store: Store) -> None:
         match act.what:
             case "return":
                 await trio.lowlevel.checkpoint()
@@ -422,6 +441,12 @@ class World:
                 await trio.sleep(act.seconds)
             case "long":
                 await trio.sleep(LEASE * 1.5)
+            case "very long":
+                await trio.sleep(LEASE * 2)
+            case "block":
+                # It holds the loop; nothing else of its process runs.
+                self._freeze(store, LEASE * 1.25 if act.seconds > 1 else 1.0)
+                await trio.lowlevel.checkpoint()
             case "raise":
                 await trio.sleep(act.seconds)
                 raise ValueError("planned")
@@ -447,11 +472,54 @@ class World:
             case "transaction":
                 await trio.sleep(act.seconds)
                 async with job.transaction() as tx:
-                    await tx.execute(str(job.id))
+                    await tx.execute(f"{job.id} {job.attempt}")
             case _:
                 raise AssertionError(act)
 
     # What must hold
+
+    def _check_beginning(self, new: AtWork) -> None:
+        job, others = new.job, [other for other in self._running if other.counts]
+        if (job.attempt, job.session != 0, job.session in new.store.sessions) != (new.attempt, True, True):
+            raise_in_world(self, f"attempt {new.attempt} of job {job.id} begins, and its lease is over")
+        if same := [other for other in others if other.job is job]:
+            raise_in_world(self, f"two handlers of job {job.id} run: attempts {same[0].attempt} and {new.attempt}")
+        beside = [other for other in others if other.job.queue == job.queue]
+        limits = self.database.limits.of(job.queue)
+        if limits.limit is not None and len(beside) >= limits.limit:
+            raise_in_world(self, f"more handlers of queue {job.queue} run than its limit of {limits.limit}")
+        if limits.key_limit is not None and any(other.job.key == job.key for other in beside):
+            raise_in_world(self, f"two handlers of the key {job.key} run, and its limit is {limits.key_limit}")
+
+    def _check_end(self, ended: AtWork) -> None:
+        now = trio.current_time()
+        if ended.asked_at is not None and not ended.stopped and now - ended.asked_at > LEASE + CLEANUP:
+            late = f"{now - ended.asked_at:g} s after its cancellation was asked for"
+            raise_in_world(self, f"attempt {ended.attempt} of job {ended.job.id} ended {late}")
+        if ended.stopped and ended.store not in self._stopped and now - self._last_continued > CLEANUP + 0.1:
+            lease = (ended.job.attempt, ended.job.session in ended.store.sessions)
+            if lease != (ended.attempt, True) and (ended.attempt, "rescued") in ended.job_ends:
+                raise_in_world(self, f"a stopped attempt of job {ended.job.id} went on after it was rescued")
+
+    def _check_farewell(self, store: Store) -> None:
+        """A worker that has stopped holds nothing that it had heard of, if it could say so."""
+        if store.stop_asked is None:
+            raise Broken("a worker stopped that nobody had asked to")
+        undisturbed = store.disturbed_at < store.stop_asked
+        held = [job for job in self.database.jobs.values() if job.session in store.sessions]
+        for job in held:
+            locked = job.id in self.database.locked or self._unlocked.get(job.id, -1.0) >= store.stop_asked
+            if undisturbed and not locked and (job.id, job.attempt) in store.heard:
+                raise Broken(f"worker {store.worker} has drained, and still holds job {job.id}")
+        took = trio.current_time() - store.stop_asked
+        if undisturbed and took > self.plan.grace + CLEANUP + FAREWELL + 2.0:
+            raise Broken(f"worker {store.worker} took {took:g} s to stop")
+        self.counts["drained"] += undisturbed
+
+    def check_limits(self, job: FakeJob) -> None:
+        """Just after a claim."""
+        if self._are_taken(job, 1):
+            raise Broken(f"job {job.id} was claimed beyond the limits of its queue {job.queue}")
 
     def check_rescue(self, job: FakeJob) -> None:
         now = trio.current_time()
@@ -471,13 +539,32 @@ class World:
         for job_id, attempt in self._refused:
             if (attempt, "completed") in [(h[0], h[2]) for h in self.database.jobs[job_id].history]:
                 raise Broken(f"job {job_id}: attempt {attempt} is completed, and its worker was told that it is not")
-        if left := [job_id for job_id, held in self._running.items() if held]:
-            raise Broken(f"handlers still run: {left}")
-        twice = [job_id for job_id, times in Counter(self.database.ledger).items() if times > 1]
+        if self._running:
+            raise Broken(f"handlers still run: {self._running}")
+        self._check_added()
+        twice = [line for line, times in Counter(self.database.ledger).items() if times > 1]
         if twice:
             raise Broken(f"what a transaction writes once was written twice: {twice}")
         if self.database.listeners or self.database.idle:
             raise Broken("a worker that has stopped still listens, or says that it waits")
+
+    def _check_added(self) -> None:
+        """What the workers enqueued: a job for each occurrence, and one for the batch."""
+        jobs = self.database.jobs.values()
+        calls = [job for job in jobs if job.kind == "finished"]
+        if len(calls) != bool(self.plan.batch):
+            raise Broken(f"the batch's last job was enqueued {len(calls)} times")
+        ticks = [json.loads(job.args)["due"] for job in jobs if job.kind == "tick"]
+        if len(ticks) > len(set(ticks)):
+            raise Broken(f"an occurrence was fired twice: {ticks}")
+        for schedule in self.database.schedules.values():
+            every = schedule.schedule.timing.every
+            assert every is not None
+            fired = sorted(schedule.fired)
+            gaps = [b - a for a, b in pairwise(fired) if b - a != every]
+            if self.plan.catch_up == "all" and gaps:
+                raise Broken(f"occurrences were left out: {fired}")
+            self.counts["occurrences"] += len(fired)
 
     def _check_job(self, job: FakeJob) -> None:
         if job.finished not in FINISHED:
@@ -487,11 +574,13 @@ class World:
             raise Broken(f"the attempts of job {job.id} that ended are {attempts}, of {job.attempt}")
         for attempt, _, kind in job.history:
             self.counts[kind] += 1
-            done = (job.id, attempt) in self._returned or str(job.id) in self.database.ledger
+            done = (job.id, attempt) in self._returned or f"{job.id} {attempt}" in self.database.ledger
             if kind == "completed" and not done:
                 raise Broken(f"job {job.id}: attempt {attempt} is completed, and its handler never returned")
-        if str(job.id) in self.database.ledger and job.history[-1][2] != "completed":
-            raise Broken(f"job {job.id}: its transaction was committed, and it ended as {job.history[-1][2]}")
+            if kind != "completed" and f"{job.id} {attempt}" in self.database.ledger:
+                raise Broken(
+                    f"job {job.id}: the transaction of attempt {attempt} was committed, and it ended as {kind}"
+                )
 
 
 def raise_in_world(world: World, what: str) -> None:
@@ -500,7 +589,7 @@ def raise_in_world(world: World, what: str) -> None:
     async def tell() -> None:
         raise Broken(what)
 
-    world._nursery.start_soon(tell)
+    world._start(tell)
 
 
 async def _fail(seconds: float) -> None:

@@ -191,6 +191,21 @@ class FakeDatabase:
         elif job.finished is None:
             job.finished, job.cancel_reason = next_state(job.state, Event.CANCEL), reason or "user"
 
+    def retry(self, job_id: int) -> bool:
+        """A person retries a job: a finished one goes back, one that waits is due now. False for the others."""
+        job = self.jobs[job_id]
+        if job.state in (State.RUNNING, State.AVAILABLE):
+            return False
+        if job.finished is not None:
+            assert next_state(job.finished, Event.RETRY) is State.AVAILABLE
+            job.max_attempts = max(job.max_attempts, job.attempt + 1)
+            job.failures = job.crashes = 0
+            job.finished, job.suspect, job.waits_after_failure, job.cancelling = None, False, False, False
+            job.result = job.error = job.cancel_reason = job.wished = None
+        job.run_at = trio.current_time()
+        self.wake(job.queue)
+        return True
+
     def ask_stack(self, job_id: int) -> int:
         """Somebody asks where a running job is; returns the request."""
         request, session = len(self.stacks) + 1, self.jobs[job_id].session

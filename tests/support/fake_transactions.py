@@ -76,13 +76,17 @@ class FakeTransactions:
         store = self._store
         try:
             await store.trip("commit")
-            store.database.locked.discard(outcome.claim.id)
-            (accepted,) = store.write([outcome]).accepted
-            assert accepted is outcome
-            store.database.ledger += begun.connection.written
+            self._do(begun, outcome)
             await store.answered("commit")
         except DatabaseUnavailable as error:
             raise CommitUnknown(str(error)) from error
+
+    def _do(self, begun: FakeBegun, outcome: Outcome) -> None:
+        store = self._store
+        store.database.locked.discard(outcome.claim.id)
+        (accepted,) = store.write([outcome]).accepted
+        assert accepted is outcome
+        store.database.ledger += begun.connection.written
 
     async def committed(self, claim: Claim) -> bool:
         await self._store.trip("committed")
