@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psycopg
 
-from .errors import SchemaError, UsageError
+from .errors import ConfigurationError, SchemaError, UsageError
 from .postgres import connect_sync
 from .sql import render, render_bound
 
@@ -68,9 +68,15 @@ def migrate_sync(dsn: str, schema: str = "pulse") -> list[str]:
     """Applies what is missing; returns the names of the migrations it applied, `[]` when there was nothing to do.
 
     Blocks: from Trio call it through `trio.to_thread.run_sync`.
-    Raises `DatabaseUnavailable`, or `SchemaError` when the schema was made by a newer version or changed by hand.
+    Raises `DatabaseUnavailable`, `ConfigurationError` through a pooler, or `SchemaError` when the schema was made by a newer
+    version or changed by hand.
     """
     with connect_sync(dsn) as connection, _rights_explained(connection, schema):
+        if connection.prepare_threshold is None:
+            raise ConfigurationError(
+                "The DSN leads through a pooler (PgBouncer), which cannot hold the lock that migrating needs: give the "
+                "database's own address."
+            )
         # Session-level, so that it is held over one transaction a migration; it goes with the connection at the latest.
         connection.execute("SELECT pg_advisory_lock(hashtextextended(%s, 0))", [f"{schema} migrate"])
         for part in _missing_preamble(connection, schema):

@@ -54,6 +54,14 @@ class WorkerSettings:
     )
     connect_timeout: float = _setting(30.0, "How long `run` waits for a database that is absent at the start.")
     retention: float = _setting(7 * 86400.0, "How long finished jobs are kept.")
+    direct_dsn: str = field(
+        default="",
+        repr=False,
+        metadata={
+            "help": "The database's own address, where the DSN is a pooler's (PgBouncer): to hear notifications, which a "
+            "pooler does not pass on. Without it workers poll."
+        },
+    )
     schema: str = _setting("pulse", "The PostgreSQL schema that holds everything.")
 
     def __post_init__(self) -> None:

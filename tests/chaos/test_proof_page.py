@@ -26,7 +26,7 @@ def test_every_fault_has_its_row_in_order() -> None:
     assert list(ROWS) == [str(number) for number in range(1, 36)]
 
 
-@pytest.mark.parametrize("number", sorted({*range(1, 36)} - {26}))
+@pytest.mark.parametrize("number", range(1, 36))
 def test_every_fault_is_tried_by_a_test_and_not_by_chaos_alone(number: int) -> None:
     assert re.search(r"`tests/\S+\.py::test_\w+`", ROWS[str(number)])
 

@@ -30,6 +30,7 @@ OTHER: dict[str, tuple[str, Any]] = {
     "connect_timeout": ("3", 3.0),
     "retention": ("86400", 86400.0),
     "schema": ("other", "other"),
+    "direct_dsn": ("host=direct", "host=direct"),
 }
 
 

@@ -84,6 +84,7 @@ def examine(dsn: str | None, schema: str | None) -> list[Finding]:
             took = time.time() - asked
             findings = [Finding("ok", "connection", f"{choice}, as {server.role}; the schema is current")]
             findings += judge_line(choice.dsn)
+            findings += judge_pooler(pooled=client.pooled)
             findings += judge_server(server, difference=server.clock - asked - took / 2, unsure=took / 2)
             try:
                 findings += diagnose(client.run(looking.health(server)))
@@ -108,6 +109,17 @@ def judge_line(dsn: str | None) -> Iterator[Finding]:
             f"the server is on another machine and sslmode is {mode}: whoever is on the way may pose as it",
             "Add sslmode=verify-full to the address (and sslrootcert=system, or the file of the authority that signed its "
             "certificate).",
+        )
+
+
+def judge_pooler(*, pooled: bool) -> Iterator[Finding]:
+    """The way to the server."""
+    if pooled:
+        yield Finding(
+            "warning",
+            "pooler",
+            "this connection goes through a pooler (PgBouncer): through it workers hear no notifications, and poll",
+            "Give workers the database's own address too: --direct-dsn. All else works in transaction mode.",
         )
 
 

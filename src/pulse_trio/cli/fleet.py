@@ -34,7 +34,7 @@ class Fleet:
     def __init__(
         self, target: str, dsn: str, settings: WorkerSettings, *, flags: Mapping[str, bool], instrument: Instrument
     ) -> None:
-        self._store = WorkerStore(dsn, schema=settings.schema, lease=settings.lease)
+        self._store = WorkerStore(dsn, direct_dsn=settings.direct_dsn, schema=settings.schema, lease=settings.lease)
         self._supervisor = Supervisor(
             [sys.executable, "-m", "pulse_trio.cli", "run", target],
             {**os.environ, **environment_of(dsn, settings, flags)},

@@ -31,12 +31,16 @@ def default_of(field: Field[Any]) -> str:
     """A setting's default as the help shows it."""
     if field.default is None:
         return "all"
+    if field.default == "":
+        return "none"
     return f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
 
 
 def _metavar(field: Field[Any]) -> str:
     if field.name == "queues":
         return "A,B,..."
+    if field.name.endswith("dsn"):
+        return "DSN"
     match field.default:
         case int():
             return "NUMBER"

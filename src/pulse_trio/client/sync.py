@@ -309,6 +309,11 @@ class SyncClient:
 
     # Operations
 
+    @property
+    def pooled(self) -> bool:
+        """Whether the connection it was given goes through a pooler, and `connect_sync` of ours made it."""
+        return isinstance(self._source, psycopg.Connection) and self._source.prepare_threshold is None
+
     def run(self, operation: operations.Operation[T]) -> T:
         """Runs one of the store's operations."""
         if self._foreign is not None:

@@ -16,6 +16,7 @@ from pulse_trio.postgres.foreign import AsyncForeign, Foreign, adapt, adapt_asyn
 from pulse_trio.postgres.link import Link
 from pulse_trio.postgres.on_asyncio import AsyncioPool, connect_on_asyncio, open_asyncio_pool
 from pulse_trio.postgres.pool import PoolStatistics, PoolTimeout, TrioPool, open_pool
+from pulse_trio.postgres.pooler import configure_session
 from pulse_trio.postgres.reconnecting import backoff, connect_or_unavailable, wait_for_database
 from pulse_trio.postgres.transaction import TrioPipeline, TrioTransaction
 
@@ -34,6 +35,7 @@ __all__ = [
     "adapt",
     "adapt_async",
     "backoff",
+    "configure_session",
     "connect_on_asyncio",
     "connect_or_unavailable",
     "connect_sync",

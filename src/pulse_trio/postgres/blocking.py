@@ -8,6 +8,7 @@ import psycopg
 
 from pulse_trio.errors import ConfigurationError, DatabaseUnavailable
 from pulse_trio.postgres.dsn import redact, with_liveliness
+from pulse_trio.postgres.pooler import heed_pooler_sync
 
 
 def connect_sync(dsn: str) -> psycopg.Connection[Any]:
@@ -18,7 +19,13 @@ def connect_sync(dsn: str) -> psycopg.Connection[Any]:
         ConfigurationError: the DSN is not a connection string; the message shows no password.
     """
     try:
-        return psycopg.connect(with_liveliness(dsn), autocommit=True)
+        connection = psycopg.connect(with_liveliness(dsn), autocommit=True)
+        try:
+            heed_pooler_sync(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
     except psycopg.OperationalError as error:
         raise DatabaseUnavailable(f"Cannot connect to PostgreSQL: {redact(str(error), dsn).strip()}") from None
     except psycopg.ProgrammingError as error:

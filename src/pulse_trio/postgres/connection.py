@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from psycopg import Xid
-    from psycopg.abc import AdaptContext, ConnParam
+    from psycopg.abc import AdaptContext, ConnParam, Params, QueryNoTemplate
     from psycopg.rows import AsyncRowFactory
 
 logger = logging.getLogger("pulse_trio.postgres")
@@ -49,6 +49,11 @@ class TrioConnection(CancellableConnection[Row]):
     __module__ = "pulse_trio.postgres"
 
     _pipeline: AsyncPipeline | None  # always a TrioPipeline here
+
+    pooled: bool = False
+    """Whether a pooler stands between, as far as whoever made the connection has looked (see `pooler`)."""
+    prologue: bytes | None = None
+    """What each transaction begins with; with it, what is executed outside of one is a transaction of its own."""
 
     # Connecting and closing
 
@@ -158,7 +163,10 @@ class TrioConnection(CancellableConnection[Row]):
         """
         transaction = TrioTransaction(self, savepoint_name, force_rollback)
         if self._pipeline is None:
+            outermost = self.pgconn.transaction_status == pq.TransactionStatus.IDLE
             async with transaction:
+                if outermost and self.prologue is not None:
+                    await super().execute(self.prologue)
                 yield transaction
         else:
             async with self.pipeline(), transaction, self.pipeline():
@@ -195,6 +203,15 @@ class TrioConnection(CancellableConnection[Row]):
     async def _checkpoint_unless_cleaning(self) -> None:
         if current_mode() is Mode.QUERY:
             await trio.lowlevel.checkpoint_if_cancelled()
+
+    async def execute(  # pyright: ignore[reportIncompatibleMethodOverride] -- psycopg has overloads by Python version
+        self, query: QueryNoTemplate, params: Params | None = None, *, prepare: bool | None = None, binary: bool = False
+    ) -> AsyncCursor[Row]:
+        """psycopg's, with the prologue first if there is one."""
+        if self.prologue is None or self.pgconn.transaction_status != pq.TransactionStatus.IDLE:
+            return await super().execute(query, params, prepare=prepare, binary=binary)
+        async with self.transaction():
+            return await super().execute(query, params, prepare=prepare, binary=binary)
 
     # Pipelines
 

@@ -15,6 +15,7 @@ import psycopg
 
 from pulse_trio.errors import ConfigurationError, DatabaseUnavailable
 from pulse_trio.postgres.dsn import redact, with_liveliness
+from pulse_trio.postgres.pooler import heed_pooler
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -30,7 +31,13 @@ async def connect_on_asyncio(dsn: str, **options: Any) -> psycopg.AsyncConnectio
         ConfigurationError: the DSN is not a connection string; the message shows no password.
     """
     try:
-        return await psycopg.AsyncConnection.connect(with_liveliness(dsn), autocommit=True, **options)
+        connection = await psycopg.AsyncConnection.connect(with_liveliness(dsn), autocommit=True, **options)
+        try:
+            await heed_pooler(connection)
+        except BaseException:
+            connection.pgconn.finish()
+            raise
+        return connection
     except psycopg.OperationalError as error:
         raise DatabaseUnavailable(redact(str(error), dsn).strip()) from None
     except psycopg.ProgrammingError as error:

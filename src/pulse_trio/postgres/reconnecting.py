@@ -13,6 +13,7 @@ from psycopg import errors as e
 from pulse_trio.errors import ConfigurationError, DatabaseUnavailable
 from pulse_trio.postgres.connection import TrioConnection
 from pulse_trio.postgres.dsn import redact, with_liveliness
+from pulse_trio.postgres.pooler import heed_pooler
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -68,11 +69,11 @@ async def connect_or_unavailable(dsn: str, configure: Configure | None = None, *
 
 
 async def _configure(connection: TrioConnection[Any], configure: Configure | None) -> None:
-    if configure is None:
-        return
     try:
         with trio.move_on_after(_CONFIGURE_WITHIN) as deadline:
-            await configure(connection)
+            connection.pooled = await heed_pooler(connection)
+            if configure is not None:
+                await configure(connection)
     except BaseException:
         await connection.close()  # noqa: ASYNC102 - never waits
         raise

@@ -21,7 +21,7 @@ import trio
 from psycopg import pq
 
 from ..errors import DatabaseUnavailable
-from ..postgres import open_pool
+from ..postgres import configure_session, open_pool
 from ..sql import statement
 from .arrays import numbers, texts
 
@@ -192,6 +192,4 @@ def _answering(what: str) -> Generator[None]:
 
 async def _configure(connection: TrioConnection[Any]) -> None:
     # As on the worker's other connections: what is said to be completed must not be forgotten by a crash of the server.
-    await connection.execute(
-        "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
-    )
+    await configure_session(connection, {})

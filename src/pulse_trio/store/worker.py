@@ -28,7 +28,7 @@ import trio
 from ..errors import DatabaseUnavailable, SchemaError, UsageError
 from ..jobs import Claim, Outcome, Progress
 from ..migrate import check_versions
-from ..postgres import Link, TrioConnection
+from ..postgres import Link, TrioConnection, configure_session
 from ..sql import render, statement
 from ..states import backoff, storable
 from . import schedules
@@ -136,6 +136,7 @@ class WorkerStore:
         self,
         dsn: str,
         *,
+        direct_dsn: str = "",
         schema: str = "pulse",
         lease: float = 30.0,
         queues: Sequence[str] | None = None,
@@ -166,10 +167,13 @@ class WorkerStore:
         # was about to rescue locked until TCP gave up, two hours by default: the server ends its transaction instead.
         limit = f"{max(1000, round(self._patience * 1000))}ms"
         self._watch = self._link(dsn, "watchdog", _WATCHDOG_SETTINGS | {"idle_in_transaction_session_timeout": limit})
-        self._listen = self._link(dsn, "listener", {})
+        # What needs a session of its own, where a pooler gives none: to listen, to say that one waits, to have a turn.
+        self._listen = self._link(direct_dsn or dsn, "listener", {})
+        self._sessions_link = self._link(direct_dsn, "session", {}) if direct_dsn else self._claims
         self.transactions = FencedTransactions(dsn, schema=schema, concurrency=concurrency, keep=keep)
         self._progress = self._link(dsn, "progress", _WORKER_SETTINGS)
         self._generation = 0
+        self._server = ""
         self._idle_generation = 0
         self.session = 0
         self.epoch_offset = 0.0
@@ -187,14 +191,7 @@ class WorkerStore:
 
     def _link(self, dsn: str, name: str, settings: dict[str, str]) -> Link:
         async def configure(connection: TrioConnection[Any]) -> None:
-            chosen = ", ".join(f"set_config('{key}', '{value}', false)" for key, value in settings.items())
-            if chosen:
-                await connection.execute(f"SELECT {chosen}".encode())
-            # Claims must not be forgotten by a crash of the server: with this off, kill -9 of the server was seen to hand
-            # out one (job, worker, attempt) twice. Stronger settings are the owner's to choose.
-            await connection.execute(
-                b"SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
-            )
+            await configure_session(connection, settings)
 
         link = Link(
             dsn, name=name, configure=configure, statement_timeout=self._patience, application_name=f"pulse-trio {name}"
@@ -206,7 +203,15 @@ class WorkerStore:
 
     async def aclose(self) -> None:
         """Closes every connection."""
-        for link in (self._claims, self._settles, self._beats, self._watch, self._listen, self._progress):
+        for link in (
+            self._claims,
+            self._settles,
+            self._beats,
+            self._watch,
+            self._listen,
+            self._sessions_link,
+            self._progress,
+        ):
             await link.aclose()
 
     @asynccontextmanager
@@ -262,6 +267,8 @@ class WorkerStore:
         return self.session
 
     async def _ensure_session(self, connection: TrioConnection[Any]) -> None:
+        if connection.pooled:
+            await self._notice_another_server(connection)
         if self._generation == self._claims.generation:
             return
         session = secrets.randbits(63) or 1
@@ -276,6 +283,13 @@ class WorkerStore:
         self._generation = self._claims.generation
         self.session = session
         self._sessions.append(session)
+
+    async def _notice_another_server(self, connection: TrioConnection[Any]) -> None:
+        # A pooler keeps our connection when it goes on with another server.
+        row = await (await connection.execute("SELECT pg_postmaster_start_time()::text")).fetchone()
+        if row is not None and row[0] != self._server:
+            self._server = row[0]
+            self._generation = 0
 
     def _set_clock(self, sent: float, rows: Sequence[tuple[float]]) -> None:
         # As if the answer had been given when the question was sent: rather ahead than behind, by a round trip at most.
@@ -450,14 +464,18 @@ class WorkerStore:
 
     async def prepare_for_suspect(self) -> bool:
         """Whether it is this worker's turn to make room for a suspect; no other's is until `end_suspects_turn`."""
-        async with self._using(self._claims) as connection:
+        async with self._using(self._sessions_link) as connection:
+            if connection.pooled:
+                # No turn can be kept through a pooler. Several may make room at once then: they claim less meanwhile, no more.
+                return True
             row = await (await connection.execute(statement("suspects_turn", self._schema))).fetchone()
         return row is not None and row[0]
 
     async def end_suspects_turn(self) -> None:
         """Another worker may try."""
-        async with self._using(self._claims) as connection:
-            await connection.execute(statement("end_suspects_turn", self._schema))
+        async with self._using(self._sessions_link) as connection:
+            if not connection.pooled:
+                await connection.execute(statement("end_suspects_turn", self._schema))
 
     async def claim_suspect(self, queues: Sequence[str] | None) -> Exchange:
         """Claims one job whose worker died with it too often. The caller runs nothing else, and claims nothing until the job
@@ -662,27 +680,37 @@ class WorkerStore:
 
     async def announce_idle(self) -> None:
         """From now on producers notify: see wake() in the schema. Ends with `withdraw_idle` or the connection."""
-        async with self._using(self._claims) as connection:
-            if self._idle_generation != self._claims.generation:
-                await connection.execute(statement("announce_idle", self._schema), {}, prepare=True)
-                self._idle_generation = self._claims.generation
+        link = self._sessions_link
+        async with self._using(link) as connection:
+            if self._idle_generation != link.generation:
+                # Through a pooler nobody can be told: this worker waits for its poll.
+                if not connection.pooled:
+                    await connection.execute(statement("announce_idle", self._schema), {}, prepare=True)
+                self._idle_generation = link.generation
 
     async def withdraw_idle(self) -> None:
         """Producers need not notify any more: this worker asks for itself."""
-        async with self._using(self._claims) as connection:
-            if self._idle_generation == self._claims.generation:
+        link = self._sessions_link
+        async with self._using(link) as connection:
+            if self._idle_generation == link.generation:
                 self._idle_generation = 0
-                await connection.execute(statement("withdraw_idle", self._schema), {}, prepare=True)
+                if not connection.pooled:
+                    await connection.execute(statement("withdraw_idle", self._schema), {}, prepare=True)
 
     @property
     def idle(self) -> bool:
         """Whether producers were told to notify, and still believe it."""
-        return self._idle_generation != 0 and self._idle_generation == self._claims.generation
+        return self._idle_generation != 0 and self._idle_generation == self._sessions_link.generation
 
     async def listen(self, on_notify: Callable[[str], None]) -> None:
         """Calls `on_notify(queue)` for each wake-up, and once with "" when it begins to listen. Ends only by raising, when the
         connection is lost or answers nothing (asked every half of the lease)."""
         async with self._using(self._listen, patience=math.inf) as connection:
+            if connection.pooled:
+                raise DatabaseUnavailable(
+                    "listener: this connection goes through a pooler, which hears no notifications: jobs start at the next "
+                    "poll. Give the database's own address as direct_dsn (--direct-dsn) to have them start at once"
+                )
             await connection.execute(render('LISTEN :"schema"', self._schema).encode())
             on_notify("")
             while True:

@@ -110,6 +110,7 @@ class Worker:
         self._observer = Observer(instruments)
         self._store = store or WorkerStore(
             dsn,
+            direct_dsn=self.settings.direct_dsn,
             schema=self.settings.schema,
             lease=self.settings.lease,
             queues=self.settings.queues,

@@ -1,0 +1,146 @@
+"""Through the real PgBouncer in transaction mode: clients, workers, and the commands; LISTEN through a direct DSN."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from pulse_trio import Handlers, Job, SyncClient, open_client
+from pulse_trio.client import request_by_name
+from pulse_trio.observe import DatabaseLost, FenceLost, JobsRescued, JobStarted, LeaseUnproven
+from support.embedded_workers import working
+from support.pgbouncer import PROGRAM, open_pgbouncer
+from support.stores import Window, claim, open_store
+from support.workers import rows, settled, until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from support.processes import Processes
+
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="needs the program pgbouncer, which is not installed here")
+
+FAST = {"lease": 6.0, "heartbeat": 2.0, "watchdog": 0.5, "grace": 5.0, "concurrency": 20}
+
+
+@pytest.fixture
+async def pooled(dsn: str) -> AsyncGenerator[str]:
+    async with open_pgbouncer(dsn) as pooled:
+        yield pooled
+
+
+@pytest.fixture
+def handlers() -> Handlers:
+    handlers = Handlers()
+
+    @handlers.job
+    async def echo(n: int) -> int:
+        return n
+
+    @handlers.job
+    async def pay(job: Job, n: int) -> int:
+        async with job.transaction() as connection:
+            await connection.execute("INSERT INTO public.ledger VALUES (%s)", [n])
+        return n
+
+    @handlers.job(max_attempts=3, backoff_base=0.01)
+    async def fails_once(job: Job) -> int:
+        if job.attempt == 1:
+            raise ValueError
+        return job.attempt
+
+    @handlers.job
+    async def long(seconds: float) -> str:
+        await trio.sleep(seconds)
+        return "long"
+
+    return handlers
+
+
+async def test_clients_and_workers_work_through_it_by_polling(dsn: str, pooled: str, handlers: Handlers) -> None:
+    with Window(dsn) as window:
+        window.run("CREATE TABLE public.ledger (n int)")
+    async with working(handlers, pooled, poll=0.2, **FAST) as heard:
+        long = await trio.to_thread.run_sync(
+            SyncClient(pooled).enqueue, "long", {"seconds": 8.0}
+        )  # longer than the lease
+        async with open_client(pooled) as client:
+            refs = []
+            for n in range(30):  # often enough for anybody to want to prepare it
+                refs += [await client.enqueue("echo", {"n": n}), await client.enqueue("pay", {"n": n})]
+            refs += await client.enqueue_many([request_by_name("echo", {"n": n}) for n in range(500)])
+            refs.append(await client.enqueue("fails_once"))
+            for ref in refs:
+                await ref.result(timeout=40)
+            ends = await client.enqueue("long", {"seconds": 3600.0})
+            await heard.until(JobStarted, job_id=ends.id)
+            await client.cancel(ends.id)
+            await until(dsn, f"SELECT FROM pulse.jobs WHERE id = {ends.id} AND state = 'cancelled'")
+        assert await settled(dsn, long.id) == ("completed", 1, "long")
+        assert rows(dsn, "SELECT count(*), count(DISTINCT n) FROM public.ledger") == [(30, 30)]
+        # What is said: that nobody is heard, and what to do.
+        assert {lost.loop for lost in heard.of(DatabaseLost)} == {"listener"}
+        assert "--direct-dsn" in heard.of(DatabaseLost)[0].error
+        assert heard.of(LeaseUnproven) == heard.of(FenceLost) == heard.of(JobsRescued) == []
+        # Nothing was left behind on the connections that everybody shares.
+        left = "SELECT DISTINCT current_setting('enable_seqscan'), (SELECT count(*) FROM pg_prepared_statements)"
+        for _ in range(20):
+            assert await trio.to_thread.run_sync(rows, pooled, left) == [("on", 0)]
+        here = "database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        assert rows(dsn, f"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND {here}") == [(0,)]
+
+
+async def test_with_a_direct_dsn_a_notification_starts_a_job_at_once(dsn: str, pooled: str, handlers: Handlers) -> None:
+    async with working(handlers, pooled, direct_dsn=dsn, poll=30.0, **FAST) as heard:
+        idle = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock'"
+        client = SyncClient(pooled)
+        for n in range(3):
+            await until(dsn, idle)
+            job_id = (await trio.to_thread.run_sync(client.enqueue, "echo", {"n": n})).id
+            assert await settled(dsn, job_id) == ("completed", 1, n)
+            waited = "SELECT extract(epoch FROM started_at - created_at)::float8 FROM pulse.jobs WHERE id = %(id)s"
+            ((took,),) = rows(dsn, waited, {"id": job_id})
+            assert took < 5.0  # far less than the poll
+        assert heard.of(DatabaseLost) == []
+
+
+def test_a_client_under_asyncio_works_through_it_too(dsn: str, handlers: Handlers) -> None:
+    import asyncio
+
+    async def enqueue(pooled: str) -> None:
+        async with open_client(pooled) as client:
+            for n in range(20):
+                await client.enqueue("echo", {"n": n})
+
+    async def main() -> None:
+        async with open_pgbouncer(dsn) as pooled:
+            await trio.to_thread.run_sync(lambda: asyncio.run(enqueue(pooled)))
+
+    trio.run(main)
+    assert rows(dsn, "SELECT count(*) FROM pulse.job") == [(20,)]
+
+
+async def test_a_worker_that_comes_to_another_server_through_it_has_another_session(dsn: str, pooled: str) -> None:
+    with Window(dsn) as window:
+        window.enqueue_many(2)
+        async with open_store(pooled) as store:
+            (first,) = await claim(store, limit=1)
+            store._server = "the primary that was"
+            (second,) = await claim(store, limit=1)
+            assert first.session != second.session
+
+
+async def test_the_commands_work_through_it_and_doctor_says_what_it_means(
+    dsn: str, pooled: str, processes: Processes
+) -> None:
+    await processes.run("enqueue", "echo", '{"n": 1}', f"--dsn={pooled}")
+    assert "echo" in await processes.run("jobs", "list", f"--dsn={pooled}")
+    refused = await processes.pulse_trio("migrate", f"--dsn={pooled}")
+    assert await refused.ended() == 2
+    assert "pooler" in refused.stderr
+    found = await processes.run("doctor", f"--dsn={pooled}", code=1)  # no worker runs, and a job waits
+    assert "pooler" in found
+    assert "--direct-dsn" in found
+    assert "pooler" not in await processes.run("doctor", f"--dsn={dsn}", code=1)
