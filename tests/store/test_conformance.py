@@ -19,7 +19,7 @@ from support.fake_store import FakeDatabase, FakeStore
 from support.stores import Window, claim, claim_one, end, forged, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
+    from collections.abc import AsyncGenerator, Generator, Sequence
 
     from pulse_trio.handlers import Schedule
     from pulse_trio.jobs import Claim, OutcomeKind
@@ -36,8 +36,8 @@ class Real:
         self.queue = queue
         self._stack = stack
 
-    async def store(self) -> Store:
-        return await self._stack.enter_async_context(open_store(self.window.dsn))
+    async def store(self, queues: Sequence[str] | None = None) -> Store:
+        return await self._stack.enter_async_context(open_store(self.window.dsn, queues=queues))
 
     def enqueue(self, **options: Any) -> int:
         return self.window.enqueue(self.queue, **options)
@@ -111,8 +111,8 @@ class Fake:
         self.database = FakeDatabase()
         self.queue = queue
 
-    async def store(self) -> Store:
-        store = FakeStore(self.database)
+    async def store(self, queues: Sequence[str] | None = None) -> Store:
+        store = FakeStore(self.database, queues=queues)
         await store.open_session()
         return store
 
@@ -487,7 +487,10 @@ async def test_slots_are_the_pairs_with_live_jobs_and_their_next_due_time(house:
     assert ours(await store.slots(None)) == []
 
 
-async def test_producers_wake_listeners_only_while_somebody_is_idle(house: House, store: Store) -> None:
+@pytest.mark.parametrize("named", [False, True])
+async def test_producers_wake_listeners_only_while_somebody_is_idle(named: bool, house: House) -> None:
+    store = await house.store(["another", house.queue] if named else None)
+    elsewhere = await house.store(["another"])
     heard: list[str] = []
     got = trio.Event()
 
@@ -502,6 +505,9 @@ async def test_producers_wake_listeners_only_while_somebody_is_idle(house: House
         got = trio.Event()
         assert heard == [""]
         assert not store.idle
+        house.enqueue()
+        # Somebody waits, but not for this queue.
+        await elsewhere.announce_idle()
         house.enqueue()
         await store.announce_idle()
         assert store.idle

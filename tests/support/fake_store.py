@@ -150,9 +150,10 @@ class FakeDatabase:
         return job.id
 
     def wake(self, queue: str) -> None:
-        """Tells who waits idle that a queue has a due job."""
-        for listener in self.listeners if self.idle else ():
-            listener(queue)
+        """Tells all who listen that a queue has a due job, if somebody waits idle for it."""
+        if any(store.queues is None or queue in store.queues for store in self.idle):
+            for listener in self.listeners:
+                listener(queue)
 
     def clock(self) -> datetime:
         """The server's: virtual seconds since a midnight."""
@@ -222,9 +223,10 @@ class FakeStore:
     """One worker's. `trouble[operation]` is awaited before the operation is done, `silence[operation]` after it: what they
     raise is what the caller sees, and a silence that raises is a reply that was lost."""
 
-    def __init__(self, database: FakeDatabase, *, lease: float = 30.0) -> None:
+    def __init__(self, database: FakeDatabase, *, lease: float = 30.0, queues: Sequence[str] | None = None) -> None:
         self.database = database
         self.lease = lease
+        self.queues = queues
         self.session = 0
         self.epoch_offset = EPOCH
         self.idle = False

@@ -51,7 +51,7 @@ class Stage:
         """A worker over `store`, or over the stage's own."""
         store = store or self.store
         worker = Worker(self.handlers, "", store=store, instruments=[self.events], **settings)  # type: ignore[arg-type]
-        store.lease = worker.settings.lease
+        store.lease, store.queues = worker.settings.lease, worker.settings.queues
         return worker
 
     @asynccontextmanager

@@ -222,6 +222,53 @@ async def test_a_busy_worker_withdraws_its_idleness(noop: Stage) -> None:
         assert noop.store.idle
 
 
+async def test_what_is_committed_while_the_worker_says_that_it_waits_is_found_at_once(noop: Stage) -> None:
+    came: list[int] = []
+
+    async def just_before() -> None:
+        if not came:
+            came.append(noop.enqueue("noop", queue="mine"))
+
+    # Nobody waits yet, so nobody is told.
+    noop.store.trouble["announce_idle"] = just_before
+    async with noop.working(queues=("mine",), poll=1000, watchdog=10_000):
+        await trio.sleep(0.5)
+        assert [noop.database.state(job_id) for job_id in came] == ["completed"]
+
+
+async def test_a_worker_of_named_queues_is_told_of_those(noop: Stage) -> None:
+    async with noop.working(queues=("one", "two"), poll=1000, watchdog=10_000):
+        await trio.sleep(100)
+        swept = noop.store.calls.count("slots")
+        other = noop.enqueue("noop", queue="other")
+        await trio.sleep(1)
+        assert noop.store.calls.count("slots") == swept
+        mine = noop.enqueue("noop", queue="two")
+        await trio.sleep(1)
+        assert [noop.database.state(job_id) for job_id in (mine, other)] == ["completed", "available"]
+
+
+@pytest.mark.parametrize("way", ["quiet", "stop"])
+async def test_who_does_not_claim_any_more_makes_nobody_notify(way: str, noop: Stage) -> None:
+    noop.enqueue("noop", seconds=50)
+    async with noop.working(grace=100, concurrency=4) as worker:
+        await trio.sleep(5)
+        assert noop.store.idle
+        getattr(worker, way)()
+        await trio.sleep(1)
+        assert (worker.running, noop.store.idle) == (1, False)
+
+
+async def test_a_worker_stops_though_it_cannot_say_that_it_waits_no_more(noop: Stage) -> None:
+    noop.store.trouble["withdraw_idle"] = unavailable
+    job_id = noop.enqueue("noop", seconds=50)
+    async with noop.working(grace=100, concurrency=4):
+        await trio.sleep(5)
+        assert noop.store.idle
+    assert noop.store.calls.count("withdraw_idle") == 1
+    assert noop.database.state(job_id) == "completed"
+
+
 # Bursts
 
 

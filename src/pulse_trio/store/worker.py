@@ -62,6 +62,9 @@ _WORKER_SETTINGS: dict[str, str] = {
 # The watchdog reads the BRIN index, which only a bitmap scan can.
 _WATCHDOG_SETTINGS = _WORKER_SETTINGS | {"enable_bitmapscan": "on", "enable_indexscan": "off"}
 
+_ANNOUNCED_SINGLY = 32
+"""A worker of more queues says that it waits for all: each is a lock, and a connection's share of PostgreSQL's table of locks
+is 64 by default."""
 
 _EXPIRED = "lease expired: the worker was gone or cut off"
 _CAME_BACK = "lease expired: the worker was cut off or stopped, and came back"
@@ -175,6 +178,7 @@ class WorkerStore:
         self._generation = 0
         self._server = ""
         self._idle_generation = 0
+        self._announced = {"queues": None if queues is None or len(queues) > _ANNOUNCED_SINGLY else texts(queues)}
         self.session = 0
         self.epoch_offset = 0.0
         """By how much the database's clock (seconds since 1970) is ahead of Trio's, or a little more; from the session on."""
@@ -679,13 +683,14 @@ class WorkerStore:
     # Waking
 
     async def announce_idle(self) -> None:
-        """From now on producers notify: see wake() in the schema. Ends with `withdraw_idle` or the connection."""
+        """From now on producers of this worker's queues notify: see wake() in the schema. Ends with `withdraw_idle` or the
+        connection."""
         link = self._sessions_link
         async with self._using(link) as connection:
             if self._idle_generation != link.generation:
                 # Through a pooler nobody can be told: this worker waits for its poll.
                 if not connection.pooled:
-                    await connection.execute(statement("announce_idle", self._schema), {}, prepare=True)
+                    await connection.execute(statement("announce_idle", self._schema), self._announced, prepare=True)
                 self._idle_generation = link.generation
 
     async def withdraw_idle(self) -> None:
@@ -695,7 +700,7 @@ class WorkerStore:
             if self._idle_generation == link.generation:
                 self._idle_generation = 0
                 if not connection.pooled:
-                    await connection.execute(statement("withdraw_idle", self._schema), {}, prepare=True)
+                    await connection.execute(statement("withdraw_idle", self._schema), self._announced, prepare=True)
 
     @property
     def idle(self) -> bool:

@@ -12,6 +12,7 @@ A worker that is cancelled from outside does the same without any grace: its han
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -337,11 +338,19 @@ class Worker:
             enders.start_soon(self._watch_the_parent)
             async with trio.open_nursery() as self._jobs_nursery:
                 await self._intake()
+                enders.start_soon(self._withdraw_idle)
                 self._places.close()
                 self._leases.draining = True
                 await self._stopping.wait()
                 enders.start_soon(self._end_what_is_left)
             enders.cancel_scope.cancel()
+
+    async def _withdraw_idle(self) -> None:
+        """Who drains for hours must not make producers notify. With nothing to drain the connection is closed in a moment,
+        and the announcement goes with it."""
+        if self._store.idle and self._running_count:
+            with suppress(DatabaseUnavailable):
+                await self._store.withdraw_idle()
 
     async def _watch_the_parent(self) -> None:
         """Notes a cancellation from outside in the moment it comes, before any handler sees it."""
