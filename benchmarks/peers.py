@@ -291,7 +291,7 @@ def best_to_best(rows: list[Row]) -> list[Row]:
 def main() -> None:
     made = parser(__doc__)
     made.add_argument("--only", help="peers, separated by commas")
-    made.add_argument("--concurrency", type=int, default=500, help="of our worker")
+    made.add_argument("--concurrency", type=int, default=1000, help="of our worker: batches of half of it")
     made.add_argument("--no-latency", action="store_true", help="the drain only")
     options = made.parse_args()
     jobs, count = (10_000, 20) if options.quick else (50_000, 200)
