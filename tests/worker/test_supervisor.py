@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ from pulse_trio.worker import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import pytest
 
 
 class Store:
@@ -54,3 +57,21 @@ async def test_what_cannot_be_handed_back_within_a_lease_is_left_to_the_watchdog
     await hand_back(store)
     assert store.handed_back_at is None
     assert trio.current_time() - begun <= WorkerSettings().lease
+
+
+async def test_a_child_that_is_being_started_when_the_supervisor_is_told_to_stop_is_told_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was left out: the supervisor waited for ever for a child that knew nothing."""
+    supervisor = Supervisor([], {}, SimpleNamespace(), settings=WorkerSettings(processes=2), observer=Observer())  # type: ignore[arg-type]
+    told: list[signal.Signals] = []
+
+    async def open_process(*_: Any, **__: Any) -> Any:
+        supervisor.stop()
+        return SimpleNamespace(pid=1, returncode=None, send_signal=told.append)
+
+    monkeypatch.setattr(trio.lowlevel, "open_process", open_process)
+    child = await supervisor._spawn()
+    await child.line.aclose()
+    child.words.close()
+    assert told == [signal.SIGTERM]

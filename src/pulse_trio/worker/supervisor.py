@@ -105,6 +105,7 @@ class Supervisor:
         self._burst = burst
         self._children: set[Child] = set()
         self._stopping = False
+        self._ended_by: signal.Signals | None = None
         self._stopped = trio.Event()
         self._first_is_up = trio.Event()
         self._codes: list[int] = []
@@ -124,6 +125,7 @@ class Supervisor:
         self._stopping = True
         self._stopped.set()
         self._first_is_up.set()
+        self._ended_by = number
         self._signal(number)
 
     def quiet(self) -> None:
@@ -134,6 +136,7 @@ class Supervisor:
         """Kill every child: what they hold is handed back."""
         self._stopping = True
         self._stopped.set()
+        self._ended_by = signal.SIGKILL
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -231,6 +234,9 @@ class Supervisor:
         now = trio.current_time()
         child = Child(process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)), words, now, now, [])
         self._children.add(child)
+        if self._ended_by is not None:
+            # It was being started while the others were told.
+            process.send_signal(self._ended_by)
         self._observer.emit(ChildStarted(process.pid))
         return child
 
