@@ -286,3 +286,26 @@ async def test_a_pool_shows_no_password(dsn: str) -> None:
             async with pool.connection(timeout=0.1):
                 pass
         assert "s3cret" not in str(caught.value)
+
+
+async def test_a_connection_whose_last_answer_comes_in_the_turn_of_the_close_is_closed(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was left open: seen in the suite as a ResourceWarning, once in some hundred tests."""
+    made: list[TrioConnection[Any]] = []
+    async with open_pool(dsn, min_size=1, max_size=2) as pool:
+        make_slot = pool.make_slot
+
+        async def close_meanwhile() -> Any:
+            slot = await make_slot()
+            made.append(slot.connection)
+            await pool.close()
+            return slot
+
+        monkeypatch.setattr(pool, "make_slot", close_meanwhile)
+        async with pool.connection():
+            with pytest.raises(trio.ClosedResourceError):
+                async with pool.connection():
+                    pass
+        await trio.testing.wait_all_tasks_blocked()
+        assert [connection.closed for connection in made] == [True]

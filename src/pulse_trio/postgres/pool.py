@@ -257,7 +257,10 @@ class TrioPool:
             slot = await self._make_when_possible()
         finally:
             self._being_made -= 1
-        if slot is not None:
+        if slot is not None and self._closed:
+            # Its last answer came in the very turn in which the pool was closed: nobody else knows of it.
+            await slot.connection.close()
+        elif slot is not None:
             self._offer(slot)
 
     async def _make_when_possible(self) -> _Slot | None:
