@@ -268,6 +268,7 @@ def server_restarted(log: Path, samples: int, away: float) -> tuple[list[float],
                     time.sleep(away)
                     watch = Watch(server.dsn)
                     server.start()
+                    # B023: it is called in this turn of the loop only.
                     wait_until(lambda: all(since(run, gone) for run in runs), 60, "both workers' claims")  # noqa: B023
                     begun = sorted(since(run, gone)[0] - watch.accepted for run in runs)
                     first.append(max(0.0, begun[0]))
