@@ -28,7 +28,8 @@ CLAIMING = {"exchange", "claim_limited", "claim_suspect"}
 
 
 CLAIMS_AGAIN = 5.0
-"""Seconds after the server accepts connections again: the cap of the backoff between two tries to reconnect."""
+"""Seconds after the server accepts connections again: the cap of the backoff between two tries to reconnect (4 s), and one
+to connect."""
 ON_TIME = 30.0
 """Seconds by which an occurrence may be late before its schedule's promise of what was missed counts."""
 SCHEDULER_LOOKS = 2.0

@@ -21,7 +21,8 @@ FINISHED = (COMPLETED, DEAD, CANCELLED)
 NO_ROW = 0
 Fence = tuple[int, int, int]
 WATCHES_AGAIN = 5.0
-"""Seconds until the first watchdog is back, at most: the cap of the backoff between two tries to reconnect."""
+"""Seconds until the first watchdog is back, at most: the cap of the backoff between two tries to reconnect (4 s), and one
+to connect."""
 BUG = "is a bug in pulse-trio"
 """What the command says of an exception that nobody foresaw."""
 COMMIT_WITHIN = 10.0

@@ -232,6 +232,7 @@ def count(history: History) -> dict[str, Any]:
         "of these, by a supervisor": handed_back,
         "refused reports": sum(len(o.fences("refused")) for o in operations),
         "lost beats": sum(len(o.fences("lost")) for o in operations),
+        "leases given up unproven": sum(line["event"] == "lease unproven" for line in history.lines),
         "reports without a reply": sum(len(o.asked_fences("reports")) for o in operations if o.phase == "unknown"),
         **{name: round(max(found, default=0.0), 2) for name, found in recoveries(history).items()},
     }

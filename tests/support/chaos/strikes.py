@@ -3,6 +3,7 @@ process, or a time in which nobody could rescue."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -19,10 +20,11 @@ from pulse_trio.postgres import TrioConnection
 
 from . import handlers
 from .history import Fault, Window
-from .schedule import TO_NETWORKS
+from .schedule import LEASE, TO_NETWORKS
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
+    from pathlib import Path
 
     from support.proxy import Flow
 
@@ -90,12 +92,35 @@ async def signal_process(stage: Stage, slot: Slot, fault: Planned) -> int | None
             slot.stopped = pid
             send(pid, signal.SIGSTOP)
             try:
+                if fault.seconds > LEASE:
+                    await stop_in_a_job(stage, slot, pid)
                 await trio.sleep(fault.seconds)
             finally:
                 slot.stopped = None
                 send(pid, signal.SIGCONT)
                 stage.pauses.append(Window(begin, time.monotonic(), slot.who, pid))
     return pid
+
+
+async def stop_in_a_job(stage: Stage, slot: Slot, pid: int) -> None:
+    """Lets a stopped process go on, and stops it again, until a handler of it was running when it was stopped: its lease is
+    what a stop of more than one is about."""
+    with trio.move_on_after(PATIENCE):
+        while not runs_a_job(stage.folder / f"worker-{slot.who}.jsonl", pid):
+            send(pid, signal.SIGCONT)
+            await trio.sleep(0.05)
+            send(pid, signal.SIGSTOP)
+
+
+def runs_a_job(log: Path, pid: int) -> bool:
+    """Whether that process says of a job that it began, and has not said that it ended."""
+    running: set[tuple[int, int]] = set()
+    # Whole lines only: the process's siblings go on writing.
+    for line in log.read_text().splitlines(keepends=True):
+        said = json.loads(line) if line.endswith("\n") else {}
+        if said.get("pid") == pid and said["event"] in ("started", "ended"):
+            (running.add if said["event"] == "started" else running.discard)((said["job"], said["attempt"]))
+    return bool(running)
 
 
 def children_of(parent: int) -> list[int]:
