@@ -197,6 +197,15 @@ class ChildStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class ChildNotStarted:
+    """The system refused a supervisor a worker process (`error`): too many processes or open files, no memory. It is tried
+    again in `again_in` seconds; None for never."""
+
+    error: str
+    again_in: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ChildEnded:
     """A worker process ended with an exit code (-N: killed by signal N); what it held is handed back. `expected`: the
     supervisor wanted its end. `stack` is where it was when it crashed and `kinds` whose handlers are on it, if it could say.
@@ -249,6 +258,7 @@ Event = (
     | DatabaseLost
     | DatabaseFound
     | ChildStarted
+    | ChildNotStarted
     | ChildEnded
     | ChildSilent
     | NoChildComesUp

@@ -152,7 +152,7 @@ def _failure(claim: Claim, kind: OutcomeKind, error: BaseException, text: str, r
         delay = retries.delay(claim, error)
     except Exception as broken:
         delay = backoff(claim)
-        text += f"\n\nThe retry policy failed as well, so the default backoff applies:\n{_cut(error_text(broken), _LIMIT // 4)}"
+        text += f"\n\nThe retry policy failed as well, so the default backoff applies:\n{cut(error_text(broken), _LIMIT // 4)}"
     if delay is None:
         return Outcome(claim, "discarded", error=text)
     return Outcome(claim, kind, delay=delay, error=text)
@@ -219,7 +219,7 @@ def error_text(error: BaseException) -> str:
         # The exception's own __str__ or __repr__ failed; its type is what can still be said.
         headline, trace = f"{name}: (its message could not be rendered)", ""
     # Made storable first: what takes the place of a NUL is longer.
-    return f"{_cut(storable(headline), _LIMIT // 4)}\n\n{_cut(storable(trace), _LIMIT * 3 // 4 - 2)}".rstrip()
+    return f"{cut(storable(headline), _LIMIT // 4)}\n\n{cut(storable(trace), _LIMIT * 3 // 4 - 2)}".rstrip()
 
 
 def storable(text: str) -> str:
@@ -240,7 +240,7 @@ def _is_ours(trace: TracebackType) -> bool:
     return module.startswith(("pulse_trio.worker.", "pulse_trio.handlers", "pulse_trio.codec", "trio."))
 
 
-def _cut(text: str, limit: int) -> str:
+def cut(text: str, limit: int) -> str:
     """At most `limit` bytes of UTF-8. Keeps both ends: the first lines say where it began, the last what went wrong."""
     data = text.encode("utf-8", "surrogatepass")
     if len(data) <= limit:

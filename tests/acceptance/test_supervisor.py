@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from pathlib import Path
 
-    from support.processes import Processes
+    from support.processes import Processes, Running
 
 AT_ONCE = 2.0  # seconds a loaded machine may take for what needs no lease to run out (6 s in these tests)
 
@@ -164,6 +164,15 @@ async def waits(job: Job, folder: str) -> int:
     tell(folder, job, "waits")
     while not Path(folder, "go").exists():
         await trio.sleep(0.02)
+    return os.getpid()
+
+
+@handlers.job
+async def swallows(job: Job, folder: str, text: str = "") -> int:
+    tell(folder, job, "swallows")
+    if job.attempt == 1:
+        with trio.CancelScope(shield=True):
+            await trio.sleep_forever()
     return os.getpid()
 """
 
@@ -334,3 +343,132 @@ async def test_children_that_never_begin_are_given_up_after_a_few_tries(
     assert await supervisor.ended() == 1, supervisor.report()
     assert supervisor.stderr.count(f"({how})") == 3
     assert "giving up: 3 worker processes in a row ended before they had begun" in supervisor.stderr
+
+
+def enqueue_swallowing(dsn: str, **args: str) -> int:
+    """One whose handler takes no notice of its timeout."""
+    return SyncClient(dsn).enqueue("swallows", args, max_attempts=3, timeout=0.5, backoff_base=0.01).id
+
+
+ENDS = "SELECT outcome FROM pulse.attempts WHERE job_id = %(id)s ORDER BY attempt"
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_handler_that_does_not_end_is_settled_however_large_its_arguments(
+    count: int, dsn: str, processes: Processes, app: Path
+) -> None:
+    """They went to whoever reports it: past the limits of one variable, and of a socket's buffer."""
+    job_id = enqueue_swallowing(dsn, folder=str(app), text="x" * 900_000)
+    running = await worker(processes, dsn, f"--processes={count}", "--lease=600")
+    await running.line("replacing the process")
+    assert (await settled(dsn, job_id))[:2] == ("completed", 2)
+    assert rows(dsn, ENDS, {"id": job_id}) == [("timeout",), ("completed",)]
+    running.send(signal.SIGTERM)
+    assert await running.ended() == 0, running.report()
+
+
+async def test_a_process_that_cannot_be_replaced_in_place_ends_and_says_so(
+    dsn: str, processes: Processes, app: Path
+) -> None:
+    (app / "app.py").write_text(f"{APP}\nimport sys\nsys.executable = '/nowhere/python'\n")
+    enqueue_swallowing(dsn, folder=str(app))
+    running = await worker(processes, dsn)
+    await running.line(r"this process cannot be replaced \(.*No such file.*\): it ends\.")
+    assert await running.ended() == 1
+
+
+# Signals
+
+
+async def signalled(process: Running, pid: int, number: signal.Signals) -> None:
+    """The worker process `pid` has looked at this signal."""
+    os.kill(pid, number)
+    # Signals of one moment come in the order of their numbers; after the second of these it has seen all.
+    for _ in range(2):
+        os.kill(pid, signal.SIGUSR1)
+        await process.line(rf"\[{pid}\].*SIGUSR1: no more claims")
+
+
+async def test_a_manager_that_signals_every_process_leaves_running_jobs_their_grace(
+    dsn: str, processes: Processes, app: Path
+) -> None:
+    """systemd's KillMode=control-group: each worker gets the manager's SIGTERM and the supervisor's."""
+    (job_id,) = enqueue(dsn, "waits", folder=str(app))
+    supervisor = await worker(processes, dsn, "--processes=2", "--grace=60")
+    pid = await told(app, "waits-1")
+    supervisor.send(signal.SIGTERM)
+    await supervisor.line(rf"\[{pid}\].*SIGTERM: draining within")
+    await signalled(supervisor, pid, signal.SIGTERM)
+    (app / "go").touch()
+    assert await supervisor.ended() == 0, supervisor.report()
+    assert await settled(dsn, job_id) == ("completed", 1, pid)
+
+
+async def draining(dsn: str, process: Running) -> None:
+    """The worker that starts next says of itself that it claims nothing."""
+    found = await process.line(r"worker (\d+) started")
+    told = "SELECT 1 FROM pulse.workers WHERE id = %(id)s AND state = 'draining'"
+    await until(dsn, told, {"id": int(found[1])})
+
+
+async def test_a_worker_that_is_told_to_be_quiet_while_it_imports_its_handlers_claims_nothing(
+    dsn: str, processes: Processes, app: Path
+) -> None:
+    """It died of the signal."""
+    wait = "Path('importing').touch()\nwhile not Path('import-on').exists(): time.sleep(0.01)"
+    (app / "app.py").write_text(f"{APP}\n{wait}\n")
+    (job_id,) = enqueue(dsn, "waits", folder=str(app))
+    running = await worker(processes, dsn)
+    with trio.fail_after(30):
+        while not (app / "importing").exists():  # noqa: ASYNC110 -- a file tells nobody
+            await trio.sleep(0.01)
+    running.send(signal.SIGUSR1)
+    (app / "import-on").touch()
+    await draining(dsn, running)
+    assert rows(dsn, "SELECT state, attempt FROM pulse.jobs WHERE id = %(id)s", {"id": job_id}) == [("available", 0)]
+    running.send(signal.SIGTERM)
+    assert await running.ended() == 0
+
+
+async def test_a_process_that_replaces_itself_remembers_that_it_is_to_claim_nothing(
+    dsn: str, processes: Processes, app: Path
+) -> None:
+    enqueue_swallowing(dsn, folder=str(app))
+    running = await worker(processes, dsn)
+    await running.line("started")
+    await told(app, "swallows-1")
+    running.send(signal.SIGUSR1)
+    await running.line("no more claims")
+    await running.line("replacing the process")
+    await draining(dsn, running)
+    assert not (app / "swallows-2").exists()
+    running.send(signal.SIGTERM)
+    assert await running.ended() == 0
+
+
+LAST_WILL = """
+import atexit
+
+@atexit.register
+def last_will():
+    os.write(1, b"the last will of %d\\n" % os.getpid())
+    while not Path("go").exists():
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_signal_in_a_processs_last_moments_is_no_error(
+    count: int, number: signal.Signals, dsn: str, processes: Processes, app: Path
+) -> None:
+    (app / "app.py").write_text(f"{APP}\n{LAST_WILL}\n")
+    running = await worker(processes, dsn, f"--processes={count}")
+    for _ in range(count):
+        await running.line("worker .* started: every queue")
+    running.send(signal.SIGTERM)
+    for _ in range(count):
+        pid = int((await running.line(r"the last will of (\d+)"))[1])
+        os.kill(pid, number)
+    (app / "go").touch()
+    assert await running.ended() == 0, running.report()

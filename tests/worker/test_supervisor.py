@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 import signal
+import socket
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import trio
 
 from pulse_trio.errors import DatabaseUnavailable
-from pulse_trio.observe import Observer
+from pulse_trio.jobs import Claim, Outcome
+from pulse_trio.observe import ChildNotStarted, ChildSilent, Observer
 from pulse_trio.settings import WorkerSettings
-from pulse_trio.store.worker import HandedBack
+from pulse_trio.store import HandedBack, Rescue, Settlement
 from pulse_trio.worker import Supervisor
+from pulse_trio.worker.last_words import LastWords
+from pulse_trio.worker.replacing import QUIET_VARIABLE, encode_outcome
+from pulse_trio.worker.supervisor import Child
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import pytest
+    from support.stage import Recorder
 
 
 class Store:
@@ -75,3 +84,269 @@ async def test_a_child_that_is_being_started_when_the_supervisor_is_told_to_stop
     await child.line.aclose()
     child.words.close()
     assert told == [signal.SIGTERM]
+
+
+# What a supervisor does, with processes that are none
+
+
+class Process:
+    """Stands for a worker process: it lives until it is told to go, and speaks through its end of the line."""
+
+    def __init__(self, line: int, environment: dict[str, str]) -> None:
+        self.pid = 1
+        self.line = socket.socket(fileno=os.dup(line))
+        self.environment = environment
+        self.returncode: int | None = None
+        self.told: list[int] = []
+        self._ended = trio.Event()
+
+    def say(self, **message: Any) -> None:
+        self.line.sendall(json.dumps(message).encode() + b"\n")
+
+    def end(self, code: int) -> None:
+        if self.returncode is None:
+            self.returncode = code
+            self.line.close()
+            self._ended.set()
+
+    async def wait(self) -> int:
+        await self._ended.wait()
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        self.told.append(number)
+        if number != signal.SIGUSR1:
+            self.end(0)
+
+    def kill(self) -> None:
+        self.told.append(signal.SIGKILL)
+        self.end(-signal.SIGKILL)
+
+
+class Kernel:
+    """Starts such processes, unless it `refuses`."""
+
+    def __init__(self) -> None:
+        self.started: list[Process] = []
+        self.refuses: Exception | None = None
+
+    async def open_process(self, _: Any, *, env: dict[str, str], pass_fds: Sequence[int], **__: Any) -> Process:
+        await trio.lowlevel.checkpoint()
+        if self.refuses is not None:
+            raise self.refuses
+        process = Process(pass_fds[0], env)
+        self.started.append(process)
+        return process
+
+    async def process(self, number: int) -> Process:
+        while len(self.started) <= number:  # noqa: ASYNC110 -- in virtual time
+            await trio.sleep(0.01)
+        return self.started[number]
+
+
+class Server:
+    """A store that answers at once, or not at all while it is `silent`; it finds nothing to rescue."""
+
+    def __init__(self) -> None:
+        self.silent = False
+        self.locked = 0
+        self.reports: list[list[int]] = []
+
+    async def _answer(self) -> None:
+        if self.silent:
+            await trio.sleep_forever()
+        await trio.lowlevel.checkpoint()
+
+    async def settle(self, outcomes: Sequence[Outcome], *, unsure: bool = False) -> Settlement:
+        await self._answer()
+        self.reports.append([outcome.claim.id for outcome in outcomes])
+        if len(self.reports) <= self.locked:
+            return Settlement([*outcomes[1:]], [], [*outcomes[:1]])
+        return Settlement([*outcomes], [], [])
+
+    async def rescue(self, limit: int = 1000) -> Rescue:
+        await self._answer()
+        return Rescue(0, 0)
+
+    async def rescue_sessions(self, sessions: Sequence[int], limit: int = 1000) -> HandedBack:
+        await self._answer()
+        return HandedBack(0, 0)
+
+    async def close_cancellations(self) -> None:
+        await self._answer()
+
+    async def maintain(self, retention: float) -> bool:
+        await self._answer()
+        return False
+
+    async def finish_batches(self) -> None:
+        await self._answer()
+
+    async def prune_results(self, retention: float) -> None:
+        await self._answer()
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    kernel = Kernel()
+    monkeypatch.setattr(trio.lowlevel, "open_process", kernel.open_process)
+    return kernel
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+@pytest.fixture
+def supervisor(server: Server, events: Recorder) -> Supervisor:
+    return Supervisor([], {}, server, settings=WorkerSettings(processes=2), observer=Observer([events]))
+
+
+def outcome(job_id: int) -> Outcome:
+    return Outcome(Claim(job_id, 1, 20, 0, 0, "2026-11-21", "default", "swallows", "{}", None, 5), "timeout")
+
+
+async def test_what_a_child_said_just_before_its_end_is_heard_to_the_last_line(supervisor: Supervisor) -> None:
+    """It was cancelled with the listening: at most one read came of it, and the jobs counted as crashed."""
+    ours, theirs = socket.socketpair()
+    process = Process(theirs.fileno(), {})
+    theirs.close()
+    for number in range(70):
+        process.say(stuck=encode_outcome(outcome(number)), filler="x" * 1000)
+    inherited = process.line.dup()  # by something that the child has started
+    process.end(75)
+    child = Child(process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)), LastWords(), 0, 0, [])  # type: ignore[arg-type]
+    with inherited, trio.fail_after(5):
+        assert (await supervisor._watch(child))[0] == 75
+    assert [outcome.claim.id for outcome in child.stuck] == list(range(70))
+
+
+async def test_a_report_of_a_row_that_is_locked_is_sent_again(supervisor: Supervisor, server: Server) -> None:
+    server.locked = 3
+    await supervisor._report([outcome(1), outcome(2)])
+    assert server.reports == [[1, 2], [1], [1], [1]]
+
+
+async def test_a_report_of_a_row_that_stays_locked_is_left_to_the_rescue(
+    supervisor: Supervisor, server: Server
+) -> None:
+    server.locked = 1000
+    begun = trio.current_time()
+    await supervisor._report([outcome(1)])
+    assert trio.current_time() - begun <= 6
+
+
+async def test_a_supervisor_that_stood_still_itself_kills_nobody(
+    supervisor: Supervisor, kernel: Kernel, events: Recorder, anyio_backend: tuple[str, dict[str, Any]]
+) -> None:
+    """Ctrl-Z, `docker pause`: the first thing it saw was that no sign of life had come for a lease."""
+    clock = anyio_backend[1]["clock"]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(supervisor.run)
+        process = await kernel.process(0)
+        process.say(session=5)
+        other = await kernel.process(1)
+        other.say(session=6)
+        await trio.sleep(1)
+        clock.jump(100)
+        await trio.sleep(0.6)  # Everybody stood still: a sign of life comes with the next turn of the child's loop.
+        process.say(alive=True)
+        await trio.sleep(0.2)
+        assert process.returncode is None
+        # The other really is silent.
+        await other.wait()
+        await trio.sleep(0.1)
+        assert [event.seconds for event in events.of(ChildSilent)] == [30]
+        process.say(alive=True)
+        heard = trio.current_time()
+        await process.wait()
+        assert 30 <= trio.current_time() - heard <= 30.1
+        supervisor.stop()
+
+
+REFUSALS = [BlockingIOError(errno.EAGAIN, "no more processes"), RuntimeError("can't start new thread")]
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=["process", "thread"])
+async def test_a_child_that_the_system_refuses_costs_the_others_nothing_and_is_tried_again(
+    refusal: Exception, supervisor: Supervisor, kernel: Kernel, events: Recorder
+) -> None:
+    codes: list[int] = []
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def run() -> None:
+            codes.append(await supervisor.run())
+
+        first = await kernel.process(0)
+        kernel.refuses = refusal
+        first.say(session=5)
+        while len(events.of(ChildNotStarted)) < 5:
+            await trio.sleep(0.01)
+            first.say(alive=True)
+        assert all(event.again_in is not None for event in events.of(ChildNotStarted))
+        assert first.told == []
+        kernel.refuses = None
+        await kernel.process(1)
+        supervisor.stop()
+    assert codes == [0]
+
+
+async def test_children_of_which_the_system_refuses_the_very_first_are_given_up_and_leave_nothing_open(
+    supervisor: Supervisor, kernel: Kernel, events: Recorder
+) -> None:
+    kernel.refuses = REFUSALS[0]
+    before = len(os.listdir("/dev/fd"))
+    assert await supervisor.run() == 1
+    assert len(os.listdir("/dev/fd")) == before
+    told = events.of(ChildNotStarted)
+    assert [event.again_in is None for event in told] == [False, False, True]
+    assert "no more processes" in told[0].error
+
+
+async def test_children_that_are_replaced_later_know_that_they_are_to_claim_nothing(
+    supervisor: Supervisor, kernel: Kernel
+) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(supervisor.run)
+        first = await kernel.process(0)
+        first.say(session=5)
+        starting = await kernel.process(1)
+        supervisor.quiet()
+        assert first.told == [signal.SIGUSR1]
+        # A Python that begins would die of it.
+        assert starting.told == []
+        starting.say(session=6)
+        await trio.sleep(0.1)
+        assert starting.told == [signal.SIGUSR1]
+        first.end(1)
+        replaced = await kernel.process(2)
+        assert replaced.environment[QUIET_VARIABLE] == "1"
+        supervisor.stop()
+
+
+@pytest.mark.parametrize("when", ["silent before the stop", "silent with the stop", "stopped twice"])
+async def test_a_server_that_is_silent_does_not_keep_a_stop(
+    when: str, supervisor: Supervisor, kernel: Kernel, server: Server
+) -> None:
+    """Each place waited in turn for a rescue that has the patience of a minute."""
+    begun = 0.0
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(supervisor.run)
+        for number in range(2):
+            process = await kernel.process(number)
+            process.say(session=number + 5)
+            process.say(stuck=encode_outcome(outcome(number)))
+        await trio.sleep(0.1)
+        server.silent = True
+        if when == "silent before the stop":
+            kernel.started[0].end(1)
+            await trio.sleep(2)
+        begun = trio.current_time()
+        supervisor.stop()
+        if when == "stopped twice":
+            await trio.sleep(1)
+            supervisor.stop_now()
+    assert trio.current_time() - begun <= 5.1

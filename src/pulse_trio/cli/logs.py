@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..observe import (
     CancellationDelivered,
     ChildEnded,
+    ChildNotStarted,
     ChildSilent,
     ChildStarted,
     DatabaseFound,
@@ -59,6 +60,7 @@ _WARNINGS = (
     SuspectAlone,
     UnknownKindReleased,
     DatabaseLost,
+    ChildNotStarted,
     ChildSilent,
     NoChildComesUp,
     ScheduleBroken,
@@ -211,6 +213,9 @@ def sentence(event: Event) -> str:
             return f"database found again ({event.loop})"
         case ChildStarted():
             return f"worker process {event.pid} started"
+        case ChildNotStarted():
+            again = f"trying again in {duration(event.again_in)}" if event.again_in is not None else "giving up"
+            return f"the system refuses another worker process: {headline(event.error)}; {again}"
         case ChildEnded():
             return _end_of_child(event)
         case ChildSilent():

@@ -15,15 +15,15 @@ import trio
 from ..handlers import check_queue
 from ..postgres import wait_for_database
 from ..settings import load_settings
-from ..worker import Worker, inherit_last_words, inherited_line
-from ..worker.replacing import REPLACE_ME, STUCK_VARIABLE, encode_outcomes, inherited_outcomes
+from ..worker import Worker, inherit_last_words, inherited_line, is_supervised
+from ..worker.replacing import REPLACE_ME, inherited_outcomes, inherited_quiet, leave_to_successor
 from . import logs
 from .collector import settle_collector
 from .database import choose_database, open_database_async
 from .fleet import Fleet
 from .loading import check_target, load_handlers
 from .options import dsn_option, setting_options
-from .stopping import RELEASED, SIGNALS, Stopping, flush, leave_at_once
+from .stopping import RELEASED, Stopping, flush, leave_at_once
 from .text import headline
 
 if TYPE_CHECKING:
@@ -65,35 +65,38 @@ def run(target: str, dsn: str | None, burst: bool, verbose: bool, as_json: bool,
     for queue in settings.queues or ():
         check_queue(queue)  # before the database is waited for
     choice = choose_database(dsn)
+    stopping = Stopping(settings, supervised=is_supervised(), quiet=inherited_quiet())
+    stopping.expect()
     flags = {"burst": burst, "verbose": verbose, "json": as_json}
     if settings.processes > 1:
         check_target(target)  # before the database is waited for
         logs.set_up(as_json=as_json, verbose=verbose)
-        return trio.run(Supervision(target, settings, flags).run, choice)
+        return trio.run(Supervision(target, settings, flags, stopping).run, choice)
     handlers = load_handlers(target)
     logs.set_up(as_json=as_json, verbose=verbose)
     settle_collector()
-    return trio.run(Deployment(handlers, settings, flags).run, choice)
+    return trio.run(Deployment(handlers, settings, flags, stopping).run, choice)
 
 
 class Run(ABC):
     """One life of this process, from the first connection to the exit code."""
 
-    def __init__(self, settings: WorkerSettings, flags: dict[str, bool]) -> None:
+    def __init__(self, settings: WorkerSettings, flags: dict[str, bool], stopping: Stopping) -> None:
         self.settings = settings
         self.flags = flags
         self.instrument = logs.LogInstrument(every_job=flags["verbose"])
-        self.stopping = Stopping(settings)
+        self.stopping = stopping
         self._said: str | None = None
 
     async def run(self, choice: Choice) -> int:
         """Waits for the database, works, and returns the exit code."""
-        with trio.open_signal_receiver(*SIGNALS) as signals:
+        with self.stopping.open_signals() as signals:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.stopping.obey, signals)
                 async with open_database_async(choice, self.settings.schema, self.say) as dsn:
                     code = await self._begin(dsn)
                 nursery.cancel_scope.cancel()
+            self.stopping.code = code
         return code
 
     async def _begin(self, dsn: str) -> int:
@@ -122,8 +125,10 @@ class Run(ABC):
 class Deployment(Run):
     """This process is the worker, perhaps one of several under a supervisor."""
 
-    def __init__(self, handlers: Handlers, settings: WorkerSettings, flags: dict[str, bool]) -> None:
-        super().__init__(settings, flags)
+    def __init__(
+        self, handlers: Handlers, settings: WorkerSettings, flags: dict[str, bool], stopping: Stopping
+    ) -> None:
+        super().__init__(settings, flags, stopping)
         self._handlers = handlers
         self._line = inherited_line()
         inherit_last_words(handlers)
@@ -160,17 +165,27 @@ class Deployment(Run):
             leave_at_once(RELEASED)
         if self._line is not None:
             leave_at_once(REPLACE_ME)
-        os.environ[STUCK_VARIABLE] = encode_outcomes(stuck)
-        flush()
-        # In place: the process keeps its id, and whoever looks after it sees nothing.
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 -- our own command line
+        try:
+            leave_to_successor(stuck, quiet=self.stopping.quiet)
+            flush()
+            # Inherited, until the successor listens: its own meaning would end that.
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+            # In place: the process keeps its id, and whoever looks after it sees nothing.
+            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 -- our own command line
+        except Exception as error:
+            # Nobody is left here whom an exception could reach: the handlers that do not end keep the loop.
+            logs.logger.error(
+                "this process cannot be replaced (%s): it ends. Its stuck jobs are rescued when their leases run out",
+                error,
+            )
+            leave_at_once(1)
 
 
 class Supervision(Run):
     """This process supervises the workers."""
 
-    def __init__(self, target: str, settings: WorkerSettings, flags: dict[str, bool]) -> None:
-        super().__init__(settings, flags)
+    def __init__(self, target: str, settings: WorkerSettings, flags: dict[str, bool], stopping: Stopping) -> None:
+        super().__init__(settings, flags, stopping)
         self._target = target
 
     async def work(self, dsn: str) -> int:

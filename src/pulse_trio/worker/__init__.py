@@ -2,7 +2,7 @@
 
 from .coordinator import Worker, WorkerReport
 from .last_words import inherit_last_words
-from .overseen import inherited_line
+from .overseen import inherited_line, is_supervised
 from .supervisor import Supervisor
 
-__all__ = ["Supervisor", "Worker", "WorkerReport", "inherit_last_words", "inherited_line"]
+__all__ = ["Supervisor", "Worker", "WorkerReport", "inherit_last_words", "inherited_line", "is_supervised"]

@@ -362,6 +362,8 @@ class Worker:
         await trio.lowlevel.wait_task_rescheduled(cancelled)
 
     async def _intake(self) -> None:
+        if self._hushed.is_set():
+            return  # told before it began: not one claim
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._claimer.run)
             nursery.start_soon(self._scheduler.run)

@@ -22,7 +22,7 @@ import os
 import re
 import signal
 import tempfile
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -47,15 +47,19 @@ class Words(NamedTuple):
     kinds: tuple[str, ...] = ()
 
 
+def nameless_file() -> BinaryIO:
+    """To be read by another process that is given its number."""
+    # In memory where that can be: a full disk must not keep a worker from being started.
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("pulse-trio"), "w+b")
+    return cast("BinaryIO", tempfile.TemporaryFile())
+
+
 class LastWords:
     """The supervisor's end: one file for one process."""
 
     def __init__(self) -> None:
-        # In memory where that can be: a full disk must not keep a worker from being started.
-        if hasattr(os, "memfd_create"):
-            self._file = os.fdopen(os.memfd_create("pulse-trio"), "w+b")
-        else:
-            self._file = tempfile.TemporaryFile()  # noqa: SIM115 -- closed with the process it belongs to
+        self._file = nameless_file()
 
     def fileno(self) -> int:
         return self._file.fileno()

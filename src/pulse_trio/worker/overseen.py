@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
+import time
 from typing import TYPE_CHECKING
 
 import trio
 
-from .replacing import encode_outcomes
+from .replacing import encode_outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from ..jobs import Outcome
 
@@ -26,6 +28,8 @@ LINE_VARIABLE = "PULSE_TRIO_SUPERVISOR_LINE"
 """Holds the number of the inherited descriptor, in the environment of a supervised worker."""
 SIGN_OF_LIFE = 0.5
 """Seconds between signs of life: each shows that the event loop turns."""
+_LAST_LINES = 2.0
+"""Seconds in which the supervisor must make room for what is said last."""
 
 
 class Line:
@@ -33,21 +37,37 @@ class Line:
 
     def __init__(self, connection: socket.socket) -> None:
         self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
+        self._unsent = b""
 
     def tell_session(self, session: int) -> None:
         """The worker has a new session: what to rescue when it dies. Sent before the session claims anything."""
         self._tell({"session": session})
 
-    def tell_stuck(self, outcomes: list[Outcome]) -> None:
-        """What to report of jobs whose handlers do not end, when this process is gone."""
-        self._tell({"stuck": encode_outcomes(outcomes)})
+    def tell_stuck(self, outcomes: Sequence[Outcome]) -> None:
+        """What to report of jobs whose handlers do not end, when this process is gone. Blocks the loop: nothing follows."""
+        for outcome in outcomes:
+            self._unsent += _encode({"stuck": encode_outcome(outcome)})
+        until = time.monotonic() + _LAST_LINES
+        room = select.poll()
+        room.register(self._stream.socket.fileno(), select.POLLOUT)
+        while self._send() and (left := until - time.monotonic()) > 0:
+            room.poll(left * 1000)
 
     def _tell(self, message: Mapping[str, object]) -> None:
-        # Written at once, not by a task: the supervisor must know it whatever happens next. A line this short fits.
+        # Written at once, not by a task: the supervisor must know it whatever happens next.
+        self._unsent += _encode(message)
+        self._send()
+
+    def _send(self) -> bool:
+        """Whether something is left to send, for want of room; the next sign of life tries again."""
         try:
-            os.write(self._stream.socket.fileno(), _encode(message))
+            while self._unsent:
+                self._unsent = self._unsent[os.write(self._stream.socket.fileno(), self._unsent) :]
+        except BlockingIOError:
+            return True
         except OSError:
-            return  # the supervisor is gone; run() notices
+            self._unsent = b""  # the supervisor is gone; run() notices
+        return False
 
     async def run(self, on_alone: Callable[[], object], *, limit: float) -> None:
         """Tells that the loop turns until cancelled; calls `on_alone` when the supervisor is gone. The process is ended by
@@ -67,8 +87,10 @@ class Line:
     async def _show_life(self, limit: float) -> None:
         while True:
             _set_alarm(limit)
-            # At once or not at all: a supervisor that is stopped must not stop the clock's being wound up.
-            self._tell({"alive": True})
+            # At once or not at all: a supervisor that is stopped must not stop the clock's being wound up. What waits for
+            # room is a sign of life as good.
+            if not self._send():
+                self._tell({"alive": True})
             await trio.sleep(SIGN_OF_LIFE)
 
 
@@ -80,6 +102,11 @@ def _set_alarm(seconds: float) -> None:
 
 def _encode(message: Mapping[str, object]) -> bytes:
     return json.dumps(message).encode() + b"\n"
+
+
+def is_supervised() -> bool:
+    """Whether there is a line that nobody has inherited yet."""
+    return LINE_VARIABLE in os.environ
 
 
 def inherited_line() -> Line | None:

@@ -16,26 +16,30 @@ notice, because its loop does not turn, is ended by its own alarm clock (`overse
 
 from __future__ import annotations
 
+import errno
 import json
+import math
+import os
 import signal
 import socket
 import subprocess
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
 from ..errors import DatabaseUnavailable
-from ..observe import ChildEnded, ChildSilent, ChildStarted, JobsRescued, NoChildComesUp
+from ..observe import ChildEnded, ChildNotStarted, ChildSilent, ChildStarted, JobsRescued, NoChildComesUp
 from ..postgres import backoff
 from .batches import Batches
 from .last_words import END, LAST_WORDS_VARIABLE, LastWords, Words
-from .overseen import LINE_VARIABLE
-from .replacing import REPLACE_ME, decode_outcomes
+from .overseen import LINE_VARIABLE, SIGN_OF_LIFE
+from .replacing import QUIET_VARIABLE, REPLACE_ME, decode_outcome
 from .watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
     from ..jobs import Outcome
     from ..observe import Observer
@@ -50,7 +54,18 @@ _TRIES = 3
 """So many children in a row may die before they begin (a crash while importing), if none ever began."""
 _LAST_WORDS = 1.0
 """Seconds a silent child has to say where it was, and to end."""
+_SECOND_LOOK = 2 * SIGN_OF_LIFE
+"""Seconds after which missing signs of life are believed: a supervisor that was stopped itself wakes up with the time over, and
+they wait in the line."""
+_LOCKED_TRIES = 10
+_LOCKED_PAUSE = 0.5
+"""Seconds until a report for a row that somebody else has locked is sent again, so many times."""
+_LAST_REPORTS = 5.0
+"""Seconds for what has to be written about a child, once the supervisor is told to stop."""
+_CHUNK = 65536
 USAGE = 2
+INTERRUPTED = 128 + signal.SIGINT
+"""The exit code of a Python that SIGINT met before it could obey it."""
 
 
 class SupervisorStore(Protocol):
@@ -79,6 +94,10 @@ class Child:
     started: float
     heard: float
     sessions: list[int]
+    quiet: bool = False
+    """It knows that it is to claim nothing."""
+    unread: bytes = b""
+    """The beginning of a line."""
     stuck: list[Outcome] = field(default_factory=list["Outcome"])
     doomed: bool = False
     """We killed it, or are about to."""
@@ -105,6 +124,8 @@ class Supervisor:
         self._burst = burst
         self._children: set[Child] = set()
         self._stopping = False
+        self._quiet = False
+        self._asking: set[trio.CancelScope] = set()
         self._ended_by: signal.Signals | None = None
         self._stopped = trio.Event()
         self._first_is_up = trio.Event()
@@ -126,11 +147,21 @@ class Supervisor:
         self._stopped.set()
         self._first_is_up.set()
         self._ended_by = number
+        for scope in self._asking:
+            scope.deadline = min(scope.deadline, trio.current_time() + _LAST_REPORTS)
         self._signal(number)
 
     def quiet(self) -> None:
-        """Stop claiming, in every child."""
-        self._signal(signal.SIGUSR1)
+        """Stop claiming, in every child, and in those that take their place."""
+        self._quiet = True
+        for child in self._children:
+            self._hush(child)
+
+    def _hush(self, child: Child) -> None:
+        # Not before its first session: a Python that begins dies of the signal.
+        if self._quiet and child.sessions and not child.quiet and child.process.returncode is None:
+            child.quiet = True
+            child.process.send_signal(signal.SIGUSR1)
 
     def kill(self) -> None:
         """Kill every child: what they hold is handed back."""
@@ -175,7 +206,12 @@ class Supervisor:
         """One place for a child: fills it, and fills it again."""
         failures = 0
         while not self._stopping:
-            child = await self._spawn()
+            try:
+                child = await self._spawn()
+            except OSError as error:
+                failures += 1
+                await self._bear(error, failures)
+                continue
             code, words = await self._watch(child)
             if code != REPLACE_ME:
                 failures = 0 if child.heard - child.started > _LIVED else failures + 1
@@ -183,8 +219,7 @@ class Supervisor:
             # The first one is replaced at once: its jobs may have room nowhere else.
             pause = 0.0 if code == REPLACE_ME or failures <= 1 else backoff(failures - 1, base=0.2, cap=30.0)
             self._tell_end(child, code, words, None if final else pause)
-            await self._report(child.stuck)
-            await self._hand_back(child)
+            await self._settle_up(child)
             if final:
                 self._codes.append(0 if self._never_began(child, code) else code)
                 if not self._stopping and not self._first_is_up.is_set():
@@ -192,8 +227,22 @@ class Supervisor:
                 elif code == USAGE:
                     self.stop()
                 return
-            with trio.move_on_after(pause):
-                await self._stopped.wait()
+            await self._pause(pause)
+
+    async def _bear(self, error: OSError, failures: int) -> None:
+        """A child could not be started: too many processes, no memory. The others go on, and it is tried again."""
+        hopeless = failures >= _TRIES and not self._first_is_up.is_set()
+        pause = backoff(failures - 1, base=0.2, cap=30.0)
+        if not self._stopping:
+            self._observer.emit(ChildNotStarted(str(error), None if hopeless else pause))
+        if hopeless:
+            self._codes.append(1)
+            self.stop()
+        await self._pause(pause)
+
+    async def _pause(self, seconds: float) -> None:
+        with trio.move_on_after(seconds):
+            await self._stopped.wait()
 
     def _give_up(self, code: int, tries: int) -> None:
         """No child has ever begun. Who ended with an error has said why."""
@@ -209,7 +258,7 @@ class Supervisor:
 
     def _never_began(self, child: Child, code: int) -> bool:
         """Whether our own signal met a child that was not there yet to obey it: that is no error."""
-        return self._stopping and not child.sessions and code in (-signal.SIGTERM, -signal.SIGINT)
+        return self._stopping and not child.sessions and code in (-signal.SIGTERM, -signal.SIGINT, INTERRUPTED)
 
     def _is_final(self, child: Child, code: int, failures: int) -> bool:
         never_up = not child.sessions and not self._first_is_up.is_set()
@@ -219,20 +268,19 @@ class Supervisor:
     # One child
 
     async def _spawn(self) -> Child:
-        ours, theirs = socket.socketpair()
-        words = LastWords()
-        inherited = {LINE_VARIABLE: theirs.fileno(), LAST_WORDS_VARIABLE: words.fileno()}
-        with theirs:
-            process = await trio.lowlevel.open_process(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                env=self._environment | {name: str(number) for name, number in inherited.items()},
-                pass_fds=list(inherited.values()),
-                # A terminal's Ctrl-C is for the supervisor, which passes it on.
-                start_new_session=True,
-            )
+        """Starts one. Raises `OSError` if that cannot be; then nothing of it is left."""
+        quiet = self._quiet
+        with ExitStack() as made:
+            ours, theirs = socket.socketpair()
+            made.enter_context(ours)
+            with theirs:
+                words = LastWords()
+                made.callback(words.close)
+                process = await self._open_process(theirs.fileno(), words.fileno(), quiet=quiet)
+            made.pop_all()
         now = trio.current_time()
-        child = Child(process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)), words, now, now, [])
+        line = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+        child = Child(process, line, words, now, now, [], quiet=quiet)
         self._children.add(child)
         if self._ended_by is not None:
             # It was being started while the others were told.
@@ -240,14 +288,33 @@ class Supervisor:
         self._observer.emit(ChildStarted(process.pid))
         return child
 
+    async def _open_process(self, line: int, words: int, *, quiet: bool) -> trio.Process:
+        inherited = {LINE_VARIABLE: str(line), LAST_WORDS_VARIABLE: str(words)}
+        try:
+            return await trio.lowlevel.open_process(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                env=self._environment | inherited | ({QUIET_VARIABLE: "1"} if quiet else {}),
+                pass_fds=[line, words],
+                # A terminal's Ctrl-C is for the supervisor, which passes it on.
+                start_new_session=True,
+            )
+        except RuntimeError as error:
+            # Trio starts a process from a thread, and Python says this of one that the kernel refuses.
+            if "start new thread" not in str(error):
+                raise
+            raise BlockingIOError(errno.EAGAIN, str(error)) from error
+
     async def _watch(self, child: Child) -> tuple[int, Words]:
         """Until the child's end; its exit code, and what it said last."""
         try:
-            async with child.line, trio.open_nursery() as nursery:
-                nursery.start_soon(self._listen, child)
-                nursery.start_soon(self._kill_when_silent, child)
-                code = await child.process.wait()
-                nursery.cancel_scope.cancel()
+            async with child.line:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._listen, child)
+                    nursery.start_soon(self._kill_when_silent, child)
+                    code = await child.process.wait()
+                    nursery.cancel_scope.cancel()
+                self._hear_the_rest(child)
         finally:
             self._children.discard(child)
             if child.process.returncode is None:
@@ -257,35 +324,50 @@ class Supervisor:
         return code, words
 
     async def _listen(self, child: Child) -> None:
-        rest = b""
         try:
             async for chunk in child.line:
-                *lines, rest = (rest + bytes(chunk)).split(b"\n")
-                for line in lines:
-                    self._heard(child, json.loads(line))
+                self._take_in(child, bytes(chunk))
         except trio.BrokenResourceError:
             return  # its end; _watch sees it
+
+    def _hear_the_rest(self, child: Child) -> None:
+        """What a child said just before its end. Not until the line's: what the child has started may hold that open."""
+        try:
+            while chunk := os.read(child.line.socket.fileno(), _CHUNK):
+                self._take_in(child, chunk)
+        except OSError:
+            return  # it would block
+
+    def _take_in(self, child: Child, chunk: bytes) -> None:
+        *lines, child.unread = (child.unread + chunk).split(b"\n")
+        for line in lines:
+            self._heard(child, json.loads(line))
 
     def _heard(self, child: Child, message: dict[str, Any]) -> None:
         child.heard = trio.current_time()
         if "session" in message:
             child.sessions.append(message["session"])
             self._first_is_up.set()
+            self._hush(child)
         if "stuck" in message:
-            child.stuck = decode_outcomes(message["stuck"])
+            child.stuck.append(decode_outcome(message["stuck"]))
 
     async def _kill_when_silent(self, child: Child) -> None:
-        # Before its first session a child may be waiting for the database, or importing for long.
         patience = self._settings.lease
         while True:
-            await trio.sleep_until(child.heard + patience)
-            if child.sessions and trio.current_time() >= child.heard + patience:
+            # So that who is silent is killed when the lease is over, and not later: before others come for its jobs.
+            await trio.sleep_until(child.heard + patience - _SECOND_LOOK)
+            heard = child.heard
+            if trio.current_time() < heard + patience - _SECOND_LOOK:
+                continue
+            await trio.sleep(_SECOND_LOOK)
+            # Before its first session a child may be waiting for the database, or importing for long.
+            if child.sessions and child.heard == heard:
                 child.doomed = True
                 # Its end is what the caller waits for, and would cancel this.
                 with trio.CancelScope(shield=True):
                     await self._end_silent(child, patience)
                 return
-            await trio.sleep(patience / 10)
 
     async def _end_silent(self, child: Child, patience: float) -> None:
         """Kills a child whose loop does not turn, and says where it was."""
@@ -297,19 +379,39 @@ class Supervisor:
         child.process.kill()
         self._observer.emit(ChildSilent(child.process.pid, patience, state, *child.words.read()))
 
+    # What a dead child leaves
+
+    async def _settle_up(self, child: Child) -> None:
+        """What it could not report is reported, and what it held goes back on its queues now."""
+        done = False
+        with self._not_for_long():
+            await self._report(child.stuck)
+            done = await self._rescue(child)
+        if child.sessions and (done or not self._stopping):
+            self._nursery.start_soon(self._rescue_late, child)
+
+    @contextmanager
+    def _not_for_long(self) -> Generator[None]:
+        """Once the supervisor is told to stop, and if that is now: a server that is silent must not keep it. What is left then
+        is the watchdog's of any other worker, when the leases have run out."""
+        with trio.move_on_after(_LAST_REPORTS if self._stopping else math.inf) as scope:
+            self._asking.add(scope)
+            try:
+                yield
+            finally:
+                self._asking.discard(scope)
+
     async def _report(self, stuck: Sequence[Outcome]) -> None:
         """What a child could not report while its handlers still ran."""
         try:
-            if stuck:
-                await self._store.settle(stuck)
+            for _ in range(_LOCKED_TRIES):
+                if not stuck:
+                    return
+                stuck = (await self._store.settle(stuck)).again
+                if stuck:
+                    await trio.sleep(_LOCKED_PAUSE)
         except DatabaseUnavailable:
             return  # then they are rescued
-
-    async def _hand_back(self, child: Child) -> None:
-        """What a dead child held goes back on its queues now."""
-        if child.sessions:
-            await self._rescue(child)
-            self._nursery.start_soon(self._rescue_late, child)
 
     async def _rescue_late(self, child: Child) -> None:
         """Once more; and until the server answers, as long as the child's leases may last."""
@@ -317,13 +419,16 @@ class Supervisor:
             while True:
                 with trio.move_on_after(_LATE_CLAIM):
                     await self._stopped.wait()
-                if await self._rescue(child) or self._stopped.is_set():
+                done = False
+                with self._not_for_long():
+                    done = await self._rescue(child)
+                if done or self._stopped.is_set():
                     return
 
     async def _rescue(self, child: Child) -> bool:
         """Whether the server could be asked."""
         try:
-            while any(found := await self._store.rescue_sessions(child.sessions)):
+            while child.sessions and any(found := await self._store.rescue_sessions(child.sessions)):
                 self._observer.emit(JobsRescued(found.rescued, found.dead, child.process.pid, found.jobs))
         except DatabaseUnavailable:
             return False  # at the latest the watchdog does it, when the leases have run out

@@ -1,0 +1,113 @@
+"""The worker's end of the line to its supervisor, and what a process leaves to its successor."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+import trio.testing
+
+from pulse_trio.jobs import Claim, Outcome
+from pulse_trio.worker.overseen import Line
+from pulse_trio.worker.replacing import (
+    QUIET_VARIABLE,
+    STUCK_VARIABLE,
+    decode_outcome,
+    encode_outcome,
+    inherited_outcomes,
+    inherited_quiet,
+    leave_to_successor,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+LONG = "x" * 900_000
+
+
+def stuck(job_id: int) -> Outcome:
+    claim = Claim(job_id, 3, 20, 1, 0, "2026-11-21", "default", "swallows", f'"{LONG}"', LONG, 77)
+    return Outcome(claim, "timeout", delay=2.5, error="HandlerStuck: " + "é" * 100_000)
+
+
+@pytest.fixture
+def ends() -> Generator[tuple[socket.socket, socket.socket]]:
+    """The supervisor's and the worker's, with little room between them."""
+    ours, theirs = socket.socketpair()
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+    with ours, theirs:
+        yield ours, theirs
+
+
+def test_what_is_left_to_report_has_the_fence_and_no_arguments() -> None:
+    text = encode_outcome(stuck(5))
+    left = decode_outcome(text)
+    assert (left.claim.id, left.claim.attempt, left.claim.session) == (5, 3, 77)
+    assert (left.claim.kind, left.kind, left.delay) == ("swallows", "timeout", 2.5)
+    assert left.error is not None
+    assert left.error.startswith("HandlerStuck: ")
+    assert len(text) < 40_000
+
+
+def test_a_successor_finds_what_many_large_jobs_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (STUCK_VARIABLE, QUIET_VARIABLE):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    leave_to_successor([stuck(n) for n in range(100)], quiet=True)
+    assert os.get_inheritable(int(os.environ[STUCK_VARIABLE]))
+    assert [outcome.claim.id for outcome in inherited_outcomes()] == list(range(100))
+    assert inherited_outcomes() == []
+    assert (inherited_quiet(), inherited_quiet()) == (True, False)
+
+
+async def test_what_finds_no_room_in_the_line_is_sent_later_and_whole(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = ends
+    line = Line(theirs)
+    for session in range(5000):
+        line.tell_session(session)
+    came, lacking = b"", 0
+    ours.setblocking(False)
+    while came.count(b"\n") < 5000:
+        try:
+            came += ours.recv(65536)
+        except BlockingIOError:
+            lacking += 1
+            line.tell_session(-1)  # as a sign of life does
+    assert lacking
+    told = [json.loads(text)["session"] for text in came.splitlines()]
+    assert [session for session in told if session >= 0] == list(range(5000))
+
+
+async def test_what_is_said_last_waits_for_a_supervisor_that_reads_slowly(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = ends
+    line = Line(theirs)
+
+    def read() -> list[int]:
+        with ours.makefile("rb") as lines:
+            return [decode_outcome(json.loads(next(lines))["stuck"]).claim.id for _ in range(50)]
+
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def supervisor() -> None:
+            with trio.fail_after(20):
+                assert await trio.to_thread.run_sync(read, abandon_on_cancel=True) == list(range(50))
+
+        await trio.testing.wait_all_tasks_blocked()
+        line.tell_stuck([stuck(n) for n in range(50)])
+
+
+async def test_a_supervisor_that_is_gone_keeps_nobody(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = ends
+    line = Line(theirs)
+    ours.close()
+    line.tell_session(1)
+    line.tell_stuck([stuck(1)])
