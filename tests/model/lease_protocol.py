@@ -47,6 +47,7 @@ class Guards:
     session_is_new_after_a_restart: bool = True
     lost_reports_are_asked_after: bool = True
     last_attempt_is_the_last: bool = True
+    cancellation_outlives_a_failure: bool = True
 
     @classmethod
     def names(cls) -> list[str]:
@@ -64,6 +65,7 @@ class Budget(NamedTuple):
     failovers: int = 0
     refunds: int = 0
     retries: int = 0
+    cancels: int = 0
 
 
 class Row(NamedTuple):
@@ -79,6 +81,8 @@ class Row(NamedTuple):
     """Attempts of the budget that are used up."""
     highest: int = 0
     """The greatest attempt that was ever given out."""
+    cancelling: bool = False
+    """Somebody asked for its cancellation while it ran."""
     ended: tuple[tuple[int, int, str], ...] = ()
 
 
@@ -190,6 +194,13 @@ class Protocol:
         if run is None:
             if w.claim is None and world.row.state not in FINISHED and world.row.highest < world.budget.attempts:
                 yield "asks for a job", _put(world, i, w._replace(claim=Message("claim", session=w.session)))
+        elif world.row.cancelling and (run.attempt, run.session) == (world.row.attempt, world.row.session):
+            # By notification or by its next beat, at any time from now on; the request names its attempt.
+            asked = _end(w, run, "cancelled") if w.report is None else w._replace(running=None)
+            yield "its handler ends, cancelled: asked for", _put(world, i, asked)
+            if w.report is None:
+                yield "its handler fails, not having heard", _put(world, i, _end(w, run, "failed"))
+                yield "its handler returns, not having heard", _put(world, i, _end(w, run, "completed"))
         elif self._is_cancelled(w):
             # The release that follows is a courtesy: with another report under way it is left out here.
             stopped = _end(w, run, "released") if w.report is None else w._replace(running=None)
@@ -267,6 +278,9 @@ class Protocol:
         if row.state in FINISHED and world.budget.retries:
             spent = world.budget._replace(retries=world.budget.retries - 1)
             yield "a person: retries", world._replace(row=self._retried(row), budget=spent)
+        if row.state not in FINISHED and not row.cancelling and world.budget.cancels:
+            spent = world.budget._replace(cancels=world.budget.cancels - 1)
+            yield "a person: cancels", world._replace(row=self._cancelled(row), budget=spent)
         if world.before_claim is not None and world.budget.failovers:
             yield "database: fails over, and forgets the claim", self._failed_over(world)
 
@@ -283,6 +297,8 @@ class Protocol:
         # A dead worker hears nothing.
         heard = message._replace(answer=attempt, outcome=excused) if w.up else None
         repeated = attempt <= row.highest
+        if row.cancelling:
+            world = world._replace(broken="a cancelled job was begun again")
         claimed = claimed._replace(highest=max(attempt, row.highest))
         after = _put(world._replace(row=claimed, before_claim=row), i, w._replace(claim=heard))
         return after._replace(broken="an attempt was given out twice") if repeated else after
@@ -319,9 +335,10 @@ class Protocol:
 
     def _released(self, row: Row, outcome: str) -> Row:
         budget = row.max_attempts if self.guards.last_attempt_is_the_last else row.attempt + 1
-        state = next_state(row.state, event_of(outcome, row.attempt, budget))
+        cancelling = row.cancelling and self.guards.cancellation_outlives_a_failure
+        state = next_state(row.state, event_of(outcome, row.attempt, budget, cancelling=cancelling))
         # The database counts a snooze and a release by raising the budget: attempt is never lowered.
-        refund = outcome in ("snoozed", "released")
+        refund = outcome in ("snoozed", "released") and not cancelling
         ended = (*row.ended, (row.attempt, row.session, outcome))
         return row._replace(
             state=state,
@@ -330,7 +347,13 @@ class Protocol:
             max_attempts=row.max_attempts + refund,
             used=row.used + (not refund),
             ended=ended,
+            cancelling=row.cancelling and state not in FINISHED,
         )
+
+    def _cancelled(self, row: Row) -> Row:
+        if row.state is State.RUNNING:
+            return row._replace(cancelling=True)
+        return row._replace(state=next_state(row.state, Event.CANCEL))
 
     def _retried(self, row: Row) -> Row:
         attempt = row.attempt if self.guards.attempt_is_never_lowered else 0

@@ -15,6 +15,8 @@ FAULTS = [
     Budget(losses=1),
     Budget(refunds=1, retries=1),
     Budget(failovers=1),
+    Budget(cancels=1, retries=1),
+    Budget(cancels=1, crashes=1),
 ]
 
 WITHOUT = {
@@ -30,6 +32,7 @@ WITHOUT = {
     "session_is_new_after_a_restart": (Budget(failovers=1), "two handlers of one job ran at the same time"),
     "lost_reports_are_asked_after": (Budget(losses=1), "a report that had been written counts as refused"),
     "last_attempt_is_the_last": (Budget(attempts=3), "more attempts than the budget allows"),
+    "cancellation_outlives_a_failure": (Budget(cancels=1), "a cancelled job was begun again"),
 }
 
 

@@ -1,15 +1,17 @@
 """A plain model of jobs and the real PostgreSQL, step by step: after every step both say the same of every job.
 
 The model decides with `states.TRANSITIONS` and `event_of`; PostgreSQL with its own statements, through two stores and the
-operations of clients. Reports are drawn from every claim ever made, so most of them are stale.
+operations of clients. Reports are drawn from every claim ever made, so most of them are stale. Two queues: a plain one that is
+sometimes paused, and one with a limit, whose jobs may belong to somebody who may run one at a time.
 
 `PULSE_TRIO_LOCKSTEP=1000` plays so many runs, drawn anew each time; without it a fixed few.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -28,6 +30,7 @@ from hypothesis.stateful import (
 )
 
 from pulse_trio.errors import InvalidTransition, UnknownJob
+from pulse_trio.handlers import QueueLimits
 from pulse_trio.states import FINISHED, TRANSITIONS, Event, State, event_of, next_state
 from pulse_trio.store import cancelling, history, operations, queues
 from support.stores import Window, claim, end, open_store
@@ -37,13 +40,16 @@ if TYPE_CHECKING:
 
     from anyio.from_thread import BlockingPortal
 
-    from pulse_trio.jobs import Claim, OutcomeKind
+    from pulse_trio.jobs import Claim, Outcome, OutcomeKind
     from pulse_trio.store import WorkerStore
     from support.databases import Databases
 
 RUNS = os.environ.get("PULSE_TRIO_LOCKSTEP")
 HOUR = 3600.0
 QUEUE = "q"
+NARROW = "narrow"
+PLACES = 2
+"""How many jobs of NARROW may run at once."""
 CRASH_LIMIT = 3
 REPORTS: tuple[OutcomeKind, ...] = ("completed", "failed", "timeout", "discarded", "snoozed", "released", "cancelled")
 
@@ -53,6 +59,9 @@ class Modelled:
     """One job, as it should be."""
 
     id: int
+    queue: str
+    owner: str | None
+    """Whose it is, who may run one at a time."""
     key: str | None
     priority: int
     max_attempts: int
@@ -67,6 +76,7 @@ class Modelled:
     put_back: bool = False
     """It waits after a failure or a rescue, not after a snooze, a release or its birth."""
     finished: State | None = None
+    result: Any = None
 
     @property
     def state(self) -> State:
@@ -82,17 +92,21 @@ class Modelled:
     def claimable(self) -> bool:
         return self.state is State.AVAILABLE and not self.suspect
 
+    @property
+    def suspected(self) -> bool:
+        return self.state is State.AVAILABLE and self.suspect
+
     def claim(self, session: int) -> None:
         assert next_state(self.state, Event.CLAIM) is State.RUNNING
         self.session, self.attempt, self.expired = session, self.attempt + 1, False
 
-    def end(self, kind: OutcomeKind, delay: float) -> None:
+    def end(self, kind: OutcomeKind, delay: float, result: Any = None) -> None:
         """The current attempt ends, as it was accepted to."""
         poison = kind == "rescued" and self.suspect and self.crashes + 1 >= CRASH_LIMIT
         event = event_of(kind, self.attempt, 0 if poison else self.max_attempts, cancelling=self.cancelling)
         state = next_state(State.RUNNING, event)
         if state in FINISHED:
-            self.finished, self.cancelling = state, False
+            self.finished, self.cancelling, self.result = state, False, result
             self.failures += kind in ("failed", "timeout", "discarded")
         else:
             self.max_attempts += event in (Event.SNOOZE, Event.RELEASE)
@@ -109,7 +123,7 @@ class Modelled:
             self.max_attempts = max(self.max_attempts, self.attempt + 1)
             self.failures = self.crashes = 0
             self.suspect = self.put_back = False
-        self.finished, self.due = None, True
+        self.finished, self.due, self.result = None, True, None
 
 
 class Lockstep(RuleBasedStateMachine):
@@ -130,10 +144,13 @@ class Lockstep(RuleBasedStateMachine):
         self.paused = False
         self.opened = ExitStack()
         self.window = self.opened.enter_context(Window(self.dsn))
-        self.window.run("TRUNCATE job, job_archive, attempt, cancellation, unique_hold, queue RESTART IDENTITY")
+        self.window.run("TRUNCATE job, job_archive, attempt, cancellation, unique_hold, queue, permit RESTART IDENTITY")
         self.stores = [
             self.opened.enter_context(self.portal.wrap_async_context_manager(open_store(self.dsn))) for _ in (0, 1)
         ]
+        for store in self.stores:
+            self.opened.enter_context(self.portal.wrap_async_context_manager(store.transactions.open()))
+        self.portal.call(self.stores[0].declare_limits, [QueueLimits(NARROW, limit=PLACES)])
 
     def teardown(self) -> None:
         if hasattr(self, "opened"):
@@ -155,7 +172,22 @@ class Lockstep(RuleBasedStateMachine):
             assert job_id == holder
         else:
             assert job_id not in self.model
-            self.model[job_id] = Modelled(job_id, key, priority, max_attempts, due=delay is None)
+            self.model[job_id] = Modelled(job_id, QUEUE, None, key, priority, max_attempts, due=delay is None)
+        return job_id
+
+    @rule(
+        target=jobs,
+        owner=st.sampled_from((None, "x", "x", "y")),
+        priority=st.sampled_from((0, 0, 1)),
+        max_attempts=st.sampled_from((1, 5)),
+        delay=st.sampled_from((None, None, None, HOUR)),
+    )
+    def enqueue_where_few_may_run(
+        self, owner: str | None, priority: int, max_attempts: int, delay: float | None
+    ) -> int:
+        whose = {} if owner is None else {"key": owner, "limit": 1}
+        job_id = self.window.enqueue(NARROW, priority=priority, max_attempts=max_attempts, delay=delay, **whose)
+        self.model[job_id] = Modelled(job_id, NARROW, owner, None, priority, max_attempts, due=delay is None)
         return job_id
 
     @rule(job_id=jobs, reason=st.sampled_from((None, "no more")))
@@ -217,17 +249,38 @@ class Lockstep(RuleBasedStateMachine):
     def claim(self, worker: int, limit: int, priority: int) -> Any:
         store = self.stores[worker]
         claimed = self.portal.call(lambda: claim(store, QUEUE, limit, priority=priority))
-        wanted = [j.id for j in self.model.values() if j.claimable and j.priority == priority and not self.paused]
+        wanted = [
+            j.id
+            for j in self.model.values()
+            if j.claimable and j.queue == QUEUE and j.priority == priority and not self.paused
+        ]
         assert {c.id for c in claimed} <= set(wanted)
         assert len(claimed) == min(limit, len(wanted))
         return multiple(*(self.claimed(c, store) for c in claimed))
 
+    @rule(target=claims, worker=st.integers(0, 1), limit=st.integers(1, 3))
+    def claim_where_few_may_run(self, worker: int, limit: int) -> Any:
+        store = self.stores[worker]
+        claimed = self.portal.call(store.claim_limited, NARROW, limit, "{}").claims
+        wanted = [j for j in self.model.values() if j.queue == NARROW and j.claimable]
+        assert {c.id for c in claimed} <= {j.id for j in wanted}
+        assert len(claimed) == min(limit, self.fitting(wanted))
+        return multiple(*(self.claimed(c, store) for c in claimed))
+
+    def fitting(self, waiting: list[Modelled]) -> int:
+        """How many of these jobs of NARROW may run beside those that do."""
+        running = [j for j in self.model.values() if j.queue == NARROW and j.session]
+        busy = {j.owner for j in running} - {None}
+        owned = {j.owner for j in waiting} - {None} - busy
+        return min(PLACES - len(running), len(owned) + sum(j.owner is None for j in waiting))
+
     @rule(target=claims, worker=st.integers(0, 1))
     def claim_suspect(self, worker: int) -> Any:
         store = self.stores[worker]
-        claimed = self.portal.call(store.claim_suspect, [QUEUE]).claims
-        wanted = [j for j in self.model.values() if j.state is State.AVAILABLE and j.suspect and not self.paused]
-        assert len(claimed) == min(1, len(wanted))
+        claimed = self.portal.call(store.claim_suspect, [QUEUE, NARROW]).claims
+        wanted = [j for j in self.model.values() if j.suspected and not (self.paused and j.queue == QUEUE)]
+        fitting = self.fitting([j for j in wanted if j.queue == NARROW])
+        assert len(claimed) == min(1, fitting + sum(j.queue == QUEUE for j in wanted))
         assert all(self.model[c.id] in wanted for c in claimed)
         return multiple(*(self.claimed(c, store) for c in claimed))
 
@@ -236,6 +289,7 @@ class Lockstep(RuleBasedStateMachine):
         job.claim(store.session)
         assert (claim.attempt, claim.session) == (job.attempt, job.session)
         assert (claim.max_attempts, claim.failures) == (job.max_attempts, job.failures)
+        assert (claim.queue, claim.priority) == (job.queue, job.priority)
         return claim
 
     def holder(self, claim: Claim) -> Modelled | None:
@@ -245,21 +299,33 @@ class Lockstep(RuleBasedStateMachine):
 
     @rule(
         claim=claims, worker=st.integers(0, 1), kind=st.sampled_from(REPORTS), delay=st.sampled_from((0.0, HOUR)),
-        unsure=st.booleans(),
+        unsure=st.booleans(), result=st.sampled_from((None, "x", [1, {"a": None}])),
     )  # fmt: skip
-    def report(self, claim: Claim, worker: int, kind: OutcomeKind, delay: float, unsure: bool) -> None:
+    def report(
+        self, claim: Claim, worker: int, kind: OutcomeKind, delay: float, unsure: bool, result: Any = None
+    ) -> None:
         job = self.holder(claim)
         fence = (claim.id, claim.attempt, claim.session)
-        outcome = end(claim, kind, delay=delay, error=None if kind == "completed" else "x")
+        result = result if kind == "completed" else None
+        outcome = end(claim, kind, delay=delay, error=None if kind == "completed" else "x", result=json.dumps(result))
         accepted, refused, again = self.portal.call(lambda: self.stores[worker].settle([outcome], unsure=unsure))
         assert again == []
         done_before = unsure and not self.ended.get(fence, "rescued").startswith("rescued")
         assert (accepted, refused) == (([outcome], []) if job is not None or done_before else ([], [outcome]))
         if job is not None:
             self.ended[fence] = kind
-            job.end(kind, delay)
+            job.end(kind, delay, result)
         elif not done_before:
             self.came_back(claim)
+
+    @rule(claim=claims, worker=st.integers(0, 1), commits=st.booleans())
+    def complete_in_a_transaction(self, claim: Claim, worker: int, commits: bool) -> None:
+        job = self.holder(claim)
+        done = self.portal.call(in_transaction, self.stores[worker], end(claim, result='"t"'), commits)
+        assert done is (job is not None)
+        if job is not None and commits:
+            self.ended[claim.id, claim.attempt, claim.session] = "completed"
+            job.end("completed", 0.0, "t")
 
     def came_back(self, claim: Claim) -> None:
         """Who reports or beats has not died: the crash that its rescue counted is taken back, once."""
@@ -327,12 +393,12 @@ class Lockstep(RuleBasedStateMachine):
             "SELECT s.id, s.state, s.attempt, s.max_attempts,"
             " CASE s.state WHEN 'running' THEN s.worker ELSE 0 END AS worker, s.unique_key, s.priority,"
             " coalesce(j.failures, a.failures) AS failures, coalesce(j.cancelling, false) AS cancelling,"
-            " coalesce(j.crashes, 0) AS crashes, coalesce(j.suspect, false) AS suspect"
+            " coalesce(j.crashes, 0) AS crashes, coalesce(j.suspect, false) AS suspect, s.queue, a.result"
             " FROM jobs s LEFT JOIN job j ON j.id = s.id LEFT JOIN job_archive a ON a.id = s.id ORDER BY s.id"
         )
         assert [tuple(row.values()) for row in shown] == [
             (j.id, j.state, j.attempt, j.max_attempts, j.session, j.key, j.priority, j.failures, j.cancelling,
-             j.crashes if j.finished is None else 0, j.suspect and j.finished is None)
+             j.crashes if j.finished is None else 0, j.suspect and j.finished is None, j.queue, j.result)
             for j in sorted(self.model.values(), key=lambda j: j.id)
         ]  # fmt: skip
 
@@ -340,6 +406,21 @@ class Lockstep(RuleBasedStateMachine):
     def a_job_is_live_or_finished_and_never_both(self) -> None:
         if hasattr(self, "opened"):
             assert self.window.run("SELECT FROM job JOIN job_archive USING (id)") == []
+
+
+class Undone(Exception):
+    """Rolls back."""
+
+
+async def in_transaction(store: WorkerStore, outcome: Outcome, commits: bool) -> bool | None:
+    """Completes a job in a transaction, which is committed or rolled back."""
+    done = None
+    with suppress(Undone):
+        async with store.transactions.begin() as begun:
+            done = await begun.complete(outcome)
+            if not commits:
+                raise Undone
+    return done
 
 
 @pytest.fixture(scope="module")
