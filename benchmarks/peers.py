@@ -78,6 +78,8 @@ class Peer:
     share: float = 1.0
     """Of the jobs: a slow peer need not drain them all to show its rate."""
     latency: bool = True
+    cut: float = 60.0
+    """Seconds after which the rate is that of the jobs done by then: awa once went on at 54/s."""
 
 
 PEERS = (
@@ -215,6 +217,7 @@ def drain_peer(server: Server, jobs: int, peer: Peer, processes: int) -> Row:
             processes=processes,
             left=peer.left,
             environment=environment_of(peer, dsn),
+            cut=peer.cut,
         )
     del result["progress"]
     return {"jobs": jobs, **result}
