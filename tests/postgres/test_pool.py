@@ -245,6 +245,22 @@ async def test_no_slot_is_lost_under_cancellation(dsn: str) -> None:
         assert pool.statistics.waiting == 0
 
 
+async def test_no_slot_is_lost_when_the_server_is_silent_under_cancellation(proxy: Proxy) -> None:
+    async def brief(connection: TrioConnection[Any]) -> None:
+        connection.cancel_timeout = connection.cleanup_timeout = 0.2
+
+    async with open_pool(proxy.dsn, min_size=1, max_size=1, configure=brief) as pool:
+        with trio.move_on_after(60) as scope:
+            async with pool.connection() as connection:
+                await connection.execute("SELECT 1")  # begins a transaction
+                proxy.swallow()
+                scope.cancel()
+                await trio.sleep_forever()
+        proxy.forward()
+        async with pool.connection(timeout=30) as connection:
+            assert await value(connection, "SELECT 1") == 1
+
+
 async def test_the_end_of_the_block_is_the_end_of_the_pool(dsn: str, other: TrioConnection[Any]) -> None:
     async with open_pool(dsn, min_size=2, application_name="short-lived") as pool:
         await size_is(pool, 2)

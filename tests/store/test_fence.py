@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 
 from pulse_trio.jobs import Claim
@@ -117,6 +118,18 @@ def seen(window: Window, job_id: int) -> dict[str, Any]:
     row = window.row(job_id)
     assert row is not None
     return {name: value for name, value in row.items() if name not in ("crashes", "ctid", "xmin")}
+
+
+async def test_a_lock_on_the_ledger_keeps_no_beat_back(store: WorkerStore, window: Window, queue: str) -> None:
+    job_id = window.enqueue(queue)
+    stale = await claim_one(store, queue)
+    window.expire(job_id)
+    await store.rescue()
+    living = await claim_one(store, queue)
+    with psycopg.connect(window.dsn) as other:
+        other.execute("LOCK TABLE pulse.attempt IN ACCESS EXCLUSIVE MODE")
+        beat = await store.beat([stale, living])
+    assert beat.renewed == {living}
 
 
 async def test_a_beat_for_two_attempts_of_one_job_renews_the_living_one_alone(

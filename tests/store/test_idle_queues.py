@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from pulse_trio import DatabaseUnavailable, SyncClient
+from pulse_trio import SyncClient
 from pulse_trio.client import request_by_name
 from pulse_trio.handlers import schedule
 from pulse_trio.migrate import known_migrations, migrate_sync
@@ -205,15 +205,19 @@ async def test_a_worker_of_many_queues_holds_one_lock_for_all(window: Window, qu
         assert idle_locks(window) == 0
 
 
-async def test_an_announcement_that_failed_on_its_way_leaves_nothing(window: Window, queue: str) -> None:
+async def test_who_does_not_get_the_lock_of_an_announcement_waits_for_its_poll_and_leaves_nothing(
+    window: Window, queue: str
+) -> None:
     async with open_store(window.dsn, queues=[f"{queue}-a", queue]) as worker:
         with psycopg.connect(window.dsn, autocommit=True) as frozen:
             # A producer's process that was stopped between the lock and its release.
             frozen.execute("SELECT pg_advisory_lock(hashtextextended('pulse idle ' || %s::text, 0))", [queue])
-            with pytest.raises(DatabaseUnavailable, match="lock"):
-                await worker.announce_idle()
-            assert not worker.idle
+            await worker.announce_idle()
+            assert worker.idle
+        await worker.withdraw_idle()
+        assert idle_locks(window) == 0
         await worker.announce_idle()
+        assert idle_locks(window) == 2
         await worker.withdraw_idle()
         assert idle_locks(window) == 0
 

@@ -259,6 +259,19 @@ async def test_a_cancelled_commit_that_got_no_answer_is_unknown_too(proxy: Proxy
     assert window.state(job_id) == "completed"
 
 
+async def test_a_cancelled_commit_that_was_done_says_so(proxy: Proxy, window: Window) -> None:
+    job_id = window.enqueue()
+    async with open_store(proxy.dsn) as store, store.transactions.open():
+        claim = await claim_one(store)
+        with trio.CancelScope() as scope:
+            async with store.transactions.begin() as begun:
+                assert await begun.complete(end(claim))
+                scope.cancel()
+        assert scope.cancelled_caught
+        assert begun.committed
+    assert window.state(job_id) == "completed"
+
+
 async def test_a_question_that_got_no_answer_says_so(proxy: Proxy, window: Window) -> None:
     job_id = window.enqueue()
     async with open_store(proxy.dsn) as store, store.transactions.open(), trio.open_nursery() as nursery:

@@ -33,6 +33,7 @@ class FakeBegun:
     def __init__(self, store: FakeStore) -> None:
         self.connection = FakeConnection()
         self.outcome: Outcome | None = None
+        self.committed = False
         self._store = store
 
     async def complete(self, outcome: Outcome) -> bool | None:
@@ -68,6 +69,9 @@ class FakeTransactions:
             yield begun
             if begun.outcome is not None:
                 await self._commit(begun, begun.outcome)
+                begun.committed = True
+                # The pool's own look at the connection, before it lends it again.
+                await trio.lowlevel.checkpoint_if_cancelled()
         finally:
             if begun.outcome is not None:
                 self._store.database.locked.discard(begun.outcome.claim.id)

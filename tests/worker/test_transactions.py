@@ -127,6 +127,34 @@ async def test_a_locked_row_delays_the_commit_and_nothing_else(pay: Stage) -> No
     assert pay.database.ledger == ["paid by 1"]
 
 
+async def test_a_cancellation_during_a_commit_that_is_done_leaves_the_job_completed(
+    stage: Stage, events: Recorder
+) -> None:
+    undone: list[int] = []
+
+    @stage.handlers.job
+    async def pay(job: Job) -> None:
+        try:
+            async with job.transaction(result=1) as tx:
+                await tx.execute("paid")
+        except trio.Cancelled:
+            undone.append(job.id)
+            raise
+
+    async def slowly() -> None:
+        # As the real connection does it: COMMIT is answered, whoever is cancelled meanwhile.
+        with trio.CancelScope(shield=True):
+            await trio.sleep(8)
+
+    stage.store.silence["commit"] = slowly
+    job = await stage.ended("pay", timeout=5)
+    assert (job.state, job.result, stage.database.ledger) == ("completed", "1", ["paid"])
+    # The handler is told of its cancellation, for that is what struck; the job is what the commit made it.
+    assert undone == [job.id]
+    assert events.of(FenceLost) == []
+    assert [e.outcome for e in events.of(JobEnded)] == ["completed"]
+
+
 async def test_after_the_commit_no_beat_is_sent_and_none_can_cancel_the_handler(pay: Stage, events: Recorder) -> None:
     job_id = pay.enqueue("pay", seconds=5, after=16)
     async with pay.working(grace=100):

@@ -214,15 +214,26 @@ class TrioPool:
         return False
 
     async def _take_back(self, slot: _Slot) -> None:
-        await slot.connection.make_idle()
-        self._lent.discard(slot)
+        try:
+            await slot.connection.make_idle()
+        except BaseException:
+            # Cancelled, and the server did not answer the rollback in time either.
+            slot.connection.abort()
+            self._give_up(slot)
+            raise
         if slot.connection.closed:
-            self._counters.lost += slot.connection.broken
-            self._refill()
-        elif self._closed or trio.current_time() >= slot.expires_at:
+            self._give_up(slot)
+            return
+        self._lent.discard(slot)
+        if self._closed or trio.current_time() >= slot.expires_at:
             await self._retire(slot)
         else:
             self._offer(slot)
+
+    def _give_up(self, slot: _Slot) -> None:
+        self._lent.discard(slot)
+        self._counters.lost += slot.connection.broken
+        self._refill()
 
     def _offer(self, slot: _Slot) -> None:
         """Give a usable connection to the longest waiter, or lay it down."""

@@ -56,6 +56,8 @@ class Begun:
     def __init__(self, connection: TrioConnection[Any], schema: str, *, keep: bool) -> None:
         self.connection = connection
         self.completed = False
+        self.committed = False
+        """Whether the completion is committed, whatever is raised afterwards."""
         self._schema = schema
         self._keep = keep
 
@@ -148,6 +150,7 @@ class FencedTransactions:
                         committing = begun.completed
                         if committing:
                             commit.deadline = trio.current_time() + _ANSWER_WITHIN
+                    begun.committed = committing
                 except BaseException as error:  # noqa: ASYNC103 -- a cancelled COMMIT without an answer is the caller's to look into
                     if committing and connection.closed:
                         raise CommitUnknown(f"the connection was lost during COMMIT: {error}") from error  # noqa: ASYNC104

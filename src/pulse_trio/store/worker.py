@@ -17,7 +17,7 @@ import secrets
 import socket
 import sys
 from collections.abc import Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -445,7 +445,9 @@ class WorkerStore:
         """This worker lives: what was rescued from it did not kill it."""
         if lost:
             marks = {"expired": _EXPIRED, "came_back": _CAME_BACK}
-            await connection.execute(statement("absolve", self._schema), _fences(lost) | marks, prepare=True)
+            # What the beat or the report said stands, whatever becomes of this: a lock on the ledger kept every beat back.
+            with suppress(psycopg.OperationalError):
+                await connection.execute(statement("absolve", self._schema), _fences(lost) | marks, prepare=True)
 
     def _report(self, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         return _fences([o.claim for o in outcomes])
@@ -479,7 +481,12 @@ class WorkerStore:
         """Another worker may try."""
         async with self._using(self._sessions_link) as connection:
             if not connection.pooled:
-                await connection.execute(statement("end_suspects_turn", self._schema))
+                try:
+                    await connection.execute(statement("end_suspects_turn", self._schema))
+                except BaseException:
+                    # The turn goes with the connection. A worker that is never idle would keep it otherwise.
+                    connection.abort()
+                    raise
 
     async def claim_suspect(self, queues: Sequence[str] | None) -> Exchange:
         """Claims one job whose worker died with it too often. The caller runs nothing else, and claims nothing until the job
@@ -688,9 +695,13 @@ class WorkerStore:
         link = self._sessions_link
         async with self._using(link) as connection:
             if self._idle_generation != link.generation:
-                # Through a pooler nobody can be told: this worker waits for its poll.
+                # Through a pooler nobody can be told: this worker waits for its poll. So it does when somebody else in the
+                # database keeps the lock: no reason to take the database for lost.
                 if not connection.pooled:
-                    await connection.execute(statement("announce_idle", self._schema), self._announced, prepare=True)
+                    with suppress(psycopg.errors.LockNotAvailable):
+                        await connection.execute(
+                            statement("announce_idle", self._schema), self._announced, prepare=True
+                        )
                 self._idle_generation = link.generation
 
     async def withdraw_idle(self) -> None:

@@ -37,6 +37,9 @@ class Begun(Protocol):
     @property
     def connection(self) -> Any: ...
 
+    @property
+    def committed(self) -> bool: ...
+
     async def complete(self, outcome: Outcome) -> bool | None: ...
 
 
@@ -108,6 +111,7 @@ class Transactions:
         """One job's transaction. Raises `RuntimeError` when the job has one open, or is completed by one."""
         held.begin_transaction()
         outcomes: list[Outcome] = []
+        begun: Begun | None = None
         try:
             limit = min(held.timeout_deadline, held.job_deadline) - trio.current_time()
             async with self._store.begin(seconds=limit) as begun:
@@ -127,10 +131,17 @@ class Transactions:
                 held.end_transaction()
                 raise DatabaseUnavailable(f"the transaction of job {held.claim.id} was rolled back: {error}") from error
         except BaseException:
-            held.end_transaction()
+            if begun is not None and begun.committed:
+                # Cancelled while COMMIT was under way, which was done all the same.
+                self._note_commit(held, outcomes[0])
+            else:
+                held.end_transaction()
             raise
+        self._note_commit(held, outcomes[0])
+
+    def _note_commit(self, held: Held, outcome: Outcome) -> None:
         held.transaction = "committed"
-        held.outcome = held.committed = outcomes[0]
+        held.outcome = held.committed = outcome
         self._on_commit(held)
 
     async def _complete(self, begun: Begun, outcome: Outcome) -> None:
