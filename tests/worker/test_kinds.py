@@ -247,6 +247,37 @@ async def own(stage: Stage, **how: Any) -> Any:
     return stage.database.jobs[job_id]
 
 
+async def test_what_an_asyncio_task_starts_while_it_is_ended_is_ended_too(stage: Stage) -> None:
+    import asyncio
+
+    ends: list[str] = []
+
+    async def last() -> None:
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            ends.append("last")
+
+    async def first() -> None:
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            stage.kept = asyncio.create_task(last())  # type: ignore[attr-defined]
+            await asyncio.sleep(0)
+
+    async def own() -> None:
+        stage.kept = asyncio.create_task(first())  # type: ignore[attr-defined]
+        await asyncio.sleep(0.01)
+
+    stage.handlers.job(name="own", runs="asyncio")(own)
+    job_id = stage.enqueue("own")
+    async with stage.working():
+        with trio.fail_after(500):
+            while stage.database.state(job_id) != "completed":  # noqa: ASYNC110 -- the store in memory tells nobody
+                await trio.sleep(0.01)
+        assert ends == ["last"]
+
+
 async def test_asyncios_own_tools_work_unchanged(stage: Stage) -> None:
     import asyncio
 

@@ -210,7 +210,7 @@ async def test_a_lost_job_that_goes_on_gets_its_report_refused(stage: Stage, eve
     @stage.handlers.job
     async def stubborn() -> str:
         with trio.CancelScope(shield=True):
-            await trio.sleep(40)
+            await trio.sleep(14)  # it is lost at 10, and has ended before it counts as stuck
         return "too late"
 
     job_id = stage.enqueue("stubborn")
@@ -825,6 +825,28 @@ async def advance_until(condition: Any) -> None:
         await wait_all_tasks_blocked()
         clock.jump(0.1)
     raise AssertionError("it never came to that")
+
+
+async def test_a_renewal_in_the_very_turn_in_which_the_deadline_passes_comes_too_late(
+    sleeper: Stage, log: Log, events: Recorder
+) -> None:
+    clock = trio.lowlevel.current_clock()
+    assert isinstance(clock, trio.testing.MockClock)
+
+    async def at_the_last_moment() -> None:
+        await trio.sleep_until(log.at("start") + PROVEN - 0.1)
+        # Trio has not looked at its deadlines since.
+        clock.jump(0.2)
+
+    job_id = sleeper.enqueue("sleeper", seconds=100)
+    sleeper.store.silence["beat"] = at_the_last_moment
+    async with sleeper.working():
+        await trio.sleep(PROVEN + 1)
+        del sleeper.store.silence["beat"]
+        assert log.what[:2] == ["start", "lease-unproven"]
+        await trio.sleep(10)
+    assert sleeper.database.jobs[job_id].attempt == 2
+    assert [e.job_id for e in events.of(LeaseUnproven)] == [job_id]
 
 
 async def test_a_thread_may_ask_why_it_should_stop(stage: Stage) -> None:

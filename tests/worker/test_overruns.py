@@ -128,6 +128,50 @@ async def test_the_successor_reports_what_was_left(stage: Stage, release: trio.E
     assert job.state == "dead"
 
 
+async def test_a_stuck_handler_whose_fence_is_lost_is_found_and_has_nothing_to_report(
+    stage: Stage, release: trio.Event
+) -> None:
+    job_id = stage.enqueue("stuck")
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def take_it_over() -> None:
+            await trio.sleep(5)
+            stage.database.steal(job_id)
+            await trio.sleep(60)
+            release.set()
+
+        when, left = await replaced(stage)
+    assert [event.reason for event in stage.events.of(HandlerOverran)] == ["fence-lost"]
+    # Found at the beat after it was taken over.
+    assert 10 <= when <= 10 + CLEANUP + 10
+    assert left == []
+
+
+async def test_a_handler_that_hangs_after_its_commit_is_found_and_has_nothing_to_report(
+    stage: Stage, release: trio.Event
+) -> None:
+    @stage.handlers.job
+    async def paid(job: Job) -> None:
+        async with job.transaction():
+            pass
+        with trio.CancelScope(shield=True):
+            await release.wait()
+
+    job_id = stage.enqueue("paid", timeout=5)
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def let_go() -> None:
+            await trio.sleep(60)
+            release.set()
+
+        _, left = await replaced(stage)
+    assert [event.reason for event in stage.events.of(HandlerOverran)] == ["timeout"]
+    assert left == []
+    assert stage.database.state(job_id) == "completed"
+
+
 async def test_clean_up_within_its_time_is_no_overrun(stage: Stage, release: trio.Event) -> None:
     stage.enqueue("patient", timeout=5)
     with trio.move_on_after(12):

@@ -16,6 +16,8 @@ from pulse_trio import Job  # noqa: TC001 -- a handler is annotated with it
 from pulse_trio.worker.places import Place, Places
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from support.stage import Stage
 
 number: ContextVar[int] = ContextVar("number", default=0)
@@ -281,6 +283,94 @@ async def test_a_scope_that_a_handler_left_open_fails_its_job_and_no_other(stage
 
     seen = await nurseries(stage)
     assert len(set(seen)) == 3
+
+
+@pytest.mark.parametrize("how", ["returns", "raises", "is cancelled"])
+async def test_a_nursery_that_a_handler_left_open_fails_its_job_and_no_other(how: str, stage: Stage) -> None:
+    kept: list[AsyncGenerator[None]] = []
+    cancelled: list[str] = []
+
+    async def child() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            cancelled.append(how)
+
+    async def generator() -> AsyncGenerator[None]:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(child)
+            yield
+
+    @stage.handlers.job(max_attempts=1)
+    async def work() -> None:
+        kept.append(generator())
+        await anext(kept[-1])
+        if how == "raises":
+            raise ValueError(how)
+        if how == "is cancelled":
+            await trio.sleep_forever()
+
+    @stage.handlers.job
+    async def later(seconds: float) -> None:
+        await trio.sleep(seconds)
+
+    broken = [stage.enqueue("work", timeout=2, max_attempts=1) for _ in range(3)]
+    async with stage.working(concurrency=3):
+        await trio.sleep(3)
+        whole = [stage.enqueue("later", seconds=seconds) for seconds in (0, 0, 1, 1, 20, 25)]
+        await trio.sleep(5)
+        # What nobody finished is finished by whoever finds it: that is another task, and breaks that task alone.
+        for left in kept:
+            with pytest.raises((AssertionError, IndexError, RuntimeError)):
+                await left.aclose()
+        await trio.sleep(60)
+    assert [stage.database.state(job_id) for job_id in broken] == ["dead"] * 3
+    assert [stage.database.state(job_id) for job_id in whole] == ["completed"] * 6
+    assert [stage.database.jobs[job_id].attempt for job_id in whole] == [1] * 6
+    assert cancelled == [how] * 3
+
+
+async def test_whoever_waits_for_a_lock_that_a_job_left_locked_is_told(stage: Stage) -> None:
+    lock = trio.Lock()
+
+    @stage.handlers.job
+    async def forgetful() -> None:
+        await lock.acquire()
+
+    @stage.handlers.job(max_attempts=1)
+    async def waiting() -> None:
+        await lock.acquire()
+
+    stage.enqueue("forgetful")
+    waits = stage.enqueue("waiting", max_attempts=1)
+    async with stage.working(concurrency=1):
+        await trio.sleep(5)
+        assert stage.database.state(waits) == "dead"
+    assert "BrokenResourceError" in (stage.database.jobs[waits].error or "")
+
+
+async def test_context_variables_are_compared_by_identity(stage: Stage) -> None:
+    class Incomparable:
+        def __eq__(self, other: object) -> bool:
+            raise TypeError("ask each of my elements")
+
+        __hash__ = object.__hash__
+
+    variable: ContextVar[object] = ContextVar("variable")
+    first = Incomparable()
+    seen: list[object] = []
+
+    @stage.handlers.job
+    async def sets() -> None:
+        seen.append(variable.get())
+        variable.set(Incomparable())
+
+    variable.set(first)
+    for _ in range(5):
+        stage.enqueue("sets")
+    await stage.burst(concurrency=5)
+    assert stage.outcomes() == ["completed"] * 5
+    assert all(value is first for value in seen)
 
 
 async def test_a_nursery_whose_deadline_passed_while_nobody_used_it_is_given_up(stage: Stage) -> None:

@@ -11,6 +11,7 @@ from trio.testing import assert_checkpoints
 
 from pulse_trio import Job  # noqa: TC001 -- handlers' annotations are read
 from pulse_trio.observe import DatabaseFound, DatabaseLost
+from pulse_trio.worker import progress
 from support.fake_store import unavailable
 
 if TYPE_CHECKING:
@@ -115,6 +116,23 @@ async def test_a_message_is_cut_and_cleaned(stage: Stage) -> None:
     async with stage.working():
         await trio.sleep(1)
         assert job.progress == (1.0, "a\ufffd\ufffdb" + "x" * 496)
+
+
+async def test_what_cannot_be_written_for_long_is_forgotten(monkeypatch: pytest.MonkeyPatch, stage: Stage) -> None:
+    monkeypatch.setattr(progress, "_MOST", 3)
+
+    @stage.handlers.job
+    async def work(job: Job) -> None:
+        await job.progress(0.5)
+        await trio.sleep(200)
+
+    jobs = [stage.database.jobs[stage.enqueue("work")] for _ in range(10)]
+    stage.store.trouble["write_progress"] = unavailable
+    async with stage.working(concurrency=10, grace=0):
+        await trio.sleep(20)
+        del stage.store.trouble["write_progress"]
+        await trio.sleep(30)
+        assert sum(job.progress is not None for job in jobs) == 3
 
 
 async def test_a_lost_database_delays_progress_and_says_so_once(stage: Stage, events: Recorder) -> None:

@@ -115,13 +115,20 @@ async def test_a_thread_is_shown_where_it_stands(stage: Stage) -> None:
             for event in began:
                 await event.wait()
             with trio.fail_after(1000):
-                answers: list[Any] = [await asked_in_real_time(stage, job_id) for job_id in (first, second)]
+                answers: list[Any] = [await waiting_in_real_time(stage, job_id) for job_id in (first, second)]
         finally:
             release.set()
     for answer in answers:
         assert re.match(r"thread \d+\n", answer)
         assert re.search(r"test_stacks.py\", line \d+, in in_a_thread\n +release.wait\(\)", answer)
     assert answers[0].splitlines()[0] != answers[1].splitlines()[0]
+
+
+async def waiting_in_real_time(stage: Stage, job_id: int) -> str | None:
+    # It says that it began before it waits.
+    while "release.wait()" not in ((answer := await asked_in_real_time(stage, job_id)) or ""):
+        pass
+    return answer
 
 
 async def asked_in_real_time(stage: Stage, job_id: int) -> str | None:

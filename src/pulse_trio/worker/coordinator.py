@@ -15,6 +15,7 @@ import math
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import trio
@@ -216,7 +217,11 @@ class Worker:
             observer=self._observer,
         )
         self._overruns = Overruns(
-            lambda: [held for held in self._leases.held if not self._calls.ends_by_itself(held.claim.kind)],
+            lambda: [
+                held
+                for held in chain(self._leases.held, self._leases.lost, self._committed)
+                if not self._calls.ends_by_itself(held.claim.kind)
+            ],
             patience=s.cleanup + 1,
             on_overrun=self._overran,
         )
@@ -225,7 +230,7 @@ class Worker:
             self._store.transactions,
             completed=completed if self._handlers.codec is None else partial(_encoded, self._handlers.codec),
             on_commit=self._job_committed,
-            on_lost=lambda held: self._leases.remove(held.claim),
+            on_lost=self._leases.lose,
             margin=s.margin,
         )
         self._runner = Runner(
@@ -434,7 +439,9 @@ class Worker:
         self._on_stuck([outcome for held in self._stuck if (outcome := self._outcome_of_stuck(held)) is not None])
 
     def _outcome_of_stuck(self, held: Held) -> Outcome | None:
-        """What its cancellation meant, whatever its handler may return one day."""
+        """What its cancellation meant, whatever its handler may return one day; None if there is nothing left to report."""
+        if held.committed is not None or held.lost:
+            return None
         outcome = self._runner.outcome_of_cancelled(held)
         if outcome is None or outcome.kind == "released":
             return outcome

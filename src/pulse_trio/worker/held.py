@@ -244,6 +244,9 @@ class Held:
         self._reason = self._reason or self._deadline_reason()
         self.lease_deadline = lease_deadline
         self.beat_due = beat_due
+        if self._reason is not None:
+            # If it struck in this very turn of the loop, Trio has not seen it and now never would.
+            self.cancel(self._reason)
         if self.scope_nursery is not None:
             self.scope_nursery.cancel_scope.deadline = self.deadline
 

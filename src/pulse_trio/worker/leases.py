@@ -62,6 +62,7 @@ class Leases:
         self._early = early
         self._observer = observer
         self._held: dict[Claim, Held] = {}
+        self._lost: dict[Claim, Held] = {}
         self._added = Signal()
         self._lost_database = False
         self.draining = False
@@ -74,6 +75,11 @@ class Leases:
         """Everything held now."""
         return self._held.values()
 
+    @property
+    def lost(self) -> Iterable[Held]:
+        """What is not held any more, and whose handler has not ended yet."""
+        return self._lost.values()
+
     def add(self, held: Held) -> None:
         """From now on this lease is kept."""
         if not self._held:
@@ -85,8 +91,15 @@ class Leases:
                 self._on_asked(held, self._early.pop(fence))
 
     def remove(self, claim: Claim) -> None:
-        """The attempt is settled, or lost: nothing to keep."""
+        """The attempt is settled, or was lost and has ended: nothing to keep."""
         self._held.pop(claim, None)
+        self._lost.pop(claim, None)
+
+    def lose(self, held: Held) -> None:
+        """The fence is lost: beats for it are over. Its handler is cancelled by whoever found out."""
+        self._held.pop(held.claim, None)
+        if held.outcome is None:
+            self._lost[held.claim] = held
 
     async def run(self) -> None:
         """Beats until cancelled."""
@@ -126,8 +139,8 @@ class Leases:
             # Somebody's transaction holds the row. It is still ours; ask again well before the lease ends.
             held.beat_due = beat.sent + self._heartbeat / 4
         elif held.claim in self._held:
-            # Beats for it are over in any case. Of a job that has ended, its report finds out what became of it.
-            self.remove(held.claim)
+            # Of a job that has ended, its report finds out what became of it.
+            self.lose(held)
             if held.outcome is None:
                 held.lose()
 

@@ -40,7 +40,7 @@ class Overruns:
             cancelled = {
                 held: cancelled.get(held, now)
                 for held in self._held()
-                if held.outcome is None and held.cancel_reason is not None
+                if not held.ended and held.cancel_reason is not None
             }
             for held, since in cancelled.items():
                 if now - since >= self._patience and held not in self._told:

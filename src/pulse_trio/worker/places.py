@@ -12,6 +12,7 @@ on its way, which goes on when the first one's job has to wait. How many are sen
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from contextvars import copy_context
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 import trio
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
     from contextvars import Context
 
     from ..jobs import Claim
@@ -29,14 +30,22 @@ if TYPE_CHECKING:
 
 _PLACES = 512
 """Beyond so many, a job gets a task of its own: of 10,000 that only wait, each would take 0.4 kB more in a place."""
+_OWNERS: Mapping[trio.lowlevel.Task, object] = getattr(
+    sys.modules.get("trio._core._parking_lot"), "GLOBAL_PARKING_LOT_BREAKER", {}
+)
+"""Tasks that hold a lock of Trio's. Whoever waits for one that a job left locked is told when its task ends, so it must end."""
 _IN_A_ROW = 32
 """Jobs that one place runs in one step of Trio's, at most: everything else in the process waits meanwhile."""
+
+
+def _identity(context: Context) -> tuple[list[int], list[int]]:
+    return [*map(id, context)], [*map(id, context.values())]
 
 
 class Place:
     """One task, and the way to its next job."""
 
-    __slots__ = ("_in_a_row", "_places", "busy", "task")
+    __slots__ = ("_in_a_row", "_places", "busy", "spoiled", "task")
 
     def __init__(self, places: Places, task: trio.lowlevel.Task) -> None:
         self._places = places
@@ -44,16 +53,23 @@ class Place:
         self.task = task
         self.busy = False
         """Whether it has a job."""
+        self.spoiled = False
+        """Whether a job left something in the task that another one would meet: then it was the last."""
 
     def at_hand(self) -> Due | None:
         """A job to run next in this very step of Trio's; None if there is none, or if others shall have their turn first."""
         self._in_a_row += 1
+        if self.task in _OWNERS:
+            self.spoiled = True
+            return None
         if self._in_a_row >= _IN_A_ROW or not self._places.same_context():
             return None
         return self._places.take(self)
 
     async def next(self) -> Due | None:
         """Waits for a job to run next; None when none will come."""
+        if self.spoiled:
+            return None
         due = await self._places.wait(self)
         self._in_a_row = 0
         return due
@@ -75,12 +91,14 @@ class Places:
         self._last: Place | None = None
         self._nursery: trio.Nursery | None = None
         self._context: Context | None = None
+        self._same: tuple[list[int], list[int]] = [], []
         self._closed = False
 
     def start(self, nursery: trio.Nursery, claims: Iterable[Claim], sent: float) -> None:
         """Runs jobs, in this order as far as they end at once, in tasks of `nursery`. Every call must name the same one."""
         self._nursery = nursery
         self._context = copy_context()
+        self._same = _identity(self._context)
         self._due.extend([(claim, sent) for claim in claims])
         self._send_for(min(len(self._due), self._abreast) - self._coming)
 
@@ -90,8 +108,9 @@ class Places:
         self._send_for(max(len(self._due) - self._coming, len(self._waiting)))
 
     def same_context(self) -> bool:
-        """Whether the context variables are those that a job starts with."""
-        return copy_context() == self._context
+        """Whether the context variables are those that a job starts with: the very same, not equal ones. What equal means is
+        up to whoever made them."""
+        return _identity(copy_context()) == self._same
 
     def take(self, place: Place) -> Due | None:
         """The first job that is due."""
@@ -154,6 +173,8 @@ class Places:
             due = self._arrived(place)
             while due is not None or (due := await place.next()) is not None:
                 due = await self._run(*due, place)
+                if place.spoiled or place.task in _OWNERS:
+                    break
         finally:
             self._places -= 1
             if self._due and not self._coming:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 EVERY = 1.0
 """Seconds between two statements."""
 _BATCH = 1000
+_MOST = 10_000
+"""Values kept while they cannot be written: a value is about a running job, and this lives through many."""
 
 
 class ProgressStore(Protocol):
@@ -54,7 +56,7 @@ class ProgressBook:
             try:
                 await self._store.write_progress(batch)
             except DatabaseUnavailable as error:
-                for said in batch:
+                for said in batch[: max(0, _MOST - len(self._said))]:
                     self._said.setdefault(said.claim, said)
                 pause = EVERY + self._backoff(failures)
                 if failures == 0:

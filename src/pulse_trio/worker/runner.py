@@ -42,6 +42,7 @@ class Place(Protocol):
     """Where a task that runs one job after another gets the next: a claim, and when it was sent."""
 
     task: trio.lowlevel.Task
+    spoiled: bool
 
     def at_hand(self) -> tuple[Claim, float] | None: ...
 
@@ -115,9 +116,11 @@ class Runner:
                         except BaseException:
                             # The nursery closes now, perhaps in the very tick in which the first beat falls due.
                             held.end_heartbeat()
+                            _abandon_what_is_left_open(nursery, place)
                             raise
                         held.body_ended()
                         if place is None or not held.left_nothing(nursery, place.task):
+                            _abandon_what_is_left_open(nursery, place)
                             break
                         self._end(held, outcome)
                         while held.ended:
@@ -288,6 +291,21 @@ def completed(claim: Claim, value: Any) -> Outcome:
     if value is None:
         return Outcome(claim, "completed")
     return Outcome(claim, "completed", result=check_json(_encode(value), f"The result of {claim.kind!r}"))
+
+
+def _abandon_what_is_left_open(nursery: trio.Nursery, place: Place | None) -> None:
+    """Nurseries that the handler opened and did not close (in an async generator that nobody finished, most often) are
+    cancelled and forgotten, as Trio does it when a task ends. The job then fails as for a scope that is left open; its own
+    nursery could not be closed below them. Their generator may still try to, in a task that is gone by then: no other job may
+    run in it.
+    """
+    opened: list[trio.Nursery] = getattr(trio.lowlevel.current_task(), "_child_nurseries", [])
+    while nursery in opened and opened[-1] is not nursery:
+        inner = opened.pop()
+        inner.cancel_scope.cancel(reason="the job's handler ended and left it open")
+        inner._closed = True  # pyright: ignore[reportPrivateUsage] -- as Trio's task_exited does
+        if place is not None:
+            place.spoiled = True
 
 
 def _is_the_programs(error: BaseException) -> bool:

@@ -10,10 +10,12 @@ long before it tries again: a worker that only has long jobs leaves suspects to 
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 import trio
 
+from ..errors import DatabaseUnavailable
 from ..observe import SuspectAlone
 
 if TYPE_CHECKING:
@@ -93,7 +95,11 @@ class Suspects:
             else:
                 self._not_before = trio.current_time() + PATIENCE
         finally:
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + _END_TURN):
+            # A lost connection takes the turn with it; and what was started must still run alone.
+            with (
+                trio.CancelScope(shield=True, deadline=trio.current_time() + _END_TURN),
+                suppress(DatabaseUnavailable),
+            ):
                 await self._store.end_suspects_turn()
         if self._not_before <= trio.current_time():
             await self._idle()

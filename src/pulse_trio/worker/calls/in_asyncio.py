@@ -103,7 +103,8 @@ class AsyncioCalls:
         try:
             return await _result_of(main, held)
         finally:
-            if left := [task for task in made.tasks if task is not main and not task.done()]:
+            # Again and again: what is ended may start something at its end.
+            while left := [task for task in made.tasks if task is not main and not task.done()]:
                 await self._end(held, left)  # noqa: ASYNC102 -- shielded inside
             del self._made[held]
 
