@@ -299,7 +299,7 @@ async def test_a_nursery_that_a_handler_left_open_fails_its_job_and_no_other(how
     async def generator() -> AsyncGenerator[None]:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(child)
-            yield
+            yield  # noqa: ASYNC101 -- what is tried
 
     @stage.handlers.job(max_attempts=1)
     async def work() -> None:
