@@ -349,21 +349,24 @@ async def test_whoever_waits_for_a_lock_that_a_job_left_locked_is_told(stage: St
     assert "BrokenResourceError" in (stage.database.jobs[waits].error or "")
 
 
-async def test_context_variables_are_compared_by_identity(stage: Stage) -> None:
-    class Incomparable:
+@pytest.mark.parametrize("comparable", [False, True])
+async def test_context_variables_are_compared_by_identity(comparable: bool, stage: Stage) -> None:
+    class Value:
         def __eq__(self, other: object) -> bool:
-            raise TypeError("ask each of my elements")
+            if not comparable:
+                raise TypeError("ask each of my elements")
+            return True
 
         __hash__ = object.__hash__
 
     variable: ContextVar[object] = ContextVar("variable")
-    first = Incomparable()
+    first = Value()
     seen: list[object] = []
 
     @stage.handlers.job
     async def sets() -> None:
         seen.append(variable.get())
-        variable.set(Incomparable())
+        variable.set(Value())
 
     variable.set(first)
     for _ in range(5):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from contextvars import copy_context
+from operator import is_
 from typing import TYPE_CHECKING
 
 import trio
@@ -36,10 +37,6 @@ _OWNERS: Mapping[trio.lowlevel.Task, object] = getattr(
 """Tasks that hold a lock of Trio's. Whoever waits for one that a job left locked is told when its task ends, so it must end."""
 _IN_A_ROW = 32
 """Jobs that one place runs in one step of Trio's, at most: everything else in the process waits meanwhile."""
-
-
-def _identity(context: Context) -> tuple[list[int], list[int]]:
-    return [*map(id, context)], [*map(id, context.values())]
 
 
 class Place:
@@ -91,14 +88,14 @@ class Places:
         self._last: Place | None = None
         self._nursery: trio.Nursery | None = None
         self._context: Context | None = None
-        self._same: tuple[list[int], list[int]] = [], []
+        self._values: tuple[object, ...] = ()
         self._closed = False
 
     def start(self, nursery: trio.Nursery, claims: Iterable[Claim], sent: float) -> None:
         """Runs jobs, in this order as far as they end at once, in tasks of `nursery`. Every call must name the same one."""
         self._nursery = nursery
         self._context = copy_context()
-        self._same = _identity(self._context)
+        self._values = tuple(self._context.values())
         self._due.extend([(claim, sent) for claim in claims])
         self._send_for(min(len(self._due), self._abreast) - self._coming)
 
@@ -110,7 +107,13 @@ class Places:
     def same_context(self) -> bool:
         """Whether the context variables are those that a job starts with: the very same, not equal ones. What equal means is
         up to whoever made them."""
-        return _identity(copy_context()) == self._same
+        now = copy_context()
+        try:
+            # Of values that are the same their makers are not asked; this alone is most of the answer, at 0.07 us.
+            equal = now == self._context
+        except Exception:  # whatever an __eq__ of the user's raises: then they are not the same
+            return False
+        return equal and all(map(is_, now.values(), self._values))
 
     def take(self, place: Place) -> Due | None:
         """The first job that is due."""
