@@ -114,6 +114,18 @@ async def test_stop_now_alone_is_enough(sleeper: Stage, seen: list[Any]) -> None
     assert sleeper.database.state(job_id) == "available"
 
 
+async def test_who_is_quiet_before_it_begins_asks_for_no_job_at_all(sleeper: Stage) -> None:
+    waiting = sleeper.enqueue("sleeper", seconds=1)
+    worker = sleeper.worker()
+    worker.quiet()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(worker.run)
+        await trio.sleep(30)
+        worker.stop()
+    assert not {"slots", "exchange"} & set(sleeper.store.calls)
+    assert not claims_after(sleeper, [waiting])
+
+
 async def test_quiet_claims_nothing_more_and_runs_on_without_a_limit(sleeper: Stage, seen: list[Any]) -> None:
     sleeper.enqueue("sleeper", seconds=1000)
     async with sleeper.working(grace=1) as worker:

@@ -333,20 +333,21 @@ async def test_a_server_that_is_silent_does_not_keep_a_stop(
 ) -> None:
     """Each place waited in turn for a rescue that has the patience of a minute."""
     begun = 0.0
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(supervisor.run)
-        for number in range(2):
-            process = await kernel.process(number)
-            process.say(session=number + 5)
-            process.say(stuck=encode_outcome(outcome(number)))
-        await trio.sleep(0.1)
-        server.silent = True
-        if when == "silent before the stop":
-            kernel.started[0].end(1)
-            await trio.sleep(2)
-        begun = trio.current_time()
-        supervisor.stop()
-        if when == "stopped twice":
-            await trio.sleep(1)
-            supervisor.stop_now()
+    with trio.fail_after(1000):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(supervisor.run)
+            for number in range(2):
+                process = await kernel.process(number)
+                process.say(session=number + 5)
+                process.say(stuck=encode_outcome(outcome(number)))
+            await trio.sleep(0.1)
+            server.silent = True
+            if when == "silent before the stop":
+                kernel.started[0].end(1)
+                await trio.sleep(2)
+            begun = trio.current_time()
+            supervisor.stop()
+            if when == "stopped twice":
+                await trio.sleep(1)
+                supervisor.stop_now()
     assert trio.current_time() - begun <= 5.1
