@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 CLIENTS = 2
 BATCHES = (100, 500)
-CONCURRENCY = 500
-"""Of a worker; its claims are half of that."""
+CONCURRENCY = 1000
+"""Of a worker; its claims are half of that, as large as pgbench's larger ones."""
 COLUMNS = {
     "way": "way",
     "rate": "jobs/s",
@@ -71,6 +71,7 @@ def script(batch: int, keep: bool) -> str:
         "session": "(:client_id + 1)",
         "queues": "'{default}'",
         "priorities": "'{0}'",
+        "paused_kinds": "'{}'",
         "floor_run_ats": "((:floor_run_ats)::text[])[1:1]",
         "floor_ids": "((:floor_ids)::text[])[1:1]",
     }
