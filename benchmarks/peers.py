@@ -19,11 +19,13 @@ import shutil
 import statistics
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, LiteralString
 
+import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 import latency
@@ -78,6 +80,9 @@ class Peer:
     share: float = 1.0
     """Of the jobs: a slow peer need not drain them all to show its rate."""
     latency: bool = True
+    enqueue: LiteralString | None = None
+    """A statement that adds one job, given its mark: then the pickup is also measured with our own producer's clock. What a
+    peer's client does between the answer to its COMMIT and its return is time that the job has for free."""
     cut: float = 60.0
     """Seconds after which the rate is that of the jobs done by then."""
 
@@ -89,6 +94,7 @@ PEERS = (
         "SELECT count(*) FROM graphile_worker._private_jobs",
         node=True,
         processes=(1, 2),
+        enqueue="SELECT graphile_worker.add_job('noop', json_build_object('mark', %s::float8))",
     ),
     Peer(
         "pg-boss",
@@ -233,19 +239,37 @@ def drain_ours(server: Server, jobs: int, processes: int, concurrency: int, keep
     return {"jobs": jobs, **result}
 
 
-def pickup_peer(server: Server, count: int, peer: Peer) -> Row:
+def produced_by(peer: Peer, dsn: str, count: int, environment: Mapping[str, str]) -> dict[float, float]:
+    """When each mark's commit returned in a peer's own producer."""
+    producer = WorkerProcess(command_of(peer, "produce", url_of(dsn), count), environment)
+    wait_until(lambda: producer.ended, count * 0.05 + 60, "the producer")
+    producer.stop()
+    return dict(next(m["committed"] for m in producer.said if "committed" in m))
+
+
+def produced_by_us(dsn: str, count: int, enqueue: LiteralString) -> dict[float, float]:
+    """When each mark's commit returned in a producer like latency.py's."""
+    committed: dict[float, float] = {}
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        due = time.monotonic()
+        for mark in map(float, range(count)):
+            due += latency.EVERY
+            time.sleep(max(0.0, due - time.monotonic()))
+            connection.execute(enqueue, [mark])
+            committed[mark] = time.monotonic()
+    return committed
+
+
+def pickup_peer(server: Server, count: int, peer: Peer, enqueue: LiteralString | None = None) -> Row:
     """The pickup latency of a peer's idle worker."""
     with server.database(migrated=False) as dsn:
         tell(peer, "setup", dsn)
         environment = environment_of(peer, dsn)
         with workers(command_of(peer, "work", url_of(dsn)), 1, environment) as (worker,):
             worker.wait_for("ready")
-            producer = WorkerProcess(command_of(peer, "produce", url_of(dsn), count), environment)
-            wait_until(lambda: producer.ended, count * 0.05 + 60, "the producer")
-            producer.stop()
+            committed = produced_by_us(dsn, count, enqueue) if enqueue else produced_by(peer, dsn, count, environment)
             wait_until(lambda: worker.ran >= count, 60, "the last handlers")
             wait_until(lambda: len(latency.starts(worker)) >= count, 5, "the last starts")
-        committed = dict(next(m["committed"] for m in producer.said if "committed" in m))
         late = [(began - committed[mark]) * 1e3 for mark, began in latency.starts(worker)]
     return {**spread(late[5:]), "latencies": late[5:]}
 
@@ -271,7 +295,12 @@ def drains(server: Server, jobs: int, chosen: list[Peer], concurrency: int) -> d
 def pickups(server: Server, count: int, chosen: list[Peer]) -> dict[str, Callable[[], Row]]:
     """Every way of the pickup latency, ours first."""
     ways: dict[str, Callable[[], Row]] = {OURS: partial(latency.run, server, count, latency.by_client)}
-    return ways | {peer.name: partial(pickup_peer, server, count, peer) for peer in chosen if peer.latency}
+    for peer in chosen:
+        if peer.latency:
+            ways[peer.name] = partial(pickup_peer, server, count, peer)
+        if peer.enqueue:
+            ways[f"{peer.name}, enqueued by psycopg"] = partial(pickup_peer, server, count, peer, peer.enqueue)
+    return ways
 
 
 def with_ratios(results: Mapping[str, list[Row]], rows: list[Row]) -> list[Row]:
