@@ -251,6 +251,7 @@ async def test_what_an_asyncio_task_starts_while_it_is_ended_is_ended_too(stage:
     import asyncio
 
     ends: list[str] = []
+    kept: list[asyncio.Task[None]] = []
 
     async def last() -> None:
         try:
@@ -262,11 +263,11 @@ async def test_what_an_asyncio_task_starts_while_it_is_ended_is_ended_too(stage:
         try:
             await asyncio.sleep(1000)
         finally:
-            stage.kept = asyncio.create_task(last())  # type: ignore[attr-defined]
+            kept.append(asyncio.create_task(last()))
             await asyncio.sleep(0)  # noqa: ASYNC102 -- what is tried
 
     async def own() -> None:
-        stage.kept = asyncio.create_task(first())  # type: ignore[attr-defined]
+        kept.append(asyncio.create_task(first()))
         await asyncio.sleep(0.01)
 
     stage.handlers.job(name="own", runs="asyncio")(own)
