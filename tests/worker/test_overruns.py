@@ -43,6 +43,12 @@ def release(stage: Stage) -> trio.Event:
     return release
 
 
+async def let_go(release: trio.Event) -> None:
+    """The fake process does not end its tasks with itself: they end some time after it would have."""
+    await trio.sleep(60)
+    release.set()
+
+
 async def replaced(stage: Stage, **settings: Any) -> tuple[float, list[Outcome]]:
     """Runs a worker until it would be replaced; when, and what it leaves to report."""
     left: list[Outcome] = []
@@ -65,13 +71,7 @@ async def test_a_stuck_handler_is_named_and_everything_else_is_handed_back_first
     stuck = stage.enqueue("stuck", timeout=5)
     others = [stage.enqueue("patient") for _ in range(3)]
     async with trio.open_nursery() as nursery:
-
-        @nursery.start_soon
-        async def let_go() -> None:
-            # The fake process does not end its tasks with itself.
-            await trio.sleep(60)
-            release.set()
-
+        nursery.start_soon(let_go, release)
         when, left = await replaced(stage)
     (event,) = stage.events.of(HandlerOverran)
     assert (event.job_id, event.kind, event.attempt, event.reason) == (stuck, "stuck", 1, "timeout")
@@ -138,9 +138,8 @@ async def test_a_stuck_handler_whose_fence_is_lost_is_found_and_has_nothing_to_r
         async def take_it_over() -> None:
             await trio.sleep(5)
             stage.database.steal(job_id)
-            await trio.sleep(60)
-            release.set()
 
+        nursery.start_soon(let_go, release)
         when, left = await replaced(stage)
     assert [event.reason for event in stage.events.of(HandlerOverran)] == ["fence-lost"]
     # Found at the beat after it was taken over.
@@ -160,12 +159,7 @@ async def test_a_handler_that_hangs_after_its_commit_is_found_and_has_nothing_to
 
     job_id = stage.enqueue("paid", timeout=5)
     async with trio.open_nursery() as nursery:
-
-        @nursery.start_soon
-        async def let_go() -> None:
-            await trio.sleep(60)
-            release.set()
-
+        nursery.start_soon(let_go, release)
         _, left = await replaced(stage)
     assert [event.reason for event in stage.events.of(HandlerOverran)] == ["timeout"]
     assert left == []

@@ -120,15 +120,16 @@ async def test_a_message_is_cut_and_cleaned(stage: Stage) -> None:
 
 async def test_what_cannot_be_written_for_long_is_forgotten(monkeypatch: pytest.MonkeyPatch, stage: Stage) -> None:
     monkeypatch.setattr(progress, "_MOST", 3)
+    monkeypatch.setattr(progress, "_BATCH", 1)
 
     @stage.handlers.job
     async def work(job: Job) -> None:
         await job.progress(0.5)
         await trio.sleep(200)
 
-    jobs = [stage.database.jobs[stage.enqueue("work")] for _ in range(10)]
+    jobs = [stage.database.jobs[stage.enqueue("work")] for _ in range(20)]
     stage.store.trouble["write_progress"] = unavailable
-    async with stage.working(concurrency=10, grace=0):
+    async with stage.working(concurrency=20, grace=0):
         await trio.sleep(20)
         del stage.store.trouble["write_progress"]
         await trio.sleep(30)

@@ -72,7 +72,7 @@ async def test_a_child_that_is_being_started_when_the_supervisor_is_told_to_stop
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It was left out: the supervisor waited for ever for a child that knew nothing."""
-    supervisor = Supervisor([], {}, SimpleNamespace(), settings=WorkerSettings(processes=2), observer=Observer())  # type: ignore[arg-type]
+    supervisor = Supervisor([], {}, SimpleNamespace(), settings=WorkerSettings(processes=2), observer=Observer())  # type: ignore[arg-type] -- no store is asked
     told: list[signal.Signals] = []
 
     async def open_process(*_: Any, **__: Any) -> Any:
@@ -217,7 +217,7 @@ async def test_what_a_child_said_just_before_its_end_is_heard_to_the_last_line(s
         process.say(stuck=encode_outcome(outcome(number)), filler="x" * 1000)
     inherited = process.line.dup()  # by something that the child has started
     process.end(75)
-    child = Child(process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)), LastWords(), 0, 0, [])  # type: ignore[arg-type]
+    child = Child(process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)), LastWords(), 0, 0, [])  # type: ignore[arg-type] -- no process
     with inherited, trio.fail_after(5):
         assert (await supervisor._watch(child))[0] == 75
     assert [outcome.claim.id for outcome in child.stuck] == list(range(70))

@@ -9,7 +9,7 @@ import trio
 
 from pulse_trio import Job  # noqa: TC001 -- the registry reads annotations
 from pulse_trio.observe import SuspectAlone
-from support.fake_store import FakeStore
+from support.fake_store import FakeStore, unavailable
 
 if TYPE_CHECKING:
     from support.stage import Stage
@@ -55,6 +55,20 @@ async def test_a_suspect_runs_when_nothing_else_does_and_nothing_starts_meanwhil
         await trio.sleep(3)
         assert counted.database.state(later) == "available"
         await trio.sleep(4)
+        assert counted.database.state(later) == "completed"
+    assert alone(counted, poison)
+
+
+async def test_a_suspect_runs_alone_also_when_the_end_of_its_turn_cannot_be_said(counted: Stage) -> None:
+    counted.store.trouble["end_suspects_turn"] = unavailable
+    poison = suspect(counted, seconds=5)
+    async with counted.working():
+        await trio.sleep(1)
+        assert counted.database.state(poison) == "running"
+        later = counted.enqueue("sleeper")
+        await trio.sleep(3)
+        assert counted.database.state(later) == "available"
+        await trio.sleep(10)
         assert counted.database.state(later) == "completed"
     assert alone(counted, poison)
 

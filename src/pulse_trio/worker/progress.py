@@ -6,6 +6,7 @@ written any more: the statement is fenced like every report, and the job's end s
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 import trio
@@ -25,7 +26,7 @@ EVERY = 1.0
 """Seconds between two statements."""
 _BATCH = 1000
 _MOST = 10_000
-"""Values kept while they cannot be written: a value is about a running job, and this lives through many."""
+"""Values kept after a vain try to write them: a value is about a running job, and this lives through many."""
 
 
 class ProgressStore(Protocol):
@@ -56,8 +57,10 @@ class ProgressBook:
             try:
                 await self._store.write_progress(batch)
             except DatabaseUnavailable as error:
-                for said in batch[: max(0, _MOST - len(self._said))]:
-                    self._said.setdefault(said.claim, said)
+                # What was said first comes first, and goes first.
+                self._said = {said.claim: said for said in batch} | self._said
+                for claim in list(islice(self._said, max(0, len(self._said) - _MOST))):
+                    del self._said[claim]
                 pause = EVERY + self._backoff(failures)
                 if failures == 0:
                     self._observer.emit(DatabaseLost("progress", str(error), pause))
