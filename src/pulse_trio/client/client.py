@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
@@ -138,7 +139,7 @@ class Client:
         refs: list[JobRef[Any]] = []
         try:
             # The source is asked outside of any transaction: it may be slow.
-            while requests := await stream.take(chunk):
+            while requests := await stream.take(chunk, math.inf):
                 done: list[operations.Enqueued] = []
                 async with self._writing() as write:
                     for part in slices(requests):

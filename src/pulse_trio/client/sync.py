@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
@@ -93,7 +94,7 @@ class SyncClient:
                         progress(len(done))
             return done
         try:
-            while taken := stream.take(chunk):
+            while taken := stream.take(chunk, math.inf):
                 written: list[operations.Enqueued] = []
                 with self._writing() as write:
                     for part in slices(taken):

@@ -50,14 +50,21 @@ def copy_text(requests: Sequence[JobRequest], reserved: Reserved) -> str:
     for job_id, r in zip(reserved.ids, requests, strict=True):
         run_at = r.run_at or (now if r.delay is None else _later(reserved.now, r.delay))
         options = _options(r, reserved.now)
-        # JSON has no raw tab or line end; a backslash is all there can be to escape, and rarely is one there.
-        args = r.args.replace("\\", "\\\\") if "\\" in r.args else r.args
+        args = _escaped(r.args)
         kind = r.kind.translate(_ESCAPES)
         key = "\\N" if r.key is None else r.key.translate(_ESCAPES)
         lines.append(
             f"{job_id}\t{kind}\t{args}\t{r.queue}\t{r.priority}\t{run_at}\t{r.max_attempts}\t{options}\t{key}\n"
         )
     return "".join(lines)
+
+
+def _escaped(args: str) -> str:
+    # msgspec's JSON is one line without tabs, and rarely has a backslash. What came as `msgspec.Raw` may have anything between
+    # its tokens.
+    if "\n" in args or "\t" in args or "\r" in args:
+        return args.translate(_ESCAPES)
+    return args.replace("\\", "\\\\") if "\\" in args else args
 
 
 def _options(request: JobRequest, now: datetime) -> str:

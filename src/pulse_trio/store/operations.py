@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
@@ -293,9 +294,18 @@ def record_of(row: Row) -> JobRecord:
     """A row of job.sql or jobs.sql."""
     fields = list(row)
     fields[3] = State(fields[3])
-    fields[13] = json.loads(fields[13])
-    fields[14] = json.loads(fields[14]) if fields[14] is not None else None
+    fields[13] = _value(fields[13])
+    fields[14] = _value(fields[14]) if fields[14] is not None else None
     return JobRecord(*fields)
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        # An integer of more digits than Python reads. Nothing of ours writes it, but SQL can, and one job must not make the
+        # list that it is in unreadable.
+        return json.loads(text, parse_int=Decimal)
 
 
 # Driving

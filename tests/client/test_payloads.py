@@ -1,0 +1,137 @@
+"""Payloads: what is large is written in slices by size, and raw JSON is checked before it can harm anyone else's."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from pulse_trio import Handlers, InvalidArguments, SyncClient, open_client
+from support.stores import Window
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator
+
+    from pulse_trio import JobRequest
+
+handlers = Handlers()
+SIZE = 900_000
+COUNT = 64
+MOST = 40_000_000
+"""Bytes of Python objects that `enqueue_many` may hold: less than COUNT payloads of SIZE."""
+
+
+@handlers.job
+async def take(value: Any) -> None: ...
+
+
+@pytest.fixture(params=["trio", "asyncio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def window(dsn: str) -> Generator[Window]:
+    with Window(dsn) as window:
+        yield window
+
+
+def large(*, keyed: bool) -> Generator[JobRequest]:
+    for n in range(COUNT):
+        handler = take.options(unique_key=f"k{n}") if keyed else take
+        yield handler.request("x" * SIZE)
+
+
+async def large_async(*, keyed: bool) -> AsyncGenerator[JobRequest]:
+    for request in large(keyed=keyed):
+        yield request
+
+
+@pytest.fixture
+def traced() -> Generator[None]:
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("keyed", [False, True], ids=["copied", "keyed"])
+@pytest.mark.parametrize("source", [large, large_async])
+@pytest.mark.usefixtures("traced")
+async def test_enqueue_many_holds_a_few_megabytes_whatever_it_is_given(
+    source: Any, keyed: bool, dsn: str, window: Window
+) -> None:
+    async with open_client(dsn) as client:
+        refs = await client.enqueue_many(source(keyed=keyed))
+    assert tracemalloc.get_traced_memory()[1] < MOST
+    assert len(refs) == COUNT
+    assert window.value("SELECT count(*) FROM job WHERE octet_length(args::text) > 900000") == COUNT
+
+
+@pytest.mark.parametrize("keyed", [False, True], ids=["copied", "keyed"])
+@pytest.mark.usefixtures("traced")
+def test_the_blocking_client_holds_a_few_megabytes_too(keyed: bool, dsn: str, window: Window) -> None:
+    done = SyncClient(dsn).enqueue_many(large(keyed=keyed))
+    assert tracemalloc.get_traced_memory()[1] < MOST
+    assert len(done) == COUNT
+    assert window.value("SELECT count(*) FROM job") == COUNT
+
+
+# Raw JSON
+
+RAW = {
+    "line ends and tabs": b'{\n\t"a":\r\n\t[1,\t2]\n}',
+    "escapes": b'"\\n\\t\\\\n\\u0041"',
+    "a large number": b"1e20",
+    "a small number": b"1e-5",
+}
+BAD_RAW = {
+    "a number beyond jsonb's": b"1e200000",
+    "a number beyond Python's": b"1" * 5000,
+    "a fraction finer than jsonb's": b"1e-20000",
+    "digits without end": b"0." + b"1" * 20_000,
+    "no JSON": b"}{",
+    "a line end in a string": b'"a\nb"',
+    "a lone surrogate": b'"\\ud800"',
+    "a NUL": b'"\\u0000"',
+    "bytes that are no text": b'"\xff"',
+    "depth": b"[" * 5000 + b"]" * 5000,
+}
+
+
+@pytest.mark.parametrize("raw", RAW.values(), ids=RAW)
+async def test_raw_json_arrives_as_it_is_meant_alone_and_among_many(raw: bytes, dsn: str, window: Window) -> None:
+    meant = msgspec.json.decode(raw)
+    async with open_client(dsn) as client:
+        await client.enqueue(take, msgspec.Raw(raw))
+        await client.enqueue_many(take.request(msgspec.Raw(raw)) for _ in range(20))
+        found = await client.jobs(limit=100)
+    assert [job.args for job in found] == [{"value": meant}] * 21
+
+
+@pytest.mark.parametrize("raw", BAD_RAW.values(), ids=BAD_RAW)
+def test_raw_json_that_the_database_could_not_show_is_refused_where_it_is_given(raw: bytes) -> None:
+    client = SyncClient("host=127.0.0.1 port=1")
+    for given in (msgspec.Raw(raw), {"deep": [msgspec.Raw(raw)]}):
+        with pytest.raises(InvalidArguments):
+            take.request(given)
+        with pytest.raises(InvalidArguments):
+            client.enqueue("take", {"value": given})
+
+
+async def test_text_that_looks_like_a_fine_number_is_taken(dsn: str, window: Window) -> None:
+    text = "1e-20000 0." + "1" * 20_000
+    async with open_client(dsn) as client:
+        await client.enqueue(take, text)
+        (job,) = await client.jobs()
+    assert job.args == {"value": text}
+
+
+async def test_an_integer_that_sql_wrote_and_python_does_not_read_leaves_the_list_readable(
+    dsn: str, window: Window
+) -> None:
+    window.run("SELECT enqueue('take', ('{\"value\": 1' || repeat('0', 5000) || '}')::jsonb)")
+    async with open_client(dsn) as client:
+        (job,) = await client.jobs()
+    assert job.args["value"] == 10**5000
