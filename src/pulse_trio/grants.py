@@ -58,7 +58,16 @@ TABLES: Mapping[RoleKind, Mapping[str, str]] = {
 SEQUENCES: Mapping[RoleKind, tuple[str, ...]] = {"worker": ("job_id_seq",)}
 FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
     "producer": _ENQUEUE,
-    "worker": (*_ENQUEUE, "upkeep", "wake", "claim_limited", "tell_end", "batch_counts", "answer_stack"),
+    "worker": (
+        *_ENQUEUE,
+        "upkeep",
+        "wake",
+        "claim_limited",
+        "tell_end",
+        "batch_counts",
+        "answer_stack",
+        "stack_questions",
+    ),
     "operator": (
         *_ENQUEUE,
         "wake",

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import pickle
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.lowlevel
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
+from psycopg.sql import SQL, Identifier
 
 from pulse_trio import (
     Handlers,
@@ -21,7 +25,7 @@ from pulse_trio import (
     open_client,
 )
 from pulse_trio.client import waiting
-from pulse_trio.errors import InvalidArguments
+from pulse_trio.errors import DatabaseUnavailable, InvalidArguments
 from pulse_trio.postgres import TrioConnection
 from pulse_trio.sql import statement
 from support.stores import Window, claim, claim_one, end, open_store
@@ -29,7 +33,7 @@ from support.stores import Window, claim, claim_one, end, open_store
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from pulse_trio import Client
+    from pulse_trio import BatchResult, Client
 
 handlers = Handlers()
 on_trio = pytest.mark.parametrize("anyio_backend", ["trio"])
@@ -247,6 +251,135 @@ async def test_a_lost_listening_connection_is_made_again(dsn: str, window: Windo
         assert await waited(client, window, await client.enqueue(add, 1), result="2") == 2
 
 
+@contextmanager
+def nobody_may_connect(window: Window) -> Generator[None]:
+    """The database refuses new connections, and those of clients are cut off, until the block ends."""
+    name = window.value("SELECT current_database()")
+    with psycopg.connect(make_conninfo(window.dsn, dbname="postgres"), autocommit=True) as elsewhere:
+        elsewhere.execute(SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(Identifier(name)))
+        try:
+            window.run(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+            yield
+        finally:
+            elsewhere.execute(SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(Identifier(name)))
+
+
+async def test_a_wait_outlasts_every_lost_connection(dsn: str, window: Window) -> None:
+    async with open_client(dsn) as client:
+        refs = await client.enqueue_many(add.request(n) for n in range(30))
+        results: list[int] = []
+        ended: list[str] = []
+
+        async def wait(ref: JobRef[int]) -> None:
+            results.append(await ref.result())
+
+        async def see_it_cancelled(ref: JobRef[int]) -> None:
+            ended.append((await client.cancel(ref.id, wait=True)).state)
+
+        async with anyio.create_task_group() as tasks:
+            for ref in refs[1:]:
+                tasks.start_soon(wait, ref)
+            window.run(
+                "UPDATE job SET state = 2, attempt = 1, locked_by = 1, lease_until = now() + interval '1 hour' WHERE id = %s",
+                refs[0].id,
+            )
+            tasks.start_soon(see_it_cancelled, refs[0])
+            for _ in range(4):
+                await until_locks(window, 30)
+                with nobody_may_connect(window):
+                    pass
+            for ref in refs[1:]:
+                finish(window, ref.id, result="5")
+            window.run("UPDATE cancellation SET ended_at = now(), ended_as = 'cancelled'")
+        assert (results, ended) == ([5] * 29, ["cancelled"])
+
+
+async def test_a_look_that_the_database_refuses_is_made_again_within_the_limit(dsn: str, window: Window) -> None:
+    async with open_client(dsn) as client:
+        ref = await client.enqueue(add, 1)
+        look, refused = client._finished, 0
+
+        async def refusing(job_id: int) -> Any:
+            nonlocal refused
+            if refused < 3:
+                refused += 1
+                raise DatabaseUnavailable("gone")
+            return await look(job_id)
+
+        client._finished = refusing
+        with pytest.raises(DatabaseUnavailable, match="gone"):
+            await ref.wait(timeout=0)
+        assert await waited(client, window, ref, result="5") == 5
+        assert refused == 3
+        refused = -(10**6)
+        with pytest.raises(TimeoutError, match=r"within 0\.1 s\. The database could not be asked: gone"):
+            await ref.wait(timeout=0.1)
+
+
+async def test_a_batch_is_waited_for_through_lost_connections(dsn: str, window: Window) -> None:
+    async with open_client(dsn) as client:
+        async with client.batch() as batch:
+            ref = await batch.enqueue(add, 1)
+        found: list[BatchResult] = []
+
+        async def wait() -> None:
+            found.append(await batch.wait())
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await until_locks(window, 2)
+            with nobody_may_connect(window):
+                finish(window, ref.id, state=5, error="no")
+                window.run(
+                    "UPDATE batch SET finished_at = now(), total = 1, completed = 0, dead = 1, cancelled = 0, removed = 0"
+                )
+        assert [failure.job_id for failure in found[0].failures] == [ref.id]
+
+
+async def test_a_forged_notification_ends_no_wait(dsn: str, window: Window, never_polls: None) -> None:
+    channel = window.value("SELECT 'end_' || md5('pulse')")
+    async with open_client(dsn) as client:
+        ref = await client.enqueue(add, 1)
+        looks: list[int] = []
+        look = client._finished
+
+        async def counted(job_id: int) -> Any:
+            looks.append(job_id)
+            return await look(job_id)
+
+        client._finished = counted
+        results: list[int] = []
+
+        async def wait() -> None:
+            results.append(await ref.result(timeout=20))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await until_locks(window, 2)
+            for payload in (
+                "x",
+                "",
+                "-",
+                "--1",
+                "1e5",
+                "\N{FIRE}",
+                "9" * 30,
+                "\N{ARABIC-INDIC DIGIT ONE}",
+                f" {ref.id}",
+            ):
+                window.run("SELECT pg_notify(%s, %s)", channel, payload)
+            for _ in range(300):
+                window.run("SELECT pg_notify(%s, %s)", channel, str(ref.id))
+                await anyio.lowlevel.checkpoint()
+            assert results == []
+            assert len(looks) < 60
+            finish(window, ref.id, result="5")
+        assert results == [5]
+
+
 async def test_a_pooled_connection_holds_no_locks_and_polls(
     dsn: str, window: Window, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -374,6 +507,26 @@ def test_a_script_waits_by_asking(dsn: str, window: Window) -> None:
     finish(window, dead.id, state=5, error="no")
     with pytest.raises(JobFailed, match="is dead after 1 attempt"):
         client.result(dead.id)
+
+
+def test_a_script_waits_through_an_outage_that_begins_after_its_first_look(
+    dsn: str, window: Window, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = SyncClient(dsn)
+    done = client.enqueue(add, 1)
+    with nobody_may_connect(window), pytest.raises(DatabaseUnavailable):
+        client.wait(done.id)
+    outage = ExitStack()
+    pauses = iter([lambda: outage.enter_context(nobody_may_connect(window)), outage.close])
+
+    def instead_of_sleeping(seconds: float) -> None:
+        if (act := next(pauses, None)) is not None:
+            act()
+        else:
+            finish(window, done.id, result="3")
+
+    monkeypatch.setattr("pulse_trio.client.sync.time.sleep", instead_of_sleeping)
+    assert client.result(done.id) == 3
 
 
 def test_a_script_does_not_wait_inside_its_own_transaction(dsn: str) -> None:

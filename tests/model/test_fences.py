@@ -594,6 +594,8 @@ HARMLESS = {
     "prune_permits": "removes what claim_limited does not count",
     "retry_jobs()": "of live jobs it takes those with a moment to come, and a running one's has come",
     "ask_stack()": "a question",
+    "stack_questions()": "the open questions to a worker; its answer is fenced",
+    "cancel_requested": "a look at the row; the worker compares the fence",
     "answer_stack()": "an answer to a person's question, by request and session",
     "batch_counts()": "a count",
 }

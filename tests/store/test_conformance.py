@@ -573,7 +573,7 @@ async def test_a_question_where_a_job_is_is_answered_by_the_session_that_runs_it
 
     def on_notify(payload: str) -> None:
         heard.append(payload)
-        (asked if payload.startswith("stack ") else listening).set()
+        (asked if payload.startswith("look_for_stack ") else listening).set()
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(store.listen, on_notify)
@@ -581,12 +581,30 @@ async def test_a_question_where_a_job_is_is_answered_by_the_session_that_runs_it
         request = house.ask_stack(claimed.id)
         await asked.wait()
         nursery.cancel_scope.cancel()
-    assert f"stack {store.session} {request} {claimed.id}" in heard
+    assert f"look_for_stack {claimed.id}" in heard
+    assert await store.stack_questions([store.session]) == [(request, store.session, claimed.id)]
+    assert await store.stack_questions([other.session]) == []
     await other.answer_stack(request, other.session, "not mine")
     assert house.answer(request) is None
     await store.answer_stack(request, store.session, "here")
     await store.answer_stack(request, store.session, "later")
     assert house.answer(request) == "here"
+    assert await store.stack_questions([store.session]) == []
+
+
+async def test_the_row_says_which_attempt_is_to_be_cancelled_and_why(house: House, store: Store) -> None:
+    for _ in range(4):
+        house.enqueue()
+    asked, silent, untouched, waiting = await claim(store, house.queue)
+    await store.settle([end(waiting, "released")])
+    house.cancel(asked.id, "why")
+    house.cancel(asked.id, "again")
+    house.cancel(silent.id)
+    ids = [asked.id, silent.id, untouched.id, waiting.id, 2**62]
+    assert await store.requested(ids) == {
+        (asked.id, asked.attempt, store.session): "why",
+        (silent.id, silent.attempt, store.session): None,
+    }
 
 
 async def test_a_cancelled_jobs_reason_is_its_reports_else_the_requests(house: House, store: Store) -> None:

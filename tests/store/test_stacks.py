@@ -28,7 +28,8 @@ async def test_a_request_is_told_to_the_worker_that_runs_the_job_and_goes_with_i
     request = window.do(stacks.ask(job_id))
     payloads = [notify.payload for notify in window.connection.notifies(timeout=20, stop_after=1)]
     window.run("UNLISTEN pulse")
-    assert payloads == [f"stack {store.session} {request.id} {job_id}"]
+    assert payloads == [f"look_for_stack {job_id}"]
+    assert await store.stack_questions([store.session]) == [(request.id, store.session, job_id)]
     assert (request.kind, request.attempt, request.silent_for is not None) == ("k", 1, True)
     assert window.do(stacks.take(request)) is None
     await store.answer_stack(request.id, store.session, "here")

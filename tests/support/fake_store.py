@@ -124,6 +124,7 @@ class FakeDatabase:
         self.taken: set[str] = set()
         """Schedules that somebody else is firing."""
         self.stacks: dict[int, tuple[int, str | None]] = {}
+        self.questions: list[tuple[int, int, int]] = []
         """By request: the session that was asked, and its answer."""
         self.ids = count(1)
         self.new_session = count(1000)
@@ -186,9 +187,8 @@ class FakeDatabase:
         job = self.jobs[job_id]
         if job.state is State.RUNNING:
             job.cancelling, job.wished = True, job.wished or reason
-            said = "" if job.wished is None else f" {job.wished}"
             for listener in self.listeners if notify else ():
-                listener(f"cancel {job.session} {job.id} {job.attempt}{said}")
+                listener(f"look_for_cancel {job.id}")
         elif job.finished is None:
             job.finished, job.cancel_reason = next_state(job.state, Event.CANCEL), reason or "user"
 
@@ -211,8 +211,9 @@ class FakeDatabase:
         """Somebody asks where a running job is; returns the request."""
         request, session = len(self.stacks) + 1, self.jobs[job_id].session
         self.stacks[request] = (session, None)
+        self.questions.append((request, session, job_id))
         for listener in self.listeners:
-            listener(f"stack {session} {request} {job_id}")
+            listener(f"look_for_stack {job_id}")
         return request
 
     def expire(self, job_id: int) -> None:
@@ -514,6 +515,15 @@ class FakeStore:
                 ends.append(job.state)
         return Rescue(ends.count(State.AVAILABLE), ends.count(State.DEAD))
 
+    async def requested(self, job_ids: Sequence[int]) -> dict[tuple[int, int, int], str | None]:
+        await self._done("requested")
+        jobs = [self.database.jobs[i] for i in job_ids if i in self.database.jobs]
+        return {
+            (job.id, job.attempt, job.session): job.wished
+            for job in jobs
+            if job.cancelling and job.state is State.RUNNING
+        }
+
     async def record_delivered(self, claims: Sequence[Claim]) -> None:
         await self._done("record_delivered")
         for claim in claims:
@@ -521,11 +531,16 @@ class FakeStore:
             if job is not None and job.cancelling:
                 job.delivered = True
 
+    async def stack_questions(self, sessions: Sequence[int]) -> list[tuple[int, int, int]]:
+        await self._done("stack_questions")
+        return [asked for asked in self.database.questions if asked[1] in sessions]
+
     async def answer_stack(self, request: int, session: int, answer: str) -> None:
         await self._done("answer_stack")
         asked, found = self.database.stacks[request]
         if asked == session and found is None:
             self.database.stacks[request] = (session, answer)
+            self.database.questions = [asked for asked in self.database.questions if asked[0] != request]
 
     async def close_cancellations(self) -> None:
         await self._done("close_cancellations")

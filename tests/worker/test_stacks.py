@@ -71,11 +71,10 @@ async def test_a_question_about_another_workers_job_is_left_to_that_worker(paren
     job_id = parent.enqueue("parent")
     async with parent.working(grace=0):
         await trio.sleep(1)
-        own = parent.database.jobs[job_id].session
         parent.database.steal(job_id)
         assert await asked(parent, job_id) is None
         # It is still held here under the old session, until the next beat.
-        for payload in ("stack", "stack 1", "stack a b c", f"stack {own} 1 2 3"):
+        for payload in ("look_for_stack", "look_for_stack 1", "look_for_stack a b c", "stack 1 2 3"):
             for listener in parent.database.listeners:
                 listener(payload)
         await wait_all_tasks_blocked()

@@ -146,12 +146,13 @@ class Batch:
             raise UsageError(
                 "A client on a connection of yours cannot wait for batches: use open_client(dsn), and its using()."
             )
-        status = await self._means.waits.until(-self.id, self._finished, timeout, f"Batch {self.id}")
-        return BatchResult(status, await self._means.run_elsewhere(batches.failures(self.id)))
+        return await self._means.waits.until(-self.id, self._finished, timeout, f"Batch {self.id}")
 
-    async def _finished(self) -> BatchStatus | None:
-        done = await self._means.run_elsewhere(batches.finished(self.id))
-        return await self._means.run_elsewhere(batches.status(self.id)) if done else None
+    async def _finished(self) -> BatchResult | None:
+        run = self._means.run_elsewhere
+        if not await run(batches.finished(self.id)):
+            return None
+        return BatchResult(await run(batches.status(self.id)), await run(batches.failures(self.id)))
 
     async def cancel(self, *, reason: str | None = None) -> int:
         """Cancels what is left: jobs that wait at once, running ones are told. Returns how many of either. The batch stays as

@@ -11,7 +11,7 @@ import anyio
 import psycopg
 import sniffio
 
-from ..errors import UnknownJob, UsageError
+from ..errors import DatabaseUnavailable, UnknownJob, UsageError
 from ..handlers import queue_limits
 from ..postgres import (
     AsyncioPool,
@@ -302,7 +302,11 @@ class Client:
             if not still_running(results):
                 break
             await anyio.sleep(pause)
-            results = as_ended(results, await self._run(cancelling.ended(results)))
+            try:
+                ends = await self._run(cancelling.ended(results))
+            except DatabaseUnavailable:
+                continue  # the request is in the ledger: the wait goes on when the database answers again
+            results = as_ended(results, ends)
         return results
 
     async def retry_many(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 import psycopg
 
-from ..errors import UsageError
+from ..errors import DatabaseUnavailable, UsageError
 from ..handlers import queue_limits
 from ..postgres import adapt, connect_sync
 from ..states import FINISHED
@@ -127,20 +127,34 @@ class SyncClient:
     def wait(self, job_id: int, timeout: float | None = None) -> operations.JobRecord:
         """Waits until a job is finished, by asking: after 10 ms, then ever more seldom, to every half second. Returns the job.
 
-        Raises `UnknownJob`, `TimeoutError` after `timeout` seconds, and `UsageError` on a connection of the caller's that is
-        not in autocommit mode or stands in a transaction: the job would be waited for inside of it.
+        A database that becomes unavailable meanwhile is waited for, except on a connection of the caller's, which cannot be
+        made again. Raises `DatabaseUnavailable` when the first question cannot be asked, `UnknownJob`, `TimeoutError` after
+        `timeout` seconds, and `UsageError` on a connection of the caller's that is not in autocommit mode or stands in a
+        transaction: the job would be waited for inside of it.
         """
         give_up = None if timeout is None else time.monotonic() + timeout
         pause = 0.01
+        asked = False
         while True:
             self._refuse_to_wait_in_a_transaction()
-            found = self.job(job_id)
-            if found.state in FINISHED:
-                return found
+            lost: DatabaseUnavailable | None = None
+            try:
+                found = self.job(job_id)
+            except DatabaseUnavailable as error:
+                if not asked or not isinstance(self._source, str):
+                    raise
+                lost = error
+            else:
+                if found.state in FINISHED:
+                    return found
+            asked = True
             if give_up is not None:
                 left = give_up - time.monotonic()
                 if left <= 0:
-                    raise TimeoutError(f"Job {job_id} did not finish within {timeout:g} s.")
+                    said = f"Job {job_id} did not finish within {timeout:g} s."
+                    raise TimeoutError(
+                        said if lost is None else f"{said} The database could not be asked: {lost}"
+                    ) from lost
                 pause = min(pause, left)
             time.sleep(pause)
             pause = min(pause * 2, 0.5)
@@ -191,7 +205,13 @@ class SyncClient:
             if not still_running(results):
                 break
             time.sleep(pause)
-            results = as_ended(results, self.run(cancelling.ended(results)))
+            try:
+                ends = self.run(cancelling.ended(results))
+            except DatabaseUnavailable:
+                if not isinstance(self._source, str):
+                    raise
+                continue  # the request is in the ledger: the wait goes on when the database answers again
+            results = as_ended(results, ends)
         return results
 
     def _in_transaction(self) -> bool:

@@ -44,6 +44,8 @@ _UNTOLD = 0.5
 """Seconds between two questions: the first, and the longest for a wait that will be told and for one that will not."""
 _LINGER = 1.0
 """Seconds for which locks of waits that are over are kept: the next wait then drops them in passing."""
+_VAIN = (0.002, 0.25)
+"""Seconds between two looks after the second that a notification caused and that found nothing, and at most."""
 _ARMING = 1.0
 """Seconds a waiter waits for its lock before it looks; polling is behind it anyway."""
 
@@ -91,23 +93,40 @@ class Waits:
         self._dozing: anyio.CancelScope | None = None
 
     async def until(self, key: int, look: Callable[[], Awaitable[T | None]], limit: float | None, name: str) -> T:
-        """What `look` finds, as soon as it finds anything. Raises what it raises, and `TimeoutError` after `limit` seconds."""
+        """What `look` finds, as soon as it finds anything. Raises what it raises, and `TimeoutError` after `limit` seconds.
+
+        A database that is unavailable is waited for as the job is: `look` is asked again, at first after 0.1 s and later after
+        up to 4 s. Only a limit of 0, which looks once, raises `DatabaseUnavailable`.
+        """
         if limit is not None and not 0 <= limit < math.inf:
             raise InvalidArguments(f"timeout must be seconds from 0 on, or None to wait for ever; got {limit!r}.")
         if limit == 0:
             found = await look()
             if found is not None:
                 return found
+        lost: DatabaseUnavailable | None = None
+        failures = vain = 0
         with anyio.move_on_after(limit), self._waiting(key) as wait:
             with anyio.move_on_after(_ARMING):
                 await wait.armed.wait()
             while True:
                 news = wait.news
-                found = await look()
+                try:
+                    found = await look()
+                except DatabaseUnavailable as error:
+                    lost = error
+                    await anyio.sleep(backoff(failures))
+                    failures += 1
+                    continue
                 if found is not None:
                     return found
+                lost, failures = None, 0
                 await news.wait()
-        raise TimeoutError(f"{name} did not finish within {limit:g} s.")
+                # Every role may notify. Forged ends cost reads that find nothing, and each such read delays the next.
+                await anyio.sleep(min(_VAIN[0] * 2**vain, _VAIN[1]) if vain else 0)
+                vain = min(vain + 1, 10)
+        said = f"{name} did not finish within {limit:g} s."
+        raise TimeoutError(said if lost is None else f"{said} The database could not be asked: {lost}") from lost
 
     @contextmanager
     def _waiting(self, key: int) -> Generator[_Wait]:
@@ -167,8 +186,10 @@ class Waits:
                 # Nobody needs to know: polling goes on meanwhile, and says what is wrong with the database if anything is.
                 failures = 0 if self._held else failures + 1
                 self._deafen()
-                if not self._waits:
-                    self._changed = anyio.Event()
+                self._changed = anyio.Event()
+                if self._waits:
+                    # Without this the waits that go on would poll until another wait began.
+                    self._changed.set()
                 await anyio.sleep(backoff(failures))
 
     def _deafen(self) -> None:
@@ -196,7 +217,7 @@ class Waits:
             with anyio.CancelScope(deadline=self._stale_until()) as self._hearing:
                 if not self._changed.is_set():
                     async for note in connection.notifies():
-                        self._tell([int(note.payload)])
+                        self._tell(_ended(note.payload))
             self._hearing = None
 
     async def _hold(self, connection: psycopg.AsyncConnection[Any]) -> None:
@@ -251,6 +272,12 @@ class Waits:
             # Ours to survive, and the waiters' to hear: they look, and get the same.
             ended = due
         self._tell(ended)
+
+
+def _ended(payload: str) -> list[int]:
+    """The job or batch that a notification names; none if it names nothing, as one that a stranger sent may."""
+    digits = payload.removeprefix("-")
+    return [int(payload)] if digits.isascii() and digits.isdigit() and len(digits) < 20 else []
 
 
 @asynccontextmanager

@@ -632,12 +632,32 @@ class WorkerStore:
 
     # Cancelling
 
+    async def requested(self, job_ids: Sequence[int]) -> dict[tuple[int, int, int], str | None]:
+        """Of these jobs, the running attempts whose cancellation was asked for, each with the reason that was given."""
+        async with self._using(self._settles) as connection:
+            cursor = await connection.execute(
+                statement("cancel_requested", self._schema), {"ids": numbers(job_ids)}, prepare=True
+            )
+            return {(row[0], row[1], row[2]): row[3] for row in await cursor.fetchall()}
+
     async def record_delivered(self, claims: Sequence[Claim]) -> None:
         """Notes in the ledger that the cancellations of these jobs have reached their handlers."""
         async with self._using(self._settles) as connection:
             fences = _fences(claims)
             del fences["sessions"]
             await connection.execute(statement("cancel_delivered", self._schema), fences, prepare=True)
+
+    async def stack_questions(self, sessions: Sequence[int]) -> list[tuple[int, int, int]]:
+        """The open questions to these sessions where a job is: (request, session, job id)."""
+        try:
+            async with self._using(self._settles) as connection:
+                cursor = await connection.execute(
+                    statement("stack_questions", self._schema), {"sessions": numbers(sessions)}
+                )
+                return cast("list[tuple[int, int, int]]", await cursor.fetchall())
+        except psycopg.errors.InsufficientPrivilege as error:
+            # A role from before this function: not the end of a worker. See: pulse-trio grants
+            raise DatabaseUnavailable(f"this worker cannot answer: {error}") from error
 
     async def answer_stack(self, request: int, session: int, answer: str) -> None:
         """Answers a request where a job is; `answer` in at most 64 KiB."""

@@ -1,10 +1,14 @@
 """Brings requests for cancellation to the jobs they are about, and notes in the ledger that they have arrived.
 
-A request comes by notification within milliseconds, or with the job's next beat; whichever is second finds it done. It may also
-come before the claim it is about, when a job is cancelled while the reply to its claim is on the way: it is kept for a while,
-and `Leases` finds it there when the job begins.
+A request reaches the worker by notification within milliseconds, or with the job's next beat; the second finds it done.
+**A notification is a hint to look, never an order**: every role that may connect can send one, so what it says is only which
+job's row to read. The row and its ledger decide. Rows are read only for jobs that run here, all of them in one statement.
 
-Requests are heard by every worker and looked up together: one walk over what is held, however many there are.
+A notification may also come before the claim it is about, when a job is cancelled while the reply to its claim is on the
+way. Its id is kept for a while, and the row is read when the job begins.
+
+Forged notifications cost reads that find nothing. Each such read doubles the pause before the next, up to a quarter of a
+second, and what is remembered between two reads is bounded; beyond the bound the next beat brings the request.
 """
 
 from __future__ import annotations
@@ -27,40 +31,45 @@ if TYPE_CHECKING:
     from .held import Fence, Held
 
 _EARLY = 10.0
-"""Seconds for which a request is kept whose job is not here: it has just ended, or its claim is on the way."""
+"""Seconds for which the id of a job is kept that does not run here: it has just ended, or its claim is on the way."""
+_REMEMBERED = 10_000
+"""Ids that are kept at most, of either sort. A real fleet has a few; a flood of forged ones must not fill the memory."""
+_VAIN = (0.005, 0.25)
+"""Seconds between two reads after one that found nothing, and at most."""
 
 
 class LedgerStore(Protocol):
+    async def requested(self, job_ids: Sequence[int]) -> dict[Fence, str | None]: ...
+
     async def record_delivered(self, claims: Sequence[Claim]) -> None: ...
 
 
 class Cancellations:
-    """`held()` is everything this worker holds, `session()` the session it claims under."""
+    """`held()` is everything this worker holds."""
 
     def __init__(
         self,
         store: LedgerStore,
         *,
         held: Callable[[], Iterable[Held]],
-        session: Callable[[], int],
         backoff: Callable[[int], float],
         observer: Observer,
     ) -> None:
         self._store = store
         self._held = held
-        self._session = session
         self._backoff = backoff
         self._observer = observer
-        self._heard: dict[Fence, str | None] = {}
+        self._heard: set[int] = set()
         self._reached: list[Claim] = []
         self._news = Signal()
         self._to_record = Signal()
-        self.early: dict[Fence, str | None] = {}
+        self.early: set[int] = set()
         self._forget_at = math.inf
 
-    def heard(self, fence: Fence, message: str | None) -> None:
-        """A notification; the job may be any worker's."""
-        self._heard[fence] = message
+    def heard(self, job_id: int) -> None:
+        """A notification about a job, or a job that begins was heard of before; the job may be any worker's."""
+        if len(self._heard) < _REMEMBERED:
+            self._heard.add(job_id)
         self._news.give()
 
     def reach(self, held: Held, message: str | None) -> None:
@@ -80,21 +89,36 @@ class Cancellations:
             nursery.start_soon(self._record)
 
     async def _look(self) -> None:
+        vain = 0
         while True:
             with trio.CancelScope(deadline=self._forget_at):
                 await self._news.wait()
             if trio.current_time() >= self._forget_at:
                 self.early.clear()
                 self._forget_at = math.inf
-            heard, self._heard = self._heard, {}
-            for held in list(self._held()):
-                fence = fence_of(held.claim)
-                if fence in heard:
-                    self.reach(held, heard.pop(fence))
-            session = self._session()
-            self.early.update({fence: message for fence, message in heard.items() if fence[2] == session})
-            if self.early:
-                self._forget_at = min(self._forget_at, trio.current_time() + _EARLY)
+            heard, self._heard = self._heard, set()
+            meant = {fence_of(held.claim): held for held in self._held() if held.claim.id in heard and not held.asked}
+            self._keep(heard.difference(fence[0] for fence in meant))
+            if not meant:
+                continue
+            try:
+                requested = await self._store.requested(sorted({fence[0] for fence in meant}))
+            except DatabaseUnavailable:
+                # The settler says so: it has the same connection. The beats bring the requests when it is back.
+                continue
+            for fence, message in requested.items():
+                if fence in meant:
+                    self.reach(meant[fence], message)
+            if requested:
+                vain = 0
+            else:
+                await trio.sleep(min(_VAIN[0] * 2**vain, _VAIN[1]))
+                vain = min(vain + 1, 10)
+
+    def _keep(self, unknown: set[int]) -> None:
+        if unknown and len(self.early) < _REMEMBERED:
+            self.early |= unknown
+            self._forget_at = min(self._forget_at, trio.current_time() + _EARLY)
 
     async def _record(self) -> None:
         failures = 0

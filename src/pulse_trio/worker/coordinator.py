@@ -190,7 +190,6 @@ class Worker:
         self._cancellations = Cancellations(
             self._store,
             held=lambda: self._leases.held,
-            session=lambda: self._store.session,
             backoff=backoff,
             observer=self._observer,
         )
@@ -200,6 +199,7 @@ class Worker:
             proven_for=s.lease - s.margin,
             on_asked=self._cancellations.reach,
             early=self._cancellations.early,
+            on_early=self._cancellations.heard,
             observer=self._observer,
         )
         self._stacks = Stacks(

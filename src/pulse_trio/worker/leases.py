@@ -17,7 +17,6 @@ import trio
 
 from ..errors import DatabaseUnavailable
 from ..observe import DatabaseFound, DatabaseLost
-from .held import fence_of
 from .signal import Signal
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from ..jobs import Claim
     from ..observe import Observer
     from ..store import Beat
-    from .held import Fence, Held
+    from .held import Held
 
 _AT_ONCE = 1000
 """Leases renewed by one statement."""
@@ -41,8 +40,8 @@ class BeatStore(Protocol):
 class Leases:
     """Holds the leases of one worker. Times in seconds: `heartbeat` between beats, `proven_for` = lease - margin.
 
-    `on_asked(held, message)`: a beat brought a request for the job's cancellation. `early` has the requests that came before
-    the claims they are about, by fence; they are taken out here.
+    `on_asked(held, message)`: a beat brought a request for the job's cancellation. `early` has the ids of jobs for which a
+    notification came before the claim; they are taken out here, and `on_early(job_id)` has their rows read.
     """
 
     def __init__(
@@ -52,7 +51,8 @@ class Leases:
         heartbeat: float,
         proven_for: float,
         on_asked: Callable[[Held, str | None], None],
-        early: dict[Fence, str | None],
+        early: set[int],
+        on_early: Callable[[int], None],
         observer: Observer,
     ) -> None:
         self._store = store
@@ -60,6 +60,7 @@ class Leases:
         self._proven_for = proven_for
         self._on_asked = on_asked
         self._early = early
+        self._on_early = on_early
         self._observer = observer
         self._held: dict[Claim, Held] = {}
         self._lost: dict[Claim, Held] = {}
@@ -85,10 +86,9 @@ class Leases:
         if not self._held:
             self._added.give()
         self._held[held.claim] = held
-        if self._early:
-            fence = fence_of(held.claim)
-            if fence in self._early:
-                self._on_asked(held, self._early.pop(fence))
+        if self._early and held.claim.id in self._early:
+            self._early.discard(held.claim.id)
+            self._on_early(held.claim.id)
 
     def remove(self, claim: Claim) -> None:
         """The attempt is settled, or was lost and has ended: nothing to keep."""

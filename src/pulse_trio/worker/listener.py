@@ -13,8 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..observe import Observer
-    from .held import Fence
-    from .stacks import StackAsked
+
+CANCEL = "look_for_cancel"
+"""`look_for_cancel ID`. No queue's name has a space."""
+STACK = "look_for_stack"
+"""`look_for_stack ID`."""
 
 
 class ListenStore(Protocol):
@@ -22,17 +25,19 @@ class ListenStore(Protocol):
 
 
 class Listener:
-    """`on_notify(queue)` for each wake-up, and with "" whenever it begins to listen (something may have been
-    missed); `on_cancel(fence, message)` for each request to cancel a running job, any worker's;
-    `on_stack(request)` for each question where one is; `on_deaf()` when it cannot."""
+    """Calls, for each notification: `on_notify(queue)` for a wake-up, and with "" whenever it begins to listen (something
+    may have been missed); `on_cancel(job_id)` when a running job's cancellation was asked for, any worker's; `on_stack()`
+    when there is a question where a job is. `on_deaf()` when it cannot listen.
+
+    Every role that may connect can notify, so each is a hint to look, and one that cannot be read is ignored."""
 
     def __init__(
         self,
         store: ListenStore,
         *,
         on_notify: Callable[[str], None],
-        on_cancel: Callable[[Fence, str | None], None],
-        on_stack: Callable[[StackAsked], None],
+        on_cancel: Callable[[int], None],
+        on_stack: Callable[[], None],
         on_deaf: Callable[[], None],
         backoff: Callable[[int], float],
         observer: Observer,
@@ -63,33 +68,15 @@ class Listener:
         if self._failures:
             self._failures = 0
             self._observer.emit(DatabaseFound("listener"))
-        if " " not in payload:
+        word, _, rest = payload.partition(" ")
+        if not rest:
             self._on_notify(payload)
-        elif (request := _request(payload)) is not None:
-            self._on_cancel(*request)
-        elif (asked := _question(payload)) is not None:
-            self._on_stack(asked)
+        elif word == CANCEL and (job_id := _id(rest)) is not None:
+            self._on_cancel(job_id)
+        elif word == STACK:
+            self._on_stack()
 
 
-def _request(payload: str) -> tuple[Fence, str | None] | None:
-    """`cancel SESSION ID ATTEMPT [REASON]`. No queue's name has a space; what else has one is not for us."""
-    word, *rest = payload.split(" ", 4)
-    if word != "cancel" or len(rest) < 3:
-        return None
-    try:
-        session, job_id, attempt = map(int, rest[:3])
-    except ValueError:
-        return None
-    return (job_id, attempt, session), rest[3] if len(rest) > 3 else None
-
-
-def _question(payload: str) -> StackAsked | None:
-    """`stack SESSION REQUEST ID`."""
-    word, *rest = payload.split(" ")
-    if word != "stack" or len(rest) != 3:
-        return None
-    try:
-        session, request, job_id = map(int, rest)
-    except ValueError:
-        return None
-    return session, request, job_id
+def _id(text: str) -> int | None:
+    """A job's id, as it stands in a notification: digits, and no more of them than a bigint has."""
+    return int(text) if len(text) < 20 and text.isascii() and text.isdigit() else None

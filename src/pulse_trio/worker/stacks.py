@@ -1,12 +1,15 @@
 """Answers where the jobs of this worker are, when somebody asks (`pulse-trio stack`).
 
-The question comes by notification, and a text is the answer: made here, on the loop, so that nothing moves meanwhile. An
-answer that cannot be written is dropped: whoever asked is told that the worker is silent, and asks again.
+A notification says that there is a question; the questions to this worker's sessions are rows, read from the database. So a
+forged notification costs one read, and the next waits a while. The answer is made here, on the loop, so that nothing moves
+meanwhile. An answer that cannot be written is dropped: the asking program reports a silent worker, and may ask again.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
+
+import trio
 
 from ..errors import DatabaseUnavailable
 from ..states import storable
@@ -14,17 +17,21 @@ from .signal import Signal
 from .stack import LIMIT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from .held import Held
 
 StackAsked = tuple[int, int, int]
-"""(session, request, job id)."""
+"""(request, session, job id)."""
 
 _CUT = "\n... (there is more)"
+_VAIN = (0.005, 0.25)
+"""Seconds between two reads after one that found no question, and at most."""
 
 
 class AnswerStore(Protocol):
+    async def stack_questions(self, sessions: Sequence[int]) -> list[StackAsked]: ...
+
     async def answer_stack(self, request: int, session: int, answer: str) -> None: ...
 
 
@@ -44,30 +51,32 @@ class Stacks:
         self._held = held
         self._session = session
         self._stack_of = stack_of
-        self._heard: list[StackAsked] = []
         self._news = Signal()
 
-    def heard(self, asked: StackAsked) -> None:
-        """A notification; the job may be any worker's."""
-        self._heard.append(asked)
+    def heard(self) -> None:
+        """A notification; the question may be to any worker."""
         self._news.give()
 
     async def run(self) -> None:
         """Answers until cancelled."""
+        vain = 0
         while True:
             await self._news.wait()
-            while self._heard:
-                session, request, job_id = self._heard.pop(0)
-                if (answer := self._answer(session, job_id)) is None:
-                    continue
-                try:
-                    await self._store.answer_stack(request, session, answer)
-                except DatabaseUnavailable:
-                    # The settler says so: it has the same connection.
-                    continue
+            sessions = {held.claim.session for held in self._held()} | {self._session()}
+            try:
+                asked = await self._store.stack_questions(sorted(sessions))
+                for request, session, job_id in asked:
+                    await self._store.answer_stack(request, session, self._answer(session, job_id))
+            except DatabaseUnavailable:
+                # The settler says so: it has the same connection.
+                continue
+            if asked:
+                vain = 0
+            else:
+                await trio.sleep(min(_VAIN[0] * 2**vain, _VAIN[1]))
+                vain = min(vain + 1, 10)
 
-    def _answer(self, session: int, job_id: int) -> str | None:
-        """What is to be said of a job; None if it is another worker's."""
+    def _answer(self, session: int, job_id: int) -> str:
         for held in self._held():
             if held.claim.id == job_id and held.claim.session == session:
                 # With an outcome and no nursery nothing of it runs any more.
@@ -75,9 +84,7 @@ class Stacks:
                 return (
                     not ended and _capped(self._stack_of(held))
                 ) or "its handler has ended; the report is on its way"
-        if session == self._session():
-            return "the job has just ended, or is about to begin"
-        return None
+        return "the job has just ended, or is about to begin"
 
 
 def _capped(text: str) -> str:
