@@ -61,7 +61,8 @@ def stage(databases: Databases) -> Generator[Stage]:
 
 ENQUEUING = {"reserve", "enqueue", "enqueue_many", "enqueue_unique"}
 READING = {
-    "attempts", "batch_failures", "batch_finished", "batch_live", "batch_status", "batch_unfinished", "cancel_ended", "cancel_requested",
+    "attempts", "batch_failures", "batch_finished", "batch_live", "batch_status", "batch_unfinished", "cancel_ended",
+    "cancel_requested",
     "cancel_ledger", "count_by_state", "doctor_put_back", "doctor_storage", "ended", "job",
     "jobs", "limits_of_queue", "matching_jobs", "paused_kinds", "queues", "retentions", "running_of", "schedule_clock",
     "schedule_fires", "schedule_next", "schedules", "sessions_of", "settled", "slots", "suspects_due", "transaction_done",
