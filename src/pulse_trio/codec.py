@@ -62,6 +62,7 @@ class AeadCodec:
 
     def __init__(self, keys: Mapping[str, bytes], current: str, *, accept_plain: bool = True) -> None:
         try:
+            from cryptography.exceptions import InvalidTag
             from cryptography.hazmat.primitives.ciphers.aead import AESGCM
         except ImportError:
             raise ConfigurationError(
@@ -76,6 +77,8 @@ class AeadCodec:
                 )
         if current not in keys:
             raise ConfigurationError(f"The current key {current!r} is not one of {', '.join(sorted(keys)) or 'none'}.")
+        # Kept, and not imported when a payload is bad: by then the process may have no file descriptor left.
+        self._invalid = InvalidTag
         self._ciphers = {name: AESGCM(key) for name, key in keys.items()}
         self._current = current
         self._accept_plain = accept_plain
@@ -104,13 +107,11 @@ class AeadCodec:
                 f"The payload of {kind!r} job {job_id} is encoded with the key {envelope.codec[:64]!r}, and this program has "
                 f"{', '.join(sorted(self._ciphers))}. Give its codec that key; the job is tried again."
             )
-        from cryptography.exceptions import InvalidTag
-
         context = _context(envelope.codec, kind, job_id if envelope.bound else None)
         try:
             sealed = b64decode(envelope.data, validate=True)
             return cipher.decrypt(sealed[:_NONCE], sealed[_NONCE:], context)
-        except (InvalidTag, ValueError):
+        except (self._invalid, ValueError):
             raise CodecError(
                 f"The payload of {kind!r} job {job_id} was changed or belongs to another job, or the key {envelope.codec!r} "
                 "is not the one it was encoded with."

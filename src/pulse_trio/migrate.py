@@ -42,12 +42,22 @@ def migrations_folder() -> Path:
 
 
 def known_migrations() -> list[Migration]:
-    """Every migration this version of pulse-trio ships, in order."""
+    """Every migration this version of pulse-trio ships, in order.
+
+    As they were when this module was imported: another version may be installed over this one while it runs, and a
+    process may run out of file descriptors."""
+    return list(_KNOWN)
+
+
+def _read() -> list[Migration]:
     found: list[Migration] = []
     for path in sorted(migrations_folder().glob("[0-9]*_*.sql")):
         version, _, name = path.stem.partition("_")
         found.append(Migration(int(version), name, path.read_text(encoding="utf-8")))
     return found
+
+
+_KNOWN = _read()
 
 
 def migration_sql(schema: str = "pulse") -> str:

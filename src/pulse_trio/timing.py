@@ -11,6 +11,7 @@ twice. Everything else (`0 * * * *`, `*/15 * * * *`) goes by real time: every ho
 from __future__ import annotations
 
 import difflib
+import errno
 import itertools
 from collections import deque
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ MOST_CAUGHT_UP = 1000
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SHORTEST, LONGEST = timedelta(seconds=1), timedelta(days=3650)
 _MAX_EXPRESSION = 256
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""A zone's file could not be opened for want of something: that says nothing about the zone."""
 _FIELDS = {
     "second": "0-59",
     "minute": "0-59",
@@ -170,7 +173,9 @@ def _zone_of(name: object) -> tzinfo:
         raise ConfigurationError(f"timezone must be a name like 'Europe/Berlin', got {name!r}.")
     try:
         return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError):
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        if isinstance(error, OSError) and error.errno in _EXHAUSTED:
+            raise
         known = {zone.lower(): zone for zone in available_timezones()}
         near = [known[key] for key in difflib.get_close_matches(name.lower(), known, n=3)]
         hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else " It looks like 'Europe/Berlin'."

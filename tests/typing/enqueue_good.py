@@ -81,7 +81,26 @@ def in_a_thread_with_job(job: Job, path: str) -> int:
     return job.id + len(path)
 
 
+@handlers.job
+def bare_in_a_thread(path: str, width: int = 100) -> int:
+    return width + len(path)
+
+
+@handlers.job
+def bare_in_a_thread_with_job(job: Job, path: str) -> str:
+    return path
+
+
+@handlers.job(queue="mail")
+async def optioned_without_job(n: int) -> int:
+    return n
+
+
 async def enqueue(client: Client) -> None:
+    assert_type(await client.enqueue(bare_in_a_thread, "a.png", width=3), JobRef[int])
+    assert_type(await (await client.enqueue(bare_in_a_thread_with_job, "a.png")).result(), str)
+    assert_type(await client.enqueue(optioned_without_job, 3), JobRef[int])
+    assert_type(bare_in_a_thread.request("a.png"), JobRequest)
     assert_type(await client.enqueue(send_welcome, 42), JobRef[str])
     assert_type(await client.enqueue(send_welcome, user_id=42, template="vip"), JobRef[str])
     ref = await client.enqueue(send_welcome.options(queue="slow", delay=60, priority=5, unique_key="u42"), 42)

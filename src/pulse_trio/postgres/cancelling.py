@@ -28,6 +28,7 @@ from psycopg import errors as e
 from psycopg.rows import Row, tuple_row
 from psycopg.waiting import Ready, Wait
 
+from pulse_trio.postgres.connecting import in_thread
 from pulse_trio.postgres.contract import WaitTimeout, closes_a_cursor, ready_now, waits_for_news
 from pulse_trio.postgres.lock import HandoverLock
 from pulse_trio.postgres.shield import CLEANUP_SECONDS, Mode, bounded_shield, current_mode, running_in
@@ -217,7 +218,8 @@ class CancellableConnection(AsyncConnection[Row]):
         if capabilities.has_cancel_safe():
             await drive_connecting(self._cancel_gen())
         else:  # libpq before 17 only knows how to do it blocking, and in clear text
-            await trio.to_thread.run_sync(self.pgconn.get_cancel().cancel, abandon_on_cancel=True)
+            cancelling = self.pgconn.get_cancel()
+            await in_thread(lambda _: cancelling.cancel(), None)
 
     async def _try_cancel(self, *, timeout: float = 5.0) -> None:
         with running_in(Mode.SETTLE):

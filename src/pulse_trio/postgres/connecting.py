@@ -7,6 +7,7 @@ like psycopg itself, we make one attempt per address.
 
 from __future__ import annotations
 
+import codecs
 import warnings
 from typing import TYPE_CHECKING, TypeVar
 
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
     from psycopg.pq.abc import PGconn
 
 C = TypeVar("C")
+T = TypeVar("T")
+
+# Host names are encoded so, by a module that Python imports at the first one: when a connection is lost the process may have no
+# file descriptor left to read it.
+codecs.lookup("idna")
 
 
 async def connect_to_first(start: Callable[[str], PQGenConn[C]], params: ConnDict) -> C:
@@ -54,8 +60,26 @@ async def resolve(params: ConnDict) -> list[ConnDict]:
     Only host names cost a thread (349 µs); the thread is abandoned on cancellation.
     """
     if _has_names(params):
-        return await trio.to_thread.run_sync(conninfo_attempts, params, abandon_on_cancel=True)
+        return await in_thread(conninfo_attempts, params)
     return conninfo_attempts(params)
+
+
+async def in_thread(call: Callable[[T], C], value: T) -> C:
+    """Calls it in a thread, which is abandoned on cancellation. Where the system refuses a thread (it has no room for one),
+    that is an operation that failed: raises `psycopg.OperationalError`, and whoever connects may try again."""
+    ran = False
+
+    def running() -> C:
+        nonlocal ran
+        ran = True
+        return call(value)
+
+    try:
+        return await trio.to_thread.run_sync(running, abandon_on_cancel=True)
+    except (RuntimeError, MemoryError) as error:
+        if ran:
+            raise
+        raise e.OperationalError(f"the system refused a thread: {error}") from error
 
 
 def _has_names(params: ConnDict) -> bool:

@@ -703,8 +703,11 @@ class WorkerStore:
         try:
             async with self._using(self._watch, patience=patience) as connection:
                 yield connection
+        except OSError as error:
+            # No file descriptor or no memory for a time zone's file: it may be there at the next try.
+            raise DatabaseUnavailable(f"this worker cannot fire schedules now: {error}") from error
         except (psycopg.errors.InsufficientPrivilege, UsageError) as error:
-            # Not the end of a worker: somebody else may fire. The scheduler says it, and tries again.
+            # Not the end of a worker: another may fire. The scheduler says it, and tries again.
             raise DatabaseUnavailable(f"this worker cannot fire schedules: {error}") from error
 
     # Waking

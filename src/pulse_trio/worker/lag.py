@@ -48,7 +48,14 @@ class LagMonitor:
         """Watches until cancelled."""
         token, loop = trio.lowlevel.current_trio_token(), threading.get_ident()
         # Not waited for at the end: it touches nothing but the two events, and does not keep the process.
-        threading.Thread(target=self._watch, args=(token, loop), name="pulse-trio lag", daemon=True).start()
+        watch = threading.Thread(target=self._watch, args=(token, loop), name="pulse-trio lag", daemon=True)
+        try:
+            watch.start()
+        except (RuntimeError, MemoryError) as error:
+            # Jobs run without it; the system had no room for a thread.
+            logger.warning(
+                "no handler that blocks the event loop will be named: the system refused a thread (%s)", error
+            )
         try:
             await trio.sleep_forever()
         finally:

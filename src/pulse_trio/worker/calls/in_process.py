@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -256,7 +257,9 @@ def _name(number: int) -> str:
 async def start_child(lifeline: int) -> ChildProcess:
     """A new child, with the modules' search path of this process."""
     ours, theirs = socket.socketpair()
-    with theirs:
+    # Closed whatever happens: a system that refuses a process (no memory, no file descriptors) refuses many.
+    with theirs, ExitStack() as unless_started:
+        unless_started.callback(ours.close)
         process = await trio.lowlevel.open_process(
             [sys.executable, "-c", _START, str(theirs.fileno()), str(lifeline)],
             stdin=subprocess.DEVNULL,
@@ -265,6 +268,7 @@ async def start_child(lifeline: int) -> ChildProcess:
             # A terminal's Ctrl-C is for the worker; and what the child starts can be killed with it.
             start_new_session=True,
         )
+        unless_started.pop_all()
     return ChildProcess(process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
 
 
