@@ -37,8 +37,10 @@ TABLES: Mapping[RoleKind, Mapping[str, str]] = {
     "worker": {
         "SELECT": f"migration, maintenance, paused_kind, job_archive_default, {_VIEWS}",
         "SELECT, INSERT": "job_archive",
-        "SELECT, INSERT, UPDATE": "attempt, session, queue",
-        "SELECT, UPDATE": "cancellation",
+        "SELECT, INSERT, UPDATE": "session, queue",
+        # Policies say which rows (migrations/0012_rights.sql).
+        "SELECT, INSERT, UPDATE (error)": "attempt",
+        "SELECT, UPDATE (delivered_at, ended_at, ended_as)": "cancellation",
         "SELECT, INSERT, UPDATE, DELETE": (
             "job, permit, bucket, progress, batch, batch_job, schedule, schedule_fire, schedule_declaration"
         ),
