@@ -38,7 +38,7 @@ TABLES: Mapping[RoleKind, Mapping[str, str]] = {
         "SELECT": f"migration, maintenance, paused_kind, job_archive_default, {_VIEWS}",
         "SELECT, INSERT": "job_archive",
         "SELECT, INSERT, UPDATE": "session, queue",
-        # Policies say which rows (migrations/0012_rights.sql).
+        # Policies say which rows (migrations/0013_rights.sql).
         "SELECT, INSERT, UPDATE (error)": "attempt",
         "SELECT, UPDATE (delivered_at, ended_at, ended_as)": "cancellation",
         "SELECT, INSERT, UPDATE, DELETE": (

@@ -14,8 +14,7 @@ CREATE POLICY readable ON :"schema".job_archive FOR SELECT USING (true);
 -- Scalar subselects: the planner would make a join of EXISTS, or hash the whole live table.
 CREATE POLICY ends_what_runs ON :"schema".job_archive FOR INSERT WITH CHECK (
   finished_at BETWEEN statement_timestamp() - interval '1 hour' AND statement_timestamp() + interval '1 hour'
-  AND (SELECT j.attempt = job_archive.attempt AND j.locked_by = job_archive.locked_by AND j.kind = job_archive.kind
-              AND j.queue = job_archive.queue AND j.created_at = job_archive.created_at
+  AND (SELECT j.attempt = job_archive.attempt AND j.locked_by = job_archive.locked_by
        FROM :"schema".job j WHERE j.id = job_archive.id AND j.state = 2));
 
 ALTER TABLE :"schema".attempt ENABLE ROW LEVEL SECURITY;
@@ -86,7 +85,12 @@ DECLARE
 BEGIN
   IF NEW.retention IS NULL AND (TG_OP = 'INSERT' OR OLD.retention IS NULL) OR may_shorten() THEN RETURN NEW; END IF;
   SELECT m.retention INTO kept FROM maintenance m;
-  IF TG_OP = 'UPDATE' THEN kept := coalesce(OLD.retention, kept); END IF;
+  IF TG_OP = 'UPDATE' THEN
+    kept := coalesce(OLD.retention, kept);
+  ELSIF EXISTS (SELECT FROM queue q WHERE q.name = NEW.name) THEN
+    -- An upsert: it becomes the update of that row, which is asked again.
+    RETURN NEW;
+  END IF;
   NEW.retention := greatest(NEW.retention, kept);
   RETURN NEW;
 END $function$;
