@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 def test_every_table_can_be_published_also_those_of_coming_days(databases: Databases) -> None:
     with databases.migrated() as dsn, Window(dsn) as window:
         window.run("CREATE PUBLICATION everything FOR ALL TABLES")
-        window.run("CREATE PUBLICATION everything FOR ALL TABLES")
         window.run("SELECT maintain('7 days')")
         for row in window.run("SELECT relname FROM pg_class WHERE relname ~ '^(job_archive|attempt)_[0-9]{8}$'"):
             window.run(f"DROP TABLE {row['relname']}")
@@ -26,7 +25,6 @@ def test_every_table_can_be_published_also_those_of_coming_days(databases: Datab
 
 def test_under_a_publication_jobs_are_retried_deleted_and_maintained(databases: Databases) -> None:
     with databases.migrated() as dsn, Window(dsn) as window:
-        window.run("CREATE PUBLICATION everything FOR ALL TABLES")
         window.run("CREATE PUBLICATION everything FOR ALL TABLES")
         retried, deleted, old = (window.enqueue() for _ in range(3))
         window.run("SELECT cancel_jobs(%s)", [retried, deleted, old])
