@@ -6,7 +6,7 @@ Events are made only when somebody listens for that very type: the path of every
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime  # noqa: TC003 -- instruments may read the annotations
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class WorkerStarted:
     """The worker is registered and about to claim."""
 
-    session: int
+    session: int = field(metadata={"session": True})
     queues: tuple[str, ...] | None
     concurrency: int
 

@@ -12,6 +12,7 @@ import pytest
 import trio
 
 from support.processes import clean_environment
+from support.stores import Window
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,6 +65,9 @@ async def test_a_workers_session_is_listed_until_it_has_gone(processes: Processe
     await worker.line("started: queue mail, default")
     (listed,) = json.loads((await command("workers", "--json")).stdout)
     assert listed["pid"] == worker.pid
+    # 63 bits, which most readers of JSON cannot keep as a number.
+    with Window(dsn) as window:
+        assert listed["id"] == str(window.value("SELECT id FROM session"))
     assert listed["queues"] == ["mail", "default"]
     assert str(worker.pid) in (await command("workers")).stdout
     worker.process.terminate()
@@ -112,6 +116,20 @@ async def test_output_without_a_reader_ends_quietly(processes: Processes, dsn: s
     assert "Traceback" not in running.stderr
     assert "Exception ignored" not in running.stderr
     assert {line for line in running.stderr.splitlines() if line.startswith("code")} <= {"code 141", "code 0"}
+
+
+@pytest.mark.parametrize("what", ["jobs list", "workers --json", "migrate --sql", "doctor", "--help"])
+async def test_output_that_cannot_be_written_is_said_to_be(what: str, processes: Processes, dsn: str) -> None:
+    script = f"pulse-trio enqueue x >/dev/null; pulse-trio {what} >/dev/full; echo code $? >&2"
+    running = await processes.start("bash", "-c", script, env={"PULSE_TRIO_DSN": dsn, "PATH": search_path()})
+    assert await running.ended() == 0
+    said = [line for line in running.stderr.splitlines() if "(from PULSE_TRIO_DSN)" not in line]
+    assert said[-2:] == [
+        "pulse-trio: what was asked for could not be written to stdout: No space left on device",
+        "code 1",
+    ]
+    assert "Traceback" not in running.stderr
+    assert "bug" not in running.stderr
 
 
 def search_path() -> str:

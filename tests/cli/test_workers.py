@@ -81,4 +81,4 @@ async def test_a_worker_that_was_killed_is_stale_for_an_hour_and_then_gone(comma
                 f" VALUES ({session}, 'h', {session}, '0', 1, '30 s', now() - interval '{minutes} min')"
             )
     listed = json.loads((await command("workers", "--all", "--json")).stdout)
-    assert {w["id"]: w["state"] for w in listed} == {1: "stale", 2: "gone"}
+    assert {w["id"]: w["state"] for w in listed} == {"1": "stale", "2": "gone"}

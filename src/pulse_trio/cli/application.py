@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -32,6 +33,9 @@ INTERRUPTED = 130
 """128 + SIGINT, as a shell reports it."""
 PIPE_CLOSED = 141
 """128 + SIGPIPE: what was printed has no reader any more (`| head`)."""
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What a stream says that leads to a full disk, a quota, or a broken device."""
 
 
 class Commands(click.Group):
@@ -87,6 +91,14 @@ def status_of(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         _complain(_describe_click(error))
         return error.exit_code
+    except OSError as error:
+        # A file that cannot be written has a name; a stream has none.
+        if error.errno not in NO_ROOM or error.filename is not None:
+            return _report(error)
+        # What the command did is done; only its output is lost.
+        _forget_stdout()
+        _complain(f"what was asked for could not be written to stdout: {error.strerror}")
+        return 1
     except Exception as error:
         return _report(error)
     except BaseExceptionGroup as group:

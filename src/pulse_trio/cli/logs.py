@@ -8,9 +8,8 @@ import math
 import signal
 import sys
 import time
-from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..observe import (
     CancellationDelivered,
@@ -37,6 +36,7 @@ from ..observe import (
     WorkerStarted,
     WorkerStopped,
 )
+from .output import plain
 from .text import duration, headline, shown
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
         }
         if (event := getattr(record, "pulse_trio_event", None)) is not None:
-            entry |= {"event": type(event).__name__, **asdict(event)}
+            entry |= {"event": type(event).__name__} | cast("dict[str, Any]", plain(event))
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
         return json.dumps(entry, default=str)

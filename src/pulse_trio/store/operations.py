@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -56,6 +56,9 @@ class Query(NamedTuple):
 
 Operation = Generator[Query, Sequence[Row], T]
 
+SESSION: Mapping[str, bool] = {"session": True}
+"""A field that holds a worker's session: 63 bits, more than JSON's readers keep of a number (JavaScript and jq keep 53)."""
+
 
 class Enqueued(NamedTuple):
     """What an enqueue did: the job's id, whether it is new (False: that job had the unique key), and whether that job has the
@@ -81,7 +84,7 @@ class JobRecord:
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
-    worker: int | None
+    worker: int | None = field(metadata=SESSION)
     lease_until: datetime | None
     args: dict[str, Any]
     result: Any
@@ -98,7 +101,7 @@ class AttemptRecord:
 
     job_id: int
     attempt: int
-    worker: int
+    worker: int = field(metadata=SESSION)
     started_at: datetime | None
     ended_at: datetime | None
     outcome: str
@@ -112,7 +115,7 @@ class AttemptRecord:
 class WorkerRecord:
     """A worker's session as `pulse.workers` shows it."""
 
-    id: int
+    id: int = field(metadata=SESSION)
     host: str
     pid: int
     state: str
