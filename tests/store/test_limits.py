@@ -169,6 +169,52 @@ async def test_a_bucket_never_holds_more_than_its_burst(store: WorkerStore, wind
     assert len(await take(store, queue)) == 3
 
 
+async def test_a_higher_rate_takes_effect_with_the_next_claim(store: WorkerStore, window: Window, queue: str) -> None:
+    await limit(store, queue, rate=Rate(2, 3600.0), key_rate=Rate(2, 3600.0))
+    for _ in range(30):
+        window.enqueue(queue, key="a")
+    assert len(await take(store, queue)) == 2
+    await limit(store, queue, rate=Rate(1000, 1.0), key_rate=Rate(2, 3600.0))
+    answer = await store.claim_limited(queue, 100)
+    assert (answer.claims, answer.blocked) == ([], True)
+    await limit(store, queue, rate=Rate(1000, 1.0), key_rate=Rate(1000, 1.0))
+    assert len(await take(store, queue)) == 28
+
+
+async def test_what_was_taken_under_the_old_rate_counts_under_a_lower_one_and_no_more_than_it_holds(
+    store: WorkerStore, window: Window, queue: str
+) -> None:
+    await limit(store, queue, rate=Rate(1000, 1.0))
+    window.enqueue_many(410, queue)
+    assert len(await take(store, queue, 200)) + len(await take(store, queue, 200)) == 400
+    # 5 an hour: empty, and a token in twelve minutes; not in a hundred hours.
+    await limit(store, queue, rate=Rate(5, 3600.0))
+    answer = await store.claim_limited(queue, 100)
+    assert answer.claims == []
+    assert answer.again_in == pytest.approx(720, abs=30)
+
+
+async def test_of_a_new_rate_that_is_not_much_lower_the_rest_may_start(
+    store: WorkerStore, window: Window, queue: str
+) -> None:
+    await limit(store, queue, rate=Rate(10, 3600.0))
+    window.enqueue_many(20, queue)
+    assert len(await take(store, queue, 4)) == 4
+    await limit(store, queue, rate=Rate(6, 3600.0))
+    assert len(await take(store, queue)) == 2
+
+
+async def test_a_bucket_of_the_version_before_holds_a_higher_rate_back_no_longer_than_one_lap(
+    store: WorkerStore, window: Window, queue: str
+) -> None:
+    """Its bucket does not say which rate filled it."""
+    await limit(store, queue, rate=Rate(1000, 1.0))
+    window.run("INSERT INTO bucket (queue, key, full_at) VALUES (%s, '', now() + interval '1 h')", queue)
+    window.enqueue(queue)
+    answer = await store.claim_limited(queue, 100)
+    assert answer.claims or answer.again_in == pytest.approx(0.001)
+
+
 # Whose turn it is
 
 
@@ -278,14 +324,59 @@ async def test_a_paused_queue_and_a_paused_kind_are_left_alone(store: WorkerStor
     assert [c.id for c in await take(store, queue)] == [stopped]
 
 
-async def test_a_claimer_does_not_wait_for_another(store: WorkerStore, window: Window, queue: str) -> None:
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_claimer_does_not_wait_for_another(store: WorkerStore, window: Window, queue: str, known: bool) -> None:
+    if known:
+        assert await take(store, queue) == []
     window.enqueue(queue, key="a")
     with window.connection.transaction():
-        window.run("SELECT pg_advisory_xact_lock(hashtextextended('pulse limited ' || %s, 0))", queue)
+        # As a claimer at work in that queue, which is its first or not.
+        window.run("INSERT INTO claim_turn (queue) VALUES (%s) ON CONFLICT DO NOTHING", queue)
+        window.run("SELECT FROM claim_turn WHERE queue = %s FOR UPDATE", queue)
+        answer = await store.claim_limited(queue, 5, '{"0": "z"}')
+        assert (answer.claims, answer.blocked, answer.turns) == ([], True, '{"0": "z"}')
+        assert answer.again_in == pytest.approx(0.005)
+    assert len(await take(store, queue)) == 1
+
+
+LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('pulse limited ' || %s, 0))"
+
+
+async def test_an_advisory_lock_that_a_stranger_holds_stops_no_limited_queue(
+    store: WorkerStore, window: Window, queue: str
+) -> None:
+    window.run("UPDATE claim_turn SET since = now() - interval '61 s' WHERE queue = ''")
+    window.enqueue(queue, key="a")
+    with window.connection.transaction():
+        window.run(LOCK, queue)
+        assert len(await take(store, queue)) == 1
+
+
+@pytest.mark.parametrize("since", ["NULL", "now()"])
+async def test_for_a_minute_after_the_migration_a_claim_of_the_version_before_is_waited_for(
+    store: WorkerStore, window: Window, queue: str, since: str
+) -> None:
+    """It was under way when the function was replaced, and holds the advisory lock only."""
+    window.run(f"UPDATE claim_turn SET since = {since} WHERE queue = ''")
+    window.enqueue(queue, key="a")
+    with window.connection.transaction():
+        window.run(LOCK, queue)
         answer = await store.claim_limited(queue, 5)
         assert (answer.claims, answer.blocked) == ([], True)
         assert answer.again_in == pytest.approx(0.005)
     assert len(await take(store, queue)) == 1
+    assert window.value("SELECT since IS NOT NULL FROM claim_turn WHERE queue = ''")
+
+
+async def test_a_queue_that_has_been_empty_for_long_leaves_no_row_behind(
+    store: WorkerStore, window: Window, queue: str
+) -> None:
+    known = "SELECT count(*) FROM claim_turn WHERE queue = %s"
+    assert await take(store, queue) == []
+    assert window.value(known, queue) == 1
+    window.run("UPDATE claim_turn SET since = now() - interval '1 h' WHERE queue = %s", queue)
+    assert await take(store, queue) == []
+    assert window.value(known, queue) == 0
 
 
 # What is left behind

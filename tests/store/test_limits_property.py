@@ -32,6 +32,8 @@ programs = st.lists(
     st.tuples(st.integers(1, 5), st.sampled_from(ENDS), st.integers(0, 3)), min_size=CLAIMERS, max_size=20
 )
 """(jobs asked for, how they end, round trips until they do), for one claim after the other."""
+changes = st.lists(st.tuples(st.integers(1, 8), limits, rates), max_size=3)
+"""(claims since the last change, the queue's limit and rate from then on)."""
 
 
 class Play:
@@ -46,6 +48,23 @@ class Play:
         self.step = 0
         self.held = 0
         self.answers: list[list[Claim]] = []
+        self.changes: list[tuple[int, int | None, Rate | None]] = []
+        self.changed: list[tuple[Any, int | None, Rate | None]] = []
+        """When the queue's limit and rate changed, by the database's clock."""
+
+    def change(self) -> None:
+        """Makes the next change, between two claims: a claim under way would be judged by a limit that it did not see."""
+        _, limit, rate = self.changes.pop(0)
+        with self.window.connection.transaction():
+            self.window.run("SELECT FROM claim_turn WHERE queue = %s FOR UPDATE", self.allowed.queue)
+            self.window.run(
+                "UPDATE queue SET max_running = %s, rate_count = %s, rate_seconds = %s WHERE name = %s",
+                limit,
+                rate and rate.starts,
+                rate and rate.seconds,
+                self.allowed.queue,
+            )
+            self.changed.append((self.window.value("SELECT clock_timestamp()"), limit, rate))
 
     async def run(self, dsn: str, wanted: list[tuple[str | None, int]]) -> None:
         async with open_store(dsn) as declarer:
@@ -64,6 +83,9 @@ class Play:
             while nothing < 3:
                 most, outcome, pause = self.program[self.step % len(self.program)]
                 self.step += 1
+                if self.changes and self.step >= self.changes[0][0] + CLAIMERS:
+                    self.change()
+                    nothing = 0
                 answer = await store.claim_limited(self.allowed.queue, most, turns)
                 turns = answer.turns
                 if answer.claims:
@@ -166,3 +188,56 @@ def test_claimers_at_once_keep_every_limit_and_starve_nobody(
             ids = {a["job_id"] for a in by_key[key]}
             fresh = [(-c.priority, c.id) for c in answer if c.id in ids and c.attempt == 1]
             assert fresh == sorted(fresh)
+
+
+class Bucket:
+    """What a rate of the queue allows, whatever it was before: tokens that were taken count, but no more than it holds."""
+
+    def __init__(self) -> None:
+        self.missing = 0
+
+    def start(self, rate: Rate | None) -> bool:
+        """Takes a token; whether there was one. Each example is over long before another comes."""
+        if rate is None:
+            return True
+        self.missing = min(self.missing, rate.starts) + 1
+        return self.missing <= rate.starts
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(limit=limits, rate=rates, changes=changes, wanted=jobs, program=programs)
+def test_limits_that_change_while_claimers_are_at_work_hold_from_the_next_claim_on(
+    room_dsn: str,
+    window: Window,
+    limit: int | None,
+    rate: Rate | None,
+    changes: list[tuple[int, int | None, Rate | None]],
+    wanted: list[tuple[str | None, int]],
+    program: list[tuple[int, OutcomeKind | None, int]],
+) -> None:
+    # Jobs without a key go the other way while their queue has neither a limit nor a rate.
+    wanted = [(key or "d", priority) for key, priority in wanted]
+    play = Play(window, QueueLimits(f"q-{uuid4().hex}", limit, rate), program)
+    steps = [sum(claims for claims, *_ in changes[: n + 1]) for n in range(len(changes))]
+    play.changes = [(step, *change[1:]) for step, change in zip(steps, changes, strict=True)]
+    trio.run(play.run, room_dsn, wanted)
+    attempts = play.attempts()
+
+    # Never over what held when the attempt began. Who began without a limit has no permit, and is not counted.
+    bucket = Bucket()
+    pending = list(play.changed)
+    permitted: list[dict[str, Any]] = []
+    for attempt in attempts:
+        while pending and pending[0][0] < attempt["started_at"]:
+            _, limit, rate = pending.pop(0)
+        assert bucket.start(rate)
+        if limit is not None:
+            permitted.append(attempt)
+            assert sum(attempt["started_at"] < a["ended_at"] for a in permitted) <= limit
+
+    # Nothing starves: what has not finished is what the last rate forbids.
+    for _, _, last_rate in pending:
+        rate = last_rate
+    if play.left():
+        assert rate is not None
+        assert bucket.missing >= rate.starts
