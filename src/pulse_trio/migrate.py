@@ -16,11 +16,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psycopg
 
 from .errors import ConfigurationError, SchemaError, UsageError
-from .postgres import connect_sync
+from .postgres import PINNED, UNBOUNDED, connect_sync
 from .sql import render, render_bound
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
+
+
+# A table of another access method would have no HOT updates; check_function_bodies finds what is wrong at once.
+_MIGRATING = PINNED | UNBOUNDED | {"default_table_access_method": "heap", "check_function_bodies": "on"}
 
 
 class Migration(NamedTuple):
@@ -81,7 +85,7 @@ def migrate_sync(dsn: str, schema: str = "pulse") -> list[str]:
     Raises `DatabaseUnavailable`, `ConfigurationError` through a pooler, or `SchemaError` when the schema was made by a newer
     version or changed by hand.
     """
-    with connect_sync(dsn) as connection, _rights_explained(connection, schema):
+    with connect_sync(dsn, _MIGRATING) as connection, _rights_explained(connection, schema):
         if connection.prepare_threshold is None:
             raise ConfigurationError(
                 "The DSN leads through a pooler (PgBouncer), which cannot hold the lock that migrating needs: give the "

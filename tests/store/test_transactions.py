@@ -116,11 +116,14 @@ async def test_a_deferred_constraint_that_fails_at_commit_undoes_all(store: Work
 async def test_a_connection_that_became_read_only_is_not_lent_again(store: WorkerStore, window: Window) -> None:
     job_id = window.enqueue()
     claim = await claim_one(store)
-    async with store.transactions.begin() as begun:
-        # For the transactions after this one: what a primary that becomes a standby is to a connection it keeps.
-        await begun.connection.execute("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY")
     with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
-        await pay(store, claim)
+        async with store.transactions.begin() as begun:
+            first = begun.connection.info.backend_pid
+            # What a primary that becomes a standby is to a connection it keeps.
+            await begun.connection.execute("SET TRANSACTION READ ONLY")
+            await begun.complete(end(claim))
+    async with store.transactions.begin() as begun:
+        assert begun.connection.info.backend_pid != first
     assert await pay(store, claim)
     assert ledger(window) == [job_id]
 

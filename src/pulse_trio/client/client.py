@@ -466,7 +466,9 @@ async def open_client(
             yield Client(pool, schema=schema, waits=waits, handlers=handlers, codec=codec)
     else:
         # Autocommit: one statement is one round trip. What belongs together asks for a transaction itself.
-        async with open_pool(dsn, min_size=1, max_size=max_connections, autocommit=True) as pool:
-            listen = partial(connect_or_unavailable, dsn, autocommit=True, application_name="pulse-trio waits")
+        async with open_pool(dsn, min_size=1, max_size=max_connections, own=True, autocommit=True) as pool:
+            listen = partial(
+                connect_or_unavailable, dsn, own=True, autocommit=True, application_name="pulse-trio waits"
+            )
             async with open_waits(schema, pool=pool, connect=listen) as waits:
                 yield Client(pool, schema=schema, waits=waits, handlers=handlers, codec=codec)

@@ -12,19 +12,26 @@ from __future__ import annotations
 from pulse_trio.postgres.blocking import connect_sync
 from pulse_trio.postgres.cancelling import QueryTimeout
 from pulse_trio.postgres.connection import TrioConnection
+from pulse_trio.postgres.cursors import DEFAULTS, OwnAsyncCursor, OwnCursor
 from pulse_trio.postgres.foreign import AsyncForeign, Foreign, adapt, adapt_async, foreign_failure
 from pulse_trio.postgres.link import Link
 from pulse_trio.postgres.on_asyncio import AsyncioPool, connect_on_asyncio, open_asyncio_pool
-from pulse_trio.postgres.pool import PoolStatistics, PoolTimeout, TrioPool, open_pool
+from pulse_trio.postgres.pins import PINNED, UNBOUNDED, pinned_for_transaction
+from pulse_trio.postgres.pool import PoolStatistics, PoolTimeout, TrioPool, discard_all, open_pool
 from pulse_trio.postgres.pooler import configure_session
 from pulse_trio.postgres.reconnecting import backoff, connect_or_unavailable, wait_for_database
 from pulse_trio.postgres.transaction import TrioPipeline, TrioTransaction
 
 __all__ = [
+    "DEFAULTS",
+    "PINNED",
+    "UNBOUNDED",
     "AsyncForeign",
     "AsyncioPool",
     "Foreign",
     "Link",
+    "OwnAsyncCursor",
+    "OwnCursor",
     "PoolStatistics",
     "PoolTimeout",
     "QueryTimeout",
@@ -39,8 +46,10 @@ __all__ = [
     "connect_on_asyncio",
     "connect_or_unavailable",
     "connect_sync",
+    "discard_all",
     "foreign_failure",
     "open_asyncio_pool",
     "open_pool",
+    "pinned_for_transaction",
     "wait_for_database",
 ]

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 
 from pulse_trio.errors import ConfigurationError, DatabaseUnavailable
+from pulse_trio.postgres.cursors import DEFAULTS
 from pulse_trio.postgres.dsn import redact, with_liveliness
+from pulse_trio.postgres.pins import PINNED
 from pulse_trio.postgres.pooler import heed_pooler_sync
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
-def connect_sync(dsn: str) -> psycopg.Connection[Any]:
-    """Connect, in autocommit mode, with liveliness parameters unless the DSN has its own.
+
+def connect_sync(dsn: str, pins: Mapping[str, str] = PINNED) -> psycopg.Connection[Any]:
+    """Connect, in autocommit mode, with liveliness parameters unless the DSN has its own, and with these settings.
 
     Raises:
         DatabaseUnavailable: no server could be reached.
         ConfigurationError: the DSN is not a connection string; the message shows no password.
     """
     try:
-        connection = psycopg.connect(with_liveliness(dsn), autocommit=True)
+        connection = psycopg.connect(
+            with_liveliness(dsn), autocommit=True, context=DEFAULTS, client_encoding=PINNED["client_encoding"]
+        )
         try:
-            heed_pooler_sync(connection)
+            heed_pooler_sync(connection, pins)
         except BaseException:
             connection.close()
             raise

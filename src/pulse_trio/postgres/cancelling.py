@@ -29,7 +29,7 @@ from psycopg.rows import Row, tuple_row
 from psycopg.waiting import Ready, Wait
 
 from pulse_trio.postgres.connecting import in_thread
-from pulse_trio.postgres.contract import WaitTimeout, closes_a_cursor, ready_now, waits_for_news
+from pulse_trio.postgres.contract import NOBODYS, WaitTimeout, closes_a_cursor, ready_now, waits_for_news
 from pulse_trio.postgres.lock import HandoverLock
 from pulse_trio.postgres.shield import CLEANUP_SECONDS, Mode, bounded_shield, current_mode, running_in
 from pulse_trio.postgres.transaction import forget_prepared
@@ -66,6 +66,8 @@ class CancellableConnection(AsyncConnection[Row]):
     limit.
     """
 
+    _revoked: bool = False
+
     def __init__(self, pgconn: PGconn, row_factory: AsyncRowFactory[Row] = _TUPLES) -> None:
         super().__init__(pgconn, row_factory)
         self.lock = cast("Any", HandoverLock())
@@ -81,6 +83,11 @@ class CancellableConnection(AsyncConnection[Row]):
         if not self.closed:
             self._drop_socket()
 
+    def revoke(self) -> None:
+        """The session is another object's from now on. This one, and what it made (cursors, a stream, a COPY), is closed."""
+        self._revoked = self._closed = True
+        self.pgconn = NOBODYS
+
     def _drop_socket(self) -> None:
         # Whoever waits for this descriptor must wake before its number belongs to something else.
         trio.lowlevel.notify_closing(self.pgconn.socket)
@@ -94,6 +101,10 @@ class CancellableConnection(AsyncConnection[Row]):
             interval: not used, there is no polling.
             timeout: seconds, for `notifies()`; the generator is left as it is when they have passed.
         """
+        if self._revoked:
+            # A cursor talks to the session itself, and would begin to when its generator does.
+            gen.close()
+            raise e.OperationalError("the connection is closed: it was lent, and was given back")
         if timeout is not None:
             return await self._wait_at_most(gen, timeout)
         if self.query_timeout is None or waits_for_news(gen):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import trio
 from psycopg import AsyncCursor, pq
@@ -21,7 +21,7 @@ from psycopg.waiting import Wait
 
 from pulse_trio.postgres.cancelling import CancellableConnection
 from pulse_trio.postgres.connecting import connect_to_first, warn_of_gssapi
-from pulse_trio.postgres.contract import AsyncPipeline, ready_now
+from pulse_trio.postgres.contract import AsyncPipeline, ready_now, several
 from pulse_trio.postgres.shield import Mode, current_mode, running_in
 from pulse_trio.postgres.transaction import TrioPipeline, TrioTransaction
 
@@ -31,10 +31,48 @@ if TYPE_CHECKING:
     from typing import Self
 
     from psycopg import Xid
-    from psycopg.abc import AdaptContext, ConnParam, Params, QueryNoTemplate
+    from psycopg.abc import AdaptContext, ConnParam, Params, PQGen, QueryNoTemplate
+    from psycopg.pq.abc import PGresult
     from psycopg.rows import AsyncRowFactory
 
 logger = logging.getLogger("pulse_trio.postgres")
+
+
+def _is_begin(command: object) -> TypeGuard[bytes]:
+    return isinstance(command, bytes) and command.startswith(b"BEGIN")
+
+
+class Made:
+    """How a connection was made: what a borrower can change of the Python object, as it was before."""
+
+    def __init__(self, connection: TrioConnection[Any]) -> None:
+        self._state = {name: getattr(connection, name) for name in STATE}
+        # A copy: a borrower may register loaders and dumpers.
+        self._adapters = AdaptersMap(connection.adapters)
+
+    def apply(self, connection: TrioConnection[Any]) -> None:
+        """Make a new object like that."""
+        for name, value in self._state.items():
+            setattr(connection, name, value)
+        connection._adapters = AdaptersMap(self._adapters)  # pyright: ignore[reportPrivateUsage]
+
+
+STATE = (
+    "row_factory",
+    "cursor_factory",
+    "server_cursor_factory",
+    "prepare_threshold",
+    "prepared_max",
+    "cancel_timeout",
+    "cleanup_timeout",
+    "query_timeout",
+    "pooled",
+    "prologue",
+    "_autocommit",
+    "_isolation_level",
+    "_read_only",
+    "_deferrable",
+)
 
 
 class TrioConnection(CancellableConnection[Row]):
@@ -53,7 +91,9 @@ class TrioConnection(CancellableConnection[Row]):
     pooled: bool = False
     """Whether a pooler stands between, as far as whoever made the connection has looked (see `pooler`)."""
     prologue: bytes | None = None
-    """What each transaction begins with; with it, what is executed outside of one is a transaction of its own."""
+    """Commands that are sent with each BEGIN, in the same message; with them, what is executed outside of a transaction is one
+    of its own.
+    """
 
     # Connecting and closing
 
@@ -113,8 +153,17 @@ class TrioConnection(CancellableConnection[Row]):
         Raises:
             psycopg.OperationalError: the connection is lost.
         """
+        await self.command(b"SELECT")
+
+    async def command(self, commands: bytes) -> None:
+        """One round trip for commands whose answers do not matter; begins no transaction, and takes no snapshot of its own.
+
+        Raises:
+            psycopg.Error: one of them failed, and those after it were not done.
+        """
         async with self.lock:
-            await self.wait(self._exec_command(b"SELECT"))
+            self._check_connection_ok()
+            await self.wait(several(self.pgconn, commands))
 
     def was_closed_by_server(self) -> bool:
         """Whether an idle connection is gone, as far as this side was told; costs no round trip.
@@ -151,7 +200,32 @@ class TrioConnection(CancellableConnection[Row]):
         elif status != pq.TransactionStatus.IDLE:
             self.abort()
 
+    # Lending
+
+    def renewed(self, made: Made) -> Self:
+        """The same session as a new object that is as `made` says. This one is closed from now on for those who still hold it,
+        and so are its cursors: nothing that they do can get into what others do in that session.
+        """
+        fresh = type(self)(self.pgconn)
+        made.apply(fresh)
+        self.revoke()
+        return fresh
+
+    def forget_news(self) -> None:
+        """Drop the notifications that nobody has taken yet."""
+        if self._notifies_backlog:
+            self._notifies_backlog.clear()
+
     # Transactions
+
+    def _exec_command(
+        self, command: QueryNoTemplate, result_format: pq.Format = pq.Format.TEXT
+    ) -> PQGen[PGresult | None]:
+        # In a pipeline each command is a message of its own, and there are no prologues.
+        if self.prologue is None or self._pipeline is not None or not _is_begin(command):
+            return (yield from super()._exec_command(command, result_format))
+        self._check_connection_ok()
+        return (yield from several(self.pgconn, command + b"; " + self.prologue))
 
     @asynccontextmanager
     async def transaction(
@@ -163,10 +237,7 @@ class TrioConnection(CancellableConnection[Row]):
         """
         transaction = TrioTransaction(self, savepoint_name, force_rollback)
         if self._pipeline is None:
-            outermost = self.pgconn.transaction_status == pq.TransactionStatus.IDLE
             async with transaction:
-                if outermost and self.prologue is not None:
-                    await super().execute(self.prologue)
                 yield transaction
         else:
             async with self.pipeline(), transaction, self.pipeline():

@@ -12,7 +12,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
-from psycopg import AsyncConnection, errors, generators, waiting
+from psycopg import AsyncConnection, errors, generators, pq, waiting
 from psycopg._conninfo_utils import get_param, is_ip_address
 from psycopg._cursor_base import BaseCursor
 from psycopg._pipeline_async import AsyncPipeline
@@ -24,6 +24,9 @@ from psycopg.transaction import AsyncTransaction
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from psycopg.abc import PQGen
+    from psycopg.pq.abc import PGconn, PGresult
+
 SUPPORTED = "psycopg>=3.3.9,<3.4"
 
 # Every callable used, and the parameters it must be callable with.
@@ -33,6 +36,7 @@ _EXPECTED: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "AsyncConnection._cancel_gen": (AsyncConnection._cancel_gen, ("self",)),
     "AsyncConnection._should_cancel": (AsyncConnection._should_cancel, ("self",)),
     "AsyncConnection._try_cancel": (AsyncConnection._try_cancel, ("self", "timeout")),
+    "AsyncConnection._exec_command": (AsyncConnection._exec_command, ("self", "command", "result_format")),
     "AsyncConnection._pipeline_nolock": (AsyncConnection._pipeline_nolock, ("self",)),
     "AsyncConnection._get_connection_params": (AsyncConnection._get_connection_params, ("conninfo", "kwargs")),
     "AsyncTransaction._enter_gen": (AsyncTransaction._enter_gen, ("self",)),
@@ -93,7 +97,28 @@ waits_for_news = _is_made_by(generators.notifies)
 closes_a_cursor = _is_made_by(cast("Callable[..., Any]", ServerCursorMixin._close_gen))
 """Whether a generator is the CLOSE of a server-side cursor: clean-up, whatever class the cursor is of."""
 
+
+def _nobodys() -> PGconn:
+    connection = pq.PGconn.connect_start(b"nobody's")
+    connection.finish()
+    return connection
+
+
+def several(pgconn: PGconn, commands: bytes) -> PQGen[PGresult]:
+    """Commands in one message of the simple protocol: the last one's result, or the first error."""
+    pgconn.send_query(commands)
+    results = yield from generators.execute(pgconn)
+    for result in results:
+        if result.status == pq.ExecStatus.FATAL_ERROR:
+            raise errors.error_from_result(result, encoding=pgconn._encoding)
+    return results[-1]
+
+
+NOBODYS: PGconn = _nobodys()
+"""A closed connection: what is left to an object whose session was taken away."""
+
 __all__ = [
+    "NOBODYS",
     "SUPPORTED",
     "AsyncPipeline",
     "AsyncTransaction",
@@ -105,6 +130,7 @@ __all__ = [
     "get_param",
     "is_ip_address",
     "ready_now",
+    "several",
     "timeout_from_conninfo",
     "waits_for_news",
 ]

@@ -120,7 +120,7 @@ class Link:
     async def _connect(self) -> TrioConnection[Any]:
         try:
             connection = await connect_or_unavailable(
-                self._dsn, self._configure, autocommit=True, application_name=self._application_name
+                self._dsn, self._configure, own=True, autocommit=True, application_name=self._application_name
             )
         except DatabaseUnavailable as ex:
             raise DatabaseUnavailable(f"{self.name}: {ex}") from None

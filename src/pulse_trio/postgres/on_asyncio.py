@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from pulse_trio.errors import ConfigurationError, DatabaseUnavailable
+from pulse_trio.postgres.cursors import DEFAULTS
 from pulse_trio.postgres.dsn import redact, with_liveliness
+from pulse_trio.postgres.pins import PINNED
 from pulse_trio.postgres.pooler import heed_pooler
 
 if TYPE_CHECKING:
@@ -31,9 +33,15 @@ async def connect_on_asyncio(dsn: str, **options: Any) -> psycopg.AsyncConnectio
         ConfigurationError: the DSN is not a connection string; the message shows no password.
     """
     try:
-        connection = await psycopg.AsyncConnection.connect(with_liveliness(dsn), autocommit=True, **options)
+        connection = await psycopg.AsyncConnection.connect(
+            with_liveliness(dsn),
+            autocommit=True,
+            context=DEFAULTS,
+            client_encoding=PINNED["client_encoding"],
+            **options,
+        )
         try:
-            await heed_pooler(connection)
+            await heed_pooler(connection, PINNED)
         except BaseException:
             connection.pgconn.finish()
             raise

@@ -16,6 +16,7 @@ that keeps it.
 
 from __future__ import annotations
 
+import logging
 import random
 from collections import deque
 from contextlib import asynccontextmanager
@@ -27,6 +28,7 @@ import trio
 from psycopg import errors as e
 
 from pulse_trio.errors import DatabaseUnavailable, UsageError
+from pulse_trio.postgres.connection import Made
 from pulse_trio.postgres.dsn import redact, shown_dsn
 from pulse_trio.postgres.reconnecting import backoff, connect_or_unavailable
 
@@ -38,7 +40,23 @@ if TYPE_CHECKING:
 
     Connection = TrioConnection[Any]
 
+logger = logging.getLogger("pulse_trio.postgres")
+
 _CHECK_SECONDS = 5.0
+
+# What DISCARD ALL does, as one message with what a program adds to it (DISCARD ALL must be alone), and the role.
+_DISCARD = (
+    b"CLOSE ALL; RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; DEALLOCATE ALL; UNLISTEN *; "
+    b"SELECT pg_catalog.pg_advisory_unlock_all(); DISCARD PLANS; DISCARD TEMP; DISCARD SEQUENCES"
+)
+
+
+async def discard_all(connection: Connection) -> None:
+    """For `open_pool(reset=...)`: undoes everything that was done to a session, in one round trip: settings, roles, locks,
+    temporary tables, prepared statements, cursors, LISTEN. Through a pooler the session is not ours to change."""
+    if not connection.pooled:
+        await connection.command(_DISCARD)
+        connection.forget_news()
 
 
 class PoolTimeout(DatabaseUnavailable):
@@ -91,6 +109,7 @@ class _Slot:
     connection: Connection
     expires_at: float
     idle_since: float
+    made: Made
 
 
 @dataclass(slots=True)
@@ -109,11 +128,18 @@ class TrioPool:
     """Connections to lend; made by `open_pool`."""
 
     def __init__(
-        self, dsn: str, limits: _Limits, configure: Configure | None, options: dict[str, Any], nursery: trio.Nursery
+        self,
+        dsn: str,
+        limits: _Limits,
+        configure: Configure | None,
+        reset: Configure | None,
+        options: dict[str, Any],
+        nursery: trio.Nursery,
     ) -> None:
         self._dsn = dsn
         self._limits = limits
         self._configure = configure
+        self._reset = reset
         self._options = options
         self._nursery = nursery
         self._idle: list[_Slot] = []
@@ -224,6 +250,34 @@ class TrioPool:
         if slot.connection.closed:
             self._give_up(slot)
             return
+        if self._reset is None:
+            await self._lay_down(slot)
+            return
+        # At once: nothing that a borrower kept may be used any more. The rest while the borrower goes on.
+        slot.connection = slot.connection.renewed(slot.made)
+        if self._closed:
+            await self._lay_down(slot)
+        else:
+            self._nursery.start_soon(self._restore, slot, self._reset, name="pool: reset")
+
+    async def _restore(self, slot: _Slot, reset: Configure) -> None:
+        try:
+            with trio.fail_after(_CHECK_SECONDS):
+                await reset(slot.connection)
+                await slot.connection.make_idle()
+        except (e.Error, trio.TooSlowError) as ex:
+            logger.debug("closing %r, which could not be reset: %s", slot.connection, ex)
+            slot.connection.abort()
+        except BaseException:
+            slot.connection.abort()
+            self._give_up(slot)
+            raise
+        if slot.connection.closed:
+            self._give_up(slot)
+        else:
+            await self._lay_down(slot)
+
+    async def _lay_down(self, slot: _Slot) -> None:
         self._lent.discard(slot)
         if self._closed or trio.current_time() >= slot.expires_at:
             await self._retire(slot)
@@ -295,7 +349,8 @@ class TrioPool:
         self._counters.connections += 1
         self._last_failure = None
         now = trio.current_time()
-        return _Slot(connection, now + self._limits.max_lifetime * random.uniform(0.9, 1.0), now)  # noqa: S311
+        expires_at = now + self._limits.max_lifetime * random.uniform(0.9, 1.0)  # noqa: S311
+        return _Slot(connection, expires_at, now, Made(connection))
 
     # Retiring
 
@@ -349,6 +404,7 @@ async def open_pool(
     max_idle: float = 600.0,
     check_after: float = 30.0,
     configure: Configure | None = None,
+    reset: Configure | None = None,
     **options: Any,
 ) -> AsyncGenerator[TrioPool]:
     """A pool of connections that lives as long as the block.
@@ -365,6 +421,9 @@ async def open_pool(
         max_idle: seconds after which an idle connection above `min_size` is closed.
         check_after: seconds of idleness after which a connection is tried with a round trip before it is lent.
         configure: called with each new connection.
+        reset: called with each connection that comes back, before it is lent again; one that it raises on is closed. With it
+            every borrower gets an object of its own, as `configure` left it, which is closed when it comes back.
+            `discard_all` is such a function.
         options: further arguments of `TrioConnection.connect`: `autocommit`, `row_factory`, `prepare_threshold`...
 
     Raises:
@@ -375,7 +434,7 @@ async def open_pool(
     limits = _Limits(min_size, max_size, timeout, max_lifetime, max_idle, check_after)
     failure: BaseException | None = None
     async with trio.open_nursery() as nursery:
-        pool = TrioPool(dsn, limits, configure, options, nursery)
+        pool = TrioPool(dsn, limits, configure, reset, options, nursery)
         try:
             await pool.open()
             nursery.start_soon(pool.run, name="pool: retire")

@@ -9,47 +9,54 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from psycopg import IsolationLevel
+
+from pulse_trio.postgres.contract import several
+from pulse_trio.postgres.pins import PINNED, durable_query, pins_query
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import psycopg
 
     from pulse_trio.postgres.connection import TrioConnection
 
-WHO = "SELECT pg_catalog.pg_backend_pid()"
+_WHO = b"SELECT pg_catalog.pg_backend_pid()"
 
 
-async def heed_pooler(connection: psycopg.AsyncConnection[Any]) -> bool:
-    """Whether an async connection goes through a pooler; if so, it prepares nothing from now on. Begins no transaction."""
-    result = await connection.wait(connection._exec_command(WHO.encode()))  # pyright: ignore[reportPrivateUsage]
-    pooled = result is not None and int(result.get_value(0, 0) or 0) != connection.info.backend_pid
+def _question(pins: Mapping[str, str], backend_pid: int) -> bytes:
+    # The settings are made in passing, and only if that process is ours.
+    return pins_query(pins, only_in=backend_pid) + b"; " + _WHO if pins else _WHO
+
+
+async def heed_pooler(connection: psycopg.AsyncConnection[Any], pins: Mapping[str, str]) -> bool:
+    """Whether an async connection goes through a pooler; if so, it prepares nothing from now on, and if not, it has these
+    settings. Begins no transaction."""
+    own = connection.info.backend_pid
+    result = await connection.wait(several(connection.pgconn, _question(pins, own)))
+    pooled = int(result.get_value(0, 0) or 0) != own
     if pooled:
         connection.prepare_threshold = None
+        if pins:
+            await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
     return pooled
 
 
-def heed_pooler_sync(connection: psycopg.Connection[Any]) -> bool:
-    """The same for a blocking connection in autocommit mode."""
-    row = connection.execute(WHO, prepare=False).fetchone()
-    pooled = row is not None and row[0] != connection.info.backend_pid
+def heed_pooler_sync(connection: psycopg.Connection[Any], pins: Mapping[str, str]) -> bool:
+    """The same for a blocking connection."""
+    own = connection.info.backend_pid
+    result = connection.wait(several(connection.pgconn, _question(pins, own)))
+    pooled = int(result.get_value(0, 0) or 0) != own
     if pooled:
         connection.prepare_threshold = None
+        if pins:
+            connection.isolation_level = IsolationLevel.READ_COMMITTED
     return pooled
-
-
-def settings_query(settings: dict[str, str], *, local: bool) -> bytes:
-    """A statement that makes these settings, for the session or the transaction. Names and values are the program's own."""
-    chosen = [f"set_config('{key}', '{value}', {str(local).lower()})" for key, value in settings.items()]
-    # Claims must not be forgotten by a crash of the server: with this off, kill -9 of the server was seen to hand out one (job,
-    # worker, attempt) twice. Stronger settings are the owner's to choose.
-    chosen.append(
-        "CASE WHEN current_setting('synchronous_commit') = 'off' "
-        f"THEN set_config('synchronous_commit', 'on', {str(local).lower()}) END"
-    )
-    return f"SELECT {', '.join(chosen)}".encode()
 
 
 async def configure_session(connection: TrioConnection[Any], settings: dict[str, str]) -> None:
-    """Makes the settings for the session; through a pooler, for each of its transactions."""
+    """Makes the settings for the session, on top of the pins; through a pooler, both for each of its transactions."""
     if connection.pooled:
-        connection.prologue = settings_query(settings, local=True)
+        connection.prologue = pins_query(PINNED | settings, local=True) + b"; " + durable_query(local=True)
     else:
-        await connection.execute(settings_query(settings, local=False))
+        await connection.command(pins_query(settings) + b"; " + durable_query(local=False))

@@ -12,11 +12,13 @@ from psycopg import errors as e
 
 from pulse_trio.errors import ConfigurationError, DatabaseUnavailable
 from pulse_trio.postgres.connection import TrioConnection
+from pulse_trio.postgres.cursors import DEFAULTS
 from pulse_trio.postgres.dsn import redact, with_liveliness
+from pulse_trio.postgres.pins import PINNED
 from pulse_trio.postgres.pooler import heed_pooler
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     Configure = Callable[[TrioConnection[Any]], Awaitable[None]]
 
@@ -44,12 +46,16 @@ def backoff(
     return uniform(0.0, min(cap, base * 2.0 ** min(attempt, 60)))
 
 
-async def connect_or_unavailable(dsn: str, configure: Configure | None = None, **options: Any) -> TrioConnection[Any]:
+async def connect_or_unavailable(
+    dsn: str, configure: Configure | None = None, *, own: bool = False, **options: Any
+) -> TrioConnection[Any]:
     """One attempt to connect and configure a session, with liveliness parameters.
 
     Args:
         dsn: the connection string; its password appears in no error.
         configure: called with the new connection; if it raises, the connection is closed.
+        own: for pulse-trio's own statements alone: the session has the settings of `pins.PINNED`, and reads values in psycopg's
+            own way.
         options: further arguments of `TrioConnection.connect`.
 
     Raises:
@@ -58,20 +64,22 @@ async def connect_or_unavailable(dsn: str, configure: Configure | None = None, *
     """
     try:
         lively = with_liveliness(dsn)
+        if own:
+            options = {"client_encoding": PINNED["client_encoding"], "context": DEFAULTS} | options
     except e.ProgrammingError as ex:
         raise ConfigurationError(f"not a PostgreSQL connection string: {redact(str(ex), dsn)}") from None
     try:
         connection = await TrioConnection[Any].connect(lively, **options)
-        await _configure(connection, configure)
+        await _configure(connection, configure, PINNED if own else {})
     except (e.OperationalError, e.InterfaceError) as ex:
         raise DatabaseUnavailable(redact(str(ex), dsn)) from None
     return connection
 
 
-async def _configure(connection: TrioConnection[Any], configure: Configure | None) -> None:
+async def _configure(connection: TrioConnection[Any], configure: Configure | None, pins: Mapping[str, str]) -> None:
     try:
         with trio.move_on_after(_CONFIGURE_WITHIN) as deadline:
-            connection.pooled = await heed_pooler(connection)
+            connection.pooled = await heed_pooler(connection, pins)
             if configure is not None:
                 await configure(connection)
     except BaseException:
@@ -84,7 +92,7 @@ async def _configure(connection: TrioConnection[Any], configure: Configure | Non
 
 async def _look(dsn: str) -> None:
     """One look whether the database is there and takes writes."""
-    connection = await connect_or_unavailable(dsn, autocommit=True)
+    connection = await connect_or_unavailable(dsn, own=True, autocommit=True)
     try:
         row = await (await connection.execute("SELECT current_setting('transaction_read_only')::bool")).fetchone()
     except e.OperationalError as ex:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
-import psycopg
-from psycopg.rows import tuple_row
+from ..postgres import OwnAsyncCursor, OwnCursor
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
+
+    import psycopg
 
 # Local to the transaction; in a transaction of the caller's, that is ours to put back. When the statement is stopped, the
 # savepoint takes the setting back with it.
@@ -23,7 +24,7 @@ async def bounded(connection: psycopg.AsyncConnection[Any], seconds: float | Non
     if seconds is None:
         yield
         return
-    async with connection.transaction(), psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
+    async with connection.transaction(), OwnAsyncCursor(connection) as cursor:
         await cursor.execute(_BOUND, [_setting(seconds)])
         row: Any = await cursor.fetchone()
         yield
@@ -36,7 +37,7 @@ def bounded_sync(connection: psycopg.Connection[Any], seconds: float | None) -> 
     if seconds is None:
         yield
         return
-    with connection.transaction(), psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
+    with connection.transaction(), OwnCursor(connection) as cursor:
         cursor.execute(_BOUND, [_setting(seconds)])
         row: Any = cursor.fetchone()
         yield

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import psycopg
-from psycopg.rows import tuple_row
 
+from ..postgres import OwnAsyncCursor, OwnCursor
 from ..sql import render, statement
 from . import operations
 from .arrays import texts
@@ -97,8 +97,8 @@ async def enqueue_many(
     if not can_be_copied(requests):
         return await operations.run(connection, schema, operations.enqueue_many(requests, codec))
     try:
-        async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
-            await cursor.execute(statement("reserve_ids", schema), {"count": len(requests)})
+        async with OwnAsyncCursor(connection) as cursor:
+            await cursor.execute(statement("reserve_ids", schema), {"count": len(requests)}, binary=True)
             if not (rows := await cursor.fetchall()):
                 return await operations.run(connection, schema, operations.enqueue_many(requests, codec))
             reserved = _reserved(rows)
@@ -119,8 +119,8 @@ def enqueue_many_sync(
     if not can_be_copied(requests):
         return operations.run_sync(connection, schema, operations.enqueue_many(requests, codec))
     try:
-        with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
-            cursor.execute(statement("reserve_ids", schema), {"count": len(requests)})
+        with OwnCursor(connection) as cursor:
+            cursor.execute(statement("reserve_ids", schema), {"count": len(requests)}, binary=True)
             if not (rows := cursor.fetchall()):
                 return operations.run_sync(connection, schema, operations.enqueue_many(requests, codec))
             reserved = _reserved(rows)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 import psycopg
-from psycopg.rows import tuple_row
 
 from ..codec import encoded
 from ..errors import (
@@ -29,6 +28,7 @@ from ..errors import (
     UnknownJob,
     UsageError,
 )
+from ..postgres import OwnAsyncCursor, OwnCursor
 from ..sql import statement
 from ..states import TRANSITIONS, Event, State
 from .arrays import numbers, optional_numbers, texts
@@ -319,12 +319,12 @@ async def run(connection: psycopg.AsyncConnection[Any], schema: str, operation: 
     try:
         query = next(operation)
         # Not connection.execute: the connection is the caller's, and so are its cursor class and its row factory.
-        async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
+        async with OwnAsyncCursor(connection) as cursor:
             while True:
                 async with bounded(connection, query.timeout):
                     # A bounded statement is planned for its own values, each time.
                     prepare = None if query.timeout is None else False
-                    await cursor.execute(statement(query.name, schema), query.parameters, prepare=prepare)
+                    await cursor.execute(statement(query.name, schema), query.parameters, prepare=prepare, binary=True)
                     rows = await cursor.fetchall()
                 query = operation.send(rows)
     except StopIteration as stop:
@@ -337,11 +337,11 @@ def run_sync(connection: psycopg.Connection[Any], schema: str, operation: Operat
     """Drives an operation over a blocking connection, in whatever transaction that is in."""
     try:
         query = next(operation)
-        with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
+        with OwnCursor(connection) as cursor:
             while True:
                 with bounded_sync(connection, query.timeout):
                     prepare = None if query.timeout is None else False
-                    cursor.execute(statement(query.name, schema), query.parameters, prepare=prepare)
+                    cursor.execute(statement(query.name, schema), query.parameters, prepare=prepare, binary=True)
                     rows = cursor.fetchall()
                 query = operation.send(rows)
     except StopIteration as stop:

@@ -21,7 +21,7 @@ import trio
 from psycopg import pq
 
 from ..errors import DatabaseUnavailable
-from ..postgres import configure_session, open_pool
+from ..postgres import OwnAsyncCursor, discard_all, open_pool, pinned_for_transaction
 from ..sql import statement
 from .arrays import numbers, texts
 
@@ -40,10 +40,27 @@ _COMMIT_WITHIN = 10.0
 keep its job's row locked, and so from being rescued, until TCP gave up: the server rolls back instead."""
 
 
+_LONGEST = 2**31 - 1
+"""The greatest statement_timeout, in milliseconds."""
+
 _ANSWER_WITHIN = 10.0
 """Seconds in which the server answers our own statements, which are quick. A peer that is gone without a word answers nothing,
 while the worker's other connections go on renewing the lease: the handler would wait for ever. The user's own statements have
 as long as the job's timeout."""
+
+
+# What a handler changed for the rest of its transaction must not bend the completion: the role, the names' meaning, NULL in
+# arrays, a time limit. What was deferred is checked before, in the world that the handler made.
+_BEFORE_COMPLETION = b"; ".join(
+    [
+        f"SET LOCAL statement_timeout = '{_ANSWER_WITHIN:g}s'".encode(),
+        b"SET CONSTRAINTS ALL IMMEDIATE",
+        b"RESET SESSION AUTHORIZATION",
+        b"RESET ROLE",
+        f"SET LOCAL idle_in_transaction_session_timeout = '{_COMMIT_WITHIN:g}s'".encode(),
+        pinned_for_transaction(),
+    ]
+)
 
 
 class CommitUnknown(DatabaseUnavailable):
@@ -70,6 +87,8 @@ class Begun:
             raise RuntimeError(
                 "the transaction of job.transaction() was ended inside its block; leave that to the block"
             )
+        if self.connection.pgconn.pipeline_status != pq.PipelineStatus.OFF:
+            raise RuntimeError("a pipeline of job.transaction() is still open: leave its block first")
         with _answering("the completion"):
             rows = await self._complete(outcome)
         if not rows:
@@ -79,21 +98,21 @@ class Begun:
 
     async def _complete(self, outcome: Outcome) -> list[Any]:
         claim = outcome.claim
-        await self.connection.execute(
-            "SELECT set_config('idle_in_transaction_session_timeout', %s, true)", [f"{_COMMIT_WITHIN:g}s"]
-        )
-        cursor = await self.connection.execute(
-            statement("complete_unlocked", self._schema),
-            {
-                "ids": numbers([claim.id]),
-                "attempts": numbers([claim.attempt]),
-                "sessions": numbers([claim.session]),
-                "results": texts([outcome.result]),
-                "keep": self._keep,
-            },
-            prepare=False,
-        )
-        return await cursor.fetchall()
+        await self.connection.command(_BEFORE_COMPLETION)
+        async with OwnAsyncCursor(self.connection) as cursor:
+            await cursor.execute(
+                statement("complete_unlocked", self._schema),
+                {
+                    "ids": numbers([claim.id]),
+                    "attempts": numbers([claim.attempt]),
+                    "sessions": numbers([claim.session]),
+                    "results": texts([outcome.result]),
+                    "keep": self._keep,
+                },
+                prepare=False,
+                binary=True,
+            )
+            return await cursor.fetchall()
 
 
 class FencedTransactions:
@@ -113,13 +132,13 @@ class FencedTransactions:
 
         async def configure(connection: TrioConnection[Any]) -> None:
             connection.cancel_timeout = connection.cleanup_timeout = within
-            await _configure(connection)
 
         async with open_pool(
             self._dsn,
             min_size=0,
             max_size=self._size,
             configure=configure,
+            reset=discard_all,
             autocommit=True,
             application_name="pulse-trio transactions",
         ) as self._pool:
@@ -140,12 +159,9 @@ class FencedTransactions:
                 try:
                     async with AsyncExitStack() as stack:
                         with _answering("BEGIN"):
-                            await stack.enter_async_context(connection.transaction())
                             if seconds < math.inf:
-                                # A second more: while this side lives, its own deadline strikes first, with the better
-                                # reason.
-                                limit = f"{max(1, math.ceil((seconds + 1) * 1000))}ms"
-                                await connection.execute("SELECT set_config('statement_timeout', %s, true)", [limit])
+                                connection.prologue = _time_limit(seconds)
+                            await stack.enter_async_context(connection.transaction())
                         yield begun
                         committing = begun.completed
                         if committing:
@@ -165,9 +181,14 @@ class FencedTransactions:
         """
         fence = {"id": claim.id, "attempt": claim.attempt, "session": claim.session, "keep": self._keep}
         try:
-            async with self._lend() as connection, connection.transaction():
-                await connection.execute(statement("await_transaction", self._schema), fence)
-                row = await (await connection.execute(statement("transaction_done", self._schema), fence)).fetchone()
+            async with self._lend() as connection:
+                # The second statement must see what the first has waited for, whatever the role's default is.
+                await connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
+                async with connection.transaction(), OwnAsyncCursor(connection) as cursor:
+                    await connection.command(pinned_for_transaction())
+                    await cursor.execute(statement("await_transaction", self._schema), fence)
+                    await cursor.execute(statement("transaction_done", self._schema), fence, binary=True)
+                    row = await cursor.fetchone()
         except psycopg.Error as error:
             raise DatabaseUnavailable(f"transactions: {str(error).strip()}") from error
         return row is not None and row[0]
@@ -193,6 +214,8 @@ def _answering(what: str) -> Generator[None]:
         raise DatabaseUnavailable(f"transactions: the database did not answer {what} within {_ANSWER_WITHIN:g} s")
 
 
-async def _configure(connection: TrioConnection[Any]) -> None:
-    # As on the worker's other connections: what is said to be completed must not be forgotten by a crash of the server.
-    await configure_session(connection, {})
+def _time_limit(seconds: float) -> bytes:
+    """As a command that begins no query: the handler may still say SET TRANSACTION."""
+    # A second more: while this side lives, its own deadline strikes first, with the better reason.
+    milliseconds = min(math.ceil((seconds + 1) * 1000), _LONGEST)
+    return f"SET LOCAL statement_timeout = {max(1, milliseconds)}".encode()

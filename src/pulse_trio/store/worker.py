@@ -28,7 +28,7 @@ import trio
 from ..errors import DatabaseUnavailable, SchemaError, UsageError
 from ..jobs import Claim, Outcome, Progress
 from ..migrate import check_versions
-from ..postgres import Link, TrioConnection, configure_session
+from ..postgres import UNBOUNDED, Link, TrioConnection, configure_session
 from ..sql import render, statement
 from ..states import backoff, storable
 from . import schedules
@@ -49,7 +49,19 @@ _ClaimedRow = tuple[int, int, int, int, int, str, str, str, str, str | None]
 
 # One plan for each statement, whatever the table held when it was made: a generic plan from an empty table turned the claim
 # into a seq scan (123 ms at 100k rows), a custom plan each time costs 0.5 ms of planning.
-_WORKER_SETTINGS: dict[str, str] = {
+_WORKER_SETTINGS: dict[str, str] = UNBOUNDED | {
+    "enable_indexscan": "on",
+    "enable_indexonlyscan": "on",
+    "enable_tidscan": "on",
+    "enable_nestloop": "on",
+    "enable_sort": "on",
+    "enable_incremental_sort": "on",
+    "enable_partition_pruning": "on",
+    "from_collapse_limit": "8",
+    "join_collapse_limit": "8",
+    "geqo": "on",
+    "geqo_threshold": "12",
+    "max_parallel_workers_per_gather": "0",
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",
     "enable_hashjoin": "off",
@@ -57,7 +69,6 @@ _WORKER_SETTINGS: dict[str, str] = {
     "jit": "off",
     "plan_cache_mode": "force_generic_plan",
     "lock_timeout": "1s",
-    "TimeZone": "UTC",
 }
 # The watchdog reads the BRIN index, which only a bitmap scan can.
 _WATCHDOG_SETTINGS = _WORKER_SETTINGS | {"enable_bitmapscan": "on", "enable_indexscan": "off"}
@@ -171,8 +182,8 @@ class WorkerStore:
         limit = f"{max(1000, round(self._patience * 1000))}ms"
         self._watch = self._link(dsn, "watchdog", _WATCHDOG_SETTINGS | {"idle_in_transaction_session_timeout": limit})
         # What needs a session of its own, where a pooler gives none: to listen, to say that one waits, to have a turn.
-        self._listen = self._link(direct_dsn or dsn, "listener", {})
-        self._sessions_link = self._link(direct_dsn, "session", {}) if direct_dsn else self._claims
+        self._listen = self._link(direct_dsn or dsn, "listener", UNBOUNDED)
+        self._sessions_link = self._link(direct_dsn, "session", UNBOUNDED) if direct_dsn else self._claims
         self.transactions = FencedTransactions(dsn, schema=schema, concurrency=concurrency, keep=keep)
         self._progress = self._link(dsn, "progress", _WORKER_SETTINGS)
         self._generation = 0
