@@ -13,13 +13,16 @@ import psycopg
 from psycopg import dbapi20, postgres
 from psycopg.adapt import AdaptersMap
 from psycopg.rows import tuple_row
+from psycopg.types import array
 
 
 def _defaults() -> AdaptersMap:
     # Not a copy of `psycopg.adapters`: who imports pulse-trio may have changed that already.
-    adapters = AdaptersMap(types=postgres.types)
+    adapters = AdaptersMap()
+    postgres.register_default_types(adapters.types)
     postgres.register_default_adapters(adapters)
     dbapi20.register_dbapi20_adapters(adapters)
+    array.register_all_arrays(adapters)
     return adapters
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psycopg
 import trio
@@ -67,6 +67,21 @@ class CommitUnknown(DatabaseUnavailable):
     """The connection was lost while COMMIT was under way: it may be done or not."""
 
 
+class TimeLimits(NamedTuple):
+    """What a connection waits for its server. A handler may have other wishes for its own statements than for ours."""
+
+    query: float | None
+    cancel: float
+    cleanup: float
+
+    @classmethod
+    def of(cls, connection: TrioConnection[Any]) -> TimeLimits:
+        return cls(connection.query_timeout, connection.cancel_timeout, connection.cleanup_timeout)
+
+    def apply(self, connection: TrioConnection[Any]) -> None:
+        connection.query_timeout, connection.cancel_timeout, connection.cleanup_timeout = self
+
+
 class Begun:
     """A transaction that has begun; the block around it commits."""
 
@@ -77,6 +92,7 @@ class Begun:
         """Whether the completion is committed, whatever is raised afterwards."""
         self._schema = schema
         self._keep = keep
+        self._limits = TimeLimits.of(connection)
 
     async def complete(self, outcome: Outcome) -> bool | None:
         """The fenced completion: True if it is written, False if the lease was lost, None if somebody has locked the row.
@@ -98,6 +114,7 @@ class Begun:
 
     async def _complete(self, outcome: Outcome) -> list[Any]:
         claim = outcome.claim
+        self._limits.apply(self.connection)
         await self.connection.command(_BEFORE_COMPLETION)
         async with OwnAsyncCursor(self.connection) as cursor:
             await cursor.execute(
