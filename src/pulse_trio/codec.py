@@ -141,8 +141,9 @@ def decoding(codec: Codec, call: Callable[[Any, str], Any]) -> Callable[[Any, st
 
     async def call_decoded(held: Any, args: str) -> Any:
         claim = held.claim
-        plain = codec.decode(args, kind=claim.kind, job_id=claim.id).decode()
-        value = await call(held, plain)
+        called = call(held, codec.decode(args, kind=claim.kind, job_id=claim.id).decode())
+        del args  # both texts may be a megabyte, and the handler may run for long
+        value = await called
         return coded_result(codec, claim.kind, claim.id, value)
 
     return call_decoded

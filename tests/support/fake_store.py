@@ -239,6 +239,7 @@ class FakeStore:
         self.trouble: dict[str, Callable[[], Awaitable[None]]] = {}
         self.silence: dict[str, Callable[[], Awaitable[None]]] = {}
         self.draining = False
+        self.bounded = False
         self.limited: list[str] = []
         self.suspect_due_in: float | None = None
         self.paused_kinds: list[str] = []

@@ -4,6 +4,7 @@ Each direction has a `Flow` of its own:
 
 - `forward()`: bytes pass (what a flow does at first);
 - `delay(seconds)`: bytes pass that much later, in order, without limiting the throughput;
+- `limit(rate)`: so many bytes pass in a second, of all connections together; who sends more is kept waiting;
 - `hold()`: bytes wait in the proxy until the flow forwards again, as in a partition that heals;
 - `swallow()`: bytes and ends of stream vanish. What has lost bytes stays lost: its connections remain half-open,
   silent, even when the flow forwards again (a NAT that forgot them); new ones are fine then.
@@ -27,7 +28,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-CHUNK = 65536
+CHUNK = 16384
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 LOST = (trio.BrokenResourceError, trio.ClosedResourceError)
 
@@ -44,6 +45,8 @@ class Flow:
     def __init__(self) -> None:
         self.mode = Mode.FORWARD
         self.latency = 0.0
+        self._rate = math.inf
+        self._free_at = -math.inf
         self._changed = trio.Event()
         self._arrivals = trio.lowlevel.ParkingLot()
 
@@ -54,6 +57,16 @@ class Flow:
     def delay(self, seconds: float) -> None:
         """Let bytes pass `seconds` after they came."""
         self._set(Mode.FORWARD, seconds)
+
+    def limit(self, rate: float) -> None:
+        """Let `rate` bytes pass in a second."""
+        self._rate = rate
+
+    async def admitted(self, count: int) -> None:
+        """Wait until so many bytes may pass, after those that came before."""
+        if self._rate < math.inf:
+            self._free_at = max(self._free_at, trio.current_time()) + count / self._rate
+            await trio.sleep_until(self._free_at)
 
     def hold(self) -> None:
         """Keep bytes back until the flow forwards again."""
@@ -132,6 +145,11 @@ class Proxy:
         self.to_server.delay(seconds)
         self.to_client.delay(seconds)
 
+    def limit(self, rate: float) -> None:
+        """Each direction carries `rate` bytes a second; what is on its way keeps its sender waiting."""
+        self.to_server.limit(rate)
+        self.to_client.limit(rate)
+
     def refuse(self) -> None:
         """Reset new connections from now on; `forward` ends it."""
         self._refusing = True
@@ -198,6 +216,7 @@ async def collect(source: trio.SocketStream, send: trio.MemorySendChannel[tuple[
         except trio.BrokenResourceError:
             chunk = b""
         flow.arrived()
+        await flow.admitted(len(chunk))
         send.send_nowait((trio.current_time(), chunk))
         if not chunk:
             return

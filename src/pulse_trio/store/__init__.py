@@ -1,12 +1,14 @@
 """The store: one method for each business operation, and the only caller of `sql/`."""
 
+from .allowance import Allowance
 from .foreign import run_foreign, run_foreign_sync
 from .limits import Limited
 from .schedules import Broken, Fired
 from .transactions import CommitUnknown, FencedTransactions
-from .worker import Beat, Exchange, Found, HandedBack, Rescue, Settlement, Slot, WorkerStore
+from .worker import Beat, Exchange, Found, HandedBack, Rescue, Settlement, Slot, TooSlow, WorkerStore, is_large, size_of
 
 __all__ = [
+    "Allowance",
     "Beat",
     "Broken",
     "CommitUnknown",
@@ -19,7 +21,10 @@ __all__ = [
     "Rescue",
     "Settlement",
     "Slot",
+    "TooSlow",
     "WorkerStore",
+    "is_large",
     "run_foreign",
     "run_foreign_sync",
+    "size_of",
 ]

@@ -32,6 +32,7 @@ from ..postgres import UNBOUNDED, Link, TrioConnection, configure_session
 from ..sql import render, statement
 from ..states import backoff, storable
 from . import schedules
+from .allowance import FIRST, LARGE, Allowance
 from .arrays import numbers, texts
 from .finishing import finish_batches
 from .limits import Limited, limited_claims, limits_parameters
@@ -77,6 +78,9 @@ _ANNOUNCED_SINGLY = 32
 """A worker of more queues says that it waits for all: each is a lock, and a connection's share of PostgreSQL's table of locks
 is 64 by default."""
 
+_UNKNOWN_SIZE = 1024
+"""Bytes that the arguments of a job are taken to have in a queue with limits that nothing was claimed from yet."""
+
 _EXPIRED = "lease expired: the worker was gone or cut off"
 _CAME_BACK = "lease expired: the worker was cut off or stopped, and came back"
 
@@ -112,6 +116,15 @@ class Settlement(NamedTuple):
     accepted: list[Outcome]
     refused: list[Outcome]
     again: list[Outcome]
+
+
+class TooSlow(DatabaseUnavailable):
+    """The database answers, but has not taken what was sent within `seconds`. `last`: it was given all the time there is."""
+
+    def __init__(self, message: str, seconds: float, *, last: bool) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+        self.last = last
 
 
 class Beat(NamedTuple):
@@ -164,6 +177,11 @@ class WorkerStore:
         # the lease's end.
         self._patience = lease / 6
         self._silence = lease / 2
+        self._longest = lease * 2
+        self._lone_patience = self._silence
+        self._claim_allowance = Allowance(self._patience / 5)
+        self._sizes: dict[str, float] = {}
+        """Of queues with limits: the average size of the arguments that their last claim brought."""
         self._keep = keep
         self._on_session = on_session
         self._identity = {
@@ -176,6 +194,8 @@ class WorkerStore:
         }
         self._claims = self._link(dsn, "claims", _WORKER_SETTINGS)
         self._settles = self._link(dsn, "settles", _WORKER_SETTINGS)
+        # Made with the first large result: what takes seconds to send holds up nothing else.
+        self._results = self._link(dsn, "results", _WORKER_SETTINGS)
         self._beats = self._link(dsn, "beats", _WORKER_SETTINGS)
         # A rescue is a few statements in one transaction. A watchdog that is stopped or cut off between them would keep what it
         # was about to rescue locked until TCP gave up, two hours by default: the server ends its transaction instead.
@@ -194,6 +214,8 @@ class WorkerStore:
         self.epoch_offset = 0.0
         """By how much the database's clock (seconds since 1970) is ahead of Trio's, or a little more; from the session on."""
         self._sessions: list[int] = []
+        self.bounded = False
+        """Whether the last exchange brought fewer jobs than were asked for because these are large."""
         self.limited: list[str] = []
         """Queues to claim from with `claim_limited`, as the last sweep (`slots`) found them."""
         self.paused_kinds: list[str] = []
@@ -221,6 +243,7 @@ class WorkerStore:
         for link in (
             self._claims,
             self._settles,
+            self._results,
             self._beats,
             self._watch,
             self._listen,
@@ -331,17 +354,27 @@ class WorkerStore:
 
     async def exchange(self, limit: int, slots: Sequence[Slot], completed: Sequence[Outcome] = ()) -> Exchange:
         """Claims up to `limit` jobs from `slots` and archives completed ones, in one statement and one commit."""
-        async with self._using(self._claims) as connection:
-            await self._ensure_session(connection)
-            try:
-                return await self._exchange(connection, limit, slots, completed)
-            except psycopg.errors.LockNotAvailable:
-                # One of the completed rows is locked by somebody: that job is late, the others and the claim are not.
-                settlement = await self._singly_if_refused(connection, self._complete_unlocked, list(completed))
-            except (psycopg.DataError, psycopg.IntegrityError):
-                settlement = await self._singly_if_refused(connection, self._complete, list(completed))
-            claims, sent, _ = await self._exchange(connection, limit, slots, ())
-            return Exchange(claims, sent, settlement)
+        try:
+            # One job is what is left to ask for when the network is slow: it gets more time. Its lease counts from before.
+            patience = self._silence if self._claim_allowance.halved else None
+            async with self._using(self._claims, patience=patience) as connection:
+                return await self._exchange_or_unlocked(connection, limit, slots, completed)
+        except DatabaseUnavailable:
+            self._claim_allowance.lost()
+            raise
+
+    async def _exchange_or_unlocked(
+        self, connection: TrioConnection[Any], limit: int, slots: Sequence[Slot], completed: Sequence[Outcome]
+    ) -> Exchange:
+        await self._ensure_session(connection)
+        try:
+            return await self._exchange(connection, limit, slots, completed)
+        except psycopg.errors.LockNotAvailable:
+            # One of the completed rows is locked by somebody: that job is late, the others and the claim are not.
+            settlement = await self._singly_if_refused(connection, self._complete_unlocked, list(completed))
+        except (psycopg.DataError, psycopg.IntegrityError):
+            settlement = await self._singly_if_refused(connection, self._complete, list(completed))
+        return (await self._exchange(connection, limit, slots, ()))._replace(settlement=settlement)
 
     async def _exchange(
         self, connection: TrioConnection[Any], limit: int, slots: Sequence[Slot], completed: Sequence[Outcome]
@@ -355,6 +388,7 @@ class WorkerStore:
             "session": session,
             "lease": self._lease,
             "limit": limit,
+            "size": self._claim_allowance.size,
             "queues": texts([s.queue for s in slots]),
             "priorities": numbers([s.priority for s in slots]),
             "floor_run_ats": texts([s.floor_run_at for s in slots]),
@@ -374,7 +408,21 @@ class WorkerStore:
             )
         ]
         settlement = Settlement(list(ordered), [], []) if tail[8] is None else _sort_out(ordered, tail[8])
+        if limit:
+            self.bounded = self._was_bounded(claims, limit, sent)
         return Exchange(claims, sent, settlement)
+
+    def _was_bounded(self, claims: Sequence[Claim], limit: int, sent: float) -> bool:
+        """Whether the allowance kept jobs from being claimed; learns from how long the answer took."""
+        seconds = trio.current_time() - sent
+        allowance = self._claim_allowance
+        if not claims or (len(claims) == limit and seconds < self._patience / 5):
+            return False
+        size = sum([len(claim.args) for claim in claims])
+        # Characters here, bytes there, up to four for one: who asks again in vain has lost a round trip.
+        bounded = len(claims) < limit and size >= allowance.size // 4
+        allowance.took(size, seconds)
+        return bounded
 
     async def settle(self, outcomes: Sequence[Outcome], *, unsure: bool = False) -> Settlement:
         """Writes outcomes with their fence. `unsure`: an earlier try of these may have been done without our hearing of it;
@@ -382,20 +430,65 @@ class WorkerStore:
         completed = [o for o in outcomes if o.kind == "completed" and not o.cancelling]
         cancelling = [o for o in outcomes if o.kind == "completed" and o.cancelling]
         others = [o for o in outcomes if o.kind != "completed"]
+        if any(is_large(outcome) for outcome in outcomes):
+            return await self._settle_large(outcomes, cancelling, completed, others, unsure=unsure)
         async with self._using(self._settles) as connection:
-            parts: list[Settlement] = []
-            if cancelling:
-                parts.append(await self._singly_if_refused(connection, self._complete_unlocked, cancelling))
-            if completed:
-                parts.append(await self._singly_if_refused(connection, self._complete, completed))
-            if others:
-                parts.append(await self._singly_if_refused(connection, self._fail, others))
-            accepted, refused, again = ([o for part in parts for o in part[i]] for i in range(3))
-            if unsure and refused:
-                done = await self._settled(connection, refused)
-                accepted += [o for o in refused if o.claim.id in done]
-                refused = [o for o in refused if o.claim.id not in done]
-            await self._absolve(connection, [o.claim for o in refused])
+            return await self._settle(connection, cancelling, completed, others, unsure=unsure)
+
+    async def _settle_large(
+        self,
+        outcomes: Sequence[Outcome],
+        cancelling: list[Outcome],
+        completed: list[Outcome],
+        others: list[Outcome],
+        *,
+        unsure: bool,
+    ) -> Settlement:
+        """The same over a connection of its own. One alone is given ever more time: its lease is kept by beats meanwhile."""
+        patience = self._lone_patience if len(outcomes) == 1 else self._patience
+        writing = math.inf
+        try:
+            async with self._using(self._results, patience=patience) as connection:
+                # The database answers: if what follows takes too long, that is because of its size.
+                if unsure:
+                    done = await self._settled(connection, outcomes)
+                else:
+                    await connection.ping()
+                    done = set[int]()
+                writing = trio.current_time()
+                left = [[o for o in part if o.claim.id not in done] for part in (cancelling, completed, others)]
+                settlement = await self._settle(connection, *left, unsure=unsure)
+                return settlement._replace(accepted=settlement.accepted + [o for o in outcomes if o.claim.id in done])
+        except DatabaseUnavailable as error:
+            if trio.current_time() - writing < patience * 0.8:
+                raise
+            last = len(outcomes) == 1 and patience >= self._longest
+            if len(outcomes) == 1:
+                self._lone_patience = min(self._longest, patience * 2)
+            raise TooSlow(str(error), patience, last=last) from error
+
+    async def _settle(
+        self,
+        connection: TrioConnection[Any],
+        cancelling: list[Outcome],
+        completed: list[Outcome],
+        others: list[Outcome],
+        *,
+        unsure: bool,
+    ) -> Settlement:
+        parts: list[Settlement] = []
+        if cancelling:
+            parts.append(await self._singly_if_refused(connection, self._complete_unlocked, cancelling))
+        if completed:
+            parts.append(await self._singly_if_refused(connection, self._complete, completed))
+        if others:
+            parts.append(await self._singly_if_refused(connection, self._fail, others))
+        accepted, refused, again = ([o for part in parts for o in part[i]] for i in range(3))
+        if unsure and refused:
+            done = await self._settled(connection, refused)
+            accepted += [o for o in refused if o.claim.id in done]
+            refused = [o for o in refused if o.claim.id not in done]
+        await self._absolve(connection, [o.claim for o in refused])
         return Settlement(accepted, refused, again)
 
     async def _singly_if_refused(
@@ -513,20 +606,35 @@ class WorkerStore:
         """Claims up to `limit` jobs of a queue that has limits or keys: no more than these allow, over all workers.
 
         `turns` is what the last call for this queue returned."""
-        async with self._using(self._claims) as connection:
-            await self._ensure_session(connection)
-            session = self.session
-            parameters = {
-                "queue": queue,
-                "session": session,
-                "lease": self._lease,
-                "limit": limit,
-                "paused_kinds": self._paused_kinds,
-                "turns": turns,
-            }
-            sent = trio.current_time()
-            cursor = await connection.execute(statement("claim_limited", self._schema), parameters, prepare=True)
-            return limited_claims(await cursor.fetchall(), session, sent)
+        # The function knows no sizes: what the queue's last jobs had decides, and a change of that has more time.
+        most = max(1, int(self._claim_allowance.size / self._sizes.get(queue, _UNKNOWN_SIZE)))
+        try:
+            async with self._using(self._claims, patience=self._silence * 2 / 3) as connection:
+                await self._ensure_session(connection)
+                limited = await self._claim_limited(connection, queue, min(limit, most), turns)
+        except DatabaseUnavailable:
+            self._claim_allowance.lost()
+            self._sizes[queue] = FIRST
+            raise
+        if limited.claims:
+            size = sum([len(claim.args) for claim in limited.claims])
+            self._sizes[queue] = max(1.0, size / len(limited.claims))
+            self._claim_allowance.took(size, trio.current_time() - limited.sent)
+        return limited
+
+    async def _claim_limited(self, connection: TrioConnection[Any], queue: str, limit: int, turns: str) -> Limited:
+        session = self.session
+        parameters = {
+            "queue": queue,
+            "session": session,
+            "lease": self._lease,
+            "limit": limit,
+            "paused_kinds": self._paused_kinds,
+            "turns": turns,
+        }
+        sent = trio.current_time()
+        cursor = await connection.execute(statement("claim_limited", self._schema), parameters, prepare=True)
+        return limited_claims(await cursor.fetchall(), session, sent)
 
     async def declare_limits(self, limits: Sequence[QueueLimits]) -> None:
         """Writes down what handlers say of their queues: the newest deploy wins."""
@@ -773,6 +881,16 @@ class WorkerStore:
                 if asked.cancelled_caught:
                     connection.abort()
                     raise DatabaseUnavailable(f"listener: the database did not answer within {self._patience:g} s")
+
+
+def size_of(outcome: Outcome) -> int:
+    """Characters of what is written of it."""
+    return len(outcome.result or "") + len(outcome.error or "")
+
+
+def is_large(outcome: Outcome) -> bool:
+    """Whether its report goes apart from the others."""
+    return outcome.result is not None and len(outcome.result) > LARGE
 
 
 def _by_id(outcome: Outcome) -> int:

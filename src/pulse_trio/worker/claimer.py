@@ -74,6 +74,9 @@ class ClaimStore(Protocol):
     async def slots(self, queues: Sequence[str] | None) -> list[Found]: ...
 
     @property
+    def bounded(self) -> bool: ...
+
+    @property
     def limited(self) -> Sequence[str]: ...
 
     @property
@@ -104,6 +107,9 @@ class Carrier(Protocol):
 
     @property
     def pending(self) -> int: ...
+
+    @property
+    def crowded(self) -> bool: ...
 
 
 class SlotBook:
@@ -208,6 +214,8 @@ class Claimer:
         self._wake = Signal()
         self._freed = Signal()
         self._told = False
+        self._more = False
+        """Whether the last claim left jobs behind because they are large."""
         self._sweep_wanted = True
         self._last_sweep = -math.inf
         self._last_found = -math.inf
@@ -281,6 +289,8 @@ class Claimer:
 
     async def _round(self) -> None:
         while (free := self._free()) <= 0:
+            if self._carrier.crowded:
+                self._rest()
             await self._freed.wait()
         # Told of a job in a slot that is known: claim it first, look around later.
         told, self._told = self._told, False
@@ -296,10 +306,11 @@ class Claimer:
             await self._wait_idle(swept)
             return
         limit = min(free, self._batch)
+        self._more = False
         claimed = await (self._claim_both(limit) if self._limited else self._claim(limit))
         if claimed and self._need_not_be_told(claimed, limit) and self._store.idle:
             await self._store.withdraw_idle()
-        if claimed >= limit:
+        if claimed >= limit or self._more:
             self.hungry = True
         elif not swept:
             await self._look_around_soon()
@@ -324,9 +335,10 @@ class Claimer:
             self._carrier.put_back(completed)
             raise
         # Nothing may be awaited from here to start(): these jobs are ours already.
+        self._more = self._store.bounded
         self._book.claimed(claims)
         if self._store.paused_kinds:
-            self._book.walked(claims, self._store.swept_at, every=len(claims) < limit)
+            self._book.walked(claims, self._store.swept_at, every=len(claims) < limit and not self._more)
         if claims:
             self._deaf_poll = _SOONEST_POLL
             self._start(claims, sent)

@@ -255,6 +255,8 @@ class Worker:
             on_settled=self._settled,
             backoff=backoff,
             observer=self._observer,
+            on_room=lambda: self._claimer.freed(),
+            target=s.lease / 30,
         )
         self._claimer = Claimer(
             self._store,
@@ -272,7 +274,7 @@ class Worker:
             ),
             queues=s.queues,
             concurrency=s.concurrency,
-            free=lambda: s.concurrency - self._running_count,
+            free=lambda: 0 if self._settler.crowded else s.concurrency - self._running_count,
             start=self._start,
             poll=s.poll,
             backoff=backoff,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import trio
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
 from ..codec import same_result
 from ..handlers import UnfitArguments, check_json
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 UNKNOWN_KIND_DELAY = 15.0
 """Seconds before a job of a kind this worker lacks is due again: time for a worker that has it (a deploy under way). It
 doubles with each attempt, to eight times this, so that a backlog nobody can run is not claimed again and again."""
+
+_KEPT = 4096
+"""Characters of arguments that stay with a claim while its handler runs. What is longer goes once it is decoded."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -108,7 +111,10 @@ class Runner:
                     while True:
                         held.opened(nursery, self._early)
                         try:
-                            outcome = completed(claim, await held.call(held, claim.args))
+                            outcome = completed(
+                                claim,
+                                await held.call(held, claim.args if len(claim.args) <= _KEPT else _taken(claim)),
+                            )
                         except Exception as error:
                             # Caught here, inside the nursery, where it is still itself; outside it would be a group of one.
                             outcome = held.outcome = self._failed(claim, error)
@@ -280,6 +286,13 @@ def _in_view_of(held: Held, outcome: Outcome | None) -> Outcome | None:
     # need not wait longer, and the failure is on record.
     left = max(0.0, held.job_deadline - trio.current_time())
     return replace(outcome, delay=left) if outcome.delay > left else outcome
+
+
+def _taken(claim: Claim) -> str:
+    """The arguments, which the claim has no more."""
+    args = claim.args
+    force_setattr(claim, "args", "{}")
+    return args
 
 
 async def _never(_: Held, __: str) -> None:

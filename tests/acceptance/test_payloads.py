@@ -1,0 +1,132 @@
+"""Large payloads over a slow network: all get through, none starts twice, and what is small does not wait for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+from pulse_trio import Handlers, Job, SyncClient
+from pulse_trio.jobs import Outcome
+from pulse_trio.observe import JobStarted
+from pulse_trio.store import Slot, TooSlow
+from support.embedded_workers import working
+from support.stores import Window, claim_one, open_store
+from support.workers import rows, until
+
+if TYPE_CHECKING:
+    from support.proxy import Proxy
+
+SIZE = 200_000
+RATE = 1_500_000.0
+"""Bytes a second: a sixtieth of the jobs' arguments takes longer than a statement may."""
+COUNT = 60
+# A statement may take a second.
+SETTINGS: dict[str, Any] = {"lease": 6.0, "heartbeat": 2.0, "cleanup": 0.2, "poll": 0.5}
+
+
+def enqueue(dsn: str, handlers: Handlers, count: int, size: int, **options: Any) -> list[int]:
+    handler = handlers["echo"].options(**options)
+    return [e.id for e in SyncClient(dsn).enqueue_many(handler.request("x" * size) for _ in range(count))]
+
+
+@pytest.fixture
+def handlers() -> Handlers:
+    handlers = Handlers()
+
+    @handlers.job
+    async def echo(payload: str) -> str:
+        return payload
+
+    @handlers.job(max_attempts=1)
+    async def fail() -> None:
+        raise ValueError("at once")
+
+    return handlers
+
+
+@pytest.mark.parametrize("options", [{}, {"key": "k"}], ids=["plain", "keyed"])
+async def test_large_jobs_over_a_slow_link_all_complete_in_their_first_attempt(
+    options: dict[str, Any], handlers: Handlers, dsn: str, proxy: Proxy
+) -> None:
+    ids = enqueue(dsn, handlers, COUNT, SIZE, **options)
+    proxy.limit(RATE)
+    async with working(handlers, proxy.dsn, **SETTINGS) as heard:
+        await until(dsn, f"SELECT FROM pulse.job_archive HAVING count(*) = {COUNT}")
+        proxy.forward()
+        proxy.limit(1e9)
+    assert sorted(event.job_id for event in heard.of(JobStarted)) == ids
+    ended = rows(dsn, "SELECT state, attempt, octet_length(result::text) FROM pulse.job_archive")
+    assert set(ended) == {(4, 1, SIZE + 2)}
+
+
+async def test_a_failure_overtakes_large_results(handlers: Handlers, dsn: str, proxy: Proxy) -> None:
+    enqueue(dsn, handlers, COUNT, SIZE)
+    proxy.to_server.limit(RATE / 4)
+    async with working(handlers, proxy.dsn, **SETTINGS) as heard:
+        await heard.until(JobStarted)
+        failed = SyncClient(dsn).enqueue("fail", max_attempts=1, priority=1).id
+        await until(dsn, "SELECT FROM pulse.job_archive WHERE id = %(id)s AND state = 5", {"id": failed})
+        completed = rows(dsn, "SELECT count(*) FROM pulse.job_archive WHERE state = 4")[0][0]
+        proxy.to_server.limit(1e9)
+        await until(dsn, f"SELECT FROM pulse.job_archive WHERE state = 4 HAVING count(*) = {COUNT}")
+    assert completed < COUNT
+
+
+async def test_a_result_that_the_network_does_not_take_fails_its_job_and_keeps_its_lease_until_then(
+    dsn: str, proxy: Proxy
+) -> None:
+    handlers = Handlers()
+
+    @handlers.job(max_attempts=1)
+    async def give(job: Job) -> str:
+        return "x" * 1_000_000
+
+    job_id = SyncClient(dsn).enqueue("give", max_attempts=1).id
+    # 17 s for the one result, and 12 is all there is.
+    proxy.to_server.limit(60_000)
+    async with working(handlers, proxy.dsn, watchdog=0.5, **SETTINGS):
+        ((state, attempt, error),) = await until(
+            dsn, "SELECT state, attempt, error FROM pulse.job_archive WHERE id = %(id)s", {"id": job_id}
+        )
+        proxy.to_server.limit(1e9)
+    assert (state, attempt) == (5, 1)
+    assert error.startswith("ResultTooSlow: 1,000,002 characters of result could not be written within 12 s")
+
+
+async def test_a_claim_takes_jobs_until_their_arguments_have_a_megabyte(dsn: str) -> None:
+    with Window(dsn) as window:
+        for _ in range(20):
+            window.enqueue(args={"a": "x" * 300_000})
+    async with open_store(dsn) as store:
+        first = await store.exchange(20, [Slot("default", 0)])
+        assert len(first.claims) == 4
+        assert store.bounded
+        second = await store.exchange(20, [Slot("default", 0)])
+        # It was quick, and may be twice as large now.
+        assert len(second.claims) == 7
+        rest = await store.exchange(20, [Slot("default", 0)])
+        assert len(rest.claims) == 9
+        assert not (await store.exchange(20, [Slot("default", 0)])).claims
+        assert not store.bounded
+
+
+async def test_a_report_that_is_too_slow_says_so_and_a_silent_database_does_not(dsn: str, proxy: Proxy) -> None:
+    with Window(dsn) as window:
+        window.enqueue()
+    async with open_store(proxy.dsn, lease=3.0) as store:
+        claimed = await claim_one(store)
+        large = Outcome(claimed, "completed", result='"' + "x" * 500_000 + '"')
+        proxy.to_server.limit(50_000)
+        with pytest.raises(TooSlow) as slow:
+            await store.settle([large])
+        assert not slow.value.last
+        proxy.to_server.limit(1e9)
+        proxy.swallow()
+        with pytest.raises(Exception, match="results") as silent:
+            await store.settle([large], unsure=True)
+        assert not isinstance(silent.value, TooSlow)
+        proxy.forward()
+        with trio.fail_after(20):
+            assert (await store.settle([large], unsure=True)).accepted == [large]
