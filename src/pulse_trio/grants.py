@@ -48,7 +48,7 @@ TABLES: Mapping[RoleKind, Mapping[str, str]] = {
     "operator": {
         "SELECT": (
             "migration, maintenance, job, job_archive, job_archive_default, attempt, session, batch, batch_job, schedule_fire,"
-            f" schedule_declaration, progress, cancellation, permit, bucket, {_VIEWS}"
+            f" schedule_declaration, progress, cancellation, permit, bucket, audit, {_VIEWS}"
         ),
         "SELECT, INSERT, UPDATE": "queue, schedule",
         "SELECT, INSERT, DELETE": "paused_kind",
@@ -67,6 +67,7 @@ FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
         "claim_limited",
         "tell_end",
         "batch_counts",
+        "note_enqueue",
         "answer_stack",
         "stack_questions",
     ),
@@ -77,6 +78,7 @@ FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
         "cancel_jobs",
         "retry_jobs",
         "delete_jobs",
+        "note_enqueue",
         "batch_counts",
         "ask_stack",
         "take_stack",

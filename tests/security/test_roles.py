@@ -61,7 +61,7 @@ def stage(databases: Databases) -> Generator[Stage]:
 
 ENQUEUING = {"reserve", "enqueue", "enqueue_many", "enqueue_unique"}
 READING = {
-    "attempts", "batch_failures", "batch_finished", "batch_live", "batch_status", "batch_unfinished", "cancel_ended",
+    "attempts", "audit", "batch_failures", "batch_finished", "batch_live", "batch_status", "batch_unfinished", "cancel_ended",
     "cancel_requested",
     "cancel_ledger", "count_by_state", "doctor_put_back", "doctor_storage", "ended", "job",
     "jobs", "limits_of_queue", "matching_jobs", "paused_kinds", "queues", "retentions", "running_of", "schedule_clock",
@@ -69,15 +69,24 @@ READING = {
     "workers",
 }  # fmt: skip
 FOR_ALL = {"hold_waits", "drop_waits", "waiting_place", "announce_idle", "withdraw_idle", "suspects_turn", "end_suspects_turn",
-           "doctor_holders", "doctor_server"}  # fmt: skip
+           "doctor_holders", "doctor_server", "act_as"}  # fmt: skip
 """Locks in memory and names, on no table: whoever is connected to the database may."""
 OPERATORS = {
     "cancel_jobs", "delete_jobs", "limit_queue", "pause_kind", "pause_queue", "resume_kind", "resume_queue", "retry_job",
-    "set_retention", "stack_ask", "stack_take", "wake",
+    "note_enqueue", "set_retention", "stack_ask", "stack_take", "wake",
     "schedule_fire", "schedule_fired", "schedule_move", "schedule_one", "schedule_pause", "schedule_put", "schedule_remove",
     "schedule_due",
 }  # fmt: skip
-NOT_THE_WORKERS = {"cancel_jobs", "delete_jobs", "retry_job", "pause_kind", "resume_kind", "stack_ask", "stack_take"}
+NOT_THE_WORKERS = {
+    "audit",
+    "cancel_jobs",
+    "delete_jobs",
+    "retry_job",
+    "pause_kind",
+    "resume_kind",
+    "stack_ask",
+    "stack_take",
+}
 """A stolen worker can spoil jobs, as it holds them; the ledger of cancellations and what was finished it cannot."""
 
 

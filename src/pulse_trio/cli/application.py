@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import click
 
+from .audit import audit
 from .bench import bench
 from .cancel import cancel_jobs
 from .cron import cron
@@ -66,7 +67,7 @@ def pulse_trio() -> None:
 
 
 jobs.add_command(cancel_jobs)
-for _command in (run, enqueue, jobs, queues, cron, workers, stack, migrate, grants, doctor, bench):
+for _command in (run, enqueue, jobs, queues, cron, workers, stack, audit, migrate, grants, doctor, bench):
     pulse_trio.add_command(_command)
 
 

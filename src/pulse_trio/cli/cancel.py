@@ -9,7 +9,7 @@ import click
 from ..states import FINISHED
 from .database import open_store
 from .jobs import JOB_ID
-from .options import dsn_option, json_option, schema_option
+from .options import actor_option, dsn_option, json_option, schema_option
 from .output import notice, print_json
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ UNKNOWN = 2
 @click.argument("job_ids", type=JOB_ID, metavar="ID...", nargs=-1, required=True)
 @click.option("--reason", metavar="TEXT", help="Why: for the handler, the job and the ledger.")
 @click.option("--wait", is_flag=True, help="Return when the handlers of running jobs have ended.")
+@actor_option
 @schema_option
 @dsn_option
 @json_option

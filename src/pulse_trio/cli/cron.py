@@ -8,7 +8,7 @@ import click
 
 from ..store import schedules
 from .database import open_store
-from .options import dsn_option, json_option, schema_option
+from .options import actor_option, dsn_option, json_option, schema_option
 from .output import notice, print_json, print_table
 from .text import ago, duration, headline, local_time, utc_now
 
@@ -79,6 +79,7 @@ def _declared(schedule: ScheduleRecord) -> str:
 
 @cron.command("pause")
 @NAME
+@actor_option
 @schema_option
 @dsn_option
 @json_option
@@ -94,6 +95,7 @@ def pause_schedule(name: str, schema: str | None, dsn: str | None, as_json: bool
 
 @cron.command("resume")
 @NAME
+@actor_option
 @schema_option
 @dsn_option
 @json_option
@@ -107,6 +109,7 @@ def resume_schedule(name: str, schema: str | None, dsn: str | None, as_json: boo
 
 @cron.command("run")
 @NAME
+@actor_option
 @schema_option
 @dsn_option
 @json_option
@@ -124,6 +127,7 @@ def run_schedule(name: str, schema: str | None, dsn: str | None, as_json: bool) 
 
 @cron.command("remove")
 @NAME
+@actor_option
 @schema_option
 @dsn_option
 @json_option

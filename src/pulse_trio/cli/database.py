@@ -20,6 +20,7 @@ from ..migrate import check_sync, migrate_sync
 from ..postgres import connect_sync
 from ..postgres.dsn import redact, shown_dsn
 from ..settings import file_dsn, load_settings
+from .options import chosen_actor
 from .output import notice
 
 if TYPE_CHECKING:
@@ -150,4 +151,4 @@ def open_store(dsn: str | None, schema: str | None) -> Generator[SyncClient]:
     with open_database(choice, name) as address:
         check_sync(address, name)
         with connect_sync(address) as connection:
-            yield SyncClient(connection, schema=name)
+            yield SyncClient(connection, schema=name, actor=chosen_actor())

@@ -11,9 +11,10 @@ import click
 from ..client import request_by_name
 from ..errors import InvalidArguments
 from ..store import operations
+from ..store.audit import by_hand
 from .database import open_store
 from .loading import load_handlers
-from .options import dsn_option, json_option, schema_option
+from .options import actor_option, dsn_option, json_option, schema_option
 from .output import notice, print_json
 from .text import shown
 
@@ -41,6 +42,7 @@ NEARBY = 20
 )
 @click.option("--unique-key", metavar="KEY", help="At most one live job of the queue has this key.")
 @click.option("--app", metavar="APP:HANDLERS", help="Check the arguments against this handler, and use its options.")
+@actor_option
 @schema_option
 @dsn_option
 @json_option
@@ -55,7 +57,7 @@ def enqueue(
     text = sys.stdin.read() if arguments == "-" else arguments
     request, codec = _request(kind, parse_arguments(text), app, {k: v for k, v in options.items() if v is not None})
     with open_store(dsn, schema) as client:
-        done = client.run(operations.enqueue(request, codec))
+        done = client.run_together(by_hand(operations.enqueue(request, codec), f"{request.queue} {request.kind}"))
     if as_json:
         print_json({"id": done.id, "added": done.added})
         return

@@ -15,7 +15,7 @@ from ..store import history, operations
 from . import timeline
 from .database import open_store
 from .filters import RATE, described, filter_of, filter_options, parsed_retention
-from .options import dsn_option, json_option, schema_option
+from .options import actor_option, dsn_option, json_option, schema_option
 from .output import notice, plain, print_fields, print_json, print_rich, print_table
 from .text import ago, count_of, duration, headline, local_time, shown, utc_now
 
@@ -186,6 +186,7 @@ _DRY_RUN = click.option("--dry-run", is_flag=True, help="Change nothing; say whi
 )
 @_YES
 @_DRY_RUN
+@actor_option
 @schema_option
 @dsn_option
 @json_option
@@ -218,6 +219,7 @@ def retry_jobs(job_ids: tuple[int, ...], rate: float | None, **given: Any) -> in
 @_LIMIT
 @_YES
 @_DRY_RUN
+@actor_option
 @schema_option
 @dsn_option
 @json_option
@@ -239,6 +241,7 @@ def delete_jobs(job_ids: tuple[int, ...], **given: Any) -> int:
 @jobs.command("retention")
 @click.argument("queue", metavar="[QUEUE]", required=False)
 @click.argument("time", metavar="[TIME]", type=parsed_retention, required=False)
+@actor_option
 @schema_option
 @dsn_option
 @json_option

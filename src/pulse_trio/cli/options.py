@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import os
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -85,4 +87,32 @@ dsn_option = click.option(
     "an embedded PostgreSQL]",
 )
 schema_option = setting_options(only="schema")
+
+
+def _keep_actor(context: click.Context, _: click.Parameter, name: str | None) -> None:
+    context.meta[_ACTOR] = name
+
+
+_ACTOR = "pulse_trio.actor"
+actor_option = click.option(
+    "--as",
+    metavar="NAME",
+    expose_value=False,
+    callback=_keep_actor,
+    help="Who does this, for the audit trail.  [default: the user of the operating system]",
+)
+
+
+def chosen_actor() -> str:
+    """Who the audit trail is told does what this command does."""
+    context = click.get_current_context(silent=True)
+    if context is not None and (given := context.meta.get(_ACTOR)):
+        return given
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        # A container's user need not have a name.
+        return f"uid {os.getuid()}"
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")

@@ -11,7 +11,7 @@ from ..errors import TookTooLong, UsageError
 from ..handlers import QueueLimits, queue_limits
 from ..store import queues as store
 from .database import open_store
-from .options import dsn_option, json_option, schema_option
+from .options import actor_option, dsn_option, json_option, schema_option
 from .output import notice, print_json, print_table
 from .text import ago, count_of, duration, utc_now
 
@@ -81,6 +81,7 @@ def _row(q: QueueRecord) -> tuple[object, ...]:
 
 @queues.command("pause")
 @_what
+@actor_option
 @schema_option
 @dsn_option
 def pause_queue(queue: str | None, kind: str | None, schema: str | None, dsn: str | None) -> None:
@@ -92,6 +93,7 @@ def pause_queue(queue: str | None, kind: str | None, schema: str | None, dsn: st
 
 @queues.command("resume")
 @_what
+@actor_option
 @schema_option
 @dsn_option
 def resume_queue(queue: str | None, kind: str | None, schema: str | None, dsn: str | None) -> None:
@@ -109,6 +111,7 @@ def resume_queue(queue: str | None, kind: str | None, schema: str | None, dsn: s
     metavar="SECONDS",
     help="Give up waiting after so long, with exit code 1; it stays paused.  [default: wait]",
 )
+@actor_option
 @schema_option
 @dsn_option
 def drain_queue(
@@ -151,6 +154,7 @@ def _name(queue: str | None, kind: str | None) -> str:
 @click.option("--rate", metavar="RATE|none", help="Jobs that start in a time, as 10/s, 100/m or 1000/h.")
 @click.option("--key-limit", metavar="NUMBER|none", help="The same for each key whose jobs say nothing themselves.")
 @click.option("--key-rate", metavar="RATE|none", help="The same for each key whose jobs say nothing themselves.")
+@actor_option
 @schema_option
 @dsn_option
 @json_option

@@ -23,7 +23,8 @@ from ..postgres import (
     open_pool,
 )
 from ..states import FINISHED
-from ..store import bulk, cancelling, history, operations, queues, run_foreign, schedules, stacks
+from ..store import audit, bulk, cancelling, history, operations, queues, run_foreign, schedules, stacks
+from ..store.audit import acting, check_actor
 from .batches import Adding, Means, new_batch, open_batch
 from .cancelling import as_ended, check_waiting, pauses, requester, still_running
 from .refs import JobRef
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from ..handlers import Handler, Handlers
     from ..jobs import JobRequest
     from ..states import State
+    from ..store.audit import AuditRecord
     from ..store.queues import QueueRecord
     from ..store.schedules import FireRecord, ScheduleRecord
     from ..timing import CatchUp
@@ -65,6 +67,7 @@ class Client:
         waits: Waits | None = None,
         handlers: Handlers | None = None,
         codec: Codec | None = None,
+        actor: str | None = None,
     ) -> None:
         known = isinstance(source, (TrioPool, AsyncioPool, psycopg.AsyncConnection))
         self._source: TrioPool | AsyncioPool | psycopg.AsyncConnection[Any] = source
@@ -72,6 +75,7 @@ class Client:
         self._handlers = handlers
         self._codec = codec if codec is not None or handlers is None else handlers.codec
         self._schema = schema
+        self._actor = check_actor(actor)
         self._waits = waits
         self._home = self
 
@@ -82,7 +86,7 @@ class Client:
         It may be a `TrioConnection`, psycopg's `AsyncConnection`, asyncpg's connection, or SQLAlchemy's `AsyncConnection` or
         `AsyncSession` (over psycopg or asyncpg). Raises `ConfigurationError` for anything else.
         """
-        used = Client(connection, schema=self._schema, handlers=self._handlers, codec=self._codec)
+        used = Client(connection, schema=self._schema, handlers=self._handlers, codec=self._codec, actor=self._actor)
         used._home = self._home
         return used
 
@@ -328,6 +332,22 @@ class Client:
         """Worker sessions, newest first."""
         return await self._run(operations.workers(gone=gone))
 
+    async def audit(
+        self,
+        *,
+        act: str | None = None,
+        job: int | None = None,
+        role: str | None = None,
+        actor: str | None = None,
+        target: str | None = None,
+        since: datetime | timedelta | None = None,
+        limit: int = 50,
+    ) -> list[AuditRecord]:
+        """Who did what, newest first. `since` is a moment with its offset, or how long ago; see `AuditRecord`."""
+        return await self._run(
+            audit.audit(act=act, job=job, role=role, actor=actor, target=target, since=since, limit=limit)
+        )
+
     # Queues
 
     async def queues(self) -> list[QueueRecord]:
@@ -410,6 +430,7 @@ class Client:
         return await self._run(schedules.fires(name, limit=limit))
 
     async def _together(self, operation: operations.Operation[T]) -> T:
+        operation = self._named(operation)
         if self._foreign is not None:
             async with self._foreign.transaction():
                 return await run_foreign(self._foreign, self._schema, operation)
@@ -427,7 +448,11 @@ class Client:
         """Whether this client works on a connection of the caller's."""
         return self._foreign is not None or isinstance(self._source, psycopg.AsyncConnection)
 
+    def _named(self, operation: operations.Operation[T]) -> operations.Operation[T]:
+        return operation if self._actor is None else acting(operation, self._actor)
+
     async def _run(self, operation: operations.Operation[T]) -> T:
+        operation = self._named(operation)
         if self._foreign is not None:
             return await run_foreign(self._foreign, self._schema, operation)
         async with self._connection() as connection:
@@ -450,11 +475,13 @@ async def open_client(
     max_connections: int = 10,
     handlers: Handlers | None = None,
     codec: Codec | None = None,
+    actor: str | None = None,
 ) -> AsyncGenerator[Client]:
     """A client with a pool of its own, for as long as the block runs; under Trio and under asyncio.
 
     With `handlers`, jobs that are enqueued by name are checked like those enqueued by handler. `codec` encodes arguments and
-    decodes results; by default it is the handlers'.
+    decodes results; by default it is the handlers'. `actor` is the name under which the audit trail notes what this client
+    does, as that of the person a web application acts for.
     Raises `DatabaseUnavailable`, or `ConfigurationError` for a DSN that cannot be read.
     """
     if sniffio.current_async_library() == "asyncio":
@@ -463,7 +490,7 @@ async def open_client(
             open_asyncio_pool(dsn, max_size=max_connections) as pool,
             open_waits(schema, pool=pool, connect=connect) as waits,
         ):
-            yield Client(pool, schema=schema, waits=waits, handlers=handlers, codec=codec)
+            yield Client(pool, schema=schema, waits=waits, handlers=handlers, codec=codec, actor=actor)
     else:
         # Autocommit: one statement is one round trip. What belongs together asks for a transaction itself.
         async with open_pool(dsn, min_size=1, max_size=max_connections, own=True, autocommit=True) as pool:
@@ -471,4 +498,4 @@ async def open_client(
                 connect_or_unavailable, dsn, own=True, autocommit=True, application_name="pulse-trio waits"
             )
             async with open_waits(schema, pool=pool, connect=listen) as waits:
-                yield Client(pool, schema=schema, waits=waits, handlers=handlers, codec=codec)
+                yield Client(pool, schema=schema, waits=waits, handlers=handlers, codec=codec, actor=actor)

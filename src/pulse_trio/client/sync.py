@@ -13,7 +13,8 @@ from ..errors import DatabaseUnavailable, UsageError
 from ..handlers import queue_limits
 from ..postgres import adapt, connect_sync
 from ..states import FINISHED
-from ..store import bulk, cancelling, history, operations, queues, run_foreign_sync, schedules, stacks
+from ..store import audit, bulk, cancelling, history, operations, queues, run_foreign_sync, schedules, stacks
+from ..store.audit import acting, check_actor
 from .cancelling import as_ended, check_waiting, pauses, requester, still_running
 from .refs import result_of
 from .requests import decoded_record, request_and_type
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ..handlers import Handler, Handlers
     from ..jobs import JobRequest
     from ..states import State
+    from ..store.audit import AuditRecord
     from ..store.queues import QueueRecord
     from ..store.schedules import FireRecord, ScheduleRecord
     from ..timing import CatchUp
@@ -52,17 +54,21 @@ class SyncClient:
         schema: str = "pulse",
         handlers: Handlers | None = None,
         codec: Codec | None = None,
+        actor: str | None = None,
     ) -> None:
         known = isinstance(dsn_or_connection, (str, psycopg.Connection))
         self._source: str | psycopg.Connection[Any] = dsn_or_connection
         self._foreign = None if known else adapt(dsn_or_connection)
         self._schema = schema
+        self._actor = check_actor(actor)
         self._handlers = handlers
         self._codec = codec if codec is not None or handlers is None else handlers.codec
 
     def using(self, connection: psycopg.Connection[Any] | Any) -> SyncClient:
         """The same client in the transaction of a connection of the caller's; see `Client.using`."""
-        return SyncClient(connection, schema=self._schema, handlers=self._handlers, codec=self._codec)
+        return SyncClient(
+            connection, schema=self._schema, handlers=self._handlers, codec=self._codec, actor=self._actor
+        )
 
     @overload
     def enqueue(self, handler: Handler[P, R], /, *args: P.args, **kwargs: P.kwargs) -> operations.Enqueued: ...
@@ -293,12 +299,27 @@ class SyncClient:
 
     def run_together(self, operation: operations.Operation[T]) -> T:
         """Runs one of the store's operations whose statements belong in one transaction."""
+        operation = self._named(operation)
         if self._foreign is not None:
             with self._foreign.transaction():
                 return run_foreign_sync(self._foreign, self._schema, operation)
         # Without autocommit the first statement begins the caller's transaction, which is the caller's to commit.
         with self._connection() as connection, connection.transaction() if connection.autocommit else nullcontext():
             return operations.run_sync(connection, self._schema, operation)
+
+    def audit(
+        self,
+        *,
+        act: str | None = None,
+        job: int | None = None,
+        role: str | None = None,
+        actor: str | None = None,
+        target: str | None = None,
+        since: datetime | timedelta | None = None,
+        limit: int = 50,
+    ) -> list[AuditRecord]:
+        """Who did what, newest first; see `Client.audit`."""
+        return self.run(audit.audit(act=act, job=job, role=role, actor=actor, target=target, since=since, limit=limit))
 
     # Queues
 
@@ -337,10 +358,14 @@ class SyncClient:
 
     def run(self, operation: operations.Operation[T]) -> T:
         """Runs one of the store's operations."""
+        operation = self._named(operation)
         if self._foreign is not None:
             return run_foreign_sync(self._foreign, self._schema, operation)
         with self._connection() as connection:
             return operations.run_sync(connection, self._schema, operation)
+
+    def _named(self, operation: operations.Operation[T]) -> operations.Operation[T]:
+        return operation if self._actor is None else acting(operation, self._actor)
 
     @contextmanager
     def _connection(self) -> Generator[psycopg.Connection[Any]]:

@@ -59,6 +59,14 @@ async def run_foreign(connection: AsyncForeign, schema: str, operation: Operatio
         query = next(operation)
         by_number = await connection.numbered()
         while True:
+            # The caller's transaction, which the name belongs to.
+            if query.actor is not None:
+                naming = {"actor": query.actor}
+                if by_number:
+                    text, names = numbered("act_as", schema)
+                    await connection.rows(text, _texts(naming, names))
+                else:
+                    await connection.rows(named("act_as", schema), naming)
             if by_number:
                 text, names = numbered(query.name, schema)
                 rows = await connection.rows(text, _texts(query.parameters, names))
@@ -78,6 +86,8 @@ def run_foreign_sync(connection: Foreign, schema: str, operation: Operation[T]) 
     try:
         query = next(operation)
         while True:
+            if query.actor is not None:
+                connection.rows(named("act_as", schema), {"actor": query.actor})
             query = operation.send(connection.rows(named(query.name, schema), query.parameters))
     except StopIteration as stop:
         return stop.value

@@ -90,8 +90,8 @@ def matching(
         "state": _state(chosen.get("state")),
         "workers": workers,
         **{name: chosen.get(name) for name in ("queue", "kind", "error", "unique_key")},
-        **_moment("since", chosen.get("since")),
-        **_moment("until", chosen.get("until")),
+        **moment("since", chosen.get("since")),
+        **moment("until", chosen.get("until")),
         "before": before or 2**63 - 1,
         "limit": limit,
     }
@@ -108,7 +108,7 @@ def _state(given: State | str | None) -> str | None:
         raise InvalidArguments(f"There is no state {given!r}; there are: {', '.join(State)}.") from None
 
 
-def _moment(name: str, given: datetime | timedelta | None) -> dict[str, Any]:
+def moment(name: str, given: datetime | timedelta | None) -> dict[str, Any]:
     """A moment, or how long ago it was by the database's clock."""
     if isinstance(given, datetime) and given.tzinfo is None:
         raise InvalidArguments(f"{name} needs its offset (a timezone), got {given!r}.")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -47,11 +48,13 @@ Row = Sequence[Any]
 
 
 class Query(NamedTuple):
-    """One statement to run: its name in `sql/`, its parameters, and the seconds after which PostgreSQL stops it."""
+    """One statement to run: its name in `sql/`, its parameters, the seconds after which PostgreSQL stops it, and the name
+    under which the audit trail notes it."""
 
     name: str
     parameters: Mapping[str, Any]
     timeout: float | None = None
+    actor: str | None = None
 
 
 Operation = Generator[Query, Sequence[Row], T]
@@ -324,8 +327,13 @@ async def run(connection: psycopg.AsyncConnection[Any], schema: str, operation: 
                 async with bounded(connection, query.timeout):
                     # A bounded statement is planned for its own values, each time.
                     prepare = None if query.timeout is None else False
-                    await cursor.execute(statement(query.name, schema), query.parameters, prepare=prepare, binary=True)
-                    rows = await cursor.fetchall()
+                    # The name is the transaction's. Without autocommit that is the caller's, who commits it.
+                    alone = query.actor is not None and connection.autocommit
+                    async with connection.transaction() if alone else nullcontext():
+                        if query.actor is not None:
+                            await cursor.execute(statement("act_as", schema), {"actor": query.actor})
+                        await cursor.execute(statement(query.name, schema), query.parameters, prepare=prepare, binary=True)
+                        rows = await cursor.fetchall()
                 query = operation.send(rows)
     except StopIteration as stop:
         return stop.value
@@ -341,8 +349,12 @@ def run_sync(connection: psycopg.Connection[Any], schema: str, operation: Operat
             while True:
                 with bounded_sync(connection, query.timeout):
                     prepare = None if query.timeout is None else False
-                    cursor.execute(statement(query.name, schema), query.parameters, prepare=prepare, binary=True)
-                    rows = cursor.fetchall()
+                    alone = query.actor is not None and connection.autocommit
+                    with connection.transaction() if alone else nullcontext():
+                        if query.actor is not None:
+                            cursor.execute(statement("act_as", schema), {"actor": query.actor})
+                        cursor.execute(statement(query.name, schema), query.parameters, prepare=prepare, binary=True)
+                        rows = cursor.fetchall()
                 query = operation.send(rows)
     except StopIteration as stop:
         return stop.value

@@ -151,6 +151,8 @@ def run_now(name: str) -> Operation[Enqueued]:
     """Enqueues a schedule's job now, paused or not; its own occurrences stay as they are. Raises `UnknownSchedule`."""
     taken = yield from _take(name)
     (fired,) = yield from _fire(taken, [taken.now])
+    if fired.added:
+        yield Query("note_enqueue", {"ids": numbers([fired.job_id]), "target": f"schedule {name}"})
     return Enqueued(fired.job_id, fired.added)
 
 

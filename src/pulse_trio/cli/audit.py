@@ -1,0 +1,81 @@
+"""`pulse-trio audit`: who did what to jobs, queues, kinds and schedules."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from .database import open_store
+from .filters import MOMENT
+from .jobs import JOB_ID
+from .options import dsn_option, json_option, schema_option
+from .output import notice, print_json, print_table
+from .text import local_time
+
+if TYPE_CHECKING:
+    from datetime import datetime, timedelta
+
+    from ..store.audit import AuditRecord
+
+COLUMNS = ("when", "role", "actor", "act", "what", "details")
+SHOWN_IDS = 5
+"""Ids of a line that the table names."""
+
+
+@click.command()
+@click.option("--act", metavar="ACT", help="Only this: cancel, retry, delete, pause, resume, limit, retention, ...")
+@click.option("--job", type=JOB_ID, metavar="ID", help="Only what was done to this job.")
+@click.option("--role", metavar="ROLE", help="Only what this login of the database did.")
+@click.option("--actor", metavar="NAME", help="Only what was done under this name.")
+@click.option(
+    "--target", metavar="WHAT", help="Only what was done to this: 'queue NAME', 'kind NAME', 'schedule NAME'."
+)
+@click.option("--since", type=MOMENT, metavar="WHEN", help="Only from then on: 2h, 3d, or a time with its offset.")
+@click.option(
+    "--limit", type=click.IntRange(1, 10_000), default=50, metavar="NUMBER", show_default=True, help="At most so many."
+)
+@schema_option
+@dsn_option
+@json_option
+def audit(
+    act: str | None,
+    job: int | None,
+    role: str | None,
+    actor: str | None,
+    target: str | None,
+    since: datetime | timedelta | None,
+    limit: int,
+    schema: str | None,
+    dsn: str | None,
+    as_json: bool,
+) -> None:
+    """List who cancelled, retried, deleted, paused, resumed, limited, scheduled or enqueued by hand, newest first.
+
+    The role is the database's login; the actor is the name that its program gave (--as, or `open_client(actor=...)`).
+    The lines outlast the jobs.
+    """
+    with open_store(dsn, schema) as client:
+        found = client.audit(act=act, job=job, role=role, actor=actor, target=target, since=since, limit=limit)
+    if as_json:
+        print_json(found)
+        return
+    print_table(COLUMNS, [_row(line) for line in found], whole=("when", "act"))
+    if len(found) == limit:
+        notice(f"there may be more: --limit {limit * 2}")
+    if not found:
+        notice("no lines")
+
+
+def _row(line: AuditRecord) -> tuple[object, ...]:
+    details = ", ".join(f"{name} {value}" for name, value in (line.details or {}).items() if value is not None)
+    return (local_time(line.at), line.role, line.actor, line.act, _what(line), details)
+
+
+def _what(line: AuditRecord) -> str:
+    ids = line.job_ids or []
+    parts = [line.target] if line.target is not None else []
+    if ids:
+        more = f" and {line.jobs - SHOWN_IDS:,} more" if line.jobs > SHOWN_IDS else ""
+        parts.append(f"job{'s' if line.jobs > 1 else ''} {', '.join(map(str, ids[:SHOWN_IDS]))}{more}")
+    return ": ".join(parts)
