@@ -95,7 +95,9 @@ def test_the_sql_on_the_sql_page_runs(dsn: str) -> None:
     assert found == [("send_welcome", "mail", {"user_id": 42})]
 
 
-@pytest.mark.parametrize("view", ["jobs", "attempts", "cancellations", "workers", "queues", "schedules", "fires", "audit"])
+@pytest.mark.parametrize(
+    "view", ["jobs", "attempts", "cancellations", "workers", "queues", "schedules", "fires", "audit"]
+)
 def test_every_column_of_a_view_is_on_the_sql_page(dsn: str, view: str) -> None:
     page = (ROOT / "docs/reference/sql.md").read_text(encoding="utf-8")
     with psycopg.connect(dsn) as connection:

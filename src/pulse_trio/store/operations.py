@@ -332,7 +332,9 @@ async def run(connection: psycopg.AsyncConnection[Any], schema: str, operation: 
                     async with connection.transaction() if alone else nullcontext():
                         if query.actor is not None:
                             await cursor.execute(statement("act_as", schema), {"actor": query.actor})
-                        await cursor.execute(statement(query.name, schema), query.parameters, prepare=prepare, binary=True)
+                        await cursor.execute(
+                            statement(query.name, schema), query.parameters, prepare=prepare, binary=True
+                        )
                         rows = await cursor.fetchall()
                 query = operation.send(rows)
     except StopIteration as stop:
