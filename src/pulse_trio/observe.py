@@ -104,7 +104,7 @@ class TasksLeftBehind:
 
 @dataclass(frozen=True, slots=True)
 class LoopBlocked:
-    """The worker's event loop turns again after `seconds` in which it did not; `stack` is where it was, and the job whose
+    """An event loop of the worker turns again after `seconds` in which it did not; `stack` is where it was, and the job whose
     handler was in it (None for none). Logged the moment it was noticed too."""
 
     job_id: int | None

@@ -9,13 +9,16 @@ import json
 import os
 import signal
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
 
 from pulse_trio import ConfigurationError, Handlers, Job
-from pulse_trio.observe import FenceLost, TasksLeftBehind
+from pulse_trio.observe import FenceLost, LeaseUnproven, TasksLeftBehind
+from pulse_trio.states import storable
+from pulse_trio.worker.calls.asyncio_thread import LoopThread
 from pulse_trio.worker.held import Held
 from support import kinds_app
 from support.stage import Stage
@@ -380,12 +383,227 @@ async def test_asyncio_jobs_share_one_loop(stage: Stage) -> None:
     assert len(loops) == 1
 
 
-async def test_without_trio_asyncio_the_worker_says_what_to_install(
+async def test_a_handler_that_stops_the_loop_or_ends_it_by_an_exit_ends_no_other(stage: Stage) -> None:
+    import asyncio
+
+    both = asyncio.Event()
+
+    async def stops(how: str) -> str:
+        loop = asyncio.get_running_loop()
+        loop.set_task_factory(None)
+        if how == "stop":
+            loop.stop()
+        else:
+            loop.call_soon(exit_now)
+        await asyncio.sleep(0.01)
+        both.set()
+        return how
+
+    def exit_now() -> None:
+        raise SystemExit(3)
+
+    async def waits() -> str:
+        await both.wait()
+        return "unharmed"
+
+    stage.handlers.job(name="waits", runs="asyncio")(waits)
+    stage.handlers.job(name="stops", runs="asyncio")(stops)
+    jobs = [stage.enqueue("waits"), stage.enqueue("stops", how="stop"), stage.enqueue("stops", how="exit")]
+    with trio.fail_after(WITHIN):
+        await stage.burst(**SETTINGS)
+    assert [stage.database.jobs[i].result for i in jobs] == ['"unharmed"', '"stop"', '"exit"']
+
+
+async def test_the_context_of_the_worker_is_that_of_an_asyncio_handler(stage: Stage) -> None:
+    import asyncio
+
+    import sniffio
+
+    variable: ContextVar[str] = ContextVar("variable")
+
+    async def handler() -> list[str]:
+        async def child() -> str:
+            return variable.get()
+
+        told = [await asyncio.create_task(child()), await asyncio.to_thread(variable.get)]
+        variable.set("the handler's")
+        return [*told, sniffio.current_async_library()]
+
+    register(stage, handler)
+    variable.set("the worker's")
+    # anyio.run(backend="trio") leaves this to all that it starts.
+    mark = sniffio.current_async_library_cvar.set("trio")
+    try:
+        job = await own(stage)
+    finally:
+        sniffio.current_async_library_cvar.reset(mark)
+    assert job.result == '["the worker\'s","the worker\'s","asyncio"]', job.error
+    assert variable.get() == "the worker's"
+
+
+async def test_the_asyncio_loop_is_on_the_workers_clock(stage: Stage) -> None:
+    import asyncio
+
+    async def handler(job: Job) -> bool:
+        before = asyncio.get_running_loop().time()
+        async with asyncio.timeout_at(job.deadline):
+            await asyncio.sleep(0.01)
+        return before < job.deadline <= before + 5
+
+    register(stage, handler)
+    began = trio.current_time()
+    job = await own(stage, timeout=5)
+    assert job.result == "true", job.error
+    assert trio.current_time() < began + 5
+
+
+async def test_an_asyncio_handler_tells_its_progress(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    said: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(
+        Held, "progress", lambda _, *what: said.append((threading.get_ident() == here, trio.current_time() > 0, *what))
+    )
+    here = threading.get_ident()
+
+    async def handler(job: Job) -> None:
+        await job.progress(0.5, "half\0of it")
+        with pytest.raises(ValueError, match="a fraction"):
+            await job.progress(2)
+
+    register(stage, handler)
+    job = await own(stage)
+    assert job.state == "completed", job.error
+    assert said == [(True, True, 0.5, storable("half\0of it"))]
+
+
+async def test_a_blocked_asyncio_loop_keeps_no_heartbeat_and_no_other_kind_back(stage: Stage) -> None:
+    import threading
+
+    renewed, freed = threading.Event(), threading.Event()
+
+    def blocks() -> bool:
+        # Longer than a lease, by the beats that are accepted meanwhile.
+        return renewed.wait(WITHIN) and freed.wait(WITHIN)
+
+    async def handler() -> bool:
+        return blocks()
+
+    async def on_trio() -> None:
+        freed.set()
+
+    register(stage, handler)
+    stage.handlers.job(name="other")(on_trio)
+    job_id = stage.enqueue("own")
+    with trio.fail_after(2 * WITHIN):
+        async with stage.working(**SETTINGS | {"lease": 1.0, "heartbeat": 0.1}) as worker:
+            await until(lambda: worker._leases.held)
+            (held,) = worker._leases.held
+            first = held.lease_deadline
+            await until(lambda: held.lease_deadline > first + 1.0)
+            renewed.set()
+            stage.enqueue("other")
+            await until(lambda: stage.database.state(job_id) == "completed")
+    assert stage.database.jobs[job_id].result == "true"
+
+
+async def test_a_lease_that_ends_while_trios_loop_is_blocked_cancels_the_asyncio_handler_meanwhile(
+    stage: Stage,
+) -> None:
+    import asyncio
+    import threading
+
+    began, ended = threading.Event(), threading.Event()
+    reasons: list[object] = []
+
+    async def handler(job: Job) -> None:
+        if job.attempt > 1:
+            return
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            reasons.append(job.cancel_reason)
+            ended.set()
+
+    async def on_trio() -> bool:
+        await until(began.is_set)
+        # From here on Trio's loop does not turn until the other handler has ended.
+        return ended.wait(WITHIN)
+
+    register(stage, handler)
+    stage.handlers.job(name="blocks")(on_trio)
+    stage.enqueue("blocks")
+    job_id = stage.enqueue("own")
+    with trio.fail_after(3 * WITHIN):
+        async with stage.working(**SETTINGS | {"lease": 1.0, "heartbeat": 0.1}):
+            await until(lambda: stage.events.of(LeaseUnproven))
+    assert reasons == ["lease-unproven"]
+    (event,) = stage.events.of(LeaseUnproven)
+    assert event.job_id == job_id
+
+
+async def test_asyncio_jobs_wait_for_a_loop_that_the_system_has_no_room_for(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "trio_asyncio", None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'pulse-trio\[asyncio\]'"):
-        await stage.burst(**SETTINGS)
+    refusals: list[BaseException] = [OSError(24, "Too many open files"), RuntimeError("can't start new thread")]
+    ran: list[str] = []
+
+    def loop_thread(*args: Any) -> LoopThread:
+        if refusals:
+            raise refusals.pop()
+        assert ran == ["other"]
+        return LoopThread(*args)
+
+    async def handler() -> None:
+        ran.append("own")
+
+    async def other() -> None:
+        ran.append("other")
+
+    register(stage, handler)
+    stage.handlers.job(name="other")(other)
+    stage.enqueue("other")
+    monkeypatch.setattr("pulse_trio.worker.calls.in_asyncio.LoopThread", loop_thread)
+    monkeypatch.setattr("pulse_trio.worker.calls.in_asyncio._OPEN_AGAIN", 0.1)
+    assert (await own(stage)).state == "completed"
+    assert ran == ["other", "own"]
+
+
+async def test_the_stack_of_a_blocked_asyncio_handler_is_where_it_blocks(stage: Stage) -> None:
+    import asyncio
+    import threading
+
+    began, goes_on = threading.Event(), threading.Event()
+
+    def blocks() -> None:
+        began.set()
+        goes_on.wait(WITHIN)
+
+    async def waits() -> None:
+        await asyncio.Event().wait()
+
+    async def handler() -> None:
+        waiting = asyncio.create_task(waits(), name="the one that waits")
+        await asyncio.sleep(0)
+        blocks()
+        waiting.cancel()
+
+    register(stage, handler)
+    stage.enqueue("own")
+    with trio.fail_after(WITHIN):
+        async with stage.working(**SETTINGS) as worker:
+            assert await trio.to_thread.run_sync(began.wait, WITHIN)
+            (held,) = worker._leases.held
+            stack = worker._stack_of(held)
+            goes_on.set()
+            await settled(stage)
+    running, waiting = sorted(stack.split("asyncio task ")[1:])
+    assert "(running)\n" in running
+    assert ", in blocks\n" in running
+    assert "base_events" not in running
+    assert waiting.startswith("the one that waits\n")
+    assert ", in waits\n" in waiting
 
 
 # Processes

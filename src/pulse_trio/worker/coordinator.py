@@ -214,6 +214,8 @@ class Worker:
             threads=trio.CapacityLimiter(s.concurrency),
             process_slots=s.process_slots,
             cleanup=s.cleanup,
+            margin=s.margin,
+            lag_warning=s.lag_warning,
             observer=self._observer,
         )
         self._overruns = Overruns(

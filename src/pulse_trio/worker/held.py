@@ -309,9 +309,17 @@ class Held:
             self._reason = "parent"
         return self._reason
 
+    def reason_at(self, now: float) -> CancelReason | None:
+        """`cancel_reason` for another thread than Trio's, as of `now` on Trio's clock. Changes nothing, and does not know of a
+        cancellation of the program before it has reached the handler's call."""
+        return self._reason or self._reason_of_deadline(now)
+
     def _deadline_reason(self) -> CancelReason | None:
+        return self._reason_of_deadline(trio.current_time())
+
+    def _reason_of_deadline(self, now: float) -> CancelReason | None:
         first = self.deadline
-        if trio.current_time() < first:
+        if now < first:
             return None
         if first == self.timeout_deadline:
             return "timeout"

@@ -6,6 +6,8 @@ again there is an event with the whole time. Both come long before a lease is at
 
 The job is found from the stack: our runner's frame is on it, or Trio's with the task that runs, whose parents lead to the
 runner's. So no job has to leave a mark.
+
+The asyncio loop of a worker is another loop in another thread. It has a monitor of its own, which finds the job by its task.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import logging
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -23,10 +27,13 @@ from .held import Held
 from .stack import frames_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from types import FrameType
 
     from ..observe import Observer
+
+CallSoon = Callable[[Callable[[], Any]], Any]
+Blocking = Callable[["FrameType"], tuple["Held | None", list[tuple["FrameType", int]]]]
 
 logger = logging.getLogger("pulse_trio")
 
@@ -45,10 +52,16 @@ class LagMonitor:
         self._turned = threading.Event()
 
     async def run(self) -> None:
-        """Watches until cancelled."""
-        token, loop = trio.lowlevel.current_trio_token(), threading.get_ident()
+        """Watches the loop it runs in until cancelled."""
+        await self.watch(trio.lowlevel.current_trio_token().run_sync_soon, threading.get_ident(), _on_trio)
+
+    async def watch(self, call_soon: CallSoon, loop: int, blocking: Blocking) -> None:
+        """Watches the loop in the thread `loop` until cancelled. `call_soon` has that loop call something; `blocking` says
+        whose a frame is that the loop executes, and what is to be shown of its stack."""
+        token = trio.lowlevel.current_trio_token()
         # Not waited for at the end: it touches nothing but the two events, and does not keep the process.
-        watch = threading.Thread(target=self._watch, args=(token, loop), name="pulse-trio lag", daemon=True)
+        watching = partial(self._watch, token, call_soon, loop, blocking)
+        watch = threading.Thread(target=watching, name="pulse-trio lag", daemon=True)
         try:
             watch.start()
         except (RuntimeError, MemoryError) as error:
@@ -62,15 +75,18 @@ class LagMonitor:
             self._over.set()
             self._turned.set()
 
-    def _watch(self, token: trio.lowlevel.TrioToken, loop: int) -> None:
+    def _watch(self, token: trio.lowlevel.TrioToken, call_soon: CallSoon, loop: int, blocking: Blocking) -> None:
         try:
             while not self._over.wait(self._warning / 2):
                 asked = self._clock()
                 self._turned.clear()
-                token.run_sync_soon(self._turned.set)
+                try:
+                    call_soon(self._turned.set)
+                except RuntimeError:
+                    return  # it is closed
                 if self._turned.wait(self._warning) or self._turned.wait(_SECOND_LOOK):
                     continue
-                seen = self._look(loop, self._clock() - asked)
+                seen = self._look(loop, blocking, self._clock() - asked)
                 self._turned.wait()
                 if seen is not None and not self._over.is_set():
                     job_id, kind, stack = seen
@@ -79,22 +95,26 @@ class LagMonitor:
         except trio.RunFinishedError:
             return
 
-    def _look(self, loop: int, seconds: float) -> tuple[int | None, str | None, str] | None:
+    def _look(self, loop: int, blocking: Blocking, seconds: float) -> tuple[int | None, str | None, str] | None:
         frame = sys._current_frames().get(loop)  # pyright: ignore[reportPrivateUsage]
         if frame is None:
             return None
-        held = held_on(frame)
+        held, frames = blocking(frame)
         job_id, kind = (held.claim.id, held.claim.kind) if held is not None else (None, None)
-        stack = frames_text((f, f.f_lineno) for f in reversed(list(_outwards(frame))))
+        stack = frames_text(frames)
         who = f"job {job_id} ({kind})" if held is not None else "something that is no job"
         logger.warning("%s has blocked the event loop for %.1f s, in:\n%s", who, seconds, stack)
         return job_id, kind, stack
 
 
+def _on_trio(frame: FrameType) -> tuple[Held | None, list[tuple[FrameType, int]]]:
+    return held_on(frame), [(f, f.f_lineno) for f in reversed(list(_outwards(frame)))]
+
+
 def held_on(frame: FrameType) -> Held | None:
     """The job whose handler, or a task of whose nurseries, is on a stack."""
     for inner in _outwards(frame):
-        # Our runner's frame has it, and so has that of an asyncio task.
+        # Our runner's frame has it.
         found = inner.f_locals.get("held")
         if isinstance(found, Held):
             return found

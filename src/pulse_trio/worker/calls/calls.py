@@ -25,7 +25,8 @@ class Calls:
     """`calls.get(kind)` is the call of that kind's handler, None if this worker has none; `calls.services` are what they
     need to run beside the jobs.
 
-    `cleanup` in seconds. Raises `ConfigurationError` if a handler cannot be called the way it asks for.
+    Times in seconds; `margin` and `lag_warning` as `AsyncioCalls` takes them. Raises `ConfigurationError` if a handler cannot
+    be called the way it asks for.
     """
 
     def __init__(
@@ -35,6 +36,8 @@ class Calls:
         threads: trio.CapacityLimiter,
         process_slots: int,
         cleanup: float,
+        margin: float,
+        lag_warning: float,
         observer: Observer,
     ) -> None:
         self._in_threads = {handler.kind for handler in handlers if handler.runs == "thread"}
@@ -46,7 +49,7 @@ class Calls:
         kinds = {handler.runs for handler in handlers}
         # What no handler asks for is not even made.
         if "asyncio" in kinds:
-            self._asyncio = AsyncioCalls(cleanup=cleanup, observer=observer)
+            self._asyncio = AsyncioCalls(margin=margin, lag_warning=lag_warning, observer=observer)
             self.services.append(self._asyncio.run)
         if "process" in kinds:
             self._processes = ProcessCalls(slots=process_slots, cleanup=cleanup)

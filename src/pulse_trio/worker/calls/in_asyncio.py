@@ -1,218 +1,299 @@
-"""`runs="asyncio"`: an unchanged asyncio function, on an asyncio event loop inside Trio's (trio-asyncio).
+"""`runs="asyncio"`: an unchanged asyncio function, on asyncio's own event loop in a thread beside Trio's.
 
-One loop serves all the asyncio jobs of a worker. It opens with the first of them, in the worker's services, and closes
-when the last job's report has been written. A cancellation of the job cancels the handler's asyncio task, once, as asyncio
-does; the call ends when the handler has ended.
+One loop serves all the asyncio jobs of a worker. It opens with the worker and closes when the last job's report has been
+written. A cancellation of the job cancels the handler's asyncio task, once, as asyncio does; the call ends when the handler
+has ended.
 
 asyncio lets a task outlive the one that made it. Here none outlives its job: each task is known by the context it was made
 in, and what is left when the handler has ended is cancelled and waited for, and told in an event.
 
-Known flaws: trio-asyncio replaces functions of the asyncio module when it is imported, at the worker's start. A module
-that did `from asyncio import get_running_loop` before keeps the original, which knows no loop. A handler must not stop the
-loop it shares. Whoever makes a task from a callback of another job's context (a pool's own) makes it that job's task.
+While Trio's loop is blocked nobody renews the lease, and nobody tells the handler. So the asyncio loop looks at the
+deadlines too, a few times within the margin that the lease has.
+
+Known flaws: whoever makes a task from a callback of another job's context (a pool's own) makes it that job's task. A
+handler that blocks holds up the other asyncio handlers, whose leases go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+import asyncio
+import logging
+import sys
 from contextvars import ContextVar, copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import sniffio
 import trio
 
-from ...errors import ConfigurationError
 from ...jobs import Job
 from ...observe import TasksLeftBehind
+from ...states import storable
+from ..lag import LagMonitor
 from ..stack import await_frames, frames_text
+from .asyncio_thread import LoopThread
 from .outside import OutsideTrio
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator
+    from contextvars import Context
+    from types import FrameType
 
+    from ...jobs import CancelReason
     from ...observe import Observer
     from ..held import Held
 
+logger = logging.getLogger("pulse_trio")
 
-class _Made:
-    """The asyncio tasks that were made in a job."""
-
-    def __init__(self, held: Held) -> None:
-        self.held = held
-        self.tasks: set[asyncio.Task[Any]] = set()
-
-
-_made_in_job: ContextVar[_Made | None] = ContextVar("pulse_trio_made_in_job", default=None)
+_OPEN_AGAIN = 1.0
+"""Seconds until an event loop that could not be opened is tried again."""
+_LOOKS = 4
+"""How often the asyncio loop looks at its jobs' deadlines within a lease's margin."""
 
 
 class AsyncioCalls:
-    """The calls of a worker's asyncio handlers. `run` keeps their loop; `cleanup` in seconds.
+    """The calls of a worker's asyncio handlers. `run` keeps their loop.
 
-    Raises `ConfigurationError` when trio-asyncio is not installed.
+    `margin` is what a lease has left when its job is cancelled, `lag_warning` the time after which a loop that does not
+    turn is told (0: never); both in seconds.
     """
 
-    def __init__(self, *, cleanup: float, observer: Observer) -> None:
-        try:
-            # Here and not at the first job, because importing it takes a while and changes asyncio.
-            import trio_asyncio  # pyright: ignore[reportMissingTypeStubs]
-        except ImportError as error:
-            raise ConfigurationError(
-                f"Handlers with runs='asyncio' need trio-asyncio: pip install 'pulse-trio[asyncio]' ({error})."
-            ) from None
-        self._open_loop: Any = trio_asyncio.open_loop  # pyright: ignore[reportUnknownMemberType]
-        self._cleanup = cleanup
+    def __init__(self, *, margin: float, lag_warning: float, observer: Observer) -> None:
+        self._look_every = margin / _LOOKS
+        self._lag_warning = lag_warning
         self._observer = observer
-        self._wanted = trio.Event()
         self._opened = trio.Event()
-        self._made: dict[Held, _Made] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._calls: dict[Held, _Call] = {}
+        self._thread: LoopThread | None = None
 
     async def run(self) -> None:
-        """Keeps the loop that the first call asks for, until cancelled."""
-        await self._wanted.wait()
-        async with self._open_loop() as loop:
-            loop.set_task_factory(_make_task)
-            # The default would end the worker for what a callback raised, whoever's it was.
-            loop.set_exception_handler(_log)
-            self._loop = loop
-            self._opened.set()
-            await trio.sleep_forever()
+        """Keeps the loop until cancelled."""
+        self._thread = thread = await _opened_thread()
+        thread.loop.call_soon(self._look_at_deadlines)
+        self._opened.set()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(thread.run)
+            if self._lag_warning:
+                lag = LagMonitor(warning=self._lag_warning, observer=self._observer)
+                nursery.start_soon(lag.watch, thread.loop.call_soon_threadsafe, thread.ident, self._blocking)
 
     def call_of(self, call: Callable[[Job, str], Coroutine[Any, Any, Any]]) -> Callable[[Held, str], Awaitable[Any]]:
         """The call of an asyncio function."""
 
         async def in_asyncio(held: Held, args: str) -> Any:
-            self._wanted.set()
-            await self._opened.wait()
-            job = Job(held.claim, OutsideTrio(held, "asyncio"))
-
-            async def handler() -> Any:
-                # Called here, where asyncio's loop runs: a function may do more than return its coroutine.
-                return await call(job, args)
-
-            assert self._loop is not None  # noqa: S101 -- opened
-            return await self._in_loop(self._loop, held, handler())
+            if self._thread is None:
+                await self._opened.wait()
+                assert self._thread is not None  # noqa: S101 -- opened
+            thread = self._thread
+            job = Job(held.claim, _OnAsyncio(held, thread))
+            called = self._calls[held] = _Call(thread, held, partial(call, job, args), self._observer)
+            try:
+                return await called.ended()
+            finally:
+                del self._calls[held]
 
         return in_asyncio
 
-    async def _in_loop(self, loop: asyncio.AbstractEventLoop, held: Held, handler: Coroutine[Any, Any, Any]) -> Any:
-        self._made[held] = made = _Made(held)
-        context = copy_context()
-        context.run(_made_in_job.set, made)
-        main = loop.create_task(handler, context=context)
-        try:
-            return await _result_of(main, held)
-        finally:
-            # Again and again: what is ended may start something at its end.
-            while left := [task for task in made.tasks if task is not main and not task.done()]:
-                await self._end(held, left)  # noqa: ASYNC102 -- shielded inside
-            del self._made[held]
-
     def stack_of(self, held: Held) -> str | None:
         """The asyncio tasks of a job with the frames they wait in; None if it has none."""
-        if (made := self._made.get(held)) is None:
+        if (called := self._calls.get(held)) is None or (thread := self._thread) is None:
             return None
-        tasks = sorted(made.tasks, key=lambda task: task.get_name())
-        return "\n".join(f"asyncio task {t.get_name()}\n{frames_text(await_frames(t.get_coro()))}" for t in tasks)
+        # The loop goes on meanwhile. What may be read so: a copy of the set, and frames, which at worst have just moved on.
+        tasks = sorted(called.tasks.copy(), key=lambda task: task.get_name())
+        running = asyncio.current_task(thread.loop)
+        lines = list[str]()
+        for task in tasks:
+            if task is running and (frame := _innermost_of(thread.ident)) is not None:
+                lines.append(f"asyncio task {task.get_name()} (running)\n{frames_text(_in_task(frame))}")
+            else:
+                lines.append(f"asyncio task {task.get_name()}\n{frames_text(await_frames(task.get_coro()))}")
+        return "\n".join(lines)
 
-    async def _end(self, held: Held, left: list[asyncio.Task[Any]]) -> None:
-        """Cancels the tasks that a handler left behind and waits for them, however long: they belong to the job."""
-        claim = held.claim
-        self._observer.emit(TasksLeftBehind(claim.id, claim.kind, tuple(task.get_name() for task in left)))
-        with trio.CancelScope(shield=True):
-            for task in left:
-                task.cancel()
-            for task in left:
-                await _done(task)
+    def _blocking(self, frame: FrameType) -> tuple[Held | None, list[tuple[FrameType, int]]]:
+        """Whose task the loop runs now, and where it is."""
+        assert self._thread is not None  # noqa: S101 -- opened
+        running = asyncio.current_task(self._thread.loop)
+        for held, called in self._calls.copy().items():
+            if running in called.tasks:
+                return held, _in_task(frame)
+        return None, _in_task(frame)
 
-
-class Exited(Exception):
-    """What a SystemExit or KeyboardInterrupt in an asyncio task becomes: as they are, asyncio lets them end the loop."""
-
-
-class _Tamed(Coroutine[Any, Any, Any]):
-    """A coroutine that does not raise SystemExit or KeyboardInterrupt."""
-
-    def __init__(self, coro: Any, held: Held | None) -> None:
-        self._coro = coro
-        self._held = held
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._coro, name)  # cr_frame and the like: for stacks
-
-    def send(self, value: Any) -> Any:
-        return _tame(self._coro.send, value, self._held)
-
-    def throw(self, *error: Any) -> Any:
-        return _tame(lambda e: self._coro.throw(*e), error, self._held)
-
-    def close(self) -> None:
-        self._coro.close()
-
-    def __await__(self) -> Any:
-        raise TypeError("only a task awaits this")
+    def _look_at_deadlines(self) -> None:
+        assert self._thread is not None  # noqa: S101 -- opened
+        loop = self._thread.loop
+        loop.call_later(self._look_every, self._look_at_deadlines)
+        now = loop.time()
+        for held, called in self._calls.copy().items():
+            if (reason := held.reason_at(now)) is not None:
+                called.cancel(reason)
 
 
-def _tame(step: Callable[[Any], Any], value: Any, held: Held | None) -> Any:
-    # `held` is here to be found on the stack: see LagMonitor.
-    try:
-        return step(value)
-    except (SystemExit, KeyboardInterrupt) as error:
-        raise Exited(repr(error)) from error
+class _Call:
+    """One job on the asyncio loop: its handler's task, and those made in it.
 
+    Made and waited for by Trio's thread; all that has to do with tasks happens in the loop's.
+    """
 
-def _make_task(loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], **given: Any) -> asyncio.Task[Any]:
-    import asyncio
+    __slots__ = (
+        "_abort",
+        "_context",
+        "_ending",
+        "_function",
+        "_main",
+        "_observer",
+        "_thread",
+        "_trio_task",
+        "cancelled",
+        "held",
+        "over",
+        "tasks",
+    )
 
-    context = given.get("context")
-    made = context.get(_made_in_job) if context is not None else _made_in_job.get()
-    task: asyncio.Task[Any] = asyncio.Task(_Tamed(coro, made.held if made is not None else None), loop=loop, **given)
-    if made is not None:
-        made.tasks.add(task)
-        task.add_done_callback(made.tasks.discard)
-    return task
+    def __init__(
+        self, thread: LoopThread, held: Held, function: Callable[[], Coroutine[Any, Any, Any]], observer: Observer
+    ) -> None:
+        self.held = held
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.cancelled = False
+        self.over = False
+        self._thread = thread
+        self._function = function
+        self._observer = observer
+        self._context = copy_context()
+        self._context.run(_enter_asyncio, self)
+        self._trio_task = trio.lowlevel.current_task()
+        self._abort: Callable[[], Any] | None = None
+        self._main: asyncio.Task[Any] | None = None
+        self._ending: set[asyncio.Task[Any]] = set()
 
+    # In Trio
 
-def _log(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    # asyncio.BaseEventLoop's own, which logs; TrioEventLoop's also ends the loop.
-    import asyncio
-
-    asyncio.BaseEventLoop.default_exception_handler(loop, context)  # type: ignore[arg-type]
-
-
-async def _result_of(task: asyncio.Task[Any], held: Held) -> Any:
-    """What the handler returned or raised. Our cancellation goes in as asyncio's, and comes out as Trio's."""
-    import asyncio
-
-    here = trio.lowlevel.current_task()
-    cancelled: Callable[[], Any] | None = None
-
-    def wake(_: object) -> None:
-        trio.lowlevel.reschedule(here)
-
-    def abort(raise_cancel: Callable[[], Any]) -> trio.lowlevel.Abort:
-        nonlocal cancelled
-        cancelled = raise_cancel
-        task.cancel(held.take_cancellation())
-        return trio.lowlevel.Abort.FAILED
-
-    task.add_done_callback(wake)
-    await trio.lowlevel.wait_task_rescheduled(abort)
-    try:
-        return task.result()
-    except Exited as error:
-        raise error.__cause__ or error from None
-    except asyncio.CancelledError:  # noqa: ASYNC103 -- translated for Trio
-        if cancelled is None:
+    async def ended(self) -> Any:
+        """What the handler returned or raised. Our cancellation goes in as asyncio's, and comes out as Trio's."""
+        self._thread.on_asyncio(self._begin)
+        await trio.lowlevel.wait_task_rescheduled(self._cancelled_by_trio)
+        assert self._main is not None  # noqa: S101 -- begun
+        try:
+            return self._main.result()
+        except asyncio.CancelledError:  # noqa: ASYNC103 -- translated for Trio
+            if self._abort is not None:
+                self._abort()
+            if self.cancelled:
+                # The asyncio loop saw a deadline before Trio did.
+                self.held.cancel(self.held.take_cancellation())
+                await trio.lowlevel.checkpoint()  # noqa: ASYNC120 -- raises Cancelled
             # Nobody cancelled the job: what the handler raised is its own failure.
             raise
-        cancelled()
+
+    def _cancelled_by_trio(self, raise_cancel: Callable[[], Any]) -> trio.lowlevel.Abort:
+        self._abort = raise_cancel
+        self._thread.on_asyncio(partial(self.cancel, self.held.take_cancellation()))
+        return trio.lowlevel.Abort.FAILED
+
+    def _reschedule(self) -> None:
+        trio.lowlevel.reschedule(self._trio_task)
+
+    # In asyncio
+
+    def _begin(self) -> None:
+        # The function is called in its task: it may do more than return its coroutine.
+        self._main = self._thread.loop.create_task(_awaited(self._function), context=self._context)
+
+    def cancel(self, reason: CancelReason) -> None:
+        """Cancels the handler, the first time it is called."""
+        if not self.cancelled and self._main is not None:
+            self.cancelled = True
+            self._main.cancel(reason)
+
+    def made(self, task: asyncio.Task[Any]) -> None:
+        """A task was made in the job."""
+        self.tasks.add(task)
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[Any]) -> None:
+        self.tasks.discard(task)
+        self._ending.discard(task)
+        if self._main is not None and self._main.done() and not self.over:
+            if task is not self._main and not task.cancelled():
+                task.exception()  # or asyncio would say that nobody looked
+            self._end_what_is_left()
+
+    def _end_what_is_left(self) -> None:
+        """Ends the tasks that the handler left behind, then those that they made meanwhile, and so on: what a task starts
+        at its end may be its clean-up, so nothing new is ended before it. However long: they belong to the job."""
+        if self._ending:
+            return
+        if left := [task for task in self.tasks if not task.done()]:
+            claim = self.held.claim
+            event = TasksLeftBehind(claim.id, claim.kind, tuple(task.get_name() for task in left))
+            self._thread.on_trio(partial(self._observer.emit, event))
+            self._ending = set(left)
+            for task in left:
+                task.cancel()
+        elif not self.tasks:
+            self.over = True
+            self._thread.on_trio(self._reschedule)
 
 
-async def _done(task: asyncio.Task[Any]) -> None:
-    """Waits for a task's end, whatever it is."""
-    event = trio.Event()
-    task.add_done_callback(lambda _: event.set())
-    await event.wait()
-    if not task.cancelled():
-        task.exception()  # or asyncio would say that nobody looked
+class _OnAsyncio(OutsideTrio):
+    """What a job can do for a handler on the asyncio loop. Nothing here waits for Trio's."""
+
+    __slots__ = ("_thread",)
+
+    def __init__(self, held: Held, thread: LoopThread) -> None:
+        super().__init__(held, "asyncio")
+        self._thread = thread
+
+    @property
+    def cancel_reason(self) -> CancelReason | None:
+        return self._held.reason_at(self._thread.loop.time())
+
+    def progress(self, fraction: float, message: str | None) -> None:
+        # Read here, so that what is wrong with it is raised in the handler.
+        said = message and storable(message)
+        self._thread.on_trio(partial(self._held.progress, fraction, said))
+
+
+async def _opened_thread() -> LoopThread:
+    """The loop in its thread, begun. A system that has no room for them may have some soon: the asyncio jobs wait for it."""
+    while True:
+        try:
+            return LoopThread(_made)
+        except (OSError, RuntimeError, MemoryError) as error:
+            logger.warning("asyncio handlers wait, because their event loop could not be opened: %s", error)
+        await trio.sleep(_OPEN_AGAIN)
+
+
+_call: ContextVar[_Call | None] = ContextVar("pulse_trio_call", default=None)
+
+
+def _enter_asyncio(called: _Call) -> None:
+    _call.set(called)
+    # Left by whoever started Trio with anyio.run, most often.
+    if sniffio.current_async_library_cvar.get() is not None:
+        sniffio.current_async_library_cvar.set(None)
+
+
+async def _awaited(function: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    return await function()
+
+
+def _made(task: asyncio.Task[Any], context: Context | None) -> None:
+    called = _call.get() if context is None else context.get(_call)
+    if called is not None:
+        called.made(task)
+
+
+def _innermost_of(thread: int) -> FrameType | None:
+    return sys._current_frames().get(thread)  # pyright: ignore[reportPrivateUsage]
+
+
+def _in_task(innermost: FrameType) -> list[tuple[FrameType, int]]:
+    """The frames of what the asyncio loop runs, outermost first: those inside the loop's own."""
+    return list(_inside(innermost))[::-1]
+
+
+def _inside(frame: FrameType | None) -> Iterator[tuple[FrameType, int]]:
+    while frame is not None and frame.f_globals.get("__name__") != "asyncio.events":
+        yield frame, frame.f_lineno
+        frame = frame.f_back

@@ -1,0 +1,147 @@
+"""An asyncio event loop in a thread of its own, beside Trio's: how the two hand work to each other.
+
+Each side puts what the other shall do on a list, and wakes it only when the list was empty: a wake-up is a write to a
+socket, which hands the interpreter's lock over, and under load most of them are saved. Neither side ever blocks on the
+other, so neither can hold the other up: a blocked asyncio loop keeps no heartbeat back, and a blocked Trio loop no handler.
+
+Why a thread of its own, and not a loop inside Trio's: see docs/explanation/handler-kinds.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextvars import Context
+
+    OnTask = Callable[[asyncio.Task[Any], Context | None], object]
+
+logger = logging.getLogger("pulse_trio")
+
+_CLOSING = 5.0
+"""Seconds that tasks without a job may take when the loop closes."""
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """asyncio's own, on the worker's clock: `asyncio.timeout_at(job.deadline)` means what it says. `on_task` is told of each
+    task. Not by a task factory, which a handler may set."""
+
+    def __init__(self, now: Callable[[], float], on_task: OnTask) -> None:
+        self._now = now
+        self._on_task = on_task
+        super().__init__()
+
+    def time(self) -> float:
+        return self._now()
+
+    def create_task(self, coro: Any, **given: Any) -> asyncio.Task[Any]:
+        task = super().create_task(coro, **given)
+        self._on_task(task, given.get("context"))
+        return task
+
+
+class _HandOver:
+    """What one thread shall call, put here by any other; `wake(take)` has it call `take`.
+
+    Nothing is lost: `take` looks once more after it has said that it must be woken again.
+    """
+
+    def __init__(self, wake: Callable[[Callable[[], object]], object]) -> None:
+        self._wake = wake
+        self._calls = deque[Any]()
+        self._awake = False
+
+    def put(self, call: Callable[[], object]) -> None:
+        self._calls.append(call)
+        if not self._awake:
+            self._awake = True
+            self._wake(self._take)
+
+    def _take(self) -> None:
+        calls = self._calls
+        try:
+            while calls:
+                while calls:
+                    calls.popleft()()
+                self._awake = False
+        except BaseException:
+            # Not the others' fault: they get a turn of their own.
+            self._wake(self._take)
+            raise
+
+
+class LoopThread:
+    """`loop`, and the thread that runs it from now on until `run`, which has to be called, is cancelled.
+    `on_task(task, context)` is called in it for each task that is made; the context is None for the current one.
+
+    Raises OSError or RuntimeError where the system has no descriptors or no thread for it.
+    """
+
+    def __init__(self, on_task: OnTask) -> None:
+        token = trio.lowlevel.current_trio_token()
+        self.loop: asyncio.AbstractEventLoop = _Loop(trio.lowlevel.current_clock().current_time, on_task)
+        self._over = trio.Event()
+        self._broken: BaseException | None = None
+        self._closing = False
+        self._thread = threading.Thread(target=self._serve, name="pulse-trio asyncio", daemon=True)
+        self.on_asyncio = _HandOver(self.loop.call_soon_threadsafe).put
+        """Has the loop's thread call something."""
+        self.on_trio = _HandOver(token.run_sync_soon).put
+        """Has Trio's thread call something."""
+        try:
+            self._thread.start()
+        except BaseException:
+            self.loop.close()
+            raise
+
+    @property
+    def ident(self) -> int:
+        assert self._thread.ident is not None  # noqa: S101 -- started
+        return self._thread.ident
+
+    async def run(self) -> None:
+        """Keeps the thread until cancelled. Then no job may run on it."""
+        try:
+            await self._over.wait()
+        finally:
+            self._closing = True
+            with suppress(RuntimeError):  # closed
+                self.loop.call_soon_threadsafe(self.loop.stop)
+            # A loop that even now is blocked by what is no job (a callback) is left behind: the thread is a daemon.
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + 2 * _CLOSING):
+                await self._over.wait()
+        raise RuntimeError("The asyncio event loop of the worker has ended.") from self._broken
+
+    def _serve(self) -> None:
+        try:
+            while not self._closing:
+                try:
+                    # It returns when a handler stops the loop, which is not its own: the others go on.
+                    self.loop.run_forever()
+                except (SystemExit, KeyboardInterrupt) as error:
+                    # asyncio lets them through. A task's is also its result, which its job reports.
+                    logger.debug("the asyncio loop goes on after %r", error)
+            self._close()
+        except BaseException as error:
+            self._broken = error
+        finally:
+            with suppress(trio.RunFinishedError):
+                self.on_trio(self._over.set)
+
+    def _close(self) -> None:
+        """What has no job any more (a pool's tasks, most often) gets a cancellation and some time; then the loop closes."""
+        if left := asyncio.all_tasks(self.loop):
+            for task in left:
+                task.cancel()
+            with suppress(SystemExit, KeyboardInterrupt):
+                self.loop.run_until_complete(asyncio.wait(left, timeout=_CLOSING))
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.close()
