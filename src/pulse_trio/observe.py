@@ -154,6 +154,17 @@ class UnknownKindReleased:
 
 
 @dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row cannot be worked with as it stands (`error` says why, `during` what was being done): its job is made dead, and the
+    others go on. `job_id` is None, and `kind` empty, when no single row could be named; then it is tried again."""
+
+    job_id: int | None
+    kind: str
+    during: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class ScheduleFired:
     """This worker fired an occurrence: `job_id` was enqueued, `late` seconds after `due_at`. `added` is False when a live job
     had the unique key: `job_id` is that one."""
@@ -253,6 +264,7 @@ Event = (
     | JobsRescued
     | SuspectAlone
     | UnknownKindReleased
+    | BadRow
     | ScheduleFired
     | ScheduleBroken
     | DatabaseLost

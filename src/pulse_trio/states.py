@@ -184,7 +184,10 @@ def backoff(claim: Claim) -> float:
     With the defaults the first retry comes within 4 s and the second within 8 s. The exponent is bounded: 2**attempt
     overflows at attempt 2,000. Full jitter is AWS's "Exponential Backoff And Jitter".
     """
-    options = options_of(claim)
+    try:
+        options = options_of(claim)
+    except UnreadableOptions:
+        options = DEFAULT_OPTIONS
     ceiling = exponential(options.backoff_base, options.backoff_cap, claim.failures + 1)
     return random.uniform(0, ceiling)  # noqa: S311 -- spreads load, guards nothing
 
@@ -194,11 +197,24 @@ def exponential(base: float, cap: float, failures: int) -> float:
     return min(cap, base * 2.0 ** min(failures, 64))
 
 
+class UnreadableOptions(msgspec.ValidationError):
+    """A row's options are not what any version writes: too large, too deep, no JSON object, or of other types."""
+
+
 def options_of(claim: Claim) -> JobOptions:
-    """The claim's own options, decoded."""
-    return DEFAULT_OPTIONS if claim.options is None else msgspec.json.decode(claim.options, type=JobOptions)
+    """The claim's own options, decoded. Raises `UnreadableOptions`."""
+    if claim.options is None:
+        return DEFAULT_OPTIONS
+    if len(claim.options) > LONGEST_OPTIONS:
+        raise UnreadableOptions(f"they take more than {LONGEST_OPTIONS:,} bytes")
+    try:
+        return msgspec.json.decode(claim.options, type=JobOptions)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise UnreadableOptions(str(error)) from None
 
 
+LONGEST_OPTIONS = 4096
+"""Bytes; a claim brings one more at most (exchange.sql), so that what is longer is seen to be."""
 _LIMIT = 16_384
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 

@@ -274,7 +274,14 @@ async def test_an_operator_does_all_of_its_work(stage: Stage) -> None:
 
 
 DEFINERS_SEARCH_PATH = "search_path=pulse, pg_temp"
-PUBLIC = {"rate_text": "pure, and whoever reads the view queues needs it"}
+PUBLIC = {
+    "rate_text": "pure, and whoever reads the view queues needs it",
+    "readable": "pure, and whoever reads the views jobs and schedules needs it",
+    "is_readable": "what readable calls",
+    "option_number": "pure, and statements that end attempts need it",
+    "json_number": "what option_number calls",
+    "moment": "pure, and what clients ask for needs it",
+}
 
 
 def test_every_function_is_safe_and_nobody_may_call_it_unasked(stage: Stage) -> None:

@@ -33,6 +33,7 @@ STATEMENTS: dict[str, dict[str, Any]] = {
     "doctor_put_back": {},
     "cancel_delivered": FENCE,
     "cancel_requested": {"ids": "{1,2,3}"},
+    "bury": {"id": 5, "attempt": 1, "session": 7, "outcome": "failed", "error": "it failed", "bare": False},
     "absolve": FENCE | {"expired": "gone", "came_back": "back"},
     "cancel_close": {},
     "cancel_ended": {"ids": "{1,2,3}"},

@@ -34,13 +34,20 @@ class Fleet:
     def __init__(
         self, target: str, dsn: str, settings: WorkerSettings, *, flags: Mapping[str, bool], instrument: Instrument
     ) -> None:
-        self._store = WorkerStore(dsn, direct_dsn=settings.direct_dsn, schema=settings.schema, lease=settings.lease)
+        observer = Observer([instrument])
+        self._store = WorkerStore(
+            dsn,
+            direct_dsn=settings.direct_dsn,
+            schema=settings.schema,
+            lease=settings.lease,
+            on_bad_row=observer.emit,
+        )
         self._supervisor = Supervisor(
             [sys.executable, "-m", "pulse_trio.cli", "run", target],
             {**os.environ, **environment_of(dsn, settings, flags)},
             self._store,
             settings=settings,
-            observer=Observer([instrument]),
+            observer=observer,
             burst=flags["burst"],
         )
 

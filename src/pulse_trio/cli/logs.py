@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
 from ..observe import (
+    BadRow,
     CancellationDelivered,
     ChildEnded,
     ChildNotStarted,
@@ -126,6 +127,7 @@ class LogInstrument:
             ChildStarted,
             ChildEnded,
             JobEnded,
+            BadRow,
             *_WARNINGS,
         ]
         if self._every_job:
@@ -137,6 +139,8 @@ class LogInstrument:
         level = logging.WARNING if isinstance(event, _WARNINGS) else logging.INFO
         if isinstance(event, ChildEnded) and not event.expected:
             level = logging.WARNING
+        if isinstance(event, BadRow):
+            level = logging.ERROR
         logger.log(level, "%s", sentence(event), extra={"pulse_trio_event": event})
 
     def _log_unknown(self, event: UnknownKindReleased) -> None:
@@ -202,6 +206,13 @@ def sentence(event: Event) -> str:
             )
         case UnknownKindReleased():
             return f"job {event.job_id} was put back: this worker has no handler for the kind {event.kind!r}"
+        case BadRow():
+            if event.job_id is None:
+                return f"a row stands in the way of {event.during}: {headline(event.error)}; trying again"
+            kind = f" ({event.kind})" if event.kind else ""
+            return (
+                f"the row of job {event.job_id}{kind} cannot be worked with ({event.during}): {headline(event.error)}"
+            )
         case ScheduleFired():
             did = "fired" if event.added else "found its earlier job unfinished:"
             return f"schedule {event.name!r} {did} job {event.job_id}, {duration(event.late)} late"

@@ -11,7 +11,7 @@ import msgspec
 
 from ..codec import decoded_value
 from ..errors import InvalidArguments
-from ..handlers import Defaults, Handler, check_json, check_text, given_options, request_of
+from ..handlers import Defaults, Handler, check_arguments, check_text, given_options, request_of
 
 if TYPE_CHECKING:
     from ..codec import Codec
@@ -38,7 +38,7 @@ def request_by_name(kind: str, args: Mapping[str, Any] | None = None, **options:
         encoded = msgspec.json.encode(dict(args or {}))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidArguments(f"Arguments of {kind!r} cannot be written as JSON: {error}.") from None
-    return request_of(kind, check_json(encoded, f"Arguments of {kind!r}"), Defaults(**given_options(**options)))
+    return request_of(kind, check_arguments(encoded, f"Arguments of {kind!r}"), Defaults(**given_options(**options)))
 
 
 def request_and_type(

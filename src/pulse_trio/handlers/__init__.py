@@ -6,7 +6,7 @@ from .options import Defaults, encode_options, given_options, request_of
 from .registry import Handler, Handlers, Runs
 from .retries import Exponential, Fixed, Linear, RetryContext, RetryPolicy
 from .schedules import Schedule, check_name, schedule
-from .signature import MAX_ARGS, Signature, UnfitArguments, check_json
+from .signature import MAX_ARGS, Signature, UnfitArguments, check_arguments, check_json
 
 __all__ = [
     "MAX_ARGS",
@@ -24,6 +24,7 @@ __all__ = [
     "Schedule",
     "Signature",
     "UnfitArguments",
+    "check_arguments",
     "check_json",
     "check_limit",
     "check_name",

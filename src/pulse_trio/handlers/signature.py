@@ -24,6 +24,11 @@ _encode = msgspec.json.Encoder().encode
 _decode: Callable[[bytes], object] = msgspec.json.Decoder().decode
 
 MAX_ARGS = 1_048_576
+MAX_DEPTH = 64
+"""Levels of lists and objects in arguments; the database checks the same."""
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_BRACKETS = bytes.maketrans(b"{}", b"[]")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 """The largest `args` in bytes of JSON; the database checks the same."""
 
 _LONGEST_NUMBER = 10_000
@@ -88,7 +93,7 @@ class Signature:
             raise InvalidArguments(f"Arguments do not fit {self.kind}{self._inspected}: {error}.") from None
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise InvalidArguments(f"Arguments of {self.kind!r} cannot be written as JSON: {error}.") from None
-        return check_json(encoded, self._what)
+        return check_arguments(encoded, self._what)
 
     def _refuse_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Says what Python would say of a call that does not fit. Slow (5 us), so only for calls that are refused."""
@@ -162,6 +167,22 @@ def check_json(encoded: bytes, what: str) -> str:
     if (len(text) > _LONGEST_NUMBER or "e-" in text or "E-" in text) and _TOO_FINE.search(text):
         _check_numbers(text, what)
     return text
+
+
+def check_arguments(encoded: bytes, what: str) -> str:
+    """The same for arguments, which the database takes up to `MAX_DEPTH` levels deep. Raises `InvalidArguments`."""
+    text = check_json(encoded, what)
+    if encoded.count(b"[") + encoded.count(b"{") > MAX_DEPTH and _is_deeper(encoded):
+        raise InvalidArguments(f"{what} are nested deeper than {MAX_DEPTH} levels. Flatten them, or store a reference.")
+    return text
+
+
+def _is_deeper(encoded: bytes) -> bool:
+    brackets = _STRINGS.sub(b"", encoded).translate(_BRACKETS, _NO_BRACKETS)
+    for _ in range(MAX_DEPTH):
+        # The innermost level goes with each turn.
+        brackets = brackets.replace(b"[]", b"")
+    return bool(brackets)
 
 
 def _check_numbers(text: str, what: str) -> None:

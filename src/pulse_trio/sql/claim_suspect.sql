@@ -1,6 +1,6 @@
 -- Claims one suspect, for a worker that runs nothing else until it has ended.
 UPDATE :"schema".job j
-SET state = 2, attempt = j.attempt + 1, locked_by = %(session)s::bigint,
+SET state = 2, attempt = least(j.attempt, 2147483646) + 1, locked_by = %(session)s::bigint,
     started_at = clock_timestamp(), lease_until = clock_timestamp() + %(lease)s::interval
 WHERE j.ctid = ANY (ARRAY(
   SELECT ctid FROM :"schema".job
@@ -8,4 +8,4 @@ WHERE j.ctid = ANY (ARRAY(
     AND kind <> ALL (%(paused_kinds)s::text[])
     AND NOT EXISTS (SELECT FROM :"schema".queue q WHERE q.name = %(queue)s::text AND (q.paused_at IS NOT NULL OR q.limited))
   ORDER BY priority DESC, run_at, id LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED))
-RETURNING j.id, j.attempt, j.max_attempts, j.failures, j.priority, j.run_at::text, j.queue, j.kind, j.args::text, j.options::text
+RETURNING j.id, j.attempt, j.max_attempts, j.failures, j.priority, j.run_at::text, j.queue, j.kind, j.args::text, left(j.options::text, 4097)

@@ -13,7 +13,8 @@
 -- The answer is bounded in bytes too: jobs are taken until their arguments have `size` together, at least one. What is not
 -- taken was locked for this one statement. Only compressed arguments are read for that; so few bytes need no closer look.
 -- `ctid = ANY(ARRAY(...))` runs the walk once, before the update; a join let the planner turn it into a seq scan of the
--- live table (123 ms at 100k rows) when the plan was made on an empty one.
+-- live table (123 ms at 100k rows) when the plan was made on an empty one. `least`: one row whose attempts are used up to the
+-- last number must not fail the claim of all others; the worker makes it dead. So it does with options over 4 KiB.
 WITH report AS (
   SELECT * FROM unnest(%(ids)s::bigint[], %(attempts)s::int[], %(sessions)s::bigint[], %(results)s::text[])
     AS r(id, attempt, session, result)
@@ -29,7 +30,7 @@ WITH report AS (
   FROM done WHERE %(keep)s::boolean
 ), claimed AS (
   UPDATE :"schema".job j
-  SET state = 2, attempt = j.attempt + 1, locked_by = %(session)s::bigint,
+  SET state = 2, attempt = least(j.attempt, 2147483646) + 1, locked_by = %(session)s::bigint,
       started_at = clock_timestamp(), lease_until = clock_timestamp() + %(lease)s::interval
   WHERE j.ctid = ANY (ARRAY(
     SELECT found.tid FROM (
@@ -59,7 +60,7 @@ WITH report AS (
     WHERE found.before < %(size)s::int))
   RETURNING j.id, j.attempt, j.max_attempts, j.failures, j.priority, j.run_at, j.queue, j.kind, j.args, j.options
 )
-(SELECT id, attempt, max_attempts, failures, priority, run_at::text, queue, kind, args::text, options::text
+(SELECT id, attempt, max_attempts, failures, priority, run_at::text, queue, kind, args::text, left(options::text, 4097)
  FROM claimed ORDER BY claimed.run_at, id)
 UNION ALL
 SELECT NULL, count(*)::int, CASE WHEN count(*) > 0 THEN :"schema".tell_end(array_agg(id)) END, NULL, NULL, NULL, NULL, NULL,

@@ -27,8 +27,8 @@ WITH report AS MATERIALIZED (
               ELSE 'dead' END AS next
   FROM report r JOIN :"schema".job j
     ON j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = 2
-  CROSS JOIN LATERAL (SELECT CASE WHEN json_typeof(j.options -> 'crash_limit') = 'number'
-                                  THEN least((j.options ->> 'crash_limit')::float8, 32767)::int ELSE 3 END) AS c(crash_limit)
+  -- Not a cast: whatever stands in one job's options must not fail the others' report.
+  CROSS JOIN LATERAL (SELECT coalesce(:"schema".option_number(j.options, 'crash_limit', 1, 32767), 3)::int) AS c(crash_limit)
   ORDER BY j.id FOR UPDATE OF j SKIP LOCKED
 ), back AS (
   UPDATE :"schema".job j
@@ -36,7 +36,7 @@ WITH report AS MATERIALIZED (
       -- Lands above every floor: releases and rescues come due at once, but not in the past.
       -- No delay may fail its batch: NaN and infinity are 30 years too.
       run_at = statement_timestamp() + make_interval(secs => least(greatest(h.delay, 0), 1e9)),
-      failures = j.failures + (h.outcome IN ('failed', 'timeout'))::int,
+      failures = least(j.failures, 2147483646) + (h.outcome IN ('failed', 'timeout'))::int,
       crashes = least(j.crashes + (h.outcome = 'rescued')::int, 32767),
       -- Who has one crash left runs alone next time. Who ended without a crash is a suspect no longer.
       suspect = CASE h.outcome WHEN 'rescued' THEN j.crashes + 1 >= h.crash_limit - 1 WHEN 'released' THEN j.suspect ELSE false END,
@@ -59,7 +59,7 @@ WITH report AS MATERIALIZED (
   INSERT INTO :"schema".job_archive (id, finished_at, started_at, run_at, created_at, locked_by, attempt, failures, max_attempts,
                             priority, state, queue, kind, args, options, unique_key, key, error, cancel_reason)
   SELECT id, clock_timestamp(), started_at, run_at, created_at, locked_by, attempt,
-         failures + (outcome IN ('failed', 'timeout', 'discarded'))::int, max_attempts,
+         least(failures, 2147483646) + (outcome IN ('failed', 'timeout', 'discarded'))::int, max_attempts,
          priority, CASE next WHEN 'dead' THEN 5 ELSE 6 END, queue, kind, args, options, unique_key, key,
          CASE next WHEN 'dead' THEN error END,
          CASE next WHEN 'cancelled' THEN coalesce(

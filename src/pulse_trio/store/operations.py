@@ -234,6 +234,9 @@ def _columns(requests: Sequence[JobRequest]) -> dict[str, str]:
     }
 
 
+_RETRY_TRIES = 10
+
+
 def job(job_id: int) -> Operation[JobRecord]:
     """One job. Raises `UnknownJob`."""
     rows = yield Query("job", {"id": job_id})
@@ -261,6 +264,7 @@ def retry(job_id: int) -> Operation[State]:
 
     Raises `UnknownJob`, or `InvalidTransition` for a job that is running or available already.
     """
+    tries = 0
     while True:
         rows = yield Query("retry_job", {"ids": numbers([job_id]), "delay": 0.0, "spacing": 0.0})
         _, moved, blocked_by, state, *_ = rows[0]
@@ -270,7 +274,10 @@ def retry(job_id: int) -> Operation[State]:
             raise UnknownJob(missing(job_id))
         if blocked_by is not None or Event.RETRY not in TRANSITIONS[State(state)]:
             raise InvalidTransition(unmoved(job_id, State(state), blocked_by))
-        # It has finished, or was put off, at that moment: now it can be.
+        # It has finished, or was put off, at that moment: now it can be. If not, something about it stands in the way.
+        tries += 1
+        if tries == _RETRY_TRIES:
+            raise InvalidTransition(unmoved(job_id, State(state), None))
 
 
 def unmoved(job_id: int, state: State, blocked_by: int | None) -> str:
@@ -279,7 +286,8 @@ def unmoved(job_id: int, state: State, blocked_by: int | None) -> str:
         return f"Job {job_id} cannot be retried: the live job {blocked_by} on that queue has the same unique key."
     if Event.RETRY in TRANSITIONS[state]:
         return (
-            f"Job {job_id} was not retried: a job with its unique key came first, or it is being moved at this moment."
+            f"Job {job_id} was not retried: a job with its unique key came first, it is being moved at this moment, or what it "
+            "was enqueued with is no longer accepted (see `jobs show`): then enqueue it anew."
         )
     return f"Job {job_id} is {state}: a job can be retried when it has finished or waits for its time."
 
@@ -306,12 +314,17 @@ def record_of(row: Row) -> JobRecord:
 
 
 def _value(text: str) -> Any:
+    """JSON as Python has it; of what Python cannot read (too many levels) the beginning, as the view does with what jsonb
+    cannot hold: one job must not make the list that it is in unreadable."""
     try:
         return json.loads(text)
-    except ValueError:
-        # An integer of more digits than Python reads. Nothing of ours writes it, but SQL can, and one job must not make the
-        # list that it is in unreadable.
+    except (ValueError, RecursionError):
+        pass
+    try:
+        # An integer of more digits than Python reads.
         return json.loads(text, parse_int=Decimal)
+    except (ValueError, ArithmeticError, RecursionError):
+        return {"$unreadable": text[:1000]}
 
 
 # Driving
@@ -377,7 +390,12 @@ def translate(error: psycopg.Error, schema: str) -> PulseTrioError:
             return UsageError("The transaction is aborted already by an earlier error; roll it back before enqueuing.")
         case psycopg.errors.UniqueViolation():
             return InvalidTransition("Another live job on that queue has the same unique key.")
-        case psycopg.errors.CheckViolation() | psycopg.DataError():
+        case (
+            psycopg.errors.CheckViolation()
+            | psycopg.errors.StatementTooComplex()
+            | psycopg.errors.ProgramLimitExceeded()
+            | psycopg.DataError()
+        ):
             return InvalidArguments(f"The database refused the job: {headline}.")
         case psycopg.errors.InsufficientPrivilege():
             return UsageError(f"The database role may not do that: {headline}.{remedy(headline, schema)}")

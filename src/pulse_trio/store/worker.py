@@ -28,6 +28,7 @@ import trio
 from ..errors import DatabaseUnavailable, SchemaError, UsageError
 from ..jobs import Claim, Outcome, Progress
 from ..migrate import check_versions
+from ..observe import BadRow
 from ..postgres import UNBOUNDED, Link, TrioConnection, configure_session
 from ..sql import render, statement
 from ..states import backoff, storable
@@ -38,6 +39,7 @@ from .finishing import finish_batches
 from .limits import Limited, limited_claims, limits_parameters
 from .operations import run
 from .room import no_room
+from .rows import ROWS_FAULT, bury, each_alone, said_of
 from .suspects import claim_suspect
 from .transactions import FencedTransactions
 
@@ -157,7 +159,7 @@ _Write = Callable[[TrioConnection[Any], list[Outcome]], Awaitable[Settlement]]
 
 class WorkerStore:
     """The store of one worker. `lease` in seconds; `keep` False deletes completed jobs instead of archiving them;
-    `on_session` is told each new session before it claims."""
+    `on_session` is told each new session before it claims, `on_bad_row` each row that cannot be worked with as it stands."""
 
     def __init__(
         self,
@@ -170,6 +172,7 @@ class WorkerStore:
         concurrency: int = 100,
         keep: bool = True,
         on_session: Callable[[int], None] | None = None,
+        on_bad_row: Callable[[BadRow], None] | None = None,
     ) -> None:
         self._schema = schema
         self._lease = f"{lease} s"
@@ -184,6 +187,7 @@ class WorkerStore:
         """Of queues with limits: the average size of the arguments that their last claim brought."""
         self._keep = keep
         self._on_session = on_session
+        self._on_bad_row = on_bad_row
         self._identity = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
@@ -271,6 +275,11 @@ class WorkerStore:
             raise SchemaError(
                 f"The schema {self._schema!r} is gone or was changed: {error}. See: pulse-trio migrate"
             ) from error
+        except ROWS_FAULT as error:
+            # What statements make of rows is meant to fail for none. Where it does all the same, the loop that asked tries
+            # again, later: no row ends a worker.
+            self._tell_bad_row(None, "", link.name, said_of(error))
+            raise DatabaseUnavailable(f"{link.name}: a row stands in the way: {str(error).strip()}") from error
         except (psycopg.OperationalError, psycopg.InternalError) as error:
             # Full disk, deadlock, read-only after a failover, too many connections: try again, with backoff.
             raise DatabaseUnavailable(f"{link.name}: {no_room(error) or str(error).strip()}") from error
@@ -491,24 +500,36 @@ class WorkerStore:
         await self._absolve(connection, [o.claim for o in refused])
         return Settlement(accepted, refused, again)
 
+    def _tell_bad_row(self, job_id: int | None, kind: str, during: str, error: str) -> None:
+        if self._on_bad_row is not None:
+            self._on_bad_row(BadRow(job_id, kind, during, error))
+
     async def _singly_if_refused(
         self, connection: TrioConnection[Any], write: _Write, outcomes: list[Outcome]
     ) -> Settlement:
         """One value that PostgreSQL will not store must not hold up its batch: find it, and write its failure instead."""
-        try:
-            return await write(connection, outcomes)
-        except (psycopg.DataError, psycopg.IntegrityError) as error:
-            if len(outcomes) == 1 and outcomes[0].kind != "completed":
-                raise
-            parts: list[Settlement] = []
-            if len(outcomes) == 1:
+
+        async def of_all(some: Sequence[Outcome]) -> Settlement:
+            return await write(connection, list(some))
+
+        async def alone(outcome: Outcome, error: psycopg.Error) -> Settlement:
+            claim = outcome.claim
+            if outcome.kind == "completed":
                 text = storable(f"The result could not be stored: {error}")
-                claim = outcomes[0].claim
-                parts.append(await self._fail(connection, [Outcome(claim, "failed", delay=backoff(claim), error=text)]))
-            else:
-                middle = len(outcomes) // 2
-                halves = (outcomes[:middle], outcomes[middle:])
-                parts += [await self._singly_if_refused(connection, write, half) for half in halves]
+                failed = Outcome(claim, "failed", delay=backoff(claim), error=text)
+                try:
+                    return await self._fail(connection, [failed])
+                except ROWS_FAULT as again:
+                    error = again
+            said = f"BadRow: the report of this attempt ({outcome.kind}) could not be written: {said_of(error)}"
+            if outcome.error:
+                said += f"\n\nIt said:\n{outcome.error}"
+            self._tell_bad_row(claim.id, claim.kind, f"report of {outcome.kind}", said_of(error))
+            fence = (claim.id, claim.attempt, claim.session)
+            buried = await bury(connection, self._schema, fence, _noted(outcome.kind), said)
+            return Settlement([], [outcome], []) if buried is None else Settlement([outcome], [], [])
+
+        parts = await each_alone(outcomes, of_all, alone)
         return Settlement(*([o for part in parts for o in part[i]] for i in range(3)))
 
     async def _complete(self, connection: TrioConnection[Any], completed: Sequence[Outcome]) -> Settlement:
@@ -550,7 +571,7 @@ class WorkerStore:
         if lost:
             marks = {"expired": _EXPIRED, "came_back": _CAME_BACK}
             # What the beat or the report said stands, whatever becomes of this: a lock on the ledger kept every beat back.
-            with suppress(psycopg.OperationalError):
+            with suppress(psycopg.OperationalError, *ROWS_FAULT):
                 await connection.execute(statement("absolve", self._schema), _fences(lost) | marks, prepare=True)
 
     def _report(self, outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -686,7 +707,22 @@ class WorkerStore:
             ).fetchall()
             if not found:
                 return Rescue(0, 0), []
-            ids, attempts, sessions, *_ = zip(*found, strict=True)
+            parts = await each_alone(
+                found,
+                lambda rows: self._fail_rescued(connection, rows, error),
+                lambda row, refused: self._bury_rescued(connection, row, error, refused),
+            )
+        ends = {job_id: end for part in parts for job_id, end in part.items()}
+        ended = list(ends.values())
+        moved = [row for row in found if row[0] in ends]
+        return Rescue(rescued=ended.count("retryable"), dead=ended.count("dead")), moved
+
+    async def _fail_rescued(
+        self, connection: TrioConnection[Any], found: Sequence[tuple[Any, ...]], error: str
+    ) -> dict[int, str | None]:
+        """What became of each of these, by its id. In a savepoint: a row that makes it fail must not undo other rescues."""
+        ids, attempts, sessions, *_ = zip(*found, strict=True)
+        async with connection.transaction():
             await connection.execute(
                 statement("refund", self._schema),
                 {"ids": numbers(ids), "sessions": numbers(set(sessions))},
@@ -704,8 +740,16 @@ class WorkerStore:
                 },
                 prepare=True,
             )
-            ends = [row[1] for row in await cursor.fetchall()]
-        return Rescue(rescued=ends.count("retryable"), dead=ends.count("dead")), found
+            return {row[0]: row[1] for row in await cursor.fetchall() if row[1] is not None}
+
+    async def _bury_rescued(
+        self, connection: TrioConnection[Any], row: tuple[Any, ...], error: str, refused: psycopg.Error
+    ) -> dict[int, str | None]:
+        job_id, attempt, session, *_ = row
+        said = f"BadRow: this job could not be put back: {said_of(refused)}\n\n{error}"
+        kind = await bury(connection, self._schema, (job_id, attempt, session), "rescued", said)
+        self._tell_bad_row(job_id, kind or "", "rescue", said_of(refused))
+        return {} if kind is None else {job_id: "dead"}
 
     async def maintain(self, retention: float) -> bool:
         """Makes the archive's coming days and drops those older than `retention` seconds, unless another worker has just
@@ -891,6 +935,11 @@ def size_of(outcome: Outcome) -> int:
 def is_large(outcome: Outcome) -> bool:
     """Whether its report goes apart from the others."""
     return outcome.result is not None and len(outcome.result) > LARGE
+
+
+def _noted(kind: str) -> str:
+    """How an attempt that is made dead is noted: a completion that could not be written has failed."""
+    return "failed" if kind == "completed" else kind
 
 
 def _by_id(outcome: Outcome) -> int:

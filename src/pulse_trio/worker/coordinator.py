@@ -119,6 +119,7 @@ class Worker:
             concurrency=self.settings.concurrency,
             keep=keep,
             on_session=on_session,
+            on_bad_row=self._observer.emit,
         )
         self._hushed = trio.Event()
         self._stopping = trio.Event()

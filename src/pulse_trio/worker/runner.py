@@ -19,8 +19,8 @@ from msgspec.structs import force_setattr, replace
 from ..codec import same_result
 from ..handlers import UnfitArguments, check_json
 from ..jobs import Outcome
-from ..observe import EndedAfterCommit, FenceLost, JobEnded, JobStarted, LeaseUnproven, UnknownKindReleased
-from ..states import backoff, error_text, outcome_of_cancel, outcome_of_error
+from ..observe import BadRow, EndedAfterCommit, FenceLost, JobEnded, JobStarted, LeaseUnproven, UnknownKindReleased
+from ..states import UnreadableOptions, backoff, error_text, outcome_of_cancel, outcome_of_error, storable
 from .held import Held, Transactions
 
 if TYPE_CHECKING:
@@ -37,6 +37,9 @@ doubles with each attempt, to eight times this, so that a backlog nobody can run
 
 _KEPT = 4096
 """Characters of arguments that stay with a claim while its handler runs. What is longer goes once it is decoded."""
+
+_LAST_ATTEMPT = 2**31 - 1
+"""No claim can follow it: the fence's number would come again."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -176,10 +179,19 @@ class Runner:
         )
         self._on_start(held)
         # The lease may be over before its job begins: another job of the batch held the loop, or the process was stopped.
-        if call is None or claim.options is not None or held.asked or self._now() >= held.lease_deadline:
+        if (
+            call is None
+            or claim.options is not None
+            or held.asked
+            or claim.attempt >= _LAST_ATTEMPT
+            or self._now() >= held.lease_deadline
+        ):
             refusal: Outcome | None = Outcome(claim, "released")
             try:
                 refusal = self._refusal(held, call)
+            except Exception as error:
+                # Whatever a row can make of what reads it: the job is dead, and the worker goes on.
+                refusal = self._bad_row(claim, error)
             finally:
                 if refusal is not None:
                     self._end(held, refusal)
@@ -202,12 +214,14 @@ class Runner:
         claim = held.claim
         if self._now() >= held.lease_deadline:
             return self._after_cancel(held)
+        if claim.attempt >= _LAST_ATTEMPT:
+            return self._bad_row(claim, ValueError(f"attempt {claim.attempt} is the last number that there is"))
         if claim.options is not None:
             try:
                 never = held.read_options(self._epoch_offset)
-            except msgspec.DecodeError as error:
+            except UnreadableOptions as error:
                 if call is not None:
-                    return Outcome(claim, "discarded", error=error_text(error))
+                    return self._bad_row(claim, error)
             else:
                 if never is not None:
                     return Outcome(claim, "cancelled", error=never)
@@ -217,6 +231,11 @@ class Runner:
             self._observer.emit(UnknownKindReleased(claim.id, claim.kind))
             return Outcome(claim, "released", delay=UNKNOWN_KIND_DELAY * 2 ** min(claim.attempt - 1, 3))
         return None
+
+    def _bad_row(self, claim: Claim, error: Exception) -> Outcome:
+        """The outcome of a job whose row cannot be worked with: dead, and said to be."""
+        self._observer.emit(BadRow(claim.id, claim.kind, "start", storable(f"{type(error).__name__}: {error}")[:2000]))
+        return Outcome(claim, "discarded", error=error_text(error))
 
     def _outcome_of_group(self, held: Held, group: BaseExceptionGroup[BaseException]) -> Outcome | None:
         """A child's failure is the job's; so is a SystemExit. An outer cancellation and a Ctrl-C are the program's."""

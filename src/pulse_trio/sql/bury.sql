@@ -1,0 +1,21 @@
+-- Ends one attempt as dead, whatever stands in its row: for a report that PostgreSQL refused. Nothing is computed from the row's
+-- columns, and none of them is cast; `bare` leaves out those that a producer wrote and that no one has to know to find the job.
+-- Fenced by (id, attempt, session). A cancellation that was asked for is closed by a watchdog.
+WITH held AS MATERIALIZED (
+  SELECT j.id FROM :"schema".job j
+  WHERE j.id = %(id)s::bigint AND j.attempt = %(attempt)s::int AND j.locked_by = %(session)s::bigint AND j.state = 2
+  FOR UPDATE OF j SKIP LOCKED
+), finished AS (
+  DELETE FROM :"schema".job j USING held h WHERE j.id = h.id RETURNING j.*
+), archived AS (
+  INSERT INTO :"schema".job_archive (id, finished_at, started_at, run_at, created_at, locked_by, attempt, failures, max_attempts,
+                            priority, state, queue, kind, args, options, unique_key, key, error)
+  SELECT id, clock_timestamp(), started_at, run_at, created_at, locked_by, attempt, failures, max_attempts, priority, 5, queue, kind,
+         CASE WHEN %(bare)s::boolean THEN '{}' ELSE args END, CASE WHEN NOT %(bare)s::boolean THEN options END,
+         CASE WHEN NOT %(bare)s::boolean THEN unique_key END, CASE WHEN NOT %(bare)s::boolean THEN key END, %(error)s::text
+  FROM finished
+), noted AS (
+  INSERT INTO :"schema".attempt (job_id, attempt, session, started_at, ended_at, outcome, error)
+  SELECT id, attempt, locked_by, started_at, clock_timestamp(), %(outcome)s::text, %(error)s::text FROM finished
+)
+SELECT id, kind::text FROM finished WHERE (SELECT :"schema".tell_end(array_agg(id)) FROM finished) >= 0

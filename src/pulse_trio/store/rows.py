@@ -1,0 +1,80 @@
+"""Rows that cannot be worked with as they stand: what PostgreSQL says then, and how one is kept from harming the others.
+
+A statement over many rows fails as a whole when one of its values cannot be stored or computed. `each_alone` runs it over
+halves, down to the single row; that one is ended by a statement that computes nothing from it (sql/bury.sql).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import psycopg
+
+from ..sql import statement
+from ..states import storable
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from ..postgres import TrioConnection
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+ROWS_FAULT = (
+    psycopg.DataError,
+    psycopg.IntegrityError,
+    # Too deeply nested, too large: about a value, although PostgreSQL counts them among its own limits.
+    psycopg.errors.StatementTooComplex,
+    psycopg.errors.ProgramLimitExceeded,
+    # A trigger of the owner's, for one.
+    psycopg.errors.RaiseException,
+)
+"""What PostgreSQL says of a value, not of itself."""
+
+_LIMIT = 2000
+
+
+def said_of(error: Exception) -> str:
+    """The error as it is kept on a job, and said in an event."""
+    return storable(f"{type(error).__name__}: {str(error).strip()}")[:_LIMIT]
+
+
+async def each_alone(
+    given: Sequence[T],
+    write: Callable[[Sequence[T]], Awaitable[R]],
+    alone: Callable[[T, psycopg.Error], Awaitable[R | None]],
+) -> list[R]:
+    """What `write` made of all of them; if that fails because of a row, of their halves, and so on.
+
+    `alone(one, error)` is asked about a single one that failed."""
+    try:
+        return [await write(given)]
+    except ROWS_FAULT as error:
+        if len(given) == 1:
+            ended = await alone(given[0], error)
+            return [] if ended is None else [ended]
+    middle = len(given) // 2
+    return [
+        *await each_alone(given[:middle], write, alone),
+        *await each_alone(given[middle:], write, alone),
+    ]
+
+
+async def bury(
+    connection: TrioConnection[Any], schema: str, fence: tuple[int, int, int], outcome: str, error: str
+) -> str | None:
+    """Makes one running job dead, fenced by (id, attempt, session): with what a producer wrote or, if that is refused, without.
+
+    Returns its kind; None when there is no such attempt (any more), or even that is refused."""
+    job_id, attempt, session = fence
+    parameters = {"id": job_id, "attempt": attempt, "session": session, "outcome": outcome, "error": error}
+    for bare in (False, True):
+        try:
+            async with connection.transaction():
+                cursor = await connection.execute(statement("bury", schema), parameters | {"bare": bare})
+                row = await cursor.fetchone()
+        except ROWS_FAULT:
+            continue
+        return None if row is None else row[1]
+    return None
