@@ -13,11 +13,15 @@ CREATE FUNCTION :"schema".json_number(value json, low float8, high float8) RETUR
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $function$
 DECLARE
   said constant text := $1::text;
-  number float8;
+  number numeric;
 BEGIN
-  IF said IS NULL OR said !~ '^\s*-?[0-9]{1,18}(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,2})?\s*$' THEN RETURN NULL; END IF;
-  number := said::float8;
-  RETURN CASE WHEN number BETWEEN $2 AND $3 THEN number END;
+  IF said IS NULL OR said !~ '^\s*-?[0-9]{1,18}(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,3})?\s*$' THEN RETURN NULL; END IF;
+  -- numeric has no bounds at these lengths; float8 has.
+  number := said::numeric;
+  RETURN CASE WHEN number NOT BETWEEN $2::numeric AND $3::numeric THEN NULL
+              WHEN abs(number) < 1e-300 THEN 0
+              WHEN abs(number) > 1e300 THEN sign(number) * 1e300
+              ELSE number::float8 END;
 END $function$;
 
 -- The number that a job's options have under a name; NULL when they have none between `low` and `high`, or cannot be read.

@@ -28,7 +28,7 @@ WITH report AS MATERIALIZED (
   FROM report r JOIN :"schema".job j
     ON j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = 2
   -- Not a cast: whatever stands in one job's options must not fail the others' report.
-  CROSS JOIN LATERAL (SELECT coalesce(:"schema".option_number(j.options, 'crash_limit', 1, 32767), 3)::int) AS c(crash_limit)
+  CROSS JOIN LATERAL (SELECT least(coalesce(:"schema".option_number(j.options, 'crash_limit', 1, 'infinity'), 3), 32767)::int) AS c(crash_limit)
   ORDER BY j.id FOR UPDATE OF j SKIP LOCKED
 ), back AS (
   UPDATE :"schema".job j
