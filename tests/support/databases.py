@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING
 
 import psycopg
 from psycopg.conninfo import make_conninfo
-from psycopg.sql import SQL, Identifier
+from psycopg.sql import SQL, Composable, Identifier, Literal
 
 from pulse_trio.migrate import migrate_sync
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+
+
+PLAIN = SQL("")
 
 
 class Databases:
@@ -42,9 +45,20 @@ class Databases:
             yield dsn
 
     @contextmanager
-    def _copy_of(self, template: str) -> Generator[str]:
+    def encoded(self, encoding: str) -> Generator[str]:
+        """The same in another encoding than the server's own."""
+        how = SQL("ENCODING {} LOCALE 'C'").format(Literal(encoding))
+        if self._admin.info.server_version >= 150000:
+            how += SQL(" LOCALE_PROVIDER libc")
+        with self._copy_of("template0", how) as dsn:
+            yield dsn
+
+    @contextmanager
+    def _copy_of(self, template: str, how: Composable = PLAIN) -> Generator[str]:
         name = next(self._names)
-        self._admin.execute(SQL("CREATE DATABASE {} TEMPLATE {}").format(Identifier(name), Identifier(template)))
+        self._admin.execute(
+            SQL("CREATE DATABASE {} TEMPLATE {} {}").format(Identifier(name), Identifier(template), how)
+        )
         try:
             yield make_conninfo(self.server_dsn, dbname=name)
         finally:

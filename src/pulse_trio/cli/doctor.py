@@ -128,6 +128,13 @@ def judge_server(server: Server, *, difference: float, unsure: float) -> Iterato
     yield _version(server)
     if server.standby:
         yield Finding("error", "primary", "this is a standby, which takes no writes", "Give the primary's address.")
+    if server.read_only:
+        yield Finding(
+            "error",
+            "read-only",
+            "default_transaction_read_only is on for this role or database: nothing can be enqueued or run",
+            "For maintenance, or because a disk is full? After that: ALTER DATABASE ... RESET default_transaction_read_only",
+        )
     if server.fsync:
         yield Finding("ok", "durability", f"fsync on, synchronous_commit {server.synchronous_commit}")
     else:

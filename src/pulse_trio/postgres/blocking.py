@@ -21,6 +21,7 @@ def connect_sync(dsn: str, pins: Mapping[str, str] = PINNED) -> psycopg.Connecti
 
     Raises:
         DatabaseUnavailable: no server could be reached.
+        SchemaError: the database's encoding is not UTF8.
         ConfigurationError: the DSN is not a connection string; the message shows no password.
     """
     try:

@@ -40,6 +40,8 @@ PINNED: dict[str, str] = {
     # What becomes of an error.
     "exit_on_error": "off",
     "client_min_messages": "notice",
+    "plpgsql.extra_errors": "none",
+    "plpgsql.extra_warnings": "none",
 }
 
 UNBOUNDED: dict[str, str] = {

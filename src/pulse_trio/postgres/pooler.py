@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from psycopg import IsolationLevel
 
+from pulse_trio.errors import SchemaError
 from pulse_trio.postgres.contract import several
 from pulse_trio.postgres.pins import PINNED, durable_query, pins_query
 
@@ -29,9 +30,23 @@ def _question(pins: Mapping[str, str], backend_pid: int) -> bytes:
     return pins_query(pins, only_in=backend_pid) + b"; " + _WHO if pins else _WHO
 
 
+def check_encoding(connection: psycopg.AsyncConnection[Any] | psycopg.Connection[Any]) -> None:
+    """Raises `SchemaError` for a database that cannot hold every text. The server has told its encoding: nothing is asked."""
+    encoding = (connection.pgconn.parameter_status(b"server_encoding") or b"UTF8").decode()
+    if encoding != "UTF8":
+        name = connection.info.dbname
+        raise SchemaError(
+            f"The database {name!r} has the encoding {encoding}, which cannot hold every text, and pulse-trio needs UTF8. Make "
+            "another, and move into it what you need (pg_dump): CREATE DATABASE ... ENCODING 'UTF8' "
+            "LOCALE 'C' TEMPLATE template0"
+        )
+
+
 async def heed_pooler(connection: psycopg.AsyncConnection[Any], pins: Mapping[str, str]) -> bool:
     """Whether an async connection goes through a pooler; if so, it prepares nothing from now on, and if not, it has these
-    settings. Begins no transaction."""
+    settings. Begins no transaction. Raises `SchemaError` with `pins` for a database that cannot hold every text."""
+    if pins:
+        check_encoding(connection)
     own = connection.info.backend_pid
     result = await connection.wait(several(connection.pgconn, _question(pins, own)))
     pooled = int(result.get_value(0, 0) or 0) != own
@@ -44,6 +59,8 @@ async def heed_pooler(connection: psycopg.AsyncConnection[Any], pins: Mapping[st
 
 def heed_pooler_sync(connection: psycopg.Connection[Any], pins: Mapping[str, str]) -> bool:
     """The same for a blocking connection."""
+    if pins:
+        check_encoding(connection)
     own = connection.info.backend_pid
     result = connection.wait(several(connection.pgconn, _question(pins, own)))
     pooled = int(result.get_value(0, 0) or 0) != own

@@ -60,6 +60,7 @@ async def connect_or_unavailable(
 
     Raises:
         DatabaseUnavailable: no server could be reached, or the connection broke while it was configured.
+        SchemaError: `own`, and the database's encoding is not UTF8.
         ConfigurationError: the DSN is not a connection string.
     """
     try:
@@ -100,7 +101,10 @@ async def _look(dsn: str) -> None:
     finally:
         await connection.close()  # noqa: ASYNC102 - never waits
     if row is not None and row[0]:
-        raise DatabaseUnavailable("the database is read-only: a standby, or a primary that is being replaced")
+        raise DatabaseUnavailable(
+            "the database is read-only: a standby, a primary that is being replaced, or default_transaction_read_only is on "
+            "for this role or database"
+        )
 
 
 async def _look_before(deadline: float, dsn: str) -> None:

@@ -18,7 +18,7 @@ from ..postgres import OwnAsyncCursor, OwnCursor
 from ..sql import render, statement
 from . import operations
 from .arrays import texts
-from .operations import Enqueued, encoded_request, translate
+from .operations import Enqueued, encoded_request, refuse_raw_bytes, translate, unsendable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,6 +97,7 @@ async def enqueue_many(
     if not can_be_copied(requests):
         return await operations.run(connection, schema, operations.enqueue_many(requests, codec))
     try:
+        refuse_raw_bytes(connection)
         async with OwnAsyncCursor(connection) as cursor:
             await cursor.execute(statement("reserve_ids", schema), {"count": len(requests)}, binary=True)
             if not (rows := await cursor.fetchall()):
@@ -107,6 +108,8 @@ async def enqueue_many(
             async with cursor.copy(render(_COPY, schema).encode()) as copy:
                 await copy.write(copy_text(requests, reserved))
             await cursor.execute(statement("wake", schema), {"queues": texts(due_queues(requests, reserved))})
+    except UnicodeEncodeError as error:
+        raise unsendable(connection, error) from error
     except psycopg.Error as error:
         raise translate(error, schema) from error
     return [Enqueued(job_id, True) for job_id in reserved.ids]
@@ -119,6 +122,7 @@ def enqueue_many_sync(
     if not can_be_copied(requests):
         return operations.run_sync(connection, schema, operations.enqueue_many(requests, codec))
     try:
+        refuse_raw_bytes(connection)
         with OwnCursor(connection) as cursor:
             cursor.execute(statement("reserve_ids", schema), {"count": len(requests)}, binary=True)
             if not (rows := cursor.fetchall()):
@@ -129,6 +133,8 @@ def enqueue_many_sync(
             with cursor.copy(render(_COPY, schema).encode()) as copy:
                 copy.write(copy_text(requests, reserved))
             cursor.execute(statement("wake", schema), {"queues": texts(due_queues(requests, reserved))})
+    except UnicodeEncodeError as error:
+        raise unsendable(connection, error) from error
     except psycopg.Error as error:
         raise translate(error, schema) from error
     return [Enqueued(job_id, True) for job_id in reserved.ids]

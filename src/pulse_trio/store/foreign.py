@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
 
+from ..errors import UsageError
 from ..postgres import foreign_failure
 from ..sql import statement
 from .operations import translate
@@ -98,6 +99,10 @@ def run_foreign_sync(connection: Foreign, schema: str, operation: Operation[T]) 
 
 
 def _translated(error: Exception, schema: str) -> PulseTrioError | None:
+    if isinstance(error, NotImplementedError) and "DateStyle" in str(error):
+        return UsageError(f"{error}. Say on the connection: SET DateStyle = 'ISO'")
+    if isinstance(error, UnicodeEncodeError):
+        return UsageError(f"The connection cannot carry that text: {error}. Say on it: SET client_encoding = 'UTF8'")
     failure = foreign_failure(error)
     if failure is None:
         return None

@@ -35,6 +35,8 @@ class Server:
     sees_others: bool
     missing: list[str]
     may_maintain: bool
+    read_only: bool = False
+    """Whether `default_transaction_read_only` is on for this role."""
 
 
 @dataclass(frozen=True, slots=True)

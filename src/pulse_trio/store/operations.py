@@ -334,6 +334,7 @@ async def run(connection: psycopg.AsyncConnection[Any], schema: str, operation: 
     """Drives an operation over an async connection, in whatever transaction that is in."""
     try:
         query = next(operation)
+        refuse_raw_bytes(connection)
         # Not connection.execute: the connection is the caller's, and so are its cursor class and its row factory.
         async with OwnAsyncCursor(connection) as cursor:
             while True:
@@ -352,6 +353,8 @@ async def run(connection: psycopg.AsyncConnection[Any], schema: str, operation: 
                 query = operation.send(rows)
     except StopIteration as stop:
         return stop.value
+    except UnicodeEncodeError as error:
+        raise unsendable(connection, error) from error
     except psycopg.Error as error:
         raise translate(error, schema) from error
 
@@ -360,6 +363,7 @@ def run_sync(connection: psycopg.Connection[Any], schema: str, operation: Operat
     """Drives an operation over a blocking connection, in whatever transaction that is in."""
     try:
         query = next(operation)
+        refuse_raw_bytes(connection)
         with OwnCursor(connection) as cursor:
             while True:
                 with bounded_sync(connection, query.timeout):
@@ -373,8 +377,29 @@ def run_sync(connection: psycopg.Connection[Any], schema: str, operation: Operat
                 query = operation.send(rows)
     except StopIteration as stop:
         return stop.value
+    except UnicodeEncodeError as error:
+        raise unsendable(connection, error) from error
     except psycopg.Error as error:
         raise translate(error, schema) from error
+
+
+def refuse_raw_bytes(connection: psycopg.AsyncConnection[Any] | psycopg.Connection[Any]) -> None:
+    """Raises `UsageError` for a connection of the caller's on which every text is bytes of an unknown encoding."""
+    if connection.pgconn.parameter_status(b"client_encoding") == b"SQL_ASCII":
+        raise UsageError("The connection has the client_encoding SQL_ASCII. Say on it: SET client_encoding = 'UTF8'")
+
+
+def unsendable(
+    connection: psycopg.AsyncConnection[Any] | psycopg.Connection[Any], error: UnicodeEncodeError
+) -> UsageError | InvalidArguments:
+    """What is said of a text that a connection of the caller's cannot carry, or none can."""
+    encoding = (connection.pgconn.parameter_status(b"client_encoding") or b"?").decode()
+    wrong = error.object[error.start]
+    if encoding == "UTF8":
+        return InvalidArguments(f"The text has {wrong!r}, half of a character, which cannot be stored.")
+    return UsageError(
+        f"The connection has the client_encoding {encoding}, which has no {wrong!r}. Say on it: SET client_encoding = 'UTF8'"
+    )
 
 
 def translate(error: psycopg.Error, schema: str) -> PulseTrioError:
