@@ -3,6 +3,7 @@
 
 PYTHON ?= python3
 DIR ?= .
+# One for each Python that you use: make VENV=.venv-3.13 PYTHON=python3.13 test
 VENV := .venv
 BIN := $(VENV)/bin
 # An environment of its own: what keeps the locks shall not choose the versions of what is locked.
@@ -21,6 +22,8 @@ help:
 	@echo 'make audit            look the locked versions up in a list of known vulnerabilities (needs the network)'
 	@echo 'make clean            remove what was made, the embedded database included'
 	@echo 'PYTHON=...            the Python to use (3.11 or later); now: $(PYTHON)'
+	@echo 'VENV=...              the environment to keep it in; now: $(VENV)'
+	@echo 'UNLOCKED=1            where the locked versions cannot be had: take what pyproject.toml allows, without hashes'
 
 demo: $(VENV)/.demo
 	@$(BIN)/python examples/demo.py "$(DIR)"
@@ -56,7 +59,7 @@ audit: $(TOOLS)/.made
 	@$(TOOLS)/bin/python requirements/audit.py requirements/dev.txt requirements/tools.txt
 
 clean:
-	rm -rf $(VENV) .pulse-trio .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage .coverage.* build dist
+	rm -rf .venv .venv-* .pulse-trio .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage .coverage.* build dist
 	find $(wildcard src tests benchmarks examples) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -69,11 +72,11 @@ $(BIN)/python:
 
 # Installed again when the dependencies change. An interrupted installation leaves no stamp, so it is resumed.
 $(VENV)/.demo: pyproject.toml requirements/demo.txt | $(BIN)/python
-	@$(BIN)/python requirements/install.py requirements/demo.txt embedded
+	@$(BIN)/python requirements/install.py requirements/demo.txt embedded $(if $(UNLOCKED),--unlocked)
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml requirements/dev.txt | $(BIN)/python
-	@$(BIN)/python requirements/install.py requirements/dev.txt dev
+	@$(BIN)/python requirements/install.py requirements/dev.txt dev $(if $(UNLOCKED),--unlocked)
 	@touch $@ $(VENV)/.demo
 
 # Without a lock, as before the first, `make lock` begins with what is newest.

@@ -76,17 +76,26 @@ def test_the_demonstration_has_the_versions_that_the_tests_have() -> None:
 
 @pytest.fixture
 def installing(tmp_path: Path) -> Any:
-    """Runs the installer, without a network, over a folder with one wheel: `parcel` 1.0. It installs nothing."""
-    wheel = tmp_path / "parcel-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("parcel.py", "")
-        archive.writestr("parcel-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: parcel\nVersion: 1.0\n")
-        archive.writestr("parcel-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr("parcel-1.0.dist-info/RECORD", "")
+    """Runs the installer, without a network, on an index with two packages: `parcel` 1.0, which the lock has, and `stowaway`
+    1.0, which it has not. It installs nothing."""
+    for name in ("parcel", "stowaway"):
+        folder = tmp_path / "index" / name
+        folder.mkdir(parents=True)
+        wheel = folder / f"{name}-1.0-py3-none-any.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            about = f"{name}-1.0.dist-info"
+            archive.writestr(f"{name}.py", "")
+            archive.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+            archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            archive.writestr(f"{about}/RECORD", "")
+        (folder / "index.html").write_text(f'<!DOCTYPE html><a href="{wheel.name}">{wheel.name}</a>')
+    wheel = tmp_path / "index/parcel/parcel-1.0-py3-none-any.whl"
 
-    def install(version: str, digest: str = sha256(wheel.read_bytes()).hexdigest()) -> subprocess.CompletedProcess[str]:
+    def install(
+        version: str, *more: str, digest: str = sha256(wheel.read_bytes()).hexdigest()
+    ) -> subprocess.CompletedProcess[str]:
         (tmp_path / "lock.txt").write_text(f"parcel=={version} \\\n    --hash=sha256:{digest}\n")
-        options = ["--dry-run", "--no-index", "--find-links", str(tmp_path)]
+        options = ["--dry-run", "--index-url", f"{tmp_path.as_uri()}/index", *more]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
         return subprocess.run(
             [sys.executable, ROOT / "requirements/install.py", "lock.txt", "dev", *options],
@@ -97,6 +106,7 @@ def installing(tmp_path: Path) -> Any:
 
 
 FALLS_BACK = "cannot be had here"
+TRIES = "trying what pyproject.toml allows"
 
 
 def test_what_was_locked_is_taken(installing: Any) -> None:
@@ -105,15 +115,48 @@ def test_what_was_locked_is_taken(installing: Any) -> None:
     assert "parcel" not in said
 
 
-def test_a_package_that_is_not_the_locked_one_ends_the_installation(installing: Any) -> None:
-    done = installing("1.0", "0" * 64)
+@pytest.mark.parametrize("unlocked", [(), ("--unlocked",)])
+def test_a_package_that_is_not_the_locked_one_ends_the_installation(installing: Any, unlocked: tuple[str, ...]) -> None:
+    done = installing("1.0", *unlocked, digest="0" * 64)
     assert done.returncode == 1
     assert "is not the one that lock.txt was made with, so nothing was installed" in done.stderr
     assert FALLS_BACK not in done.stderr
 
 
-def test_where_a_locked_version_cannot_be_had_what_pyproject_allows_is_tried(installing: Any) -> None:
-    assert f"The versions in lock.txt {FALLS_BACK}" in installing("2.0").stderr
+def test_where_a_locked_version_cannot_be_had_nothing_is_installed_and_the_way_out_is_named(installing: Any) -> None:
+    done = installing("2.0")
+    assert done.returncode == 1
+    assert f"The versions in lock.txt {FALLS_BACK}, so nothing was installed." in done.stderr
+    assert "make UNLOCKED=1" in done.stderr
+    assert TRIES not in done.stderr
+
+
+def test_what_pyproject_allows_is_tried_when_it_was_asked_for(installing: Any) -> None:
+    done = installing("2.0", "--unlocked")
+    assert f"The versions in lock.txt {FALLS_BACK}: {TRIES}, unlocked, as you asked" in done.stderr
+    assert "no such option" not in done.stderr
+
+
+@pytest.mark.parametrize(("given", "passed"), [((), False), (("UNLOCKED=1",), True)])
+@pytest.mark.parametrize("target", [".dev", ".demo"])
+def test_make_asks_for_it_only_when_told_to(target: str, given: tuple[str, ...], passed: bool) -> None:
+    make = ["make", "--dry-run", "--always-make", "VENV=.venv-of-a-test", f".venv-of-a-test/{target}", *given]
+    said = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "requirements/install.py" in said
+    assert ("--unlocked" in said) is passed
+
+
+def test_what_a_lock_lacks_is_not_fetched_without_a_hash(installing: Any, tmp_path: Path) -> None:
+    """A lock that is behind pyproject.toml: its own packages are there, the project asks for one more."""
+    (tmp_path / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n'
+        '[project]\nname = "behind"\nversion = "1"\noptional-dependencies.dev = ["stowaway"]\n'
+        "[tool.hatch.build.targets.wheel]\nbypass-selection = true\n"
+    )
+    done = installing("1.0")
+    assert done.returncode == 1
+    assert "No matching distribution found for stowaway" in done.stderr
+    assert TRIES not in done.stderr
 
 
 def audited(packages: list[dict[str, Any]]) -> int:
