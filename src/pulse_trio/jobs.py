@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import msgspec
 import sniffio
@@ -109,7 +109,7 @@ class Snooze(Exception):
 
     def __init__(self, seconds: float | timedelta) -> None:
         super().__init__(seconds)
-        self.seconds = _delay(seconds)
+        self.seconds = delay_of(seconds)
 
 
 class RetryAfter(Exception):
@@ -117,14 +117,18 @@ class RetryAfter(Exception):
 
     def __init__(self, seconds: float | timedelta) -> None:
         super().__init__(seconds)
-        self.seconds = _delay(seconds)
+        self.seconds = delay_of(seconds)
 
 
-def _delay(given: float | timedelta) -> float:
-    """Seconds. Raises in the handler what would otherwise be refused by the database, with a whole batch."""
-    seconds = given.total_seconds() if isinstance(given, timedelta) else float(given)
+def delay_of(given: object) -> float:
+    """Seconds, as a plain float. Raises in the handler what would otherwise be refused by the database, with a whole batch."""
+    # What the class of a number or a duration says of itself is not asked.
+    if issubclass(type(given), timedelta):
+        seconds = timedelta.total_seconds(cast("timedelta", given))
+    else:
+        seconds = float(cast("float", given))
     if not 0 <= seconds < math.inf:
-        raise ValueError(f"must be a number of seconds from now on, got {given!r}")
+        raise ValueError(f"must be a number of seconds from now on, got {seconds!r}")
     return seconds
 
 
@@ -270,9 +274,11 @@ class Job:
         nothing (a checkpoint). Shown in `pulse.jobs` and by `jobs show`. From a thread:
         `trio.from_thread.run(job.progress, 0.4, "…")`. Raises `ValueError` for anything but a fraction.
         """
-        if not 0 <= fraction <= 1:
-            raise ValueError(f"Progress is a fraction from 0 to 1, got {fraction!r}.")
-        self._runtime.progress(float(fraction), None if message is None else str(message)[:500])
+        # Plain ones: what a class of the caller's says of itself would be asked again when it is written.
+        plain = float(fraction)
+        if not 0 <= plain <= 1:
+            raise ValueError(f"Progress is a fraction from 0 to 1, got {plain!r}.")
+        self._runtime.progress(plain, None if message is None else str.__str__(str(message))[:500])
         if sniffio.current_async_library() == "trio":
             await trio.lowlevel.checkpoint()
         else:

@@ -8,19 +8,17 @@ The idea of the table is h11's; deciding here and waiting elsewhere is psycopg's
 from __future__ import annotations
 
 import random
-import re
-import traceback
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from .describing import cut, error_text, leaves_of, raised_by_ctrl_c, storable
 from .errors import InvalidTransition
-from .jobs import DEFAULT_OPTIONS, Claim, Discard, JobOptions, Outcome, RetryAfter, Snooze
+from .jobs import DEFAULT_OPTIONS, Claim, Discard, JobOptions, Outcome, RetryAfter, Snooze, delay_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from types import TracebackType
+    from collections.abc import Mapping, Sequence
 
     from .jobs import CancelReason, OutcomeKind
 
@@ -130,18 +128,37 @@ class Retries(Protocol):
     def delay(self, claim: Claim, error: BaseException) -> float | None: ...
 
 
-def outcome_of_error(claim: Claim, error: BaseException, retries: Retries | None = None) -> Outcome:
-    """What an exception that left the handler means. Groups count as Snooze, RetryAfter or Discard when every leaf is one."""
+def outcome_of_error(
+    claim: Claim, error: BaseException, retries: Retries | None = None, text: str | None = None
+) -> Outcome:
+    """What an exception that left the handler means. Groups count as Snooze, RetryAfter or Discard when every leaf is one.
+
+    `text` is what is kept of it, if that is known already. Never raises, whatever the exception does.
+    """
+    text = error_text(error) if text is None else text
     leaves = leaves_of(error)
-    if all(isinstance(leaf, Snooze) for leaf in leaves):
-        delay = max(leaf.seconds for leaf in leaves if isinstance(leaf, Snooze))
-        return Outcome(claim, "snoozed", delay=delay)
-    if all(isinstance(leaf, Discard) for leaf in leaves):
-        return Outcome(claim, "discarded", error=error_text(error))
-    if all(isinstance(leaf, RetryAfter) for leaf in leaves):
-        delay = max(leaf.seconds for leaf in leaves if isinstance(leaf, RetryAfter))
-        return Outcome(claim, "failed", delay=delay, error=error_text(error))
-    return _failure(claim, "failed", error, error_text(error), retries)
+    for wish in (Snooze, RetryAfter, Discard):
+        # Not isinstance, which asks the exception for its class.
+        if all(issubclass(type(leaf), wish) for leaf in leaves):
+            return _wished(claim, wish, leaves, error, text, retries)
+    return _failure(claim, "failed", error, text, retries)
+
+
+def _wished(
+    claim: Claim, wish: type, leaves: Sequence[Any], error: BaseException, text: str, retries: Retries | None
+) -> Outcome:
+    if wish is Discard:
+        return Outcome(claim, "discarded", error=text)
+    try:
+        delay = max(delay_of(leaf.seconds) for leaf in leaves)
+    except BaseException as broken:  # noqa: ASYNC103 -- an attribute of the user's: it waits for nothing
+        if raised_by_ctrl_c(broken):
+            raise
+        text += f"\n\nThe seconds of this {wish.__name__} cannot be read: {_short(broken)}"
+        return _failure(claim, "failed", error, text, retries)  # noqa: ASYNC104 -- as above
+    return (
+        Outcome(claim, "snoozed", delay=delay) if wish is Snooze else Outcome(claim, "failed", delay=delay, error=text)
+    )
 
 
 def _failure(claim: Claim, kind: OutcomeKind, error: BaseException, text: str, retries: Retries | None) -> Outcome:
@@ -150,12 +167,18 @@ def _failure(claim: Claim, kind: OutcomeKind, error: BaseException, text: str, r
         return Outcome(claim, kind, delay=backoff(claim), error=text)
     try:
         delay = retries.delay(claim, error)
-    except Exception as broken:
+    except BaseException as broken:  # noqa: ASYNC103 -- a policy of the user's: it waits for nothing
+        if raised_by_ctrl_c(broken):
+            raise
         delay = backoff(claim)
-        text += f"\n\nThe retry policy failed as well, so the default backoff applies:\n{cut(error_text(broken), _LIMIT // 4)}"
+        text += f"\n\nThe retry policy failed as well, so the default backoff applies:\n{_short(broken)}"
     if delay is None:
-        return Outcome(claim, "discarded", error=text)
+        return Outcome(claim, "discarded", error=text)  # noqa: ASYNC104 -- as above
     return Outcome(claim, kind, delay=delay, error=text)
+
+
+def _short(error: BaseException) -> str:
+    return cut(error_text(error), 4096)
 
 
 def outcome_of_cancel(
@@ -215,61 +238,3 @@ def options_of(claim: Claim) -> JobOptions:
 
 LONGEST_OPTIONS = 4096
 """Bytes; a claim brings one more at most (exchange.sql), so that what is longer is seen to be."""
-_LIMIT = 16_384
-_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
-
-
-def error_text(error: BaseException) -> str:
-    """The error as it is kept on the job: `Type: message` on the first line, then the traceback, at most 16 KiB.
-
-    Never raises, whatever `str(error)` does: a failure that cannot be recorded would block its own dead letter. NUL and
-    lone surrogates, which PostgreSQL's text cannot hold, become U+FFFD.
-    """
-    if (recorded := getattr(error, "recorded_as", None)) is not None:
-        return recorded  # by the process it was raised in
-    name = type(error).__name__
-    try:
-        headline = f"{name}: {error}" if str(error) else name
-        trace = "".join(traceback.format_exception(type(error), error, _without_our_frames(error.__traceback__)))
-    except Exception:
-        # The exception's own __str__ or __repr__ failed; its type is what can still be said.
-        headline, trace = f"{name}: (its message could not be rendered)", ""
-    # Made storable first: what takes the place of a NUL is longer.
-    return f"{cut(storable(headline), _LIMIT // 4)}\n\n{cut(storable(trace), _LIMIT * 3 // 4 - 2)}".rstrip()
-
-
-def storable(text: str) -> str:
-    """`text` without what PostgreSQL's text cannot hold."""
-    return _UNSTORABLE.sub("\ufffd", text)
-
-
-def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback from the handler on: how the worker came to call it is no news to anyone."""
-    inner = trace
-    while inner is not None and _is_ours(inner):
-        inner = inner.tb_next
-    return inner or trace
-
-
-def _is_ours(trace: TracebackType) -> bool:
-    module = str(trace.tb_frame.f_globals.get("__name__", ""))
-    return module.startswith(("pulse_trio.worker.", "pulse_trio.handlers", "pulse_trio.codec", "trio."))
-
-
-def cut(text: str, limit: int) -> str:
-    """At most `limit` bytes of UTF-8. Keeps both ends: the first lines say where it began, the last what went wrong."""
-    data = text.encode("utf-8", "surrogatepass")
-    if len(data) <= limit:
-        return text
-    half = limit // 2 - 24
-    # A character that a cut goes through is left out.
-    begin, rest = (part.decode("utf-8", "ignore") for part in (data[:half], data[-half:]))
-    return f"{begin}\n... {len(data) - 2 * half} bytes cut ...\n{rest}"
-
-
-def leaves_of(error: BaseException) -> list[BaseException]:
-    """The exceptions inside an ExceptionGroup, however deep; the exception itself if it is none."""
-    if not isinstance(error, BaseExceptionGroup):
-        return [error]
-    group = cast("BaseExceptionGroup[BaseException]", error)
-    return [leaf for inner in group.exceptions for leaf in leaves_of(inner)]

@@ -104,12 +104,14 @@ class Retries:
         return max((d for d in delays if d is not None), default=None)
 
     def _delay(self, claim: Claim, leaf: BaseException) -> float | None:
-        if isinstance(leaf, self.discard_on):
+        # Not isinstance, which asks the exception for its class.
+        raised = type(leaf)
+        if issubclass(raised, self.discard_on):
             return None
-        if self.retry_on is not None and not isinstance(leaf, self.retry_on):
+        if self.retry_on is not None and not issubclass(raised, self.retry_on):
             return None
         for errors, policy in self.rules:
-            if isinstance(leaf, errors):
+            if issubclass(raised, errors):
                 return _seconds(policy, policy(_context(claim, leaf)))
         return backoff(claim)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import trio
 
+from ..describing import Carried, CarriedBase, carried
 from ..states import options_of, storable
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Held:
         "lost",
         "outcome",
         "plain",
+        "said",
         "scope_nursery",
         "started",
         "timeout_deadline",
@@ -99,6 +101,8 @@ class Held:
         self.scope_nursery: trio.Nursery | None = None
         self.outcome: Outcome | None = None
         self.lost = False
+        self.said: tuple[BaseException, str] | None = None
+        """What is kept of an exception that was described where it was raised (another process)."""
         self._cleanup = cleanup
         self._cleanup_end = math.inf
         self._reason: CancelReason | None = None
@@ -365,23 +369,30 @@ class Children:
         """Starts a child and waits until it says it has started; see `trio.Nursery.start`."""
         self._check_open()
         self.running += 1
-        return await self._nursery.start(self._run_started, async_fn, args, name=name or async_fn)
+        try:
+            return await self._nursery.start(self._run_started, async_fn, args, name=name or async_fn)
+        except (Carried, CarriedBase) as carrier:
+            error = carrier.original
+        raise error
 
     def _check_open(self) -> None:
         if self._held.scope_nursery is None:
             raise RuntimeError(_ENDED)
 
-    async def _run(self, async_fn: Any, args: tuple[Any, ...]) -> None:
+    async def _run(self, async_fn: Any, args: tuple[Any, ...], **given: Any) -> None:
+        safe: BaseException | None = None
         try:
-            await async_fn(*args)
+            await async_fn(*args, **given)
+        except BaseException as error:
+            if (safe := carried(error)) is error:
+                raise
         finally:
             self._ended()
+        if safe is not None:
+            raise safe
 
     async def _run_started(self, async_fn: Any, args: tuple[Any, ...], *, task_status: trio.TaskStatus[Any]) -> None:
-        try:
-            await async_fn(*args, task_status=task_status)
-        finally:
-            self._ended()
+        await self._run(async_fn, args, task_status=task_status)
 
     def _ended(self) -> None:
         self.running -= 1

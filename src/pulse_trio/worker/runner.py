@@ -17,10 +17,11 @@ import trio
 from msgspec.structs import force_setattr, replace
 
 from ..codec import same_result
+from ..describing import error_text, leaves_of, original, parted, raised_by_ctrl_c
 from ..handlers import UnfitArguments, check_json
 from ..jobs import Outcome
 from ..observe import BadRow, EndedAfterCommit, FenceLost, JobEnded, JobStarted, LeaseUnproven, UnknownKindReleased
-from ..states import UnreadableOptions, backoff, error_text, outcome_of_cancel, outcome_of_error, storable
+from ..states import UnreadableOptions, backoff, outcome_of_cancel, outcome_of_error, storable
 from .held import Held, Transactions
 
 if TYPE_CHECKING:
@@ -118,15 +119,19 @@ class Runner:
                                 claim,
                                 await held.call(held, claim.args if len(claim.args) <= _KEPT else _taken(claim)),
                             )
-                        except Exception as error:
-                            # Caught here, inside the nursery, where it is still itself; outside it would be a group of one.
-                            outcome = held.outcome = self._failed(claim, error)
+                        except BaseException as error:
+                            # Caught here, inside the nursery, where it is still itself; outside it would be a group of one,
+                            # and Trio would have asked its class this and that.
+                            programs = self._sort_out(held, error)
+                            if programs is not None:
+                                # The nursery closes now, perhaps in the very tick in which the first beat falls due.
+                                held.end_heartbeat()
+                                _abandon_what_is_left_open(nursery, place)
+                                if programs is error:
+                                    raise
+                                raise programs from None
+                            outcome = held.outcome
                             nursery.cancel_scope.cancel()
-                        except BaseException:
-                            # The nursery closes now, perhaps in the very tick in which the first beat falls due.
-                            held.end_heartbeat()
-                            _abandon_what_is_left_open(nursery, place)
-                            raise
                         held.body_ended()
                         if place is None or not held.left_nothing(nursery, place.task):
                             _abandon_what_is_left_open(nursery, place)
@@ -149,7 +154,7 @@ class Runner:
                 # Trio's own, from the nursery's end: the handler has left a scope or a nursery open.
                 if held.ended:
                     raise
-                outcome = held.outcome = self._failed(claim, error)
+                outcome = held.outcome = self._failed(held, error)
             else:
                 if nursery.cancel_scope.cancelled_caught and not held.ended:
                     # Something of the job was cut short: the handler, or a child of one that had returned.
@@ -239,12 +244,18 @@ class Runner:
 
     def _outcome_of_group(self, held: Held, group: BaseExceptionGroup[BaseException]) -> Outcome | None:
         """A child's failure is the job's; so is a SystemExit. An outer cancellation and a Ctrl-C are the program's."""
-        programs, jobs = group.split(_is_the_programs)
-        if jobs is not None and (held.outcome is None or held.outcome.kind != "failed"):
-            held.outcome = self._failed(held.claim, jobs)
-        if programs is not None:
+        if (programs := self._sort_out(held, group)) is not None:
             raise programs from None
         return held.outcome
+
+    def _sort_out(self, held: Held, error: BaseException) -> BaseException | None:
+        """Notes what of an exception is the job's, as its outcome, and gives what is the program's."""
+        leaves = leaves_of(error)
+        mine = [leaf for leaf in leaves if _is_the_programs(leaf)]
+        if len(mine) < len(leaves) and (held.outcome is None or held.outcome.kind != "failed"):
+            jobs = parted(error, [leaf for leaf in leaves if not _is_the_programs(leaf)]) if mine else error
+            held.outcome = self._failed(held, jobs)
+        return None if not mine else error if mine == [error] else parted(error, mine)
 
     def _after_cancel(self, held: Held) -> Outcome | None:
         reason = held.cancel_reason
@@ -262,10 +273,12 @@ class Runner:
         reason = held.cancel_reason or "parent"
         return outcome_of_cancel(held.claim, reason, self._retries.get(held.claim.kind), held.cancel_message)
 
-    def _failed(self, claim: Claim, error: BaseException) -> Outcome:
-        if isinstance(error, UnfitArguments):
-            return Outcome(claim, "discarded", error=error_text(error))
-        return outcome_of_error(claim, error, self._retries.get(claim.kind))
+    def _failed(self, held: Held, error: BaseException) -> Outcome:
+        claim, error = held.claim, original(error)
+        text = held.said[1] if held.said is not None and held.said[0] is error else error_text(error)
+        if issubclass(type(error), UnfitArguments):
+            return Outcome(claim, "discarded", error=text)
+        return outcome_of_error(claim, error, self._retries.get(claim.kind), text)
 
     def _after_commit(self, held: Held, committed: Outcome) -> None:
         """The job was completed by its transaction; whatever came later can only be told."""
@@ -341,14 +354,5 @@ def _abandon_what_is_left_open(nursery: trio.Nursery, place: Place | None) -> No
 
 
 def _is_the_programs(error: BaseException) -> bool:
-    """A cancellation, or a KeyboardInterrupt from Ctrl-C: then Trio's signal handler is where it was raised."""
-    if isinstance(error, KeyboardInterrupt):
-        return _raised_in(error) == "trio._core._ki"
-    return isinstance(error, trio.Cancelled)
-
-
-def _raised_in(error: BaseException) -> str | None:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace.tb_frame.f_globals.get("__name__") if trace is not None else None
+    """A cancellation, or a KeyboardInterrupt from Ctrl-C."""
+    return raised_by_ctrl_c(error) or issubclass(type(error), trio.Cancelled)

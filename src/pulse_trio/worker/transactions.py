@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
+from ..describing import Carried, CarriedBase, carried
 from ..errors import DatabaseUnavailable
 from ..store import CommitUnknown
 
@@ -116,10 +117,19 @@ class Transactions:
             limit = min(held.timeout_deadline, held.job_deadline) - trio.current_time()
             async with self._store.begin(seconds=limit) as begun:
                 transaction = Transaction(begun.connection, result)
-                yield transaction
+                try:
+                    yield transaction
+                except BaseException as error:
+                    # What ends a transaction asks the exception for its class, and is to roll back whatever it answers.
+                    if (safe := carried(error)) is error:
+                        raise
+                    raise safe from None
                 outcomes.append(self._completed(held.claim, transaction.result))
                 held.transaction = "settling"
                 await self._complete(begun, outcomes[0])
+        except (Carried, CarriedBase) as carrier:
+            held.end_transaction()
+            raise carrier.original from None
         except _FenceLost:
             held.end_transaction()
             self._on_lost(held)

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from ...codec import decoding
+from ...describing import carried
 from ...jobs import Job
 from .in_asyncio import AsyncioCalls
 from .in_process import ProcessCalls
@@ -68,7 +69,7 @@ class Calls:
                 return lambda held, args: call(Job(held.claim, held), args)
             case "asyncio":
                 assert self._asyncio is not None  # noqa: S101 -- made for this kind
-                return self._asyncio.call_of(call)
+                return self._asyncio.call_of(_harmless(call))
             case "thread":
                 return call_in_thread(call, self._threads)
             case "process":
@@ -87,3 +88,17 @@ class Calls:
             if calls is not None and (stack := calls.stack_of(held)) is not None:
                 return stack
         return None
+
+
+def _harmless(call: Callable[[Job, str], Any]) -> Callable[[Job, str], Any]:
+    """The call of an asyncio function that raises nothing whose class could harm asyncio."""
+
+    async def harmless(job: Job, args: str) -> Any:
+        try:
+            return await call(job, args)
+        except BaseException as error:
+            if (safe := carried(error)) is error:
+                raise
+        raise safe
+
+    return harmless

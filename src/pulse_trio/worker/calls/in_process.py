@@ -127,7 +127,9 @@ class ProcessCalls:
             if answer is None:
                 raise
         if isinstance(answer, wire.Raised):
-            raise wire.rebuild(answer)
+            error = wire.rebuild(answer)
+            held.said = (error, answer.record)
+            raise error
         return None if bytes(answer.value) == b"null" else answer.value
 
 
@@ -196,7 +198,11 @@ class ChildProcess:
                 return None
             self._rest += chunk
         line, _, self._rest = self._rest.partition(b"\n")
-        return wire.decode_answer(line)
+        try:
+            return wire.decode_answer(line)
+        except msgspec.DecodeError:
+            # What the handler wrote into the line, which it can find among its descriptors: the process is of no use any more.
+            return None
 
     async def leave(self, order: wire.Cancel, within: float) -> wire.Returned | wire.Raised | None:
         """Ends the handler and the process: told, and killed after `within` seconds. The answer, if it had one still."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from ...describing import carried
 from ...handlers.signature import Signature
 from ...jobs import Job
 from ..stack import frames_text
@@ -32,7 +33,16 @@ def call_in_thread(
 
     async def in_thread(held: Held, args: str) -> Any:
         job = Job(held.claim, OutsideTrio(held, "thread"))
-        return await trio.to_thread.run_sync(call, job, args, abandon_on_cancel=False, limiter=limiter)
+        return await trio.to_thread.run_sync(harmless, job, args, abandon_on_cancel=False, limiter=limiter)
+
+    def harmless(job: Job, args: str) -> Any:
+        try:
+            return call(job, args)
+        except BaseException as error:
+            # In the thread: if its result cannot be handed over, it never ends for whom it works.
+            if (safe := carried(error)) is error:
+                raise
+        raise safe
 
     return in_thread
 

@@ -7,8 +7,13 @@ from typing import Any, cast
 
 import msgspec
 
-from ...jobs import CancelReason, Claim, Discard, RetryAfter, Snooze
-from ...states import error_text
+from ...describing import cut, error_text, is_group, leaves_of, message_of, place_of, storable
+from ...jobs import CancelReason, Claim, Discard, RetryAfter, Snooze, delay_of
+
+_LEAVES = 1000
+"""Of a group that crosses; a retry policy is asked about no more of them."""
+_LIMIT = 65_536
+"""Bytes of an exception's message that cross."""
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -40,7 +45,7 @@ class Returned(msgspec.Struct, frozen=True, tag="returned"):
 
 class Raised(msgspec.Struct, frozen=True, tag="raised"):
     """From the child: what the handler raised. `record` is what is kept of it on the job; `seconds` is a wish's;
-    `inner` what an ExceptionGroup holds."""
+    `inner` what an ExceptionGroup holds, however deep (without records of their own)."""
 
     place: Place
     text: str
@@ -73,26 +78,32 @@ decode_answer = _answers.decode
 
 
 def describe(error: BaseException) -> Raised:
-    """An exception as it crosses."""
-    record = error_text(error)
-    place, text = Place(type(error).__module__, type(error).__qualname__), _text(error)
-    if isinstance(error, (Snooze, RetryAfter)):
-        return Raised(place, text, record, seconds=error.seconds)
-    if isinstance(error, BaseExceptionGroup):
-        group = cast("BaseExceptionGroup[BaseException]", error)
-        return Raised(place, group.message, record, inner=[describe(one) for one in group.exceptions])
-    return Raised(place, text, record)
+    """An exception as it crosses. Never raises, whatever the exception does; of a group only what it holds at last."""
+    leaves = leaves_of(error) if is_group(error) else None
+    inner = None if leaves is None else [_described(leaf, "") for leaf in leaves[:_LEAVES]]
+    return msgspec.structs.replace(_described(error, error_text(error)), inner=inner)
+
+
+def _described(error: BaseException, record: str) -> Raised:
+    # A wish is understood by its class, and a class derived from it may not be known there.
+    wish = next((w for w in (Snooze, RetryAfter, Discard) if issubclass(type(error), w)), type(error))
+    module, name = place_of(wish)
+    text = cut(storable(message_of(error)), _LIMIT)
+    return Raised(Place(module, name), text, record, seconds=_seconds_of(error))
+
+
+def _seconds_of(error: BaseException) -> float | None:
+    if not issubclass(type(error), (Snooze, RetryAfter)):
+        return None
+    try:
+        return delay_of(cast("Any", error).seconds)
+    except BaseException:  # noqa: ASYNC103 -- an attribute of the user's; whoever misses the seconds says so
+        return None  # noqa: ASYNC104 -- as above
 
 
 def rebuild(raised: Raised) -> Exception:
-    """The exception again, as far as a retry policy and the job's record need it: of the same class if that is known here,
-    with the same text, and the child's own record of it with its traceback."""
-    error = _rebuilt(raised)
-    error.recorded_as = raised.record  # type: ignore[attr-defined]
-    return error
-
-
-def _rebuilt(raised: Raised) -> Exception:
+    """The exception again, as far as a retry policy needs it: of the same class if that is known here, with the same text.
+    Never raises, whatever that class does."""
     cls = _find(raised.place)
     if raised.seconds is not None and cls in (Snooze, RetryAfter):
         return cls(raised.seconds)
@@ -100,33 +111,32 @@ def _rebuilt(raised: Raised) -> Exception:
         return Discard(raised.text)
     if raised.inner:
         return ExceptionGroup(raised.text, [rebuild(one) for one in raised.inner])
+
+    def said(_: object) -> str:
+        return raised.text
+
     name = raised.place.name.rpartition(".")[2]
     for base in (cls, Exception):
         try:
-            named: Any = type(name, (base,), {"__module__": raised.place.module, "__str__": _said})
+            named: Any = type(name, (base,), {"__module__": raised.place.module, "__str__": said})
             # Not through __init__, which may want anything.
             error: Any = base.__new__(named)
-        except TypeError:
+            if raised.seconds is not None:
+                error.seconds = raised.seconds
+        except Exception:  # noqa: S112 -- whatever the class does when another is derived from it
             continue
-        error.text = raised.text
-        return error
+        if issubclass(type(error), base):
+            return error
     return Exception(raised.text)
-
-
-def _said(error: Any) -> str:
-    return error.text
 
 
 def _find(place: Place) -> type[Exception]:
     """The class, if this process has it; nothing is imported for it."""
     found: Any = sys.modules.get(place.module)
     for name in place.name.split("."):
-        found = getattr(found, name, None)
-    return found if isinstance(found, type) and issubclass(found, Exception) else Exception
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return "(its message could not be rendered)"
+        try:
+            found = getattr(found, name, None)
+        except Exception:  # a module's own __getattr__
+            return Exception
+    is_class = issubclass(type(found), type) and issubclass(found, Exception)
+    return found if is_class else Exception

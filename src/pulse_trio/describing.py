@@ -1,0 +1,377 @@
+"""What is said of an exception that a handler raised, whatever its class does when it is asked.
+
+An exception is an object of the user's. Each of its special methods may raise (also `SystemExit`), return something else than
+it should, or a gigabyte; its groups may be nested deeper than the interpreter's stack, its causes may go in circles. None of
+that may end a worker. So this module, the one that looks at such objects, takes three precautions:
+
+- What Python itself keeps (the type's name, the traceback, the cause, what a group holds) is read through the descriptors of
+  `type` and `BaseException`, which no class of the user's comes between; types are compared by `issubclass(type(...))`,
+  because `isinstance` asks the object for its `__class__`.
+- What only the object can say, its `str()` and its notes, is asked for once, guarded, and made a plain bounded `str`.
+- The traceback module is given stand-ins that carry these texts, so many of them and no more.
+
+Others look at exceptions too, and less carefully: Trio, asyncio, threads, psycopg. What a handler raises passes through them
+inside an exception of ours (`carried`), if its class could do them harm. (A nursery that a handler opens for itself is beyond
+our reach.)
+
+A `str()` that never ends cannot be bounded: it runs on the loop and is the handler's own time, like any code of it that blocks;
+the worker's log then says where it is (`LoopBlocked`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import traceback
+from functools import lru_cache
+from itertools import islice
+from typing import TYPE_CHECKING, Any, cast
+
+import trio
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+_LIMIT = 16_384
+"""Bytes of an exception's text."""
+_LONGEST = 4 * _LIMIT
+"""Characters of a `str()` that are looked at."""
+_TOLD = 100
+"""Exceptions of one chain or group that are told, at most."""
+_WIDE, _DEEP = 15, 10
+"""Of a group, as in Python's own tracebacks."""
+_FRAMES = 2000
+_NOTES = 20
+_GROUPS = 1000
+"""Groups within one that are looked at before it is taken for one that Trio should not meet."""
+
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+
+_read: Any = BaseException.__dict__
+_cause_of = _read["__cause__"].__get__
+_context_of = _read["__context__"].__get__
+_suppresses_context = _read["__suppress_context__"].__get__
+_arguments_of = _read["args"].__get__
+_traceback_of = _read["__traceback__"].__get__
+_namespace_of = _read["__dict__"].__get__
+_message_of_group: Any = BaseExceptionGroup.__dict__["message"].__get__
+_held_by_group: Any = BaseExceptionGroup.__dict__["exceptions"].__get__
+_type: Any = type.__dict__
+# Not the method of whatever class the dictionary is of.
+_get: Any = dict[Any, Any].get
+
+
+def error_text(error: BaseException) -> str:
+    """The error as it is kept on the job: `Type: message` on the first line, then the traceback, at most 16 KiB.
+
+    Never raises, whatever the error does: a failure that cannot be recorded would block its own dead letter. NUL and lone
+    surrogates, which PostgreSQL's text cannot hold, become U+FFFD.
+    """
+    error = original(error)
+    name, message = type_name(error), message_of(error)
+    headline = f"{name}: {message}" if message else name
+    # Made storable first: what takes the place of a NUL is longer.
+    return f"{cut(storable(headline), _LIMIT // 4)}\n\n{cut(storable(_trace_of(error)), _LIMIT * 3 // 4 - 2)}".rstrip()
+
+
+def type_name(error: BaseException) -> str:
+    """The name of its class."""
+    return _plain(_type["__name__"].__get__(type(error)))[:200]
+
+
+def message_of(error: BaseException) -> str:
+    """What `str()` says of it, or why that cannot be said. Bounded; may hold what PostgreSQL cannot."""
+    try:
+        return _plain(str(error))
+    except BaseException as broken:  # noqa: ASYNC103 -- str() waits for nothing: what it raises is never Trio's
+        if raised_by_ctrl_c(broken):
+            raise
+        return f"(its message could not be rendered: str() raised {type_name(broken)})"  # noqa: ASYNC104
+
+
+def leaves_of(error: BaseException) -> list[BaseException]:
+    """The exceptions inside an ExceptionGroup, however deep, each once; the exception itself if it is none."""
+    found: list[BaseException] = []
+    seen: set[int] = set()
+    left = [error]
+    while left:
+        one = original(left.pop())
+        if id(one) in seen:
+            # The same group may be in many others: taken one by one, a few dozen of them would have no end.
+            continue
+        seen.add(id(one))
+        if is_group(one):
+            left.extend(reversed(_held_by_group(one)))
+        else:
+            found.append(one)
+    return found
+
+
+def is_group(error: BaseException) -> bool:
+    """Whether it is an ExceptionGroup."""
+    return issubclass(type(error), BaseExceptionGroup)
+
+
+class Carried(Exception):
+    """Carries an exception of the user's through code that would call the methods of its class. Told as what it carries."""
+
+    def __init__(self, original: BaseException) -> None:
+        super().__init__()
+        self.original = original
+
+
+class CarriedBase(BaseException):
+    """The same, of an exception that is no `Exception`."""
+
+    def __init__(self, original: BaseException) -> None:
+        super().__init__()
+        self.original = original
+
+
+def carried(error: BaseException) -> BaseException:
+    """The exception itself if Trio may meet it; else one that carries it.
+
+    Trio, asyncio and the threads' results call `with_traceback` on what a task raised, ask it for its `repr()` and its
+    `__class__`, set its context. A group they split where they meet a cancellation, which calls `derive` of the group's own
+    class, and itself once for each level of nesting. What these raise strikes in the midst of Trio's own work: the worker ends.
+    """
+    if not is_group(error):
+        return error if _is_harmless(error) else _carrier(error)
+    if _is_harmless_group(error):
+        return error
+    leaves = leaves_of(error)
+    if not any(issubclass(type(leaf), trio.Cancelled) for leaf in leaves):
+        return _carrier(error)
+    # Trio has to find its own.
+    return parted(error, [leaf if _is_harmless(leaf) else _carrier(leaf) for leaf in leaves])
+
+
+def original(error: BaseException) -> BaseException:
+    """What is carried, or the exception itself."""
+    return error.original if type(error) is Carried or type(error) is CarriedBase else error
+
+
+def _carrier(error: BaseException) -> BaseException:
+    return Carried(error) if issubclass(type(error), Exception) else CarriedBase(error)
+
+
+_BETWEEN = frozenset(
+    [
+        *("__class__", "__getattribute__", "__getattr__", "__setattr__", "__delattr__", "__dict__", "__traceback__"),
+        *("__cause__", "__context__", "__suppress_context__", "__notes__", "with_traceback", "add_note"),
+        *(
+            "__repr__",
+            "__eq__",
+            "__hash__",
+            "__bool__",
+            "__len__",
+            "derive",
+            "split",
+            "subgroup",
+            "message",
+            "exceptions",
+        ),
+    ]
+)
+"""What those who carry exceptions about may call of one's class."""
+_CANCELLED = (trio.Cancelled, asyncio.CancelledError)
+"""Trio and asyncio have to find their own."""
+_PLAIN = (str, bytes, int, float, bool, type(None))
+
+
+def _is_harmless(error: BaseException) -> bool:
+    if type(error) in _CANCELLED:
+        return True
+    # repr() shows the arguments, with their own.
+    arguments: tuple[Any, ...] = _arguments_of(error)
+    return _is_harmless_class(type(error)) and all(type(a) in _PLAIN and not _is_long(a) for a in arguments)
+
+
+def _is_long(argument: Any) -> bool:
+    return type(argument) in (str, bytes) and len(argument) > _LONGEST
+
+
+@lru_cache(maxsize=1024)
+def _is_harmless_class(cls: type) -> bool:
+    return not any(_BETWEEN & each.__dict__.keys() for each in type.mro(cls) if each.__module__ != "builtins")
+
+
+def _is_harmless_group(error: BaseException) -> bool:
+    level, depth, groups = [error], 0, 0
+    while level:
+        depth, groups = depth + 1, groups + len(level)
+        if depth > _DEEP or groups > _GROUPS or any(type(g) not in (BaseExceptionGroup, ExceptionGroup) for g in level):
+            return False
+        if any(type(argument) not in (str, list, tuple) for group in level for argument in _arguments_of(group)):
+            return False
+        held: list[BaseException] = [one for group in level for one in _held_by_group(group)]
+        if not all(_is_harmless(one) for one in held if not is_group(one)):
+            return False
+        level = [one for one in held if is_group(one)]
+    return True
+
+
+def parted(group: BaseException, leaves: list[BaseException]) -> BaseException:
+    """The part of a group that has these leaves."""
+    return BaseExceptionGroup(_plain(_message_of_group(group)), leaves).with_traceback(_traceback_of(group))
+
+
+def raised_by_ctrl_c(error: BaseException) -> bool:
+    """Whether it is a KeyboardInterrupt from a real Ctrl-C: then Trio's signal handler is where it was raised."""
+    return issubclass(type(error), KeyboardInterrupt) and _raised_in(error) == "trio._core._ki"
+
+
+def _raised_in(error: BaseException) -> object:
+    trace: TracebackType | None = _traceback_of(error)
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return _module_of(trace) if trace is not None else None
+
+
+# The traceback
+
+
+def _trace_of(error: BaseException) -> str:
+    try:
+        told = _Telling().stand_in(error, 1)
+        return "".join(traceback.format_exception(type(told), told, told.__traceback__))
+    except BaseException as broken:  # noqa: ASYNC103 -- as above
+        if raised_by_ctrl_c(broken):
+            raise
+        # No memory, or a module's loader that raises when it is asked for a line of its source.
+        return _bare_trace(error)  # noqa: ASYNC104
+
+
+def _bare_trace(error: BaseException) -> str:
+    """Where it was, from what the frames themselves hold."""
+    lines = ["Traceback (most recent call last; its source could not be read):"]
+    trace = _without_our_frames(_traceback_of(error))
+    while trace is not None and len(lines) < 100:
+        code = trace.tb_frame.f_code
+        lines.append(f'  File "{code.co_filename}", line {trace.tb_lineno}, in {code.co_name}')
+        trace = trace.tb_next
+    return "\n".join(lines)
+
+
+class _Telling:
+    """Makes the stand-ins of one exception and all that hangs on it."""
+
+    def __init__(self) -> None:
+        self._left = _TOLD
+        self._seen: set[int] = set()
+
+    def stand_in(self, error: BaseException, depth: int) -> BaseException:
+        """An exception of a class of the same name, with the same traceback, that says the same and does nothing else."""
+        error = original(error)
+        self._left -= 1
+        self._seen.add(id(error))
+        module, name = place_of(type(error))
+        notes = _notes_of(error)
+        if is_group(error):
+            told = self._group(error, module, name, depth, notes)
+        else:
+            told = _stand_in_class(module, name, BaseException)()
+        told.said = message_of(error)
+        if notes:
+            told.__notes__ = notes
+        told.__cause__ = self._linked(_cause_of(error), depth)
+        told.__suppress_context__ = _suppresses_context(error)
+        if told.__cause__ is None and not told.__suppress_context__:
+            told.__context__ = self._linked(_context_of(error), depth)
+        trace = _traceback_of(error)
+        return told.with_traceback(_last(_without_our_frames(trace) if depth == 1 else trace))
+
+    def _group(self, group: BaseException, module: str, name: str, depth: int, notes: list[str]) -> Any:
+        held: tuple[BaseException, ...] = _held_by_group(group)
+        inside = (
+            [told for one in held[:_WIDE] if (told := self._linked(one, depth)) is not None] if depth < _DEEP else []
+        )
+        if len(inside) < len(held):
+            notes.append(
+                f"({len(held) - len(inside)} more of what this group holds: too many or too deep to be told, or told above)"
+            )
+        # A group cannot be empty.
+        inside = inside or [_stand_in_class("builtins", "...", BaseException)()]
+        return _stand_in_class(module, name, BaseExceptionGroup)("", inside)
+
+    def _linked(self, other: BaseException | None, depth: int) -> BaseException | None:
+        if other is None or id(other) in self._seen or self._left <= 0:
+            return None
+        return self.stand_in(other, depth + 1)
+
+
+def _said(told: Any) -> str:
+    return getattr(told, "said", "")
+
+
+@lru_cache(maxsize=256)
+def _stand_in_class(module: str, name: str, base: type[BaseException]) -> Any:
+    return type(name, (base,), {"__module__": module, "__qualname__": name, "__str__": _said})
+
+
+def place_of(cls: type) -> tuple[str, str]:
+    """The module and the qualified name of a class."""
+    module = _type["__module__"].__get__(cls)
+    name = storable(_plain(_type["__qualname__"].__get__(cls)))[:200]
+    return (storable(_plain(module))[:200] if issubclass(type(module), str) else "?"), name
+
+
+def _notes_of(error: BaseException) -> list[str]:
+    notes: object = _get(_namespace_of(error), "__notes__")
+    if type(notes) is not list:
+        return []
+    texts = [note for note in islice(cast("list[object]", notes), _NOTES) if issubclass(type(note), str)]
+    return [cut(_plain(cast("str", note)), _LIMIT // 4) for note in texts]
+
+
+def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback from the handler on: how the worker came to call it is no news to anyone."""
+    inner = trace
+    while inner is not None and _is_ours(inner):
+        inner = inner.tb_next
+    return inner or trace
+
+
+def _is_ours(trace: TracebackType) -> bool:
+    module = _module_of(trace)
+    return module.startswith(("pulse_trio.worker.", "pulse_trio.handlers", "pulse_trio.codec", "trio.", "outcome."))
+
+
+def _module_of(trace: TracebackType) -> str:
+    name: object = _get(trace.tb_frame.f_globals, "__name__")
+    return name if type(name) is str else ""
+
+
+def _last(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback, or the end of one that is too long: a recursion limit may be set as high as anybody likes."""
+    length, one = 0, trace
+    while one is not None:
+        length, one = length + 1, one.tb_next
+    while length > _FRAMES and trace is not None:
+        length, trace = length - 1, trace.tb_next
+    return trace
+
+
+# Texts
+
+
+def storable(text: str) -> str:
+    """`text` without what PostgreSQL's text cannot hold."""
+    return _UNSTORABLE.sub("\ufffd", text)
+
+
+def _plain(text: str) -> str:
+    """A `str` and no class of the user's, of bounded length: both ends of a long one."""
+    plain = str.__str__(text)
+    return plain if len(plain) <= 2 * _LONGEST else f"{plain[:_LONGEST]}...{plain[-_LONGEST:]}"
+
+
+def cut(text: str, limit: int) -> str:
+    """At most `limit` bytes of UTF-8. Keeps both ends: the first lines say where it began, the last what went wrong."""
+    data = text.encode("utf-8", "surrogatepass")
+    if len(data) <= limit:
+        return text
+    half = limit // 2 - 24
+    # A character that a cut goes through is left out.
+    begin, rest = (part.decode("utf-8", "ignore") for part in (data[:half], data[-half:]))
+    return f"{begin}\n... {len(data) - 2 * half} bytes cut ...\n{rest}"

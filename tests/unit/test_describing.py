@@ -1,0 +1,86 @@
+"""Whatever an exception's class does, it is told, in bounded time and size."""
+
+from __future__ import annotations
+
+import pytest
+
+from pulse_trio.describing import carried, error_text, leaves_of
+from pulse_trio.handlers.retries import retries_of
+from pulse_trio.jobs import Claim
+from pulse_trio.states import outcome_of_error
+from pulse_trio.worker.calls import wire
+from support.hostile import BASES, SHAPES, cases, hostile
+
+
+def claim() -> Claim:
+    return Claim(1, 1, 20, 0, 0, "", "q", "k", "{}", None, 7)
+
+
+def told(error: BaseException) -> str:
+    """The text, and that every place that meets an exception survives it."""
+    try:
+        raise error
+    except BaseException as caught:  # noqa: ASYNC103 -- what is raised is the test
+        text = error_text(caught)  # noqa: ASYNC104
+    text.encode()
+    assert len(text.encode()) <= 16_384
+    assert "\0" not in text
+    policies = retries_of("k", retry={OSError: lambda _: 3}, discard_on=KeyError)
+    for retries in (None, policies):
+        outcome = outcome_of_error(claim(), error, retries)
+        assert type(outcome.delay) is float
+        assert 0 <= outcome.delay < 10**9
+    # To a worker from its child process, and what becomes of it there.
+    crossed = wire.decode_answer(wire.encode(wire.describe(error)))
+    assert isinstance(crossed, wire.Raised)
+    assert crossed.record.splitlines()[0] == text.splitlines()[0]
+    crossed_as = outcome_of_error(claim(), wire.rebuild(crossed), policies, crossed.record)
+    assert crossed_as.error is None or crossed_as.error.startswith(crossed.record)
+    return text
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_an_exception_whose_methods_misbehave_is_told(base: str) -> None:
+    for _, name, behaviour in (case for case in cases() if case[0] == base):
+        text = told(hostile(base, name, behaviour))
+        assert text.startswith(("Hostile: ", "Hostile\n")), (name, behaviour, text[:200])
+        if name != "__str__":
+            headline = text.partition("\n\n")[0]
+            assert any(said in headline for said in ("mine", "several", "300", "1")), (name, behaviour, headline)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_exception_of_any_shape_is_told(shape: str) -> None:
+    error = SHAPES[shape]()
+    told(error)
+    leaves = leaves_of(error)
+    assert len(leaves) == (100_000 if "wide" in shape else 2 if "circle" in shape else 1)
+    # What Trio may meet of it is taken apart without end or error.
+    plain = carried(error)
+    if isinstance(plain, BaseExceptionGroup):
+        assert plain.split(SystemExit)[1] is not None
+    assert leaves_of(plain) == leaves
+
+
+def test_what_is_told_is_what_python_tells() -> None:
+    import traceback
+
+    def fail() -> None:
+        try:
+            raise KeyError("inner")
+        except KeyError as error:
+            error.add_note("a note")
+            raise ExceptionGroup("both", [ValueError("one"), OSError(2, "two")]) from error
+
+    with pytest.raises(ExceptionGroup) as caught:
+        fail()
+    assert error_text(caught.value).partition("\n\n")[2] == "".join(traceback.format_exception(caught.value)).rstrip()
+
+
+def test_the_seconds_of_a_wish_that_cannot_be_read_are_a_failure() -> None:
+    for base in ("Snooze", "RetryAfter"):
+        for behaviour in ("gives NaN", "raises SystemExit", "gives itself", "gives a number that lies"):
+            outcome = outcome_of_error(claim(), hostile(base, "seconds", behaviour))
+            assert outcome.kind == "failed"
+            assert outcome.error is not None
+            assert f"The seconds of this {base} cannot be read" in outcome.error
