@@ -105,6 +105,7 @@ PAUSED = replace(QUEUE, paused=True, oldest_available_age=900.0)
         ({"workers": []}, "error", "workers", "no worker runs, and 5 jobs wait"),
         ({"queues": [PAUSED]}, "warning", "paused queue", "mail is paused; 5 jobs wait, the oldest for 15 min"),
         ({"queues": [replace(QUEUE, oldest_available_age=90.0)]}, "warning", "backlog", "due for 1 min 30 s"),
+        ({"queues": [replace(QUEUE, dead=3)]}, "warning", "dead jobs", "3 jobs of mail died within the last 24 h"),
         ({"put_back": [PutBack("lost", 12, 2, 99)]}, "warning", "unknown kind", "'lost' were given back 12 times"),
     ],
     ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else "",

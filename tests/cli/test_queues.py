@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -26,7 +26,7 @@ async def test_queues_are_listed_with_depth_and_age(command: Command, dsn: str) 
     mail, slow = json.loads((await command("queues", "list", "--json")).stdout)
     age = mail.pop("oldest_available_age")
     assert 0 < age < 60
-    none = {"limit": None, "rate": None, "key_limit": None, "key_rate": None}
+    none = {"limit": None, "rate": None, "key_limit": None, "key_rate": None, "oldest_running_age": None, "dead": 0}
     assert mail == {"name": "mail", "paused": False, "available": 3, "scheduled": 1, "running": 0} | none
     assert slow["rate"] == "100/m"
     assert slow["key_limit"] == 2
@@ -58,6 +58,52 @@ async def test_a_pause_stops_a_running_worker_within_a_second_and_resume_starts_
     # Well before the worker's poll: it was told.
     client.wait(stopped, timeout=10)
     assert "was not paused" in (await command("queues", "resume", *what)).stderr
+
+
+@pytest.mark.usefixtures("app")
+async def test_a_queue_that_a_worker_serves_is_listed_while_it_is_empty(
+    processes: Processes, command: Command, dsn: str
+) -> None:
+    async def listed() -> dict[str, Any]:
+        return {q["name"]: q for q in json.loads((await command("queues", "list", "--json")).stdout)}
+
+    assert await listed() == {}
+    worker = await processes.pulse_trio("run", "app", env={"PULSE_TRIO_DSN": dsn})
+    await worker.line("started")
+    assert set(await listed()) == {"default", "mail"}
+    client = SyncClient(dsn)
+    client.wait(client.enqueue("greet", {"name": "a"}, queue="mail").id, timeout=20)
+    client.wait(client.enqueue("broken", max_attempts=1).id, timeout=20)
+    client.enqueue("wait")
+    await worker.line("waiting")
+    found = await listed()
+    assert (found["mail"]["dead"], found["default"]["dead"]) == (0, 1)
+    assert found["mail"]["oldest_running_age"] is None
+    assert 0 < found["default"]["oldest_running_age"] < 60
+    assert "1 job of default died within the last 24 h" in (await command("doctor", code=1)).stdout
+
+
+async def test_a_queue_that_was_paused_by_mistake_is_said_to_be_unknown_and_forgotten_when_it_is_resumed(
+    command: Command, dsn: str
+) -> None:
+    SyncClient(dsn).enqueue("noop", queue="mail")
+    said = (await command("queues", "pause", "mial")).stderr
+    assert "no job, worker or limit names a queue mial" in said
+    assert "Did you mean mail?" in said
+    await command("queues", "resume", "mial")
+    assert [q["name"] for q in json.loads((await command("queues", "list", "--json")).stdout)] == ["mail"]
+    assert "names a queue" not in (await command("queues", "pause", "mail")).stderr
+
+
+async def test_every_queue_is_paused_and_resumed_at_once(command: Command, dsn: str) -> None:
+    for queue in ("a", "b", "c"):
+        SyncClient(dsn).enqueue("noop", queue=queue)
+    await command("queues", "pause", "b")
+    assert "3 queues paused, 1 of them before" in (await command("queues", "pause", "--all")).stderr
+    assert all(q["paused"] for q in json.loads((await command("queues", "list", "--json")).stdout))
+    assert "3 queues claimed from again" in (await command("queues", "resume", "--all")).stderr
+    assert not any(q["paused"] for q in json.loads((await command("queues", "list", "--json")).stdout))
+    assert "Give --all, or one queue" in (await command("queues", "pause", "b", "--all", code=2)).stderr
 
 
 @pytest.mark.usefixtures("app")

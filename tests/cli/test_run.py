@@ -204,6 +204,9 @@ async def test_a_killed_worker_s_jobs_are_handed_back_at_once(processes: Process
     os.kill(await pid_of_holder(command, job_id), signal.SIGKILL)
     await supervisor.line(r"rescued 1 job\(s\) whose worker had vanished")
     await supervisor.line("waiting")
+    # It is known to be dead: nobody is to look for it.
+    listed = json.loads((await command("workers", "--all", "--json")).stdout)
+    assert sorted(worker["state"] for worker in listed) == ["gone", "running", "running"]
     supervisor.send(signal.SIGTERM)
     assert await supervisor.ended() == 3, supervisor.report()
 

@@ -23,12 +23,14 @@ COLUMNS = {
     "jobs": "id queue kind state priority attempt max_attempts run_at created_at started_at finished_at worker lease_until"
     " args result error cancel_reason unique_key progress progress_message",
     "workers": "id host pid state started_at seen_at queues concurrency running version",
-    "queues": "name paused available scheduled running oldest_available_age limit rate key_limit key_rate",
+    "queues": "name paused available scheduled running oldest_available_age limit rate key_limit key_rate"
+    " oldest_running_age dead",
     "attempts": "job_id attempt worker started_at ended_at outcome error",
 }
 
 
 UNLIMITED = dict.fromkeys(("limit", "rate", "key_limit", "key_rate"))
+QUIET = UNLIMITED | {"oldest_running_age": None, "dead": 0}
 
 
 @pytest.mark.parametrize("view", COLUMNS)
@@ -56,8 +58,10 @@ async def test_one_queue_with_a_job_in_every_state(store: WorkerStore, window: W
     assert [window.state(i) for i in ids] == expected
     assert {State(s) for s in expected} == set(State)
     (row,) = window.run("SELECT * FROM queues WHERE name = %s", queue)
-    age = row.pop("oldest_available_age")
-    assert row == {"name": queue, "paused": False, "available": 1, "scheduled": 3, "running": 1} | UNLIMITED
+    age, running = row.pop("oldest_available_age"), row.pop("oldest_running_age")
+    counts = {"available": 1, "scheduled": 3, "running": 1, "dead": 1}
+    assert row == {"name": queue, "paused": False} | counts | UNLIMITED
+    assert timedelta(0) < running < timedelta(seconds=60)
     assert timedelta(seconds=90) <= age < timedelta(seconds=120)
     counts = window.do(operations.count_by_state(queue=queue))
     assert counts == dict.fromkeys(State, 1) | {State.SCHEDULED: 2}
@@ -68,7 +72,19 @@ def test_a_queue_that_was_paused_is_shown_even_when_it_is_empty(window: Window, 
     (row,) = window.run("SELECT * FROM queues WHERE name = %s", queue)
     assert row == {
         "name": queue, "paused": True, "available": 0, "scheduled": 0, "running": 0, "oldest_available_age": None
-    } | UNLIMITED  # fmt: skip
+    } | QUIET  # fmt: skip
+
+
+async def test_times_that_are_not_finite_do_not_fail_the_list(window: Window, queue: str) -> None:
+    for run_at, state in (("-infinity", 1), ("infinity", 1), ("-infinity", 2)):
+        window.run(
+            "INSERT INTO job (kind, queue, run_at, started_at, state, attempt, locked_by, lease_until)"
+            " VALUES ('x', %s, %s, '-infinity', %s, %s - 1, %s - 1, CASE %s WHEN 2 THEN now() ELSE 'infinity' END)",
+            queue, run_at, state, state, state, state,
+        )  # fmt: skip
+    (row,) = window.run("SELECT * FROM queues WHERE name = %s", queue)
+    assert (row["available"], row["scheduled"], row["running"]) == (1, 1, 1)
+    assert (row["oldest_available_age"], row["oldest_running_age"]) == (None, None)
 
 
 async def test_workers_show_who_works_on_what(alone: Window) -> None:

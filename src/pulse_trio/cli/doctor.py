@@ -31,6 +31,8 @@ CLOCK = 2.0
 """Seconds by which this machine's clock may differ from the server's unremarked."""
 BEHIND = 60.0
 """Seconds that a job may be due before it is worth a word."""
+RUNS_LONG = 3600.0
+"""Seconds after which a running attempt is mentioned."""
 HOT_SHARE, ENOUGH = 0.9, 1000
 """The share of HOT updates below which something is wrong, and the updates from which on it means anything."""
 MAINTAINED = 3 * 3600.0
@@ -326,6 +328,20 @@ def _queues(found: Health) -> Iterator[Finding]:
                 "backlog",
                 f"the oldest job of {queue.name} has been due for {duration(age)}; {count_of(queue.available, 'job')} wait",
                 _more(queue.name, found),
+            )
+        if queue.dead:
+            yield Finding(
+                "warning",
+                "dead jobs",
+                f"{count_of(queue.dead, 'job')} of {queue.name} died within the last 24 h",
+                f"pulse-trio jobs list --state dead --queue {queue.name}, and jobs retry when the cause is mended.",
+            )
+        if (queue.oldest_running_age or 0) > RUNS_LONG:
+            yield Finding(
+                "ok",
+                "long attempt",
+                f"the oldest attempt of {queue.name} has run for {duration(queue.oldest_running_age or 0)} (pulse-trio jobs "
+                f"list --state running --queue {queue.name}; pulse-trio stack ID shows where it is)",
             )
     if not late:
         yield Finding("ok", "backlog", f"no job has been due for more than {duration(BEHIND)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from ..client import SyncClient
     from ..store.queues import QueueRecord
 
-COLUMNS = ("queue", "state", "due", "oldest", "scheduled", "running", "limit", "rate", "per key")
+COLUMNS = ("queue", "state", "due", "oldest", "scheduled", "running", "longest", "dead", "limit", "rate", "per key")
+RIGHT = ("due", "scheduled", "running", "dead", "limit")
 LOOK_EVERY = 0.25
 SAY_EVERY = 5.0
 """Seconds between the looks of a drain, and between what it says while nothing changes."""
@@ -44,7 +46,11 @@ def _what(command: Callable[..., Any]) -> Callable[..., Any]:
 @dsn_option
 @json_option
 def list_queues(kinds: bool, schema: str | None, dsn: str | None, as_json: bool) -> None:
-    """List queues: how many jobs are due, wait for their time and run, and how long the oldest has been due."""
+    """List queues: how many jobs are due, wait for their time and run; how long the oldest has been due and the oldest
+    attempt has run; how many jobs died within the last 24 hours.
+
+    A queue is listed while it has live jobs, a pause or a limit, or was served by a worker in the last 7 days.
+    """
     with open_store(dsn, schema) as client:
         paused = client.run(store.paused_kinds())
         found = [] if kinds else client.queues()
@@ -54,7 +60,7 @@ def list_queues(kinds: bool, schema: str | None, dsn: str | None, as_json: bool)
     if kinds:
         print_table(("kind", "paused"), [(p.kind, ago(p.paused_at, utc_now())) for p in paused])
     else:
-        print_table(COLUMNS, [_row(q) for q in found], right=("due", "scheduled", "running", "limit"), whole=("queue",))
+        print_table(COLUMNS, [_row(q) for q in found], right=RIGHT, whole=("queue",))
         if not found:
             notice("no queue has jobs")
     if paused and not kinds:
@@ -64,43 +70,72 @@ def list_queues(kinds: bool, schema: str | None, dsn: str | None, as_json: bool)
 
 
 def _row(q: QueueRecord) -> tuple[object, ...]:
-    oldest = "" if q.oldest_available_age is None else duration(round(q.oldest_available_age, 1))
     per_key = ", ".join(str(each) for each in (q.key_limit, q.key_rate) if each is not None)
     return (
         q.name,
         "paused" if q.paused else "",
         q.available,
-        oldest,
+        _age(q.oldest_available_age),
         q.scheduled,
         q.running,
+        _age(q.oldest_running_age),
+        q.dead,
         q.limit,
         q.rate,
         per_key,
     )
 
 
+def _age(seconds: float | None) -> str:
+    return "" if seconds is None else duration(round(seconds, 1))
+
+
 @queues.command("pause")
 @_what
 @actor_option
+@click.option(
+    "--all", "every", is_flag=True, help="Every queue that is listed, instead; one that is new later is not paused."
+)
 @schema_option
 @dsn_option
-def pause_queue(queue: str | None, kind: str | None, schema: str | None, dsn: str | None) -> None:
+def pause_queue(queue: str | None, kind: str | None, every: bool, schema: str | None, dsn: str | None) -> None:
     """Claim nothing from a queue, or of one kind, until it is resumed. What runs goes on."""
     with open_store(dsn, schema) as client:
+        known = [q.name for q in client.queues()]
+        if every:
+            _refuse_both(queue, kind)
+            paused = sum(client.pause(name) for name in known)
+            notice(f"{count_of(len(known), 'queue')} paused, {len(known) - paused:,} of them before")
+            return
         new = client.pause(queue, kind=kind)
     notice(f"{_name(queue, kind)} {'is paused' if new else 'was paused already'}")
+    if queue is not None and queue not in known:
+        near = difflib.get_close_matches(queue, known, n=3)
+        hint = f" Did you mean {' or '.join(near)}?" if near else ""
+        notice(f"no job, worker or limit names a queue {queue}: the pause waits for its first job.{hint}")
 
 
 @queues.command("resume")
 @_what
 @actor_option
+@click.option("--all", "every", is_flag=True, help="Every queue that is paused, instead.")
 @schema_option
 @dsn_option
-def resume_queue(queue: str | None, kind: str | None, schema: str | None, dsn: str | None) -> None:
+def resume_queue(queue: str | None, kind: str | None, every: bool, schema: str | None, dsn: str | None) -> None:
     """Claim from a queue, or jobs of one kind, again."""
     with open_store(dsn, schema) as client:
+        if every:
+            _refuse_both(queue, kind)
+            resumed = sum(client.resume(q.name) for q in client.queues() if q.paused)
+            notice(f"{count_of(resumed, 'queue')} claimed from again")
+            return
         was = client.resume(queue, kind=kind)
     notice(f"{_name(queue, kind)} {'is claimed again' if was else 'was not paused'}")
+
+
+def _refuse_both(queue: str | None, kind: str | None) -> None:
+    if queue is not None or kind is not None:
+        raise UsageError("Give --all, or one queue, or --kind: not two of them.")
 
 
 @queues.command("drain")

@@ -130,6 +130,12 @@ class Handlers:
             self._limit(limits)
 
     @property
+    def queues(self) -> list[str]:
+        """The queues of these handlers, of their schedules, and those with limits, by name."""
+        used = {handler.defaults.queue for handler in self} | {declared.request.queue for declared in self.schedules}
+        return sorted(used | self._queues.keys())
+
+    @property
     def queue_limits(self) -> list[QueueLimits]:
         """What `queue` was told, for the worker to write down when it starts."""
         return list(self._queues.values())

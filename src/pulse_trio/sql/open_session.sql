@@ -1,4 +1,5 @@
-INSERT INTO :"schema".session (id, host, pid, version, queues, concurrency, lease)
-VALUES (%(session)s::bigint, %(host)s, %(pid)s::int, %(version)s, %(queues)s::text[], %(concurrency)s::int, %(lease)s::interval)
+INSERT INTO :"schema".session (id, host, pid, version, queues, concurrency, lease, declared)
+VALUES (%(session)s::bigint, %(host)s, %(pid)s::int, %(version)s, %(queues)s::text[], %(concurrency)s::int, %(lease)s::interval,
+        %(declared)s::text[])
 -- The database's clock, by which jobs' deadlines are set.
 RETURNING extract(epoch FROM clock_timestamp())::float8

@@ -22,7 +22,8 @@ IN_EFFECT = {"queue": 0.5, "kind": 1.5}
 @dataclass(frozen=True, slots=True)
 class QueueRecord:
     """A queue as `pulse.queues` shows it: how many of its jobs are due, wait for their time, and run; the age of the job
-    that has been due the longest, in seconds; its limits, None where there is none."""
+    that has been due the longest, in seconds; its limits, None where there is none; for how many seconds the oldest attempt
+    has run; how many jobs died within the last 24 hours."""
 
     name: str
     paused: bool
@@ -34,6 +35,8 @@ class QueueRecord:
     rate: str | None
     key_limit: int | None
     key_rate: str | None
+    oldest_running_age: float | None = None
+    dead: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,8 @@ class PausedKind:
 
 
 def queues() -> Operation[list[QueueRecord]]:
-    """Every queue that has live jobs, or a pause or limit, by name."""
+    """Every queue that has live jobs or lately dead ones, that a worker served in the last 7 days, or that has a pause or a
+    limit; by name."""
     rows = yield Query("queues", {})
     return [QueueRecord(*row) for row in rows]
 

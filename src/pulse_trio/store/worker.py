@@ -154,12 +154,15 @@ class HandedBack(NamedTuple):
     jobs: tuple[tuple[int, str], ...] = ()
 
 
+_DECLARED = 10_000
+"""Queues that a session names at most."""
 _Write = Callable[[TrioConnection[Any], list[Outcome]], Awaitable[Settlement]]
 
 
 class WorkerStore:
-    """The store of one worker. `lease` in seconds; `keep` False deletes completed jobs instead of archiving them;
-    `on_session` is told each new session before it claims, `on_bad_row` each row that cannot be worked with as it stands."""
+    """The store of one worker. `declared` are the queues of its handlers; `lease` in seconds; `keep` False deletes completed
+    jobs instead of archiving them; `on_session` is told each new session before it claims, `on_bad_row` each row that cannot
+    be worked with as it stands."""
 
     def __init__(
         self,
@@ -169,6 +172,7 @@ class WorkerStore:
         schema: str = "pulse",
         lease: float = 30.0,
         queues: Sequence[str] | None = None,
+        declared: Sequence[str] = (),
         concurrency: int = 100,
         keep: bool = True,
         on_session: Callable[[int], None] | None = None,
@@ -193,6 +197,7 @@ class WorkerStore:
             "pid": os.getpid(),
             "version": version("pulse-trio"),
             "queues": list(queues) if queues is not None else None,
+            "declared": list(declared)[:_DECLARED],
             "concurrency": concurrency,
             "lease": self._lease,
         }
@@ -696,6 +701,10 @@ class WorkerStore:
         """The same for all that dead sessions hold, before their leases run out."""
         parameters = {"sessions": list(sessions), "limit": limit}
         (rescued, dead), found = await self._rescue("held_by", parameters, "the worker process died")
+        if not found:
+            # Nothing is left to hand back: it has gone, and is not to be shown as stale until its lease of life has run out.
+            async with self._using(self._watch, patience=60) as connection:
+                await connection.execute(statement("end_sessions", self._schema), {"sessions": list(sessions)})
         return HandedBack(rescued, dead, tuple((row[0], row[3]) for row in found))
 
     async def _rescue(

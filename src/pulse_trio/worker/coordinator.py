@@ -116,6 +116,7 @@ class Worker:
             schema=self.settings.schema,
             lease=self.settings.lease,
             queues=self.settings.queues,
+            declared=handlers.queues,
             concurrency=self.settings.concurrency,
             keep=keep,
             on_session=on_session,
