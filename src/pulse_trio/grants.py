@@ -27,6 +27,7 @@ _ENQUEUE = (
     "add_job",
     "add_jobs",
     "enqueue_unique",
+    "key_holders",
     "reserve",
     # Pure: puts deadlines into options.
     "row_options",

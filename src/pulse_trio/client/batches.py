@@ -22,16 +22,19 @@ from ..jobs import JobRequest
 from ..store import batches, operations
 from .refs import JobRef, Jobs
 from .requests import request_and_type
-from .streams import SLICE, open_stream
+from .streams import AsyncStream, open_stream
+from .writing import write_stream
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Mapping
     from contextlib import AbstractAsyncContextManager
 
+    from ..codec import Codec
     from ..handlers import Handler, Handlers
     from ..store.batches import BatchFailure, BatchStatus
     from ..store.cancelling import CancelResult
     from .waiting import Waits
+    from .writing import Adding
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,18 +49,12 @@ class Ground(Jobs, Protocol):
     async def cancel_many(self, job_ids: Iterable[int], *, reason: str | None = None) -> list[CancelResult]: ...
 
 
-class Adding(NamedTuple):
-    """A transaction in which jobs are added: runs an operation, enqueues a slice of requests."""
-
-    run: Callable[[operations.Operation[Any]], Awaitable[Any]]
-    write: Callable[[Sequence[JobRequest]], Awaitable[list[operations.Enqueued]]]
-
-
 class Means(NamedTuple):
     """How a batch reaches the database: the client's own ways."""
 
     client: Ground
     handlers: Handlers | None
+    codec: Codec | None
     run: Callable[[operations.Operation[Any]], Awaitable[Any]]
     adding: Callable[[], AbstractAsyncContextManager[Adding]]
     run_elsewhere: Callable[[operations.Operation[Any]], Awaitable[Any]]
@@ -102,10 +99,8 @@ class Batch:
         Raises what `Client.enqueue` does, and `InvalidTransition` when the batch has finished.
         """
         request, result_type = request_and_type(handler, self._means.handlers, args, kwargs)
-        async with self._means.adding() as adding:
-            await adding.run(batches.lock(self.id))
-            (done,) = await adding.write([request])
-            await adding.run(batches.add(self.id, [done.id]))
+        stream = AsyncStream([request])
+        (done,) = await write_stream(stream, self._means.adding, self._means.codec, batch=self.id)
         return self._ref(done, result_type)
 
     async def enqueue_many(
@@ -115,16 +110,9 @@ class Batch:
         progress: Callable[[int], object] | None = None,
     ) -> list[JobRef[Any]]:
         """Enqueues many jobs as members, in one transaction: all of them or none; see `Client.enqueue_many`."""
-        refs: list[JobRef[Any]] = []
-        async with open_stream(requests) as stream, self._means.adding() as adding:
-            await adding.run(batches.lock(self.id))
-            while part := await stream.take(SLICE):
-                done = await adding.write(part)
-                await adding.run(batches.add(self.id, [d.id for d in done]))
-                refs += [self._ref(d, Any) for d in done]
-                if progress is not None:
-                    progress(len(refs))
-        return refs
+        async with open_stream(requests) as stream:
+            done = await write_stream(stream, self._means.adding, self._means.codec, progress=progress, batch=self.id)
+        return [self._ref(one, Any) for one in done]
 
     def _ref(self, done: operations.Enqueued, result_type: Any) -> JobRef[Any]:
         return JobRef(self._means.client, done.id, added=done.added, replaced=done.replaced, result_type=result_type)

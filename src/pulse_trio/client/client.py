@@ -25,16 +25,17 @@ from ..postgres import (
 from ..states import FINISHED
 from ..store import audit, bulk, cancelling, history, operations, queues, run_foreign, schedules, stacks
 from ..store.audit import acting, check_actor
-from .batches import Adding, Means, new_batch, open_batch
+from .batches import Means, new_batch, open_batch
 from .cancelling import as_ended, check_waiting, pauses, requester, still_running
 from .refs import JobRef
 from .requests import decoded_record, request_and_type
 from .schedules import schedule_of
-from .streams import SLICE, check_chunk, open_stream, partly, slices
+from .streams import AsyncStream, check_chunk, open_stream, partly
 from .waiting import open_waits
+from .writing import Adding, write_stream
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
     from datetime import datetime, timedelta
     from typing import Unpack
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from ..store.schedules import FireRecord, ScheduleRecord
     from ..timing import CatchUp
     from .batches import Batch
-    from .streams import AsyncStream
     from .waiting import Waits
 
 P = ParamSpec("P")
@@ -123,19 +123,8 @@ class Client:
         check_chunk(chunk, in_callers_transaction=self._is_callers)
         async with open_stream(requests) as stream:
             if chunk is None:
-                return await self._enqueue_at_once(stream, progress)
+                return self._refs(await write_stream(stream, self._adding, self._codec, progress=progress))
             return await self._enqueue_in_chunks(stream, chunk, progress)
-
-    async def _enqueue_at_once(
-        self, stream: AsyncStream, progress: Callable[[int], object] | None
-    ) -> list[JobRef[Any]]:
-        refs: list[JobRef[Any]] = []
-        async with self._writing() as write:
-            while requests := await stream.take(SLICE):
-                refs += self._refs(await write(requests))
-                if progress is not None:
-                    progress(len(refs))
-        return refs
 
     async def _enqueue_in_chunks(
         self, stream: AsyncStream, chunk: int, progress: Callable[[int], object] | None
@@ -144,11 +133,7 @@ class Client:
         try:
             # The source is asked outside of any transaction: it may be slow.
             while requests := await stream.take(chunk, math.inf):
-                done: list[operations.Enqueued] = []
-                async with self._writing() as write:
-                    for part in slices(requests):
-                        done += await write(part)
-                refs += self._refs(done)
+                refs += self._refs(await write_stream(AsyncStream(requests), self._adding, self._codec))
                 if progress is not None:
                     progress(len(refs))
         except Exception as error:
@@ -159,19 +144,6 @@ class Client:
 
     def _refs(self, done: Iterable[operations.Enqueued]) -> list[JobRef[Any]]:
         return [JobRef(self, d.id, added=d.added, replaced=d.replaced) for d in done]
-
-    @asynccontextmanager
-    async def _writing(self) -> AsyncGenerator[Callable[[Sequence[JobRequest]], Awaitable[list[operations.Enqueued]]]]:
-        # In the caller's transaction this is a savepoint: a failed batch leaves the caller's own writes alone.
-        if self._foreign is not None:
-            foreign = self._foreign
-            async with foreign.transaction():
-                yield lambda requests: run_foreign(
-                    foreign, self._schema, operations.enqueue_many(requests, self._codec)
-                )
-        else:
-            async with self._connection() as connection, connection.transaction():
-                yield lambda requests: bulk.enqueue_many(connection, self._schema, requests, self._codec)
 
     # Batches
 
@@ -189,11 +161,11 @@ class Client:
 
     def _means(self) -> Means:
         home = self._home
-        return Means(self, self._handlers, self._run, self._adding, home._run, home._waits)
+        return Means(self, self._handlers, self._codec, self._run, self._adding, home._run, home._waits)
 
     @asynccontextmanager
     async def _adding(self) -> AsyncGenerator[Adding]:
-        # As `_writing`, for what is more than one operation.
+        # In the caller's transaction this is a savepoint: a failed batch leaves the caller's own writes alone.
         schema = self._schema
         if self._foreign is not None:
             foreign = self._foreign
@@ -202,12 +174,13 @@ class Client:
                 async def write(requests: Sequence[JobRequest]) -> list[operations.Enqueued]:
                     return await run_foreign(foreign, schema, operations.enqueue_many(requests, self._codec))
 
-                yield Adding(partial(run_foreign, foreign, schema), write)
+                yield Adding(partial(run_foreign, foreign, schema), write, foreign.transaction)
         else:
             async with self._connection() as connection, connection.transaction():
                 yield Adding(
                     partial(operations.run, connection, schema),
                     partial(bulk.enqueue_many, connection, schema, codec=self._codec),
+                    connection.transaction,
                 )
 
     # Looking and acting

@@ -10,7 +10,7 @@ from ..errors import ConfigurationError, InvalidArguments, PartlyEnqueued, Usage
 from ..jobs import JobRequest
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator
 
 SLICE = 5000
 """Requests that are written at once."""
@@ -26,6 +26,8 @@ class Stream:
         if isinstance(requests, (JobRequest, str)) or not hasattr(requests, "__iter__"):
             raise InvalidArguments(f"enqueue_many takes an iterable of requests, got {requests!r:.200}.")
         self._requests: Iterator[object] = iter(requests)
+        self.ended = False
+        """Whether the last was taken, as far as is known."""
 
     def take(self, count: int, size: float = SLICE_SIZE) -> list[JobRequest]:
         """The next `count` requests, or fewer: those that have `size` characters of arguments together, and the rest at the
@@ -35,7 +37,8 @@ class Stream:
             taken.append(checked(request))
             size -= len(taken[-1].args)
             if len(taken) == count or size <= 0:
-                break
+                return taken
+        self.ended = True
         return taken
 
 
@@ -44,10 +47,16 @@ class AsyncStream:
 
     def __init__(self, requests: Iterable[JobRequest] | AsyncIterable[JobRequest]) -> None:
         self._is_async = hasattr(requests, "__aiter__")
+        self._ended = False
         if self._is_async:
             self._requests: AsyncIterator[object] = aiter(cast("AsyncIterable[JobRequest]", requests))
         else:
             self._stream = Stream(cast("Iterable[JobRequest]", requests))
+
+    @property
+    def ended(self) -> bool:
+        """As `Stream.ended`."""
+        return self._ended if self._is_async else self._stream.ended
 
     async def take(self, count: int, size: float = SLICE_SIZE) -> list[JobRequest]:
         """As `Stream.take`."""
@@ -58,6 +67,7 @@ class AsyncStream:
             try:
                 taken.append(checked(await anext(self._requests)))
             except StopAsyncIteration:
+                self._ended = True
                 break
             size -= len(taken[-1].args)
         return taken
@@ -79,13 +89,6 @@ def checked(request: object) -> JobRequest:
             f"enqueue_many takes requests, as handler.request(...) makes them, and was given {request!r:.200}."
         )
     return request
-
-
-def slices(requests: Sequence[JobRequest]) -> Iterator[Sequence[JobRequest]]:
-    """A chunk in the slices it is written in."""
-    rest = Stream(requests)
-    while taken := rest.take(SLICE):
-        yield taken
 
 
 def check_chunk(chunk: int | None, *, in_callers_transaction: bool) -> None:

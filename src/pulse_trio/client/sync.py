@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 import psycopg
@@ -19,7 +20,8 @@ from .cancelling import as_ended, check_waiting, pauses, requester, still_runnin
 from .refs import result_of
 from .requests import decoded_record, request_and_type
 from .schedules import schedule_of
-from .streams import SLICE, Stream, check_chunk, partly, slices
+from .streams import Stream, check_chunk, partly
+from .writing import AddingSync, write_stream_sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -91,21 +93,12 @@ class SyncClient:
         """Enqueues many jobs, in one transaction or, with `chunk`, in chunks; see `Client.enqueue_many`."""
         check_chunk(chunk, in_callers_transaction=not isinstance(self._source, str))
         stream = Stream(requests)
-        done: list[operations.Enqueued] = []
         if chunk is None:
-            with self._writing() as write:
-                while taken := stream.take(SLICE):
-                    done += write(taken)
-                    if progress is not None:
-                        progress(len(done))
-            return done
+            return write_stream_sync(stream, self._adding, self._codec, progress=progress)
+        done: list[operations.Enqueued] = []
         try:
             while taken := stream.take(chunk, math.inf):
-                written: list[operations.Enqueued] = []
-                with self._writing() as write:
-                    for part in slices(taken):
-                        written += write(part)
-                done += written
+                done += write_stream_sync(Stream(taken), self._adding, self._codec)
                 if progress is not None:
                     progress(len(done))
         except Exception as error:
@@ -115,16 +108,23 @@ class SyncClient:
         return done
 
     @contextmanager
-    def _writing(self) -> Generator[Callable[[Sequence[JobRequest]], list[operations.Enqueued]]]:
+    def _adding(self) -> Generator[AddingSync]:
+        schema = self._schema
         if self._foreign is not None:
             foreign = self._foreign
+
+            def write(requests: Sequence[JobRequest]) -> list[operations.Enqueued]:
+                return run_foreign_sync(foreign, schema, operations.enqueue_many(requests, self._codec))
+
             with foreign.transaction():
-                yield lambda requests: run_foreign_sync(
-                    foreign, self._schema, operations.enqueue_many(requests, self._codec)
-                )
+                yield AddingSync(partial(run_foreign_sync, foreign, schema), write, foreign.transaction)
         else:
             with self._connection() as connection, connection.transaction():
-                yield lambda requests: bulk.enqueue_many_sync(connection, self._schema, requests, self._codec)
+                yield AddingSync(
+                    partial(operations.run_sync, connection, schema),
+                    partial(bulk.enqueue_many_sync, connection, schema, codec=self._codec),
+                    connection.transaction,
+                )
 
     def job(self, job_id: int) -> operations.JobRecord:
         """One job as it is now. Raises `UnknownJob`."""

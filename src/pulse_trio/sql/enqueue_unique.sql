@@ -8,7 +8,7 @@ FROM (
                        %(replacing)s::boolean[], %(keys)s::text[])
     WITH ORDINALITY AS r(kind, args, queue, priority, run_at, delay, deadline_in, expires_in, max_attempts, options,
                          unique_key, unique_for, unique_after, replacing, key, ordinal)
-  ORDER BY queue, unique_key, ordinal
+  ORDER BY queue COLLATE "C", unique_key COLLATE "C", ordinal
 ) r, LATERAL :"schema".enqueue_unique(
   r.kind, r.args::json, r.queue, r.priority, coalesce(r.run_at, now() + make_interval(secs => coalesce(r.delay, 0))),
   r.max_attempts, :"schema".row_options(r.options::json, r.deadline_in, r.expires_in), r.key,

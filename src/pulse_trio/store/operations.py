@@ -162,30 +162,56 @@ def enqueue(request: JobRequest, codec: Codec | None = None) -> Operation[Enqueu
     return Enqueued(rows[0][0], added=True)
 
 
-def enqueue_many(requests: Sequence[JobRequest], codec: Codec | None = None) -> Operation[list[Enqueued]]:
-    """Adds a batch in one statement; the answers come in the order of the requests. Duplicates take a second one.
+class KeysMovedError(Exception):
+    """A job that had a key is gone, and its key is before others that are held already: begin anew, `one_by_one`."""
 
-    Raises `JobExists` when a request says so: then run it in a transaction, for the others have been written."""
+
+class Deadlocked(DatabaseUnavailable):
+    """PostgreSQL ended this transaction (or what came after its last savepoint) to end a deadlock."""
+
+
+def reserve(count: int) -> Operation[list[int]]:
+    """Ids for jobs that are about to be added."""
+    rows = yield Query("reserve", {"count": count})
+    return [row[0] for row in rows]
+
+
+def enqueue_many(
+    requests: Sequence[JobRequest],
+    codec: Codec | None = None,
+    *,
+    ids: Sequence[int] | None = None,
+    one_by_one: bool = False,
+) -> Operation[list[Enqueued]]:
+    """Adds a batch in one statement; the answers come in the order of the requests. Duplicates take a second one. `ids` are
+    reserved ones. Keys are locked in their order, and none afterwards.
+
+    Raises `JobExists` when a request says so, and `KeysMovedError` unless `one_by_one`, which takes longer: then the others
+    have been written, and a transaction has to take them back."""
     if not requests:
         return []
-    plain = all(_is_plain(request) for request in requests)
-    reserved: str | None = None
+    plain = not one_by_one and all(_is_plain(request) for request in requests)
     if codec is not None:
-        ids: list[int | None] = [None] * len(requests)
+        bound: list[int | None] = [None] * len(requests)
         if plain:
-            taken = [row[0] for row in (yield Query("reserve", {"count": len(requests)}))]
-            reserved = numbers(taken)
-            ids = [new if r.unique_key is None else None for new, r in zip(taken, requests, strict=True)]
-        requests = [encoded_request(codec, r, new) for r, new in zip(requests, ids, strict=True)]
+            ids = ids or (yield from reserve(len(requests)))
+            bound = [new if r.unique_key is None else None for new, r in zip(ids, requests, strict=True)]
+        requests = [encoded_request(codec, r, new) for r, new in zip(requests, bound, strict=True)]
     if not plain:
         return (yield from _enqueue_unique(requests))
+    reserved = None if ids is None else numbers(ids)
     rows = yield Query("enqueue_many", {**_columns(requests), "reserved": reserved})
     answers = [Enqueued(new_id, added) for _, added, new_id, *_ in rows]
-    duplicates = [n for n, answer in enumerate(answers) if not answer.added]
-    if duplicates:
-        found = yield from _enqueue_unique([requests[n] for n in duplicates])
-        for n, answer in zip(duplicates, found, strict=True):
-            answers[n] = answer
+    taken = [n for n, answer in enumerate(answers) if not answer.added]
+    if taken:
+        keys = {
+            "queues": texts([requests[n].queue for n in taken]),
+            "unique_keys": texts([requests[n].unique_key for n in taken]),
+        }
+        for n, (_, holder) in zip(taken, (yield Query("key_holders", keys)), strict=True):
+            if holder is None:
+                raise KeysMovedError
+            answers[n] = Enqueued(holder, added=False)
     return answers
 
 
@@ -424,6 +450,10 @@ def translate(error: psycopg.Error, schema: str) -> PulseTrioError:
             return InvalidArguments(f"The database refused the job: {headline}.")
         case psycopg.errors.InsufficientPrivilege():
             return UsageError(f"The database role may not do that: {headline}.{remedy(headline, schema)}")
+        case psycopg.errors.DeadlockDetected():
+            return Deadlocked(
+                f"The database ended a deadlock ({headline}). Whatever was written is taken back: try again."
+            )
         case psycopg.errors.QueryCanceled():
             return TookTooLong(f"The database stopped that, because it took too long ({headline}).")
         case _:

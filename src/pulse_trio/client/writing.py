@@ -1,0 +1,241 @@
+"""Writing what `enqueue_many` is given: slice by slice, and without a deadlock between any two calls.
+
+A job with a unique key holds that key until its transaction ends, so two calls with the same keys must take them in one
+order. One slice is one statement, which sorts. Of a call with several, the jobs without keys are written as they come; those
+with keys are put aside (spool.py) and written last, sorted over the whole call, with ids that were reserved as they came, so
+that they still run in the order in which they were given.
+
+Where a key's job goes between the statement that met it and the look at who has it, and where PostgreSQL ends a deadlock all
+the same (with keys that the caller's own transaction holds from before, or a program that enqueues in SQL), what was written
+with keys is taken back and begun anew, one job after the other.
+
+The asynchronous and the blocking form say the same; what they decide is shared.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import anyio
+import anyio.to_thread
+
+from ..store import batches, operations
+from .spool import Spool
+from .streams import SLICE
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
+
+    from ..codec import Codec
+    from ..jobs import JobRequest
+    from .streams import AsyncStream, Stream
+
+_TRIES = 5
+"""Times that a call is begun before a deadlock is the caller's to hear of."""
+
+Done = list[operations.Enqueued]
+
+
+class Adding(NamedTuple):
+    """A transaction in which jobs are added: runs an operation, enqueues a slice of requests, opens a savepoint."""
+
+    run: Callable[[operations.Operation[Any]], Awaitable[Any]]
+    write: Callable[[Sequence[JobRequest]], Awaitable[Done]]
+    savepoint: Callable[[], AbstractAsyncContextManager[object]]
+
+
+class AddingSync(NamedTuple):
+    """The same, blocking."""
+
+    run: Callable[[operations.Operation[Any]], Any]
+    write: Callable[[Sequence[JobRequest]], Done]
+    savepoint: Callable[[], AbstractContextManager[object]]
+
+
+class Tries:
+    """Says whether to begin anew."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    @property
+    def one_by_one(self) -> bool:
+        return self.count > 0
+
+    def pause(self, error: Exception) -> float:
+        """Seconds until the next; raises what cannot be mended by one."""
+        self.count += 1
+        if isinstance(error, operations.Deadlocked) and self.count < _TRIES:
+            return random.uniform(0, 0.02 * 2**self.count)  # noqa: S311 -- spreads load, guards nothing
+        if isinstance(error, operations.KeysMovedError) and self.count == 1:
+            return 0.0
+        raise error
+
+
+def _keyed(requests: Sequence[JobRequest]) -> list[int]:
+    return [n for n, request in enumerate(requests) if request.unique_key is not None]
+
+
+class Answers:
+    """What came of a call so far, in the order of its requests."""
+
+    def __init__(self, progress: Callable[[int], object] | None) -> None:
+        self._progress = progress
+        self._said = 0
+        self._by_place: list[operations.Enqueued | None] = []
+        self._written = 0
+
+    def extend(self, count: int) -> range:
+        """Places for so many."""
+        begin = len(self._by_place)
+        self._by_place += [None] * count
+        return range(begin, begin + count)
+
+    def put(self, places: Sequence[int], done: Done) -> None:
+        for place, one in zip(places, done, strict=True):
+            self._written += self._by_place[place] is None
+            self._by_place[place] = one
+        if self._progress is not None and self._written > self._said:
+            self._said = self._written
+            self._progress(self._written)
+
+    @property
+    def all(self) -> Done:
+        return [one for one in self._by_place if one is not None]
+
+
+async def write_stream(
+    stream: AsyncStream,
+    adding: Callable[[], AbstractAsyncContextManager[Adding]],
+    codec: Codec | None,
+    *,
+    progress: Callable[[int], object] | None = None,
+    batch: int | None = None,
+) -> Done:
+    """Writes all of a stream in one transaction, as members of a batch if one is given."""
+    answers = Answers(progress)
+    first = await stream.take(SLICE)
+    if not stream.ended:
+        async with adding() as to:
+            if batch is not None:
+                await to.run(batches.lock(batch))
+            await _write_slices(first, stream, to, codec, answers)
+            await _join(to, batch, answers.all)
+        return answers.all
+    places, tries = answers.extend(len(first)), Tries()
+    while first:
+        try:
+            async with adding() as to:
+                if batch is not None:
+                    await to.run(batches.lock(batch))
+                if _keyed(first):
+                    done = await to.run(operations.enqueue_many(first, codec, one_by_one=tries.one_by_one))
+                else:
+                    done = await to.write(first)
+                await _join(to, batch, done)
+            answers.put(places, done)
+            break
+        except (operations.KeysMovedError, operations.Deadlocked) as error:
+            await anyio.sleep(tries.pause(error))
+    return answers.all
+
+
+async def _join(to: Adding, batch: int | None, done: Done) -> None:
+    if batch is not None:
+        for start in range(0, len(done), SLICE):
+            await to.run(batches.add(batch, [one.id for one in done[start : start + SLICE]]))
+
+
+async def _write_slices(
+    first: Sequence[JobRequest], stream: AsyncStream, to: Adding, codec: Codec | None, answers: Answers
+) -> None:
+    requests = first
+    with Spool() as spool:
+        while requests:
+            places, keyed = answers.extend(len(requests)), _keyed(requests)
+            if not keyed:
+                answers.put(places, await to.write(requests))
+            else:
+                ids: list[int] = await to.run(operations.reserve(len(requests)))
+                await anyio.to_thread.run_sync(spool.add, *_chosen(keyed, places, ids, requests))
+                if others := sorted(set(range(len(requests))) - set(keyed)):
+                    at, new, plain = _chosen(others, places, ids, requests)
+                    answers.put(at, await to.run(operations.enqueue_many(plain, codec, ids=new)))
+            requests = await stream.take(SLICE)
+        tries = Tries()
+        while len(spool):
+            try:
+                async with to.savepoint():
+                    parts = spool.parts()
+                    while (part := await anyio.to_thread.run_sync(next, parts, None)) is not None:
+                        write = operations.enqueue_many(part.requests, codec, ids=part.ids, one_by_one=tries.one_by_one)
+                        answers.put(part.places, await to.run(write))
+                break
+            except (operations.KeysMovedError, operations.Deadlocked) as error:
+                await anyio.sleep(tries.pause(error))
+
+
+def _chosen(
+    which: Sequence[int], places: Sequence[int], ids: Sequence[int], requests: Sequence[JobRequest]
+) -> tuple[list[int], list[int], list[JobRequest]]:
+    return [places[n] for n in which], [ids[n] for n in which], [requests[n] for n in which]
+
+
+def write_stream_sync(
+    stream: Stream,
+    adding: Callable[[], AbstractContextManager[AddingSync]],
+    codec: Codec | None,
+    *,
+    progress: Callable[[int], object] | None = None,
+) -> Done:
+    """The same, blocking."""
+    answers = Answers(progress)
+    first = stream.take(SLICE)
+    if not stream.ended:
+        with adding() as to:
+            _write_slices_sync(first, stream, to, codec, answers)
+        return answers.all
+    places, tries = answers.extend(len(first)), Tries()
+    while first:
+        try:
+            with adding() as to:
+                if _keyed(first):
+                    done = to.run(operations.enqueue_many(first, codec, one_by_one=tries.one_by_one))
+                else:
+                    done = to.write(first)
+            answers.put(places, done)
+            break
+        except (operations.KeysMovedError, operations.Deadlocked) as error:
+            time.sleep(tries.pause(error))
+    return answers.all
+
+
+def _write_slices_sync(
+    first: Sequence[JobRequest], stream: Stream, to: AddingSync, codec: Codec | None, answers: Answers
+) -> None:
+    requests = first
+    with Spool() as spool:
+        while requests:
+            places, keyed = answers.extend(len(requests)), _keyed(requests)
+            if not keyed:
+                answers.put(places, to.write(requests))
+            else:
+                ids: list[int] = to.run(operations.reserve(len(requests)))
+                spool.add(*_chosen(keyed, places, ids, requests))
+                if others := sorted(set(range(len(requests))) - set(keyed)):
+                    at, new, plain = _chosen(others, places, ids, requests)
+                    answers.put(at, to.run(operations.enqueue_many(plain, codec, ids=new)))
+            requests = stream.take(SLICE)
+        tries = Tries()
+        while len(spool):
+            try:
+                with to.savepoint():
+                    for part in spool.parts():
+                        write = operations.enqueue_many(part.requests, codec, ids=part.ids, one_by_one=tries.one_by_one)
+                        answers.put(part.places, to.run(write))
+                break
+            except (operations.KeysMovedError, operations.Deadlocked) as error:
+                time.sleep(tries.pause(error))
