@@ -59,7 +59,7 @@ def stage(databases: Databases) -> Generator[Stage]:
                 window.run(f"DROP OWNED BY {name}; DROP ROLE {name}")
 
 
-ENQUEUING = {"reserve", "enqueue", "enqueue_many", "enqueue_unique"}
+ENQUEUING = {"reserve", "key_holders", "enqueue", "enqueue_many", "enqueue_unique"}
 READING = {
     "attempts", "audit", "batch_failures", "batch_finished", "batch_live", "batch_status", "batch_unfinished", "cancel_ended",
     "cancel_requested",

@@ -252,6 +252,7 @@ def test_every_statement_with_a_plan_that_matters_is_tried_here() -> None:
     elsewhere = {
         "reserve_ids",
         "reserve",
+        "key_holders",
         # Functions of the owner's: tests/security/test_roles.py counts what they read.
         "enqueue",
         "enqueue_many",
