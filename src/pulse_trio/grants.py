@@ -1,4 +1,4 @@
-"""Who may do what in the database: the rights of a producer, a worker and an operator, as one table.
+"""Who may do what in the database: the rights of a producer, a waiter, a worker and an operator, as one table.
 
 Anything that is not named here, nobody but the owner has. tests/security/test_roles.py asks each role for every statement in
 sql/ and for the work of its life, so that a later migration that forgets this table fails there.
@@ -18,7 +18,7 @@ from .sql import render
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-RoleKind = Literal["producer", "worker", "operator"]
+RoleKind = Literal["producer", "waiter", "worker", "operator"]
 
 _VIEWS = "jobs, attempts, workers, queues, schedules, fires, cancellations"
 _ENQUEUE = (
@@ -32,9 +32,22 @@ _ENQUEUE = (
     # Pure: puts deadlines into options.
     "row_options",
 )
+_OUTCOME = (
+    "id, queue, kind, state, priority, attempt, max_attempts, run_at, created_at, started_at, finished_at, worker, lease_until,"
+    " result, error, cancel_reason, unique_key, progress, progress_message"
+)
 TABLES: Mapping[RoleKind, Mapping[str, str]] = {
     # "All it takes is a right to call": a stolen producer can add jobs, and read nothing.
     "producer": {},
+    # What became of a job whose id it knows, never its arguments; and batches, which are a producer's too.
+    "waiter": {
+        f"SELECT ({_OUTCOME})": "jobs",
+        "SELECT (id, state)": "job",
+        "SELECT (id, kind, state, finished_at, error, cancel_reason)": "job_archive",
+        "SELECT": "migration",
+        "SELECT, INSERT, UPDATE (closed_at, callback)": "batch",
+        "SELECT, INSERT": "batch_job",
+    },
     "worker": {
         "SELECT": f"migration, maintenance, paused_kind, job_archive_default, {_VIEWS}",
         "SELECT, INSERT": "job_archive",
@@ -55,12 +68,16 @@ TABLES: Mapping[RoleKind, Mapping[str, str]] = {
         "SELECT, INSERT, DELETE": "paused_kind",
         "DELETE": "schedule",
         "INSERT, UPDATE": "schedule_fire",
+        # Its jobs may be of batches, too.
+        "INSERT, UPDATE (closed_at, callback)": "batch",
+        "INSERT": "batch_job",
     },
 }
 # COPY's: whoever may write the table takes the ids itself.
 SEQUENCES: Mapping[RoleKind, tuple[str, ...]] = {"worker": ("job_id_seq",)}
 FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
     "producer": _ENQUEUE,
+    "waiter": (*_ENQUEUE, "note_enqueue", "batch_counts"),
     "worker": (
         *_ENQUEUE,
         "upkeep",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from support.databases import Databases
 
-ROLES = ("producer", "worker", "operator")
+ROLES = ("producer", "waiter", "worker", "operator")
 
 
 class Stage:
@@ -64,13 +64,19 @@ READING = {
     "attempts", "audit", "batch_failures", "batch_finished", "batch_live", "batch_status", "batch_unfinished", "cancel_ended",
     "cancel_requested",
     "cancel_ledger", "count_by_state", "doctor_put_back", "doctor_storage", "ended", "job",
-    "jobs", "limits_of_queue", "matching_jobs", "paused_kinds", "queues", "retentions", "running_of", "schedule_clock",
+    "jobs", "limits_of_queue", "matching_jobs", "outcome", "paused_kinds", "queues", "retentions", "running_of",
+    "schedule_clock",
     "schedule_fires", "schedule_next", "schedules", "sessions_of", "settled", "slots", "suspects_due", "transaction_done",
     "workers",
 }  # fmt: skip
 FOR_ALL = {"hold_waits", "drop_waits", "waiting_place", "announce_idle", "withdraw_idle", "suspects_turn", "end_suspects_turn",
            "doctor_holders", "doctor_server", "act_as"}  # fmt: skip
 """Locks in memory and names, on no table: whoever is connected to the database may."""
+BATCHES = {"batch_open", "batch_add", "batch_close", "batch_due", "batch_lock"}
+WAITING = BATCHES | {
+    "batch_failures", "batch_finished", "batch_live", "batch_status", "batch_unfinished", "count_by_state", "ended",
+    "note_enqueue", "outcome",
+}  # fmt: skip
 OPERATORS = {
     "cancel_jobs", "delete_jobs", "limit_queue", "pause_kind", "pause_queue", "resume_kind", "resume_queue", "retry_job",
     "note_enqueue", "set_retention", "stack_ask", "stack_take", "wake",
@@ -107,7 +113,8 @@ def test_each_role_may_run_the_statements_of_its_work_and_no_others(kind: str, s
     every -= {"reserve_ids"}
     may = {
         "producer": ENQUEUING | FOR_ALL,
-        "operator": ENQUEUING | FOR_ALL | READING | OPERATORS,
+        "waiter": ENQUEUING | FOR_ALL | WAITING,
+        "operator": ENQUEUING | FOR_ALL | READING | BATCHES | OPERATORS,
         "worker": every - NOT_THE_WORKERS,
     }[kind]
     with stage.window(kind) as window:

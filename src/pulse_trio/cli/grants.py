@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option("--producer", metavar="ROLE", help="A role that may enqueue, and nothing else.")
+@click.option("--waiter", metavar="ROLE", help="A role that may enqueue, and wait for what becomes of jobs.")
 @click.option("--worker", metavar="ROLE", help="A role that may run workers; it can change no table's definition.")
 @click.option(
     "--operator", metavar="ROLE", help="A role that may look at jobs, cancel, retry, delete, pause and limit."
@@ -26,17 +27,23 @@ if TYPE_CHECKING:
 @schema_option
 @dsn_option
 def grants(
-    producer: str | None, worker: str | None, operator: str | None, as_sql: bool, schema: str | None, dsn: str | None
+    producer: str | None,
+    waiter: str | None,
+    worker: str | None,
+    operator: str | None,
+    as_sql: bool,
+    schema: str | None,
+    dsn: str | None,
 ) -> None:
     """Give roles of the database the rights that their work needs, and no others.
 
     Connect as the owner of the schema. What the roles have on the schema already is taken away first, so that running this
     again after an upgrade brings them up to date.
     """
-    given: dict[RoleKind, str | None] = {"producer": producer, "worker": worker, "operator": operator}
+    given: dict[RoleKind, str | None] = {"producer": producer, "waiter": waiter, "worker": worker, "operator": operator}
     roles: dict[RoleKind, str] = {kind: name for kind, name in given.items() if name is not None}
     if not roles:
-        raise click.UsageError("Name at least one role: --producer, --worker or --operator.")
+        raise click.UsageError("Name at least one role: --producer, --waiter, --worker or --operator.")
     name = load_settings({"schema": schema}).schema
     if as_sql:
         click.echo("\n".join(grants_sql(roles, name)))

@@ -78,6 +78,8 @@ class Client:
         self._actor = check_actor(actor)
         self._waits = waits
         self._home = self
+        # Until the database says that this login does not.
+        self._sees_arguments = True
 
     def using(self, connection: psycopg.AsyncConnection[Any] | Any) -> Client:
         """The same client on a connection of the caller's and in its transaction: what is enqueued commits or rolls back with
@@ -186,8 +188,24 @@ class Client:
     # Looking and acting
 
     async def job(self, job_id: int) -> operations.JobRecord:
-        """One job as it is now, decoded by the client's codec. Raises `UnknownJob`, or `CodecError`."""
-        return decoded_record(self._codec, await self._run(operations.job(job_id)))
+        """One job as it is now, decoded by the client's codec. Raises `UnknownJob`, or `CodecError`.
+
+        Under a login that may only wait for jobs (a waiter's) `args` is empty."""
+        if self._home._sees_arguments:
+            try:
+                return decoded_record(self._codec, await self._run(operations.job(job_id)))
+            except UsageError as error:
+                if self._is_callers or not operations.is_refusal(error):
+                    raise
+                refused = error
+            try:
+                found = await self._run(operations.outcome(job_id))
+            except UsageError as error:
+                raise (refused if operations.is_refusal(error) else error) from None
+            self._home._sees_arguments = False
+        else:
+            found = await self._run(operations.outcome(job_id))
+        return decoded_record(self._codec, found, only_result=True)
 
     async def wait(self, job_id: int, timeout: float | None = None) -> operations.JobRecord:  # noqa: ASYNC109 -- see JobRef
         """Waits until a job is finished, and returns it; see `JobRef.wait`. Never in the caller's transaction: a client made by

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from ..store.operations import JobRecord
 
 
-def decoded_record(codec: Codec | None, job: JobRecord) -> JobRecord:
+def decoded_record(codec: Codec | None, job: JobRecord, *, only_result: bool = False) -> JobRecord:
     """The job with its arguments and its result decoded. Raises `CodecError`."""
     if codec is None:
         return job
-    args = decoded_value(codec, job.args, job.kind, job.id)
+    args = job.args if only_result else decoded_value(codec, job.args, job.kind, job.id)
     return replace(job, args=args, result=decoded_value(codec, job.result, job.kind, job.id))
 
 

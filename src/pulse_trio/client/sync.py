@@ -62,6 +62,7 @@ class SyncClient:
         self._source: str | psycopg.Connection[Any] = dsn_or_connection
         self._foreign = None if known else adapt(dsn_or_connection)
         self._schema = schema
+        self._sees_arguments = True
         self._actor = check_actor(actor)
         self._handlers = handlers
         self._codec = codec if codec is not None or handlers is None else handlers.codec
@@ -127,8 +128,22 @@ class SyncClient:
                 )
 
     def job(self, job_id: int) -> operations.JobRecord:
-        """One job as it is now. Raises `UnknownJob`."""
-        return decoded_record(self._codec, self.run(operations.job(job_id)))
+        """One job as it is now; see `Client.job`. Raises `UnknownJob`."""
+        if self._sees_arguments:
+            try:
+                return decoded_record(self._codec, self.run(operations.job(job_id)))
+            except UsageError as error:
+                if self._in_transaction() or not operations.is_refusal(error):
+                    raise
+                refused = error
+            try:
+                found = self.run(operations.outcome(job_id))
+            except UsageError as error:
+                raise (refused if operations.is_refusal(error) else error) from None
+            self._sees_arguments = False
+        else:
+            found = self.run(operations.outcome(job_id))
+        return decoded_record(self._codec, found, only_result=True)
 
     def wait(self, job_id: int, timeout: float | None = None) -> operations.JobRecord:
         """Waits until a job is finished, by asking: after 10 ms, then ever more seldom, to every half second. Returns the job.

@@ -11,4 +11,5 @@ SELECT current_setting('server_version_num')::int, current_setting('server_versi
                   string_to_table(t.needed, ',') asked(privilege)
              WHERE NOT has_table_privilege(format('%%I.%%I', :'schema', t.name)::regclass, asked.privilege)),
        has_function_privilege(format('%%I.upkeep(interval)', :'schema')::regprocedure, 'EXECUTE'),
-       current_setting('default_transaction_read_only') = 'on'
+       current_setting('default_transaction_read_only') = 'on',
+       has_function_privilege(format('%%I.delete_jobs(bigint[])', :'schema')::regprocedure, 'EXECUTE')

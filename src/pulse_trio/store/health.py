@@ -21,7 +21,7 @@ PATIENCE = 10.0
 @dataclass(frozen=True, slots=True)
 class Server:
     """The server, and what this role may do there. `clock` is its time in seconds since 1970; `missing` the rights that a
-    worker's role needs and this one lacks."""
+    worker's role needs and this one lacks; `operates` whether it may do what an operator does."""
 
     version: int
     version_name: str
@@ -37,6 +37,7 @@ class Server:
     may_maintain: bool
     read_only: bool = False
     """Whether `default_transaction_read_only` is on for this role."""
+    operates: bool = False
 
 
 @dataclass(frozen=True, slots=True)

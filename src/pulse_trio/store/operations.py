@@ -271,6 +271,19 @@ def job(job_id: int) -> Operation[JobRecord]:
     return record_of(rows[0])
 
 
+def outcome(job_id: int) -> Operation[JobRecord]:
+    """The same for a role that may not see arguments: `args` is empty. Raises `UnknownJob`."""
+    rows = yield Query("outcome", {"id": job_id})
+    if not rows:
+        raise UnknownJob(missing(job_id))
+    return record_of(rows[0])
+
+
+def is_refusal(error: UsageError) -> bool:
+    """Whether the database refused a statement because the role lacks a right."""
+    return isinstance(error.__cause__, psycopg.errors.InsufficientPrivilege)
+
+
 def missing(job_id: int) -> str:
     """What is said of a job that is not there."""
     return (
