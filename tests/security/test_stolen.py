@@ -226,3 +226,18 @@ async def test_what_a_worker_ends_in_every_way_passes_the_policies(logins: Login
         assert [(await client.job(ref.id)).result for ref in refs] == list(range(30))
         assert (await client.job(dead.id)).state == "dead"
         assert [a.outcome for a in await client.attempts(dead.id)] == ["failed", "failed"]
+
+
+def test_a_worker_with_the_rights_of_the_first_version_forges_as_little(logins: Logins) -> None:
+    """Between `migrate` and `grants` roles have what they had: whole tables, where it is columns now."""
+    with Window(logins.dsn) as owner, logins.window("worker") as thief:
+        owner.run(f"GRANT UPDATE ON attempt, cancellation TO {logins.names['worker']}")
+        job_id = owner.enqueue()
+        owner.run("SELECT cancel(%s, 'enough')", job_id)
+        owner.run(f"{NOTED} VALUES (%s, 1, 1, now(), now(), 'failed', 'its own')", job_id)
+        before = owner.run("SELECT * FROM cancellations"), owner.attempts(job_id)
+        thief.run("UPDATE cancellation SET requested_by = 'somebody else'")
+        thief.run("UPDATE attempt SET outcome = 'completed'")
+        assert (owner.run("SELECT * FROM cancellations"), owner.attempts(job_id)) == before
+        with pytest.raises(InsufficientPrivilege, match="row-level security"):
+            thief.run(f"{NOTED} VALUES (%s, 2, 1, now(), now(), 'failed', 'x')", job_id)

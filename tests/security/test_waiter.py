@@ -124,8 +124,8 @@ async def test_a_handler_enqueues_with_the_rights_of_its_worker(logins: Logins) 
         async with open_client(dsn, handlers=handlers) as client:
             await client.enqueue("double", {"n": 1})
             await client.enqueue_many(handlers["double"].request(n) for n in range(20))
-        async with job.transaction() as tx:
-            await tx.enqueue(handlers["double"], 3)
+            async with job.transaction() as tx:
+                await client.using(tx.connection).enqueue("double", {"n": 3})
 
     async with open_client(logins.as_("producer"), handlers=handlers) as client:
         await client.enqueue("parent")
