@@ -210,6 +210,30 @@ def test_arguments_that_do_not_fit_are_refused_before_anything_is_written(
         handler.request(*args, **kwargs)
 
 
+@pytest.mark.parametrize("future", ["from __future__ import annotations", ""], ids=["text", "as the Python has them"])
+def test_annotations_are_read_from_any_module_however_python_keeps_them(future: str, handlers: Handlers) -> None:
+    # From Python 3.14 on a module without the import has annotations that are evaluated when they are looked at.
+    module: dict[str, Any] = {}
+    source = (
+        f"{future}\nfrom pulse_trio import Job\nimport uuid\n"
+        "async def send(job: Job, to: list[uuid.UUID], *, kind: str | None = None) -> dict[str, int]: ...\n"
+    )
+    exec(compile(source, "a module", "exec", dont_inherit=True), module)  # noqa: S102 -- a module is what is tried
+    handler = handlers.job(module["send"])
+    assert json.loads(handler.request([UUID(int=1)]).args) == {"to": [str(UUID(int=1))]}
+    with pytest.raises(InvalidArguments, match="Expected `array`"):
+        handler.request(1)
+
+
+@pytest.mark.parametrize("name", ["job", "to", "return"])
+def test_a_name_that_annotations_lack_is_said_at_registration(name: str, handlers: Handlers) -> None:
+    async def send(job: Job, to: int) -> None: ...
+
+    send.__annotations__ = send.__annotations__ | {name: "Tenant"}
+    with pytest.raises(ConfigurationError, match=r"cannot be read: name 'Tenant' is not defined\. Import that name"):
+        handlers.job(send)
+
+
 def test_the_refusal_shows_the_signature_and_the_reason(handlers: Handlers) -> None:
     with pytest.raises(
         InvalidArguments, match=r"do not fit plain\(a: .*int.*, b: .*str.* = 'x'\): Expected `int`, got `str`"

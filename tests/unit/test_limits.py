@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pulse_trio import ConfigurationError, Handlers, InvalidArguments, InvalidName
 from pulse_trio.client import request_by_name
 from pulse_trio.handlers import QueueLimits, Rate, parse_rate
+
+if TYPE_CHECKING:
+    import inspect
 
 
 @pytest.mark.parametrize(
@@ -98,6 +101,22 @@ def test_a_key_of_strange_parameters_is_refused_at_registration() -> None:
     for key in (lambda who: who, lambda *user: user, lambda user, **more: user):
         with pytest.raises(ConfigurationError, match=r"must be some of the handler's own \(user\)"):
             handlers.job(name="send", key=key)(_send)
+
+
+class _KeyOfLater:
+    """As a function on Python 3.14 whose annotation is imported for type checkers only: its signature raises."""
+
+    def __call__(self, user: int) -> int:
+        return user
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        raise NameError("name 'Tenant' is not defined")
+
+
+def test_a_key_whose_annotations_cannot_be_read_is_refused_at_registration() -> None:
+    with pytest.raises(ConfigurationError, match="annotations of the key of 'send' cannot be read: name 'Tenant'"):
+        Handlers().job(name="send", key=_KeyOfLater())(_send)
 
 
 async def _send(user: int) -> None: ...

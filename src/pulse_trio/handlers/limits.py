@@ -82,6 +82,11 @@ class KeyOf:
         self._function = function
         try:
             found = inspect.signature(function).parameters.values()
+        except NameError as error:
+            # From Python 3.14 on: annotations are evaluated when they are looked at.
+            raise ConfigurationError(
+                f"The annotations of the key of {kind!r} cannot be read: {error}. Import that name at the module's top level."
+            ) from error
         except (TypeError, ValueError):
             raise ConfigurationError(
                 f"The key of {kind!r}: {function!r} does not tell its parameters; use a lambda or a def."
