@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import msgspec
 
 from .errors import CodecError, ConfigurationError
-from .handlers import check_json
+from .handlers import check_json, encode_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -153,7 +153,7 @@ def coded_result(codec: Codec, kind: str, job_id: int, value: Any) -> Any:
     """What is stored of a handler's value; None, which says nothing, stays as it is."""
     if value is None:
         return None
-    return msgspec.Raw(codec.encode(msgspec.json.encode(value), kind=kind, job_id=job_id).encode())
+    return msgspec.Raw(codec.encode(encode_result(kind, value).encode(), kind=kind, job_id=job_id).encode())
 
 
 def same_result(codec: Codec | None, one: str | None, other: str | None, kind: str, job_id: int) -> bool:

@@ -116,6 +116,10 @@ class JobCancelled(JobError):
     """The job was cancelled."""
 
 
+class UnfitResult(JobError):
+    """The job is completed, and what is stored is not of the type that its handler says (another version's, most often)."""
+
+
 class ProcessDied(PulseTrioError):
     """The process in which a handler with `runs="process"` ran ended before the handler did; the message names the signal."""
 

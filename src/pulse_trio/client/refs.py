@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 import msgspec
 
-from ..errors import JobCancelled, JobFailed
+from ..errors import JobCancelled, JobFailed, UnfitResult
 from ..states import State
 
 if TYPE_CHECKING:
@@ -62,14 +63,28 @@ class JobRef(Generic[R]):
 
     async def result(self, timeout: float | None = None) -> R:  # noqa: ASYNC109 -- as above
         """Waits for the handler's return value. Raises what `wait` does, and `JobFailed` or `JobCancelled` if there will be
-        none; their `job` is the job as it ended."""
+        none, and `UnfitResult` if it is not what the handler's return type says; their `job` is the job as it ended."""
         return cast("R", result_of(await self.wait(timeout), self._type))
 
 
 def result_of(job: JobRecord, result_type: Any = Any) -> Any:
-    """What a finished job returned, as `result_type`. Raises `JobFailed` or `JobCancelled`."""
+    """What a finished job returned, as `result_type`. Raises `JobFailed`, `JobCancelled` or `UnfitResult`."""
     if job.state is State.DEAD:
         raise JobFailed(f"Job {job.id} ({job.kind}) is dead after {job.attempt} attempt(s): {job.error}", job)
     if job.state is State.CANCELLED:
         raise JobCancelled(f"Job {job.id} ({job.kind}) was cancelled: {job.cancel_reason}", job)
-    return msgspec.convert(job.result, result_type, strict=False)
+    try:
+        return msgspec.json.decode(msgspec.json.encode(job.result), type=result_type)
+    except Exception as error:  # msgspec's, or what a class of the result's type raises
+        # Handlers say `int` and return "5": such a text is still taken for one.
+        with suppress(Exception):
+            return msgspec.convert(job.result, result_type, strict=False)
+        raise UnfitResult(
+            f"Job {job.id} ({job.kind}) is completed, and its result is not the {_shown(result_type)} that its handler says: "
+            f"{error}. Stored is {job.result!r:.200}; it is the error's job.result.",
+            job,
+        ) from None
+
+
+def _shown(result_type: Any) -> str:
+    return result_type.__name__ if isinstance(result_type, type) else str(result_type)

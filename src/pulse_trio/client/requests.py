@@ -11,7 +11,7 @@ import msgspec
 
 from ..codec import decoded_value
 from ..errors import InvalidArguments
-from ..handlers import Defaults, Handler, check_arguments, check_text, given_options, request_of
+from ..handlers import Defaults, Handler, check_arguments, check_text, given_options, refuse_losses, request_of, said_of
 
 if TYPE_CHECKING:
     from ..codec import Codec
@@ -34,10 +34,15 @@ def request_by_name(kind: str, args: Mapping[str, Any] | None = None, **options:
     `options` are those of `Handler.options`. Raises `InvalidName`, `InvalidArguments` or `ConfigurationError`.
     """
     check_text("kind", kind, 256)
+    what = f"Arguments of {kind!r}"
     try:
-        encoded = msgspec.json.encode(dict(args or {}))
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidArguments(f"Arguments of {kind!r} cannot be written as JSON: {error}.") from None
+        given = dict(args or {})
+        encoded = msgspec.json.encode(given)
+        refuse_losses(given, encoded, what)
+    except InvalidArguments:
+        raise
+    except Exception as error:
+        raise InvalidArguments(f"{what} cannot be written as JSON: {said_of(error)}.") from None
     return request_of(kind, check_arguments(encoded, f"Arguments of {kind!r}"), Defaults(**given_options(**options)))
 
 

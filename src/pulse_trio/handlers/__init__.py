@@ -3,10 +3,20 @@
 from .limits import QueueLimits, Rate, check_limit, parse_rate, queue_limits
 from .names import check_queue, check_text
 from .options import Defaults, encode_options, given_options, request_of
+from .payloads import refuse_losses
 from .registry import Handler, Handlers, Runs
 from .retries import Exponential, Fixed, Linear, RetryContext, RetryPolicy
 from .schedules import Schedule, check_name, schedule
-from .signature import MAX_ARGS, Signature, UnfitArguments, check_arguments, check_json
+from .signature import (
+    MAX_ARGS,
+    Signature,
+    UnfitArguments,
+    UnfitValue,
+    check_arguments,
+    check_json,
+    encode_result,
+    said_of,
+)
 
 __all__ = [
     "MAX_ARGS",
@@ -24,6 +34,7 @@ __all__ = [
     "Schedule",
     "Signature",
     "UnfitArguments",
+    "UnfitValue",
     "check_arguments",
     "check_json",
     "check_limit",
@@ -31,9 +42,12 @@ __all__ = [
     "check_queue",
     "check_text",
     "encode_options",
+    "encode_result",
     "given_options",
     "parse_rate",
     "queue_limits",
+    "refuse_losses",
     "request_of",
+    "said_of",
     "schedule",
 ]

@@ -23,6 +23,7 @@ from ..timing import timing
 from .limits import KeyOf, QueueLimits, queue_limits
 from .names import check_text
 from .options import Defaults, given_options, request_of
+from .payloads import readable_result
 from .retries import Exponential, retries_of
 from .schedules import Schedule, schedule
 from .signature import Signature, hints_of
@@ -277,7 +278,7 @@ class Handlers:
             runs=_how_it_runs(kind, function, runs),
             defaults=Defaults(**given_options(**given)),
             signature=signature,
-            result_type=hints_of(kind, function).get("return", Any),
+            result_type=readable_result(kind, hints_of(kind, function).get("return", Any)),
             retries=retries,
             key_of=KeyOf(kind, key, [p.name for p in signature.parameters]) if key is not None else None,
         )

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, cast, get_type_hints
 
 import msgspec
 
+from ..describing import message_of, raised_by_ctrl_c, type_name
 from ..errors import ConfigurationError, InvalidArguments
 from ..jobs import Job
+from .payloads import refuse_losses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -40,6 +42,10 @@ _QUOTED_VALUE = re.compile(r"(Invalid (?:enum )?value) .*?( - at `\$[^`]*`)?\Z",
 
 class UnfitArguments(InvalidArguments):
     """The row's arguments do not fit the handler, and will not next time: no retry mends it."""
+
+
+class UnfitValue(InvalidArguments):
+    """What the handler returned cannot be stored. A retry would do its work again, and end the same way."""
 
 
 class Signature:
@@ -86,13 +92,17 @@ class Signature:
         if len(args) > len(self._positional) or not kwargs.keys().isdisjoint(self._positional[: len(args)]):
             self._refuse_call(args, kwargs)
         try:
-            encoded = _encode({**dict(zip(self._positional, args, strict=False)), **kwargs})
+            given = {**dict(zip(self._positional, args, strict=False)), **kwargs}
+            encoded = _encode(given)
+            refuse_losses(given, encoded, self._what)
             self._decoder.decode(encoded)
         except msgspec.ValidationError as error:
             self._refuse_call(args, kwargs)
             raise InvalidArguments(f"Arguments do not fit {self.kind}{self._inspected}: {error}.") from None
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise InvalidArguments(f"Arguments of {self.kind!r} cannot be written as JSON: {error}.") from None
+        except InvalidArguments:
+            raise
+        except Exception as error:
+            raise InvalidArguments(f"{self._what} cannot be written as JSON: {said_of(error)}.") from None
         return check_arguments(encoded, self._what)
 
     def _refuse_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -146,6 +156,27 @@ class Signature:
             return function(*bound.args, **bound.kwargs)
 
         return call
+
+
+def encode_result(kind: str, value: object) -> str:
+    """What a handler returned, as JSON that can be stored. Raises `UnfitValue`, whatever the value does when it is read."""
+    what = f"The result of {kind!r}"
+    try:
+        encoded = _encode(value)
+        refuse_losses(value, encoded, what)
+        return check_json(encoded, what)
+    except InvalidArguments as error:
+        raise UnfitValue(str(error)) from None
+    except BaseException as error:  # noqa: ASYNC103 -- what a property of the value raised; it waits for nothing
+        if raised_by_ctrl_c(error):
+            raise
+        raise UnfitValue(f"{what} cannot be written as JSON: {said_of(error)}.") from None  # noqa: ASYNC104
+
+
+def said_of(error: BaseException) -> str:
+    """One line about what a value of the user's raised."""
+    name = "" if type(error) in (TypeError, ValueError, OverflowError) else f"{type_name(error)}: "
+    return f"{name}{message_of(error)[:1000]}"
 
 
 def check_json(encoded: bytes, what: str) -> str:

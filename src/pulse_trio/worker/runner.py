@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-import msgspec
 import trio
 from msgspec.structs import force_setattr, replace
 
 from ..codec import same_result
 from ..describing import error_text, leaves_of, original, parted, raised_by_ctrl_c
-from ..handlers import UnfitArguments, check_json
+from ..handlers import UnfitArguments, UnfitValue, encode_result
 from ..jobs import Outcome
 from ..observe import BadRow, EndedAfterCommit, FenceLost, JobEnded, JobStarted, LeaseUnproven, UnknownKindReleased
 from ..states import UnreadableOptions, backoff, outcome_of_cancel, outcome_of_error, storable
@@ -41,8 +40,6 @@ _KEPT = 4096
 
 _LAST_ATTEMPT = 2**31 - 1
 """No claim can follow it: the fence's number would come again."""
-
-_encode = msgspec.json.Encoder().encode
 
 
 class Place(Protocol):
@@ -276,7 +273,7 @@ class Runner:
     def _failed(self, held: Held, error: BaseException) -> Outcome:
         claim, error = held.claim, original(error)
         text = held.said[1] if held.said is not None and held.said[0] is error else error_text(error)
-        if issubclass(type(error), UnfitArguments):
+        if issubclass(type(error), (UnfitArguments, UnfitValue)):
             return Outcome(claim, "discarded", error=text)
         return outcome_of_error(claim, error, self._retries.get(claim.kind), text)
 
@@ -332,10 +329,10 @@ async def _never(_: Held, __: str) -> None:
 
 
 def completed(claim: Claim, value: Any) -> Outcome:
-    """The outcome of a handler that returned. Raises `InvalidArguments` if JSON cannot carry the value."""
+    """The outcome of a handler that returned. Raises `UnfitValue` if JSON cannot carry the value."""
     if value is None:
         return Outcome(claim, "completed")
-    return Outcome(claim, "completed", result=check_json(_encode(value), f"The result of {claim.kind!r}"))
+    return Outcome(claim, "completed", result=encode_result(claim.kind, value))
 
 
 def _abandon_what_is_left_open(nursery: trio.Nursery, place: Place | None) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ...handlers import Handler, Signature, check_json
+from ...handlers import Handler, Signature, encode_result
 from ...jobs import CancelReason, Job
 from . import wire
 
@@ -92,9 +92,7 @@ class Child:
                 value = self._call_at(order.place)(Job(claim, runtime), claim.args)
             finally:
                 self._runtime = None
-            encoded = msgspec.json.encode(value)
-            check_json(encoded, f"The result of {claim.kind!r}")
-            return wire.Returned(msgspec.Raw(encoded))
+            return wire.Returned(msgspec.Raw(encode_result(claim.kind, value).encode()))
         except BaseException as error:  # noqa: ASYNC103 -- told to the worker
             # Whatever a handler raises is its own; only the SystemExit that was raised in it is ours.
             if self._told_to_leave and isinstance(error, SystemExit):

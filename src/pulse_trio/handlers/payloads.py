@@ -1,0 +1,105 @@
+"""JSON keeps a value, or the value is refused. msgspec writes NaN as null, and two keys as one, without a word.
+
+The check of a value that JSON keeps costs a search for `null` in what was written, and a second encoding where objects are
+nested.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+from typing import Any, Never, NoReturn, cast
+
+import msgspec
+
+from ..errors import ConfigurationError, InvalidArguments
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+_JSON_CLASSES = (dict, list, tuple, set, frozenset)
+"""What is derived from these is written like them."""
+_ANYTHING: tuple[Any, ...] = (Any, object, Never, NoReturn)
+
+
+def refuse_losses(value: object, encoded: bytes, what: str) -> None:
+    """Raises `InvalidArguments`, naming the place, if `encoded` does not say all that `value` is."""
+    if b"null" in encoded and (place := _place_of_no_number(value)) is not None:
+        raise InvalidArguments(
+            f"{what} hold a NaN or an infinity at {place}, which JSON has not: it would become null."
+        )
+    if b"{" in encoded[1:] and len(_encode(_decode(encoded))) != len(encoded):
+        # Shorter for another reason perhaps: a `msgspec.Raw` with spaces.
+        json.loads(encoded, object_pairs_hook=lambda pairs: _refuse_twins(pairs, what))
+
+
+def _refuse_twins(pairs: list[tuple[str, object]], what: str) -> None:
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidArguments(
+            f"{what} hold a dictionary with two keys that are both {twice!r} in JSON: one would be lost."
+        )
+
+
+def _place_of_no_number(value: object) -> str | None:
+    """Where a float that is no number stands, as `orders[3].price`; None if there is none."""
+    # A msgspec.Raw is all that it does not know, and has no floats of Python's.
+    left: list[tuple[str, Any]] = [("", msgspec.to_builtins(value, enc_hook=lambda _: 0))]
+    while left:
+        place, one = left.pop()
+        if isinstance(one, float) and not math.isfinite(one):
+            return place or "the value itself"
+        if isinstance(one, dict):
+            items = cast("dict[Any, Any]", one).items()
+            left += [(f"{place}.{key}" if place else str(key), inner) for key, inner in items]
+        elif isinstance(one, (list, tuple)):
+            left += [(f"{place}[{n}]", inner) for n, inner in enumerate(cast("list[Any]", one))]
+    return None
+
+
+def readable_result(kind: str, annotation: Any) -> Any:
+    """The type as which a handler's result is read: `Any` where JSON's own types are all that can be promised.
+
+    Raises `ConfigurationError` for a type whose values cannot be written as JSON: the handler would do its work, and fail."""
+    if any(annotation is anything for anything in _ANYTHING):
+        return Any
+    try:
+        info = msgspec.inspect.type_info(annotation)
+    except (TypeError, NotImplementedError) as error:
+        raise _refusal(kind, annotation, str(error)) from None
+    custom = _custom_in(info, [])
+    for cls in custom:
+        if cls is not object and not issubclass(cls, _JSON_CLASSES) and not _is_abstract(cls):
+            raise _refusal(kind, annotation, f"{cls.__module__}.{cls.__qualname__} is a class that it does not know")
+    return Any if custom else annotation
+
+
+def _refusal(kind: str, annotation: Any, why: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"Handler {kind!r} returns {annotation!r}, which JSON cannot carry: {why}. Return a dict, a dataclass, a "
+        "msgspec.Struct or what else JSON can carry (of a pydantic model its model_dump(mode='json')), or None."
+    )
+
+
+def _is_abstract(cls: type[Any]) -> bool:
+    # What stands behind an Iterable or a Protocol is seen when there is one.
+    return inspect.isabstract(cls) or getattr(cls, "_is_protocol", False)
+
+
+def _custom_in(info: Any, seen: list[Any]) -> list[type[Any]]:
+    """The classes in a type that msgspec knows nothing of."""
+    if issubclass(type(info), msgspec.inspect.CustomType):
+        return [info.cls]
+    if any(info is one for one in seen):
+        return []
+    seen.append(info)
+    found: list[type[Any]] = []
+    if issubclass(type(info), msgspec.Struct):
+        for name in info.__struct_fields__:
+            if name not in ("default", "default_factory", "cls"):
+                found += _custom_in(getattr(info, name), seen)
+    elif issubclass(type(info), tuple):
+        for one in cast("tuple[Any, ...]", info):
+            found += _custom_in(one, seen)
+    return found
