@@ -88,6 +88,10 @@ class DatabaseUnavailable(DatabaseError):
     """No connection could be made, or it was lost and could not be made again in time."""
 
 
+class StatementRefused(DatabaseError):
+    """The database refused a statement, and the connection is well: a row holds what no version of pulse-trio writes."""
+
+
 class SchemaError(DatabaseError):
     """The schema is missing, older or newer than this version of pulse-trio needs."""
 

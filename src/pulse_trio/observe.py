@@ -185,6 +185,16 @@ class ScheduleBroken:
 
 
 @dataclass(frozen=True, slots=True)
+class ClaimRefused:
+    """The database refuses to let this worker claim from `queue` (None: to look for due jobs at all), for what a row there
+    holds. The worker goes on with the other queues, and tries this one again in `retry_in` seconds."""
+
+    queue: str | None
+    error: str
+    retry_in: float
+
+
+@dataclass(frozen=True, slots=True)
 class DatabaseLost:
     """A loop could not reach the database; it tries again in `retry_in` seconds."""
 
@@ -267,6 +277,7 @@ Event = (
     | BadRow
     | ScheduleFired
     | ScheduleBroken
+    | ClaimRefused
     | DatabaseLost
     | DatabaseFound
     | ChildStarted

@@ -42,7 +42,10 @@ STATEMENTS: dict[str, dict[str, Any]] = {
     "claim_suspect": {"session": 7, "lease": "30 s", "queue": "q0", "paused_kinds": "{}"},
     "transaction_done": {"id": 7, "attempt": 1, "session": 9, "keep": False},
     "progress": FENCE | {"fractions": "{0,0.5,1}", "messages": "{a,b,NULL}"},
-    "slots": {"queues": None},
+    "slots": {
+        "queues": None, "after_queue": "", "after_nth": 1, "after_priority": -(2**31) - 1, "after_keyed": "", "told": "{q0}",
+        "most": 256,
+    },
     "prune_permits": {},
     "enqueue_unique": {
         "kinds": "{a,b}", "args": '{"{}","{}"}', "queues": "{q0,q1}", "priorities": "{0,0}", "run_ats": "{NULL,NULL}",
@@ -183,7 +186,7 @@ async def test_the_claim_walks_its_index_from_the_floor_in_order(worker: Connect
 
 async def test_the_slots_are_found_by_probes_not_by_a_walk(worker: Connection, large: Window) -> None:
     cursor = await worker.execute(
-        b"EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF, SUMMARY OFF) " + statement("slots", "pulse"), {"queues": None}
+        b"EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF, SUMMARY OFF) " + statement("slots", "pulse"), STATEMENTS["slots"]
     )
     text = "\n".join([line for (line,) in await cursor.fetchall()])
     assert scans(text) == []

@@ -19,6 +19,7 @@ from pulse_trio.errors import DatabaseUnavailable
 from pulse_trio.jobs import Claim, JobOptions, Outcome, Progress
 from pulse_trio.states import FINISHED, Event, State, event_of, next_state
 from pulse_trio.store import Beat, Broken, Exchange, Fired, Found, HandedBack, Limited, Rescue, Settlement, Slot
+from pulse_trio.store.sweeping import Lap
 from pulse_trio.timing import due
 from support.fake_limits import FakeLimits
 from support.fake_transactions import FakeTransactions
@@ -247,6 +248,9 @@ class FakeStore:
         # What its transactions need of it.
         self.trip, self.answered, self.ours, self.write = self._done, self._answered, self._ours, self._write
         self.swept_at = "-inf"
+        self.sweep = Lap()
+        self.keyed_due_in: float | None = None
+        self.refused_slots: list[tuple[Slot, str]] = []
 
     async def _done(self, operation: str) -> None:
         """The way to the server."""
@@ -400,7 +404,7 @@ class FakeStore:
         if event in (Event.RELEASE, Event.RESCUE) and outcome.delay <= 0:
             self.database.wake(job.queue)
 
-    async def slots(self, queues: Sequence[str] | None) -> list[Found]:
+    async def slots(self, queues: Sequence[str] | None, told: Sequence[str] = ()) -> list[Found]:
         await self._done("slots")
         now = trio.current_time()
         self.swept_at = repr(now)

@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
+from pulse_trio.errors import StatementRefused
+from pulse_trio.observe import ClaimRefused
 from support.fake_store import FakeStore
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pulse_trio.jobs import Outcome
+    from pulse_trio.store import Exchange, Limited, Slot
     from support.stage import Stage
 
 
@@ -145,3 +151,56 @@ async def test_a_kind_paused_and_resumed_takes_effect_within_a_second(noop: Stag
         noop.database.paused_kinds.clear()
         await trio.sleep(1.1)
         assert [job.state for job in jobs] == ["completed"] * 2
+
+
+class Refusing(FakeStore):
+    """Refuses claims from the queues in `bad`, as PostgreSQL does for what a row holds."""
+
+    bad = ("bad",)
+
+    async def claim_limited(self, queue: str, limit: int, turns: str = "{}") -> Limited:
+        if queue in self.bad:
+            await trio.lowlevel.checkpoint()
+            raise StatementRefused(f"claiming from the queue {queue!r}: integer out of range")
+        return await super().claim_limited(queue, limit, turns)
+
+    async def exchange(self, limit: int, slots: Sequence[Slot], completed: Sequence[Outcome] = ()) -> Exchange:
+        self.refused_slots = [(slot, "integer out of range") for slot in slots if slot.queue in self.bad]
+        return await super().exchange(limit, [slot for slot in slots if slot.queue not in self.bad], completed)
+
+
+@pytest.mark.parametrize("limited", [True, False])
+async def test_a_queue_that_the_database_refuses_is_said_and_left_alone_and_the_others_go_on(
+    stage: Stage, limited: bool
+) -> None:
+    ran: list[float] = []
+
+    @stage.handlers.job
+    async def note() -> None:
+        ran.append(trio.current_time())
+
+    if limited:
+        stage.handlers.queue("bad", limit=3)
+        stage.handlers.queue("good", limit=3)
+    stage.enqueue("note", queue="bad")
+    began = trio.current_time()
+    async with stage.working(Refusing(stage.database)):
+        for _ in range(20):
+            stage.enqueue("note", queue="good")
+            await trio.sleep(1)
+    # After 5 and 10 seconds, not at every look.
+    refused = stage.events.of(ClaimRefused)
+    assert [(event.queue, event.retry_in) for event in refused] == [("bad", 5.0), ("bad", 10.0), ("bad", 20.0)]
+    assert len(ran) == 20
+    assert trio.current_time() - began < 25
+
+
+async def test_more_queues_with_keys_than_a_round_takes_in_keep_no_plain_job_waiting(noop: Stage) -> None:
+    for n in range(50):
+        noop.enqueue("noop", queue=f"keyed-{n:02}", key="a")
+    noop.enqueue("noop", queue="plain")
+    await noop.burst()
+    names = noop.store.calls
+    first = names.index("exchange")
+    assert names[:first].count("claim_limited") <= 8
+    assert {job.state for job in noop.database.jobs.values()} == {"completed"}

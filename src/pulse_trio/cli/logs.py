@@ -18,6 +18,7 @@ from ..observe import (
     ChildNotStarted,
     ChildSilent,
     ChildStarted,
+    ClaimRefused,
     DatabaseFound,
     DatabaseLost,
     EndedAfterCommit,
@@ -66,6 +67,8 @@ _WARNINGS = (
     NoChildComesUp,
     ScheduleBroken,
 )
+
+_ERRORS = (BadRow, ClaimRefused)
 
 
 def set_up(*, as_json: bool, verbose: bool) -> None:
@@ -127,8 +130,8 @@ class LogInstrument:
             ChildStarted,
             ChildEnded,
             JobEnded,
-            BadRow,
             *_WARNINGS,
+            *_ERRORS,
         ]
         if self._every_job:
             wanted += [JobStarted, ScheduleFired]
@@ -139,7 +142,7 @@ class LogInstrument:
         level = logging.WARNING if isinstance(event, _WARNINGS) else logging.INFO
         if isinstance(event, ChildEnded) and not event.expected:
             level = logging.WARNING
-        if isinstance(event, BadRow):
+        if isinstance(event, _ERRORS):
             level = logging.ERROR
         logger.log(level, "%s", sentence(event), extra={"pulse_trio_event": event})
 
@@ -218,6 +221,12 @@ def sentence(event: Event) -> str:
             return f"schedule {event.name!r} {did} job {event.job_id}, {duration(event.late)} late"
         case ScheduleBroken():
             return f"schedule {event.name!r} cannot go on: {headline(event.error)}"
+        case ClaimRefused():
+            what = "look for due jobs" if event.queue is None else f"claim from the queue {event.queue!r}"
+            return (
+                f"the database refuses to {what}: {headline(event.error)}; a row holds what no version of pulse-trio writes. "
+                f"Trying again in {duration(event.retry_in)}"
+            )
         case DatabaseLost():
             return f"database lost ({event.loop}): {headline(event.error)}; trying again in {duration(event.retry_in)}"
         case DatabaseFound():

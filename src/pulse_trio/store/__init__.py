@@ -4,8 +4,9 @@ from .allowance import Allowance
 from .foreign import run_foreign, run_foreign_sync
 from .limits import Limited
 from .schedules import Broken, Fired
+from .sweeping import Found
 from .transactions import CommitUnknown, FencedTransactions
-from .worker import Beat, Exchange, Found, HandedBack, Rescue, Settlement, Slot, TooSlow, WorkerStore, is_large, size_of
+from .worker import Beat, Exchange, HandedBack, Rescue, Settlement, Slot, TooSlow, WorkerStore, is_large, size_of
 
 __all__ = [
     "Allowance",

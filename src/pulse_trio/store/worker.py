@@ -17,7 +17,7 @@ import secrets
 import socket
 import sys
 from collections.abc import Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib.metadata import version
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import psycopg
 import trio
 
-from ..errors import DatabaseUnavailable, SchemaError, UsageError
+from ..errors import DatabaseUnavailable, SchemaError, StatementRefused, UsageError
 from ..jobs import Claim, Outcome, Progress
 from ..migrate import check_versions
 from ..observe import BadRow
@@ -41,10 +41,11 @@ from .operations import run
 from .room import no_room
 from .rows import ROWS_FAULT, bury, each_alone, said_of
 from .suspects import claim_suspect
+from .sweeping import Found, Lap
 from .transactions import FencedTransactions
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 
     from ..handlers import QueueLimits, Schedule
 
@@ -82,6 +83,8 @@ is 64 by default."""
 
 _UNKNOWN_SIZE = 1024
 """Bytes that the arguments of a job are taken to have in a queue with limits that nothing was claimed from yet."""
+_ANNOUNCE_AGAIN = 1.0
+"""Seconds until a worker that could not say that it waits, for a stranger held the lock, says it again."""
 
 _EXPIRED = "lease expired: the worker was gone or cut off"
 _CAME_BACK = "lease expired: the worker was cut off or stopped, and came back"
@@ -94,14 +97,6 @@ class Slot(NamedTuple):
     priority: int
     floor_run_at: str = "-infinity"
     floor_id: int = 0
-
-
-class Found(NamedTuple):
-    """A slot that has live jobs; `next_due_in` seconds until the first that is not due yet, None if there is none."""
-
-    queue: str
-    priority: int
-    next_due_in: float | None
 
 
 class Exchange(NamedTuple):
@@ -156,6 +151,24 @@ class HandedBack(NamedTuple):
 
 _DECLARED = 10_000
 """Queues that a session names at most."""
+
+
+def _row_caused(error: psycopg.Error) -> bool:
+    # XX: what PostgreSQL calls internal, damaged data for one.
+    return isinstance(error, ROWS_FAULT) or (error.sqlstate or "").startswith("XX")
+
+
+@contextmanager
+def _refusals(doing: str) -> Generator[None]:
+    """Raises `StatementRefused` for what a row can cause, so that a claimer can go on with the others."""
+    try:
+        yield
+    except psycopg.Error as error:
+        if _row_caused(error):
+            raise StatementRefused(f"{doing}: {str(error).strip()}") from error
+        raise
+
+
 _Write = Callable[[TrioConnection[Any], list[Outcome]], Awaitable[Settlement]]
 
 
@@ -218,6 +231,7 @@ class WorkerStore:
         self._generation = 0
         self._server = ""
         self._idle_generation = 0
+        self._announce_again = math.inf
         self._announced = {"queues": None if queues is None or len(queues) > _ANNOUNCED_SINGLY else texts(queues)}
         self.session = 0
         self.epoch_offset = 0.0
@@ -225,6 +239,8 @@ class WorkerStore:
         self._sessions: list[int] = []
         self.bounded = False
         """Whether the last exchange brought fewer jobs than were asked for because these are large."""
+        self.refused_slots: list[tuple[Slot, str]] = []
+        """Slots that the last exchange could not claim from, for what a row of theirs holds, and what PostgreSQL said."""
         self.limited: list[str] = []
         """Queues to claim from with `claim_limited`, as the last sweep (`slots`) found them."""
         self.paused_kinds: list[str] = []
@@ -232,6 +248,10 @@ class WorkerStore:
         self._paused_kinds = texts(())
         self.swept_at = "-infinity"
         """When the last sweep was, by the database's clock: as a floor."""
+        self.sweep = Lap()
+        """How far the last sweep came."""
+        self.keyed_due_in: float | None = None
+        """Seconds until the next scheduled job with a key comes due, as the last sweep found it; None if there is none."""
         self.suspect_due_in: float | None = None
         """Seconds until a job that must run alone is due, as the last sweep found it; None if there is none."""
 
@@ -381,14 +401,41 @@ class WorkerStore:
         self, connection: TrioConnection[Any], limit: int, slots: Sequence[Slot], completed: Sequence[Outcome]
     ) -> Exchange:
         await self._ensure_session(connection)
+        self.refused_slots.clear()
         try:
             return await self._exchange(connection, limit, slots, completed)
         except psycopg.errors.LockNotAvailable:
             # One of the completed rows is locked by somebody: that job is late, the others and the claim are not.
             settlement = await self._singly_if_refused(connection, self._complete_unlocked, list(completed))
-        except (psycopg.DataError, psycopg.IntegrityError):
-            settlement = await self._singly_if_refused(connection, self._complete, list(completed))
-        return (await self._exchange(connection, limit, slots, ()))._replace(settlement=settlement)
+        except psycopg.Error as error:
+            if not _row_caused(error):
+                raise
+            settlement = Settlement([], [], [])
+            if completed:
+                settlement = await self._singly_if_refused(connection, self._complete, list(completed))
+        try:
+            exchange = await self._exchange(connection, limit, slots, ())
+        except psycopg.Error as error:
+            if not _row_caused(error):
+                raise
+            exchange = await self._claim_slot_by_slot(connection, limit, slots)
+        return exchange._replace(settlement=settlement)
+
+    async def _claim_slot_by_slot(self, connection: TrioConnection[Any], limit: int, slots: Sequence[Slot]) -> Exchange:
+        """From the first slot that gives something: those that were refused before it are in `refused_slots`.
+
+        No further, for what is claimed must be started before anything else is awaited."""
+        for slot in slots:
+            try:
+                exchange = await self._exchange(connection, limit, [slot], ())
+            except psycopg.Error as error:
+                if not _row_caused(error):
+                    raise
+                self.refused_slots.append((slot, str(error).strip()))
+            else:
+                if exchange.claims:
+                    return exchange
+        return Exchange([], trio.current_time(), Settlement([], [], []))
 
     async def _exchange(
         self, connection: TrioConnection[Any], limit: int, slots: Sequence[Slot], completed: Sequence[Outcome]
@@ -584,19 +631,23 @@ class WorkerStore:
 
     # Slots
 
-    async def slots(self, queues: Sequence[str] | None) -> list[Found]:
-        """Every (queue, priority) that has live jobs, paused queues left out; all queues when `queues` is None.
+    async def slots(self, queues: Sequence[str] | None, told: Sequence[str] = ()) -> list[Found]:
+        """One sweep: (queue, priority) pairs that have live jobs, paused queues left out; of all queues when `queues` is None.
 
-        Queues with limits or keys are not among them, but in `limited` afterwards, and paused kinds in `paused_kinds`."""
+        All pairs up to 256, with more only those with a due job among the next 256, and those of the queues in `told`
+        (`sweep.whole` and `sweep.ended` say which). Queues with limits, or with due jobs that have keys, are not among them,
+        but in `limited` afterwards, and paused kinds in `paused_kinds`."""
         async with self._using(self._claims) as connection:
-            cursor = await connection.execute(
-                statement("slots", self._schema), {"queues": list(queues) if queues is not None else None}, prepare=True
-            )
+            with _refusals("looking for due jobs"):
+                cursor = await connection.execute(
+                    statement("slots", self._schema), self.sweep.parameters(queues, told), prepare=True
+                )
             rows = await cursor.fetchall()
-        *rows, (_, _, self.suspect_due_in, self.paused_kinds, self.swept_at) = rows
+        *rows, (_, _, self.suspect_due_in, self.keyed_due_in, self.paused_kinds, self.swept_at, at) = rows
+        self.sweep.swept(at)
         self._paused_kinds = texts(self.paused_kinds)
         self.limited = [queue for queue, priority, *_ in rows if priority is None]
-        return [Found(*row[:3]) for row in rows if row[1] is not None]
+        return [Found(*row[:3]) for row in rows if row[1] is not None and (self.sweep.whole or row[3] <= 0)]
 
     async def prepare_for_suspect(self) -> bool:
         """Whether it is this worker's turn to make room for a suspect; no other's is until `end_suspects_turn`."""
@@ -659,7 +710,8 @@ class WorkerStore:
             "turns": turns,
         }
         sent = trio.current_time()
-        cursor = await connection.execute(statement("claim_limited", self._schema), parameters, prepare=True)
+        with _refusals(f"claiming from the queue {queue!r}"):
+            cursor = await connection.execute(statement("claim_limited", self._schema), parameters, prepare=True)
         return limited_claims(await cursor.fetchall(), session, sent)
 
     async def declare_limits(self, limits: Sequence[QueueLimits]) -> None:
@@ -890,13 +942,17 @@ class WorkerStore:
         link = self._sessions_link
         async with self._using(link) as connection:
             if self._idle_generation != link.generation:
-                # Through a pooler nobody can be told: this worker waits for its poll. So it does when somebody else in the
-                # database keeps the lock: no reason to take the database for lost.
+                # Through a pooler nobody can be told: this worker waits for its poll.
+                self._announce_again = math.inf
                 if not connection.pooled:
-                    with suppress(psycopg.errors.LockNotAvailable):
+                    try:
                         await connection.execute(
                             statement("announce_idle", self._schema), self._announced, prepare=True
                         )
+                    except psycopg.errors.LockNotAvailable:
+                        # A stranger holds that lock. Producers notify while it is held, whoever holds it; when it is let go
+                        # they would not, so this is tried again.
+                        self._announce_again = trio.current_time() + _ANNOUNCE_AGAIN
                 self._idle_generation = link.generation
 
     async def withdraw_idle(self) -> None:
@@ -911,6 +967,8 @@ class WorkerStore:
     @property
     def idle(self) -> bool:
         """Whether producers were told to notify, and still believe it."""
+        if trio.current_time() >= self._announce_again:
+            self._idle_generation = 0
         return self._idle_generation != 0 and self._idle_generation == self._sessions_link.generation
 
     async def listen(self, on_notify: Callable[[str], None]) -> None:

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 _ELSEWHERE = 1.0
 """Seconds until a queue whose limit is full is tried again, for what may have ended on other workers."""
 _VAIN_LOOKS = 50
-"""Looks in a row that may bring nothing before a queue with more keys than one look takes in is left alone for a second."""
+"""Looks in a row that may bring nothing before a queue with more keys than one look takes in gets a twentieth of the time."""
 _SOON = 0.02
 _SHARE = 20
 """A claim that took t seconds and found nothing due is not repeated by a sweep for 20 t."""
+_KNOWN = 1000
+"""Queues that are kept in mind between sweeps that do not reach all of them, at most."""
 _LONGEST_PAUSE = 5.0
 """But for so many seconds at most: what took long may have been the network."""
 
@@ -46,7 +48,7 @@ class LimitedBook:
     def __init__(self, queues: Sequence[str] | None) -> None:
         self._listed = {queue: place for place, queue in enumerate(queues)} if queues is not None else None
         self._queues: dict[str, _Queue] = {}
-        self._last_served = ""
+        self._last_tried = ""
 
     def __bool__(self) -> bool:
         return bool(self._queues)
@@ -64,10 +66,13 @@ class LimitedBook:
         """When the next queue is worth a claim, on Trio's clock; infinity if none is known to be."""
         return min((queue.try_at for queue in self._queues.values()), default=math.inf)
 
-    def swept(self, found: Sequence[str]) -> None:
-        """Takes a sweep's findings."""
-        self._queues = {name: self._queues.get(name) or _Queue() for name in found}
-        for queue in self._queues.values():
+    def swept(self, found: Sequence[str], *, whole: bool = True) -> None:
+        """Takes a sweep's findings. One that did not reach every queue says nothing of those it did not find: what was not
+        tried since it was found, or is to be tried at some moment, stays."""
+        kept = [] if whole else [name for name, queue in self._queues.items() if queue.try_at < math.inf][:_KNOWN]
+        self._queues = {name: self._queues.get(name) or _Queue() for name in dict.fromkeys([*kept, *found])}
+        for name in found:
+            queue = self._queues[name]
             queue.try_at = min(queue.try_at, queue.not_before)
 
     def told(self, name: str) -> None:
@@ -87,7 +92,7 @@ class LimitedBook:
         if self._listed is not None:
             listed = self._listed
             return sorted(ready, key=lambda name: listed.get(name, math.inf))
-        return sorted(ready, key=lambda name: (name <= self._last_served, name))
+        return sorted(ready, key=lambda name: (name <= self._last_tried, name))
 
     def turns(self, name: str) -> str:
         """Whose turn it is in that queue, for its next claim."""
@@ -101,8 +106,15 @@ class LimitedBook:
         queue.vain = 0 if answer.claims else queue.vain + 1
         queue.try_at = now + self._pause(queue, answer, now - began)
         queue.not_before = now + (_ELSEWHERE if answer.blocked else min(_SHARE * (now - began), _LONGEST_PAUSE))
-        if answer.claims:
-            self._last_served = name
+        self._last_tried = name
+
+    def refused(self, name: str, until: float) -> None:
+        """The database refused a claim: a sweep makes the queue worth another after `until`, on Trio's clock."""
+        queue = self._queues[name]
+        queue.try_at = math.inf
+        queue.not_before = until
+        queue.blocked = False
+        self._last_tried = name
 
     def _pause(self, queue: _Queue, answer: Limited, cost: float) -> float:
         if answer.again_in is None:
@@ -110,4 +122,6 @@ class LimitedBook:
         if answer.claims or answer.again_in >= _SOON:
             return answer.again_in
         # Another claimer was at it, or there are more keys than were looked at: at most a fifth of the time goes into that.
-        return max(answer.again_in, min(4 * cost, _LONGEST_PAUSE)) if queue.vain <= _VAIN_LOOKS else _ELSEWHERE
+        if queue.vain <= _VAIN_LOOKS:
+            return max(answer.again_in, min(4 * cost, _LONGEST_PAUSE))
+        return max(answer.again_in, min(_SHARE * cost, _ELSEWHERE))

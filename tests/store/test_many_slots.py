@@ -1,0 +1,148 @@
+"""A sweep is bounded, whatever a producer plants: a hundred thousand queues or priorities, due or not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pulse_trio.sql import statement
+from pulse_trio.store import Slot
+from pulse_trio.store.sweeping import STEPS, Lap
+from pulse_trio.store.worker import _WORKER_SETTINGS
+from support.stores import Window, claim, end, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+    from pulse_trio.store import WorkerStore
+    from support.databases import Databases
+
+MANY = 20_000
+PAGES_A_STEP = 14
+"""Two probes of some pages each, and the queue's row."""
+
+
+@pytest.fixture(scope="module")
+def crowded(databases: Databases) -> Generator[Window]:
+    """Queues with a job each: 20,000 scheduled, 2,000 scheduled with a key, 2,000 due; and 20,000 priorities in one queue."""
+    with databases.migrated() as dsn, Window(dsn) as window:
+        for start, count, columns, values in (
+            ("p", MANY, "queue, run_at", "'p' || n, now() + interval '1 day'"),
+            ("k", 2000, "queue, key, run_at", "'k' || n, 'a', now() + interval '1 day'"),
+            ("d", 2000, "queue", "'d' || n"),
+            ("l", MANY, "queue, priority, run_at", "'levels', n, now() + interval '1 day'"),
+        ):
+            assert start
+            window.run(f"INSERT INTO job (kind, {columns}) SELECT 'noop', {values} FROM generate_series(1, {count}) n")
+        window.run("VACUUM ANALYZE job")
+        yield window
+
+
+def pages(window: Window, lap: Lap, queues: Sequence[str] | None) -> int:
+    """The pages that the next sweep of this lap touches."""
+    parameters = lap.parameters(queues, [])
+    with window.connection.transaction(force_rollback=True):
+        for name, value in _WORKER_SETTINGS.items():
+            window.run("SELECT set_config(%s, %s, true)", name, value)
+        cursor = window.connection.execute(
+            b"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + statement("slots", "pulse"), parameters
+        )
+        top = cursor.fetchall()[0]["QUERY PLAN"][0]["Plan"]
+    return top["Shared Hit Blocks"] + top["Shared Read Blocks"]
+
+
+async def lap(store: WorkerStore, queues: Sequence[str] | None = None) -> tuple[set[tuple[str, int]], int]:
+    """What one lap over all slots finds, and in how many sweeps."""
+    found: set[tuple[str, int]] = set()
+    for sweeps in range(1, 1000):
+        found |= {(f.queue, f.priority) for f in await store.slots(queues)}
+        if store.sweep.ended:
+            return found, sweeps
+    raise AssertionError("no end")
+
+
+async def test_a_sweep_touches_a_bounded_number_of_pages_and_the_next_goes_on_from_there(crowded: Window) -> None:
+    async with open_store(crowded.dsn) as store:
+        for _ in range(3):
+            assert pages(crowded, store.sweep, None) < STEPS * PAGES_A_STEP
+            await store.slots(None)
+            assert not store.sweep.whole
+    async with open_store(crowded.dsn) as store:
+        found, sweeps = await lap(store)
+    assert {queue for queue, _ in found} == {f"d{n}" for n in range(1, 2001)}
+    assert sweeps == pytest.approx((2 * MANY + 2000) / STEPS, abs=2)
+
+
+async def test_a_worker_of_some_queues_does_not_pay_for_the_others(crowded: Window) -> None:
+    queues = ["d7", "no-such", "p9", "k5"]
+    assert pages(crowded, Lap(), queues) < 120
+    async with open_store(crowded.dsn) as store:
+        found = {(f.queue, f.priority) for f in await store.slots(queues)}
+        assert store.sweep.whole
+        # All that have jobs, due or not, as long as one sweep reaches everything.
+        assert found == {("d7", 0), ("p9", 0)}
+        assert store.limited == []
+
+
+async def test_priorities_without_end_in_one_queue_do_not_hide_the_next_queue_of_the_list(crowded: Window) -> None:
+    async with open_store(crowded.dsn) as store:
+        found, sweeps = await lap(store, ["levels", "d3"])
+        assert sweeps > MANY / STEPS
+    assert found == {("d3", 0)}
+
+
+async def test_a_queue_whose_producer_notified_is_found_wherever_the_sweep_walks(crowded: Window) -> None:
+    async with open_store(crowded.dsn) as store:
+        await store.slots(None)
+        found = await store.slots(None, ["p19999", "levels", "d1999"])
+        # Due ones only, as always where one sweep does not reach everything.
+        assert "d1999" in {f.queue for f in found}
+        crowded.run("INSERT INTO job (kind, queue, priority) VALUES ('noop', 'p19999', 3)")
+        found = await store.slots(None, ["p19999"])
+        assert ("p19999", 3) in {(f.queue, f.priority) for f in found}
+        await store.settle([end(c) for c in await claim(store, "p19999", priority=3)])
+
+
+async def test_queues_with_scheduled_keys_only_are_not_claimed_from_and_one_that_comes_due_is(crowded: Window) -> None:
+    async with open_store(crowded.dsn) as store:
+        await lap(store)
+        assert store.limited == []
+        assert store.keyed_due_in == pytest.approx(86_400, abs=900)
+        crowded.run("UPDATE job SET run_at = now() - interval '1 ms' WHERE queue = 'k1234'")
+        await store.slots(None)
+        assert store.limited == ["k1234"]
+        (held,) = (await store.claim_limited("k1234", 5)).claims
+        await store.settle([end(held)])
+
+
+async def test_jobs_with_keys_that_come_due_in_queues_that_nobody_serves_lie_in_nobodys_way(crowded: Window) -> None:
+    crowded.run("INSERT INTO queue (name, paused_at) VALUES ('paused', now())")
+    crowded.run(
+        "INSERT INTO job (kind, queue, key, created_at, run_at)"
+        " SELECT 'noop', 'paused', 'a' || n, now() - interval '1 h', now() - interval '1 min' FROM generate_series(1, 1200) n"
+    )
+    crowded.run("UPDATE job SET run_at = now() - interval '1 ms' WHERE queue = 'k77'")
+    async with open_store(crowded.dsn, queues=["k77"]) as store:
+        assert [await store.slots(["k77"]) for _ in range(3)] == [[], [], []]
+        assert store.limited == ["k77"]
+
+
+# A row that makes the database refuse a claim
+
+
+async def test_a_row_that_no_claim_can_take_stops_its_own_slot_only(room_dsn: str, window: Window, queue: str) -> None:
+    other = f"{queue}-other"
+    window.run("INSERT INTO job (kind, queue, attempt) VALUES ('noop', %s, 2147483647)", queue)
+    well = window.enqueue(other)
+    async with open_store(room_dsn) as store:
+        exchange = await store.exchange(10, [Slot(queue, 0), Slot(other, 0)])
+        assert [c.id for c in exchange.claims] == [well]
+        ((slot, said),) = store.refused_slots
+        assert slot.queue == queue
+        assert "out of range" in said
+        # With completions on the way, these are written too.
+        exchange = await store.exchange(10, [Slot(queue, 0)], [end(exchange.claims[0])])
+        assert len(exchange.settlement.accepted) == 1
+        assert exchange.claims == []
+    window.run("DELETE FROM job WHERE queue = %s", queue)
