@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pulse_trio.errors import StatementRefused
 from pulse_trio.sql import statement
 from pulse_trio.store import Slot
 from pulse_trio.store.sweeping import STEPS, Lap
@@ -133,16 +134,24 @@ async def test_jobs_with_keys_that_come_due_in_queues_that_nobody_serves_lie_in_
 
 async def test_a_row_that_no_claim_can_take_stops_its_own_slot_only(room_dsn: str, window: Window, queue: str) -> None:
     other = f"{queue}-other"
-    window.run("INSERT INTO job (kind, queue, attempt) VALUES ('noop', %s, 2147483647)", queue)
+    # A trigger of the owner's, for one that cannot be foreseen.
+    window.run(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not this one'; END $$;"
+        "CREATE TRIGGER refuse BEFORE UPDATE ON job FOR EACH ROW WHEN (NEW.kind = 'refused') EXECUTE FUNCTION refuse()"
+    )
+    window.run("INSERT INTO job (kind, queue) VALUES ('refused', %s)", queue)
+    window.run("INSERT INTO job (kind, queue, key) VALUES ('refused', %s, 'a')", queue)
     well = window.enqueue(other)
     async with open_store(room_dsn) as store:
         exchange = await store.exchange(10, [Slot(queue, 0), Slot(other, 0)])
         assert [c.id for c in exchange.claims] == [well]
         ((slot, said),) = store.refused_slots
         assert slot.queue == queue
-        assert "out of range" in said
+        assert "not this one" in said
+        with pytest.raises(StatementRefused, match="not this one"):
+            await store.claim_limited(queue, 10)
         # With completions on the way, these are written too.
         exchange = await store.exchange(10, [Slot(queue, 0)], [end(exchange.claims[0])])
         assert len(exchange.settlement.accepted) == 1
         assert exchange.claims == []
-    window.run("DELETE FROM job WHERE queue = %s", queue)
+    window.run("DROP TRIGGER refuse ON job; DROP FUNCTION refuse")
