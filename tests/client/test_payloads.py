@@ -6,9 +6,14 @@ import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import psycopg
 import pytest
+from click.testing import CliRunner
 
 from pulse_trio import Handlers, InvalidArguments, SyncClient, open_client
+from pulse_trio.cli.application import pulse_trio
+from pulse_trio.sql import statement
+from pulse_trio.store import history
 from support.stores import Window
 
 if TYPE_CHECKING:
@@ -135,3 +140,33 @@ async def test_an_integer_that_sql_wrote_and_python_does_not_read_leaves_the_lis
     async with open_client(dsn) as client:
         (job,) = await client.jobs()
     assert job.args["value"] == 10**5000
+
+
+def test_a_list_of_large_jobs_is_read_in_answers_of_a_few_megabytes(dsn: str, window: Window) -> None:
+    SyncClient(dsn).enqueue_many(large(keyed=False))
+    window.enqueue_many(100)
+    operation = history.jobs({}, limit=COUNT + 100)
+    sizes: list[int] = []
+    rows: Any = None
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        while True:
+            try:
+                query = operation.send(rows)
+            except StopIteration as stop:
+                found = stop.value
+                break
+            rows = connection.execute(statement(query.name, "pulse"), query.parameters).fetchall()
+            sizes.append(sum(len(value) for row in rows for value in row if isinstance(value, str)))
+    assert [job.id for job in found] == sorted((job.id for job in found), reverse=True)
+    assert len(found) == COUNT + 100
+    assert max(sizes) < 5_000_000
+
+
+@pytest.mark.usefixtures("traced")
+def test_jobs_list_lets_each_page_go_before_the_next(dsn: str) -> None:
+    SyncClient(dsn).enqueue_many(large(keyed=False))
+    tracemalloc.reset_peak()
+    said = CliRunner().invoke(pulse_trio, ["jobs", "list", "--dsn", dsn, "--limit", str(COUNT)])
+    assert said.exit_code == 0
+    assert said.stdout.count("take") == COUNT
+    assert tracemalloc.get_traced_memory()[1] < 2 * MOST

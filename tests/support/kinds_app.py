@@ -5,7 +5,9 @@ import json
 import os
 import signal
 import socket
+import stat
 import time
+from contextlib import suppress
 from typing import Any
 
 import trio
@@ -81,6 +83,13 @@ def in_thread(job: Job, what: str, ear: str) -> str:
     return "what there was"
 
 
+def is_a_socket(descriptor: int) -> bool:
+    try:
+        return stat.S_ISSOCK(os.fstat(descriptor).st_mode)
+    except OSError:
+        return False
+
+
 @handlers.job(name="process", runs="process")
 def in_process(job: Job, what: str, ear: str) -> Any:
     if what == "deaf":
@@ -92,6 +101,11 @@ def in_process(job: Job, what: str, ear: str) -> Any:
         return "said"
     elif what == "leave":
         os._exit(7)
+    elif what == "babble":
+        # On the line to the worker: more than any answer has, and no end of it.
+        for line in filter(is_a_socket, map(int, os.listdir("/proc/self/fd"))):
+            with suppress(OSError):
+                os.write(line, b"x" * 60_000_000)
     elif what == "who":
         return [job.id, job.attempt, job.kind, job.queue, job.max_attempts, os.getpid()]
     elif what != "wait":

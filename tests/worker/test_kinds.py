@@ -647,6 +647,14 @@ async def test_a_process_that_dies_fails_its_own_job_alone(what: str, how: str, 
     assert stage.database.state(other) == "completed"
 
 
+async def test_a_process_that_says_more_than_any_answer_has_is_killed(stage: Stage) -> None:
+    other = stage.enqueue("process", what="succeed", ear="")
+    job = await at_once(stage, "process", "babble", max_attempts=1)
+    assert job.state == "dead"
+    assert "was killed by SIGKILL" in job.error
+    assert stage.database.state(other) == "completed"
+
+
 async def test_the_next_job_gets_a_new_process_when_an_idle_one_has_died(stage: Stage) -> None:
     async with stage.working(**SETTINGS | {"process_slots": 1}):
         first = stage.enqueue("process", what="who", ear="")

@@ -64,21 +64,23 @@ def list_jobs(
     chosen = filter_of(given)
     with open_store(dsn, schema) as client:
         try:
-            found = client.jobs(limit=limit, before=before, timeout=timeout, **chosen)
+            if as_json:
+                print_json(client.jobs(limit=limit, before=before, timeout=timeout, **chosen))
+                return
+            pages = client.run(history.pages_of(chosen, limit=limit, before=before, timeout=timeout))
+            # Of a large argument a line shows little: it is let go before the next ones are read.
+            now, rows = utc_now(), list[tuple[object, ...]]()
+            while pages:
+                rows += [_row(job, now) for job in client.run(history.page(pages.take(), timeout=timeout))]
         except TookTooLong:
             raise TookTooLong(
                 f"The list was given up after {timeout:g} s. Narrow it (--state dead, --since 1h, --queue), page it "
                 "(--before), or give it longer (--timeout)."
             ) from None
-    if as_json:
-        print_json(found)
-        return
-    now = utc_now()
-    rows = [_row(job, now) for job in found]
     print_table(COLUMNS, rows, right=("id",), whole=("id", "state", "attempt", "when"), styles=timeline.STYLES)
-    if len(found) == limit:
-        notice(f"there may be more: --before {found[-1].id}")
-    elif not found:
+    if len(pages) == limit:
+        notice(f"there may be more: --before {pages.last}")
+    elif not rows:
         notice(f"no jobs like that: {described(chosen)}" if chosen else "no jobs")
 
 

@@ -3,8 +3,11 @@
 -- job_archive_failed for those that did not complete, and open the days since `since` only. Never prepared by name, so that
 -- each plan is made for its own values: `NULL IS NULL OR ...` is then folded away. What no index knows (a kind, a worker, an
 -- error's text) is found by walking ids downwards, and the statement's time limit bounds that.
+-- With `sizes`, the bytes of each one's arguments and result: who reads them next can take as many as fit.
 -- A job's time is its end; until it has one, when it was enqueued.
-(SELECT j.id FROM :"schema".job j
+(SELECT j.id, CASE WHEN %(sizes)s::boolean THEN
+   CASE WHEN pg_column_compression(j.args) IS NULL THEN pg_column_size(j.args) ELSE octet_length(j.args::text) END END AS size
+ FROM :"schema".job j
  WHERE j.id < %(before)s::bigint
    AND (%(state)s::text IS NULL
         -- The second condition says the same again, in the words of the index that knows what runs.
@@ -25,7 +28,11 @@
           ORDER BY a.attempt DESC LIMIT 1)), lower(%(error)s::text)) > 0)
  ORDER BY j.id DESC LIMIT %(limit)s::bigint)
 UNION ALL
-(SELECT d.id FROM :"schema".job_archive d
+(SELECT d.id, CASE WHEN %(sizes)s::boolean THEN
+   CASE WHEN pg_column_compression(d.args) IS NULL THEN pg_column_size(d.args) ELSE octet_length(d.args::text) END
+   + CASE WHEN pg_column_compression(d.result) IS NULL THEN coalesce(pg_column_size(d.result), 0)
+          ELSE octet_length(d.result::text) END END
+ FROM :"schema".job_archive d
  WHERE d.id < %(before)s::bigint
    AND (%(state)s::text IS NULL
         OR d.state = CASE %(state)s::text WHEN 'completed' THEN 4 WHEN 'dead' THEN 5 WHEN 'cancelled' THEN 6 END)

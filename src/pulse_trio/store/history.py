@@ -19,10 +19,12 @@ from .operations import Query, missing, record_of, unmoved
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .operations import JobRecord, Operation
+    from .operations import JobRecord, Operation, Row
 
 BATCH = 500
 """Jobs in one statement of a mass retry or deletion: its locks are short, and others come in between."""
+PAGE = 4 * 1024 * 1024
+"""Bytes of arguments and results in one answer, or one job."""
 PATIENCE = 10.0
 """Seconds that a list may take. What no index knows is looked for from job to job."""
 
@@ -74,9 +76,52 @@ def jobs(
 
     Raises `TookTooLong`, `UsageError` for a worker that is not known.
     """
-    ids = yield from matching(chosen, limit=limit, before=before, timeout=timeout)
-    if not ids:
-        return []
+    pages = yield from pages_of(chosen, limit=limit, before=before, timeout=timeout)
+    found: list[JobRecord] = []
+    while pages:
+        found += yield from page(pages.take(), timeout=timeout)
+    return found
+
+
+class Pages:
+    """Jobs by (id, bytes), given back in as many at once as an answer may bring."""
+
+    def __init__(self, found: Sequence[tuple[int, int]]) -> None:
+        self._found = found
+        self._next = 0
+
+    def __bool__(self) -> bool:
+        return self._next < len(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    @property
+    def last(self) -> int:
+        """The last id."""
+        return self._found[-1][0]
+
+    def take(self) -> list[int]:
+        """The next ids: at least one, and no more than have `PAGE` bytes."""
+        begin, size = self._next, 0
+        for _, each in self._found[begin : begin + BATCH]:
+            size += each
+            if size > PAGE and self._next > begin:
+                break
+            self._next += 1
+        return [job_id for job_id, _ in self._found[begin : self._next]]
+
+
+def pages_of(
+    chosen: JobFilter, *, limit: int, before: int | None = None, timeout: float | None = PATIENCE
+) -> Operation[Pages]:
+    """The jobs that fit, newest first, to be read page by page."""
+    rows = yield from _matching(chosen, limit=limit, before=before, timeout=timeout, sizes=True)
+    return Pages([(row[0], row[1]) for row in rows])
+
+
+def page(ids: Sequence[int], *, timeout: float | None = PATIENCE) -> Operation[list[JobRecord]]:
+    """Jobs by their ids, newest first."""
     rows = yield Query("jobs", {"ids": numbers(ids)}, timeout)
     return [record_of(row) for row in rows]
 
@@ -85,6 +130,13 @@ def matching(
     chosen: JobFilter, *, limit: int | None = None, before: int | None = None, timeout: float | None = PATIENCE
 ) -> Operation[list[int]]:
     """The ids of the jobs that fit, newest first."""
+    rows = yield from _matching(chosen, limit=limit, before=before, timeout=timeout, sizes=False)
+    return [row[0] for row in rows]
+
+
+def _matching(
+    chosen: JobFilter, *, limit: int | None, before: int | None, timeout: float | None, sizes: bool
+) -> Operation[Sequence[Row]]:
     workers = yield from _sessions(chosen.get("worker"))
     parameters: dict[str, Any] = {
         "state": _state(chosen.get("state")),
@@ -94,9 +146,9 @@ def matching(
         **moment("until", chosen.get("until")),
         "before": before or 2**63 - 1,
         "limit": limit,
+        "sizes": sizes,
     }
-    rows = yield Query("matching_jobs", parameters, timeout)
-    return [row[0] for row in rows]
+    return (yield Query("matching_jobs", parameters, timeout))
 
 
 def _state(given: State | str | None) -> str | None:

@@ -40,6 +40,8 @@ _START = (
     f"import json, os, sys; sys.path[:] = json.loads(os.environ.pop('{_PATH_VARIABLE}')); "
     "from pulse_trio.worker.calls.child import main; main(int(sys.argv[1]), int(sys.argv[2]))"
 )
+_LONGEST_LINE = 16 * 1024 * 1024
+"""Bytes. A result has 1 MiB at most, and what is kept of an exception less: a process that says more is not to be believed."""
 _DEATH_RATTLE = 1.0
 """Seconds between the end of a process's line and its own."""
 
@@ -139,7 +141,7 @@ class ChildProcess:
     def __init__(self, process: trio.Process, line: trio.SocketStream) -> None:
         self._process = process
         self._line = line
-        self._rest = b""
+        self._rest = bytearray()
         self._ended = trio.Event()
         self.usable = True
 
@@ -189,7 +191,12 @@ class ChildProcess:
 
     async def _read(self) -> wire.Answer | None:
         """What it says next; None if it is gone."""
-        while b"\n" not in self._rest:
+        looked = 0
+        while (end := self._rest.find(b"\n", looked)) < 0:
+            looked = len(self._rest)
+            if looked > _LONGEST_LINE:
+                self.kill()
+                return None
             try:
                 chunk = await self._line.receive_some()
             except trio.BrokenResourceError:
@@ -197,7 +204,8 @@ class ChildProcess:
             if not chunk:
                 return None
             self._rest += chunk
-        line, _, self._rest = self._rest.partition(b"\n")
+        line = bytes(self._rest[:end])
+        del self._rest[: end + 1]
         try:
             return wire.decode_answer(line)
         except msgspec.DecodeError:
