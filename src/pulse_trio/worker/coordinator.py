@@ -33,6 +33,7 @@ from .batches import Batches
 from .calls import Calls
 from .cancellations import Cancellations
 from .claimer import Claimer, SlotBook
+from .interrupts import protect
 from .lag import LagMonitor
 from .leases import Leases
 from .limited import LimitedBook
@@ -166,6 +167,7 @@ class Worker:
         worker stops as by `stop_now`, and keeps that one job's lease until the handler has ended. A program that cannot wait
         has to end itself: the event `HandlerOverran` tells it.
         """
+        protect(self._handlers)
         try:
             await self._store.check_schema()
             session = await self._store.open_session()
@@ -318,9 +320,12 @@ class Worker:
             try:
                 await self._jobs()
             finally:
-                with trio.CancelScope(shield=True, deadline=trio.current_time() + self._farewell_limit()):
-                    await self._farewell()
-                services.cancel()
+                try:
+                    with trio.CancelScope(shield=True, deadline=trio.current_time() + self._farewell_limit()):
+                        await self._farewell()
+                finally:
+                    # Also when Ctrl-C strikes in the farewell: nobody else ends what is shielded.
+                    services.cancel()
 
     async def _services(self, scope: trio.CancelScope) -> None:
         # Shielded: a cancelled worker still has to give its leases back. The coordinator ends this scope itself.

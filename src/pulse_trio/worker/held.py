@@ -14,6 +14,7 @@ import trio
 
 from ..describing import Carried, CarriedBase, carried
 from ..states import options_of, storable
+from .interrupts import as_users
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
@@ -382,7 +383,7 @@ class Children:
     async def _run(self, async_fn: Any, args: tuple[Any, ...], **given: Any) -> None:
         safe: BaseException | None = None
         try:
-            await async_fn(*args, **given)
+            await as_users(async_fn, *args, **given)
         except BaseException as error:
             if (safe := carried(error)) is error:
                 raise
