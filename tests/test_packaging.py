@@ -87,7 +87,7 @@ def test_the_wheel_has_a_bill_of_what_it_is_installed_with(wheel: dict[str, byte
         assert found["scope"] == "required"
         assert {"name": "pulse-trio:requires", "value": line} in found["properties"]
         assert Requirement(line).specifier.contains(found["version"])
-    assert by_name["cryptography"]["scope"] == by_name["greenlet"]["scope"] == "optional"
+    assert by_name["cryptography"]["scope"] == by_name["fasteners"]["scope"] == "optional"
     assert by_name["outcome"]["scope"] == "required"  # trio's
     assert "pytest" not in by_name
 
