@@ -3,7 +3,7 @@
 A cron expression is read by cronsim; what this module adds is one rule for the nights on which clocks change, the same for
 five fields and for six. A time of day (neither the minute nor the hour field begins with `*`) is a time on the wall: it comes
 once a day, at the first moment after the gap where the clock leaps over it, and only the first time where the clock shows it
-twice. Everything else (`0 * * * *`, `*/15 * * * *`) goes by real time: every hour that passes, as in Vixie's cron.
+twice. Everything else (`0 * * * *`, `*/15 * * * *`) goes by real time: each moment at which the clock shows a fitting time.
 
 `every` is aligned to 1970-01-01 00:00 UTC, so that it never drifts and is the same on every worker.
 """
@@ -16,6 +16,7 @@ import itertools
 from collections import deque
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, tzinfo
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, cast
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
@@ -34,6 +35,9 @@ ON_TIME = timedelta(seconds=30)
 MOST_CAUGHT_UP = 1000
 """What catch_up="all" fires at most: the latest of them."""
 
+_YEARS = 50
+"""So far ahead an occurrence is looked for."""
+_LAST_YEAR = 9997
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SHORTEST, LONGEST = timedelta(seconds=1), timedelta(days=3650)
 _MAX_EXPRESSION = 256
@@ -101,14 +105,37 @@ class Timing:
         return self._of_cron(moment.astimezone(UTC))
 
     def _of_cron(self, moment: datetime) -> Iterator[datetime]:
-        local = moment.astimezone(self._zone)
+        if self._zone is UTC:
+            return iter(CronSim(self._fields, moment))
+        return self._times_of_day(moment) if self._on_the_wall else self._by_real_time(moment)
+
+    def _times_of_day(self, moment: datetime) -> Iterator[datetime]:
         last = moment
-        for found in CronSim(self._fields, local.replace(tzinfo=None, fold=0) if self._on_the_wall else local):
-            instant = _instant_of(found, self._zone) if self._on_the_wall else found.astimezone(UTC)
+        for found in CronSim(self._fields, moment.astimezone(self._zone).replace(tzinfo=None, fold=0)):
+            instant = _instant_of(found, self._zone)
             # Two times on the wall may be one instant (in a gap), or one that has passed (when clocks go back).
             if instant > last:
                 last = instant
                 yield instant
+
+    def _by_real_time(self, moment: datetime) -> Iterator[datetime]:
+        """Every moment at which the clock on the wall shows a time that fits.
+
+        From one change of the zone's offset to the next a clock runs evenly, so cronsim is asked about each such stretch
+        without a zone. Given one, it steps by whole hours, and lost or doubled times where clocks move by half an hour or
+        off the hour.
+        """
+        start, inclusive = moment, False
+        while start.year <= min(moment.year + _YEARS, _LAST_YEAR):
+            end = _next_change(self._zone, start)
+            offset = start.astimezone(self._zone).utcoffset() or timedelta(0)
+            local = (start + offset).replace(tzinfo=None)
+            for found in CronSim(self._fields, local - timedelta(seconds=1) if inclusive else local):
+                instant = (found - offset).replace(tzinfo=UTC)
+                if instant >= end:
+                    break
+                yield instant
+            start, inclusive = end, True
 
     def latest(self, since: datetime, until: datetime, limit: int) -> list[datetime]:
         """The last `limit` occurrences after `since` and not after `until`, in order.
@@ -213,6 +240,31 @@ def _bad_field(what: str, parts: list[str], error: str) -> str:
     name = error.removeprefix("Bad ")
     value = dict(zip(list(_FIELDS)[-len(parts) :], parts, strict=True)).get(name, "")
     return f"{what} has a bad {name} field: {value!r}. It takes {_FIELDS.get(name, 'numbers')}, with * , - and /."
+
+
+def _next_change(zone: tzinfo, moment: datetime) -> datetime:
+    """When the zone's offset changes next, or the next year begins, whichever comes first."""
+    following = (change for change in _changes(zone, moment.year) if change > moment)
+    return next(following, datetime(moment.year + 1, 1, 1, tzinfo=UTC))
+
+
+@lru_cache(maxsize=1024)
+def _changes(zone: tzinfo, year: int) -> tuple[datetime, ...]:
+    """The moments of a year (in UTC) at which the zone's offset changes: zoneinfo tells offsets only, so they are searched."""
+    found: list[datetime] = []
+    begin, end = datetime(year, 1, 1, tzinfo=UTC), datetime(year + 1, 1, 1, tzinfo=UTC)
+    while begin < end:
+        # No zone changed twice within six hours.
+        step = min(begin + timedelta(hours=6), end)
+        if begin.astimezone(zone).utcoffset() != step.astimezone(zone).utcoffset():
+            before, after = begin, step
+            while after - before > timedelta(seconds=1):
+                middle = before + timedelta(seconds=(after - before) // timedelta(seconds=2))
+                same = middle.astimezone(zone).utcoffset() == begin.astimezone(zone).utcoffset()
+                before, after = (middle, after) if same else (before, middle)
+            found.append(after)
+        begin = step
+    return tuple(found)
 
 
 def _instant_of(wall: datetime, zone: tzinfo) -> datetime:
