@@ -49,6 +49,9 @@ class WorkerSettings:
     watchdog: float = _setting(5.0, "How often expired leases are looked for.")
     grace: float = _setting(25.0, "How long running jobs may go on after the first SIGTERM.")
     cleanup: float = _setting(5.0, "How long `with job.cleanup():` shields a cancelled handler, at most.")
+    timeout: float = _setting(
+        0.0, "How long one attempt may run whose job has no timeout of its own; 0 for as long as it takes."
+    )
     lag_warning: float = _setting(
         1.0, "How long a handler may block the event loop before that is logged; 0 for never."
     )
@@ -67,6 +70,7 @@ class WorkerSettings:
     def __post_init__(self) -> None:
         for name in ("lease", "heartbeat", "poll", "watchdog", "retention"):
             self._require(name, 0 < getattr(self, name) < _FOREVER, "must be above 0 and at most a thousand years")
+        self._require("timeout", 0 <= self.timeout < _FOREVER, "must be from 0 to a thousand years")
         for name in ("grace", "cleanup", "lag_warning", "connect_timeout"):
             self._require(name, getattr(self, name) >= 0, "must not be negative")
         self._require("concurrency", self.concurrency >= 1, "must be at least 1")

@@ -188,7 +188,8 @@ def outcome_of_cancel(
     ours any more, or cannot be proven to be). `message` is what the person said who asked for it."""
     match reason:
         case "timeout":
-            error = TimeoutError(f"ran longer than {options_of(claim).timeout:g} s")
+            limit = options_of(claim).timeout
+            error = TimeoutError("ran longer than " + (f"{limit:g} s" if limit else "the worker's setting `timeout`"))
             return _failure(claim, "timeout", error, f"TimeoutError: {error}", retries)
         case "user":
             return Outcome(claim, "cancelled", error=storable(message or "user"))

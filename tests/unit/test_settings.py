@@ -26,6 +26,7 @@ OTHER: dict[str, tuple[str, Any]] = {
     "watchdog": ("9", 9.0),
     "grace": ("0", 0.0),
     "lag_warning": ("0.5", 0.5),
+    "timeout": ("900", 900.0),
     "cleanup": ("1e1", 10.0),
     "connect_timeout": ("3", 3.0),
     "retention": ("86400", 86400.0),

@@ -272,6 +272,35 @@ async def test_many_at_once_are_recorded_together(sleeper: Stage) -> None:
     assert sleeper.store.calls.count("record_delivered") <= 2
 
 
+async def test_the_workers_timeout_is_for_jobs_that_have_none_of_their_own(stage: Stage) -> None:
+    ended: list[tuple[str, float]] = []
+
+    @stage.handlers.job
+    async def slow(job: Job, name: str) -> None:
+        began = trio.current_time()
+        assert job.deadline - began <= 23
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.append((f"{name} {job.cancel_reason}", trio.current_time() - began))
+
+    @stage.handlers.job
+    async def quick() -> None: ...
+
+    async with stage.working(timeout=8, lease=30, heartbeat=10):
+        stage.enqueue("slow", name="own", timeout=3)
+        stage.enqueue("slow", name="worker's")
+        # In nurseries that earlier jobs have left: their deadlines are not this job's.
+        for _ in range(20):
+            stage.enqueue("quick")
+        await trio.sleep(1)
+        stage.enqueue("slow", name="later")
+        await trio.sleep(12)
+    assert ended[:3] == [("own timeout", 3), ("worker's timeout", 8), ("later timeout", 8)]
+    (first, *_) = [job for job in stage.database.jobs.values() if job.error and "worker" in job.error]
+    assert first.error == "TimeoutError: ran longer than the worker's setting `timeout`"
+
+
 # What the handler does with it
 
 

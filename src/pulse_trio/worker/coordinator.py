@@ -249,6 +249,7 @@ class Worker:
             lease=s.lease,
             heartbeat=s.heartbeat,
             cleanup=s.cleanup,
+            timeout=s.timeout,
             transactions=self._transactions,
             orphaned=lambda: self._orphaned or self._jobs_nursery.cancel_scope.cancel_called,
             epoch_offset=lambda: self._store.epoch_offset,

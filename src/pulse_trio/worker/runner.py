@@ -56,8 +56,8 @@ class Place(Protocol):
 class Runner:
     """Turns claims into outcomes. `call_of(kind)` is how its handler is called, None if there is none. `on_end(held)` is
     called when a job has ended and `held.outcome` is set; `orphaned()` says whether the program around the worker was
-    cancelled; `epoch_offset()` by how much the database's clock is ahead of ours;
-    `say(claim, fraction, message)` takes what a handler says of its progress."""
+    cancelled; `timeout` is in seconds, for jobs that have none of their own, 0 for none; `epoch_offset()` says by how much the
+    database's clock is ahead of ours; `say(claim, fraction, message)` takes what a handler says of its progress."""
 
     def __init__(
         self,
@@ -71,6 +71,7 @@ class Runner:
         lease: float,
         heartbeat: float,
         cleanup: float,
+        timeout: float,
         orphaned: Callable[[], bool],
         epoch_offset: Callable[[], float],
         transactions: Transactions,
@@ -80,7 +81,9 @@ class Runner:
         self._on_end = on_end
         self._observer = observer
         self._proven_for = lease - margin
-        self._early = heartbeat / 20
+        self._timeout = timeout
+        # With a timeout for every job, no deadline that another job left in the nursery is near enough.
+        self._early = -1.0 if timeout else heartbeat / 20
         # trio.current_time() without the way to the clock: each job asks once.
         self._now = trio.lowlevel.current_clock().current_time
         self._heartbeat = heartbeat
@@ -179,6 +182,8 @@ class Runner:
             self._transactions,
             self._say,
         )
+        if self._timeout:
+            held.timeout_deadline = held.started + self._timeout
         self._on_start(held)
         # The lease may be over before its job begins: another job of the batch held the loop, or the process was stopped.
         if (
