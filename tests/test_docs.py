@@ -34,6 +34,7 @@ PAGES_THAT_RUN = [
     "docs/how-to/results.md",
     "docs/how-to/retries.md",
     "docs/how-to/limits.md",
+    "docs/how-to/handlers.md",
     "docs/how-to/queues.md",
     "docs/how-to/exactly-once.md",
     "docs/how-to/cancel.md",

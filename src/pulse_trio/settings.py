@@ -129,7 +129,7 @@ def file_settings(folder: Path) -> dict[str, Any]:
             )
     if unknown:
         raise ConfigurationError(
-            f"{path} has the unknown setting {unknown[0]!r}; known: {', '.join(sorted(_names()))}."
+            f"{path} has the unknown setting {unknown[0]!r}; known: dsn, {', '.join(sorted(_names()))}."
         )
     return {name: parse_setting(name, value, f"{path}: {name}") for name, value in table.items() if name != "dsn"}
 

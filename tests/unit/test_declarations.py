@@ -124,6 +124,27 @@ def test_what_does_not_fit_is_refused_at_registration(handlers: Handlers, given:
     assert handlers.schedules == []
 
 
+def test_an_unknown_option_is_told_with_those_that_there_are(handlers: Handlers) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        handlers.job(colour="red")(function)  # type: ignore[call-overload] # pyright: ignore
+    told = str(refused.value)
+    for name in (
+        "name",
+        "runs",
+        "retry",
+        "retry_on",
+        "discard_on",
+        "key",
+        "crash_limit",
+        "unique_key",
+        "at",
+        "timeout",
+    ):
+        assert f" {name}" in told
+    with pytest.raises(ConfigurationError, match="Did you mean retry_on"):
+        handlers.job(retry_om=ValueError)(function)  # type: ignore[call-overload] # pyright: ignore
+
+
 def test_other_mistakes_are_refused_at_registration(handlers: Handlers) -> None:
     greet = handlers.job(name="greet")(lambda: None)
     handlers.cron("@daily")(greet)

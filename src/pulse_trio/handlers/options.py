@@ -20,7 +20,7 @@ from .limits import KEY_SIZE, check_limit, parse_rate
 from .names import check_queue, check_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from .retries import Errors, Retry
 
@@ -174,12 +174,14 @@ def _check_moment(name: str, moment: object) -> None:
         raise ConfigurationError(f"{name} must lie in the years 1 to 9999, got {moment!r}.")
 
 
-def given_options(**options: Any) -> dict[str, Any]:
+def given_options(also: Iterable[str] = (), /, **options: Any) -> dict[str, Any]:
     """Options as `Defaults` takes them, from what a caller gave: None means not given, a duration may be a `timedelta`,
-    and `run_at` may be called `at`. Raises `ConfigurationError` for a name that is no option."""
+    and `run_at` may be called `at`. Raises `ConfigurationError` for a name that is no option; `also` are names that the caller
+    takes beside these."""
+    known = _NAMES.union(also)
     for name in options.keys() - _NAMES:
-        near = difflib.get_close_matches(name, _NAMES, n=1)
-        hint = f" Did you mean {near[0]}?" if near else f" There are: {', '.join(sorted(_NAMES))}."
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f" Did you mean {near[0]}?" if near else f" There are: {', '.join(sorted(known))}."
         raise ConfigurationError(f"There is no option {name!r}.{hint}")
     given = {name: value for name, value in options.items() if value is not None}
     for name in _DURATIONS:

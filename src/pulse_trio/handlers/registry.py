@@ -22,7 +22,7 @@ from ..errors import ConfigurationError, UnknownKind
 from ..timing import timing
 from .limits import KeyOf, QueueLimits, queue_limits
 from .names import check_text
-from .options import Defaults, given_options, request_of
+from .options import Defaults, HandlerOptions, given_options, request_of
 from .payloads import readable_result
 from .retries import Exponential, retries_of
 from .schedules import Schedule, schedule
@@ -36,11 +36,13 @@ if TYPE_CHECKING:
     from ..codec import Codec
     from ..jobs import Job, JobRequest
     from ..timing import CatchUp
-    from .options import CallOptions, HandlerOptions
+    from .options import CallOptions
     from .retries import Retries
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_OF_HANDLERS = ("name", "runs", *HandlerOptions.__optional_keys__)
+"""What `handlers.job(...)` takes."""
 Runs = Literal["trio", "asyncio", "thread", "process"]
 
 
@@ -276,7 +278,7 @@ class Handlers:
             kind=kind,
             function=function,
             runs=_how_it_runs(kind, function, runs),
-            defaults=Defaults(**given_options(**given)),
+            defaults=Defaults(**given_options(_OF_HANDLERS, **given)),
             signature=signature,
             result_type=readable_result(kind, hints_of(kind, function).get("return", Any)),
             retries=retries,

@@ -287,16 +287,17 @@ class Worker:
             backoff=backoff,
             observer=self._observer,
         )
+        self._batches = Batches(self._store, retention=s.retention, backoff=backoff, observer=self._observer)
         self._listener = Listener(
             self._store,
             on_notify=self._claimer.notified,
             on_cancel=self._cancellations.heard,
             on_stack=self._stacks.heard,
+            on_batch=self._batches.heard,
             on_deaf=self._claimer.deafened,
             backoff=backoff,
             observer=self._observer,
         )
-        self._batches = Batches(self._store, retention=s.retention, backoff=backoff, observer=self._observer)
         self._watchdog = Watchdog(
             self._store,
             tick=s.watchdog,

@@ -18,6 +18,8 @@ CANCEL = "look_for_cancel"
 """`look_for_cancel ID`. No queue's name has a space."""
 STACK = "look_for_stack"
 """`look_for_stack ID`."""
+BATCH = "look_for_batch"
+"""`look_for_batch ID`."""
 
 
 class ListenStore(Protocol):
@@ -27,7 +29,7 @@ class ListenStore(Protocol):
 class Listener:
     """Calls, for each notification: `on_notify(queue)` for a wake-up, and with "" whenever it begins to listen (something
     may have been missed); `on_cancel(job_id)` when a running job's cancellation was asked for, any worker's; `on_stack()`
-    when there is a question where a job is. `on_deaf()` when it cannot listen.
+    when there is a question where a job is; `on_batch()` when a batch was closed. `on_deaf()` when it cannot listen.
 
     Every role that may connect can notify, so each is a hint to look, and one that cannot be read is ignored."""
 
@@ -38,6 +40,7 @@ class Listener:
         on_notify: Callable[[str], None],
         on_cancel: Callable[[int], None],
         on_stack: Callable[[], None],
+        on_batch: Callable[[], None],
         on_deaf: Callable[[], None],
         backoff: Callable[[int], float],
         observer: Observer,
@@ -46,6 +49,7 @@ class Listener:
         self._on_notify = on_notify
         self._on_cancel = on_cancel
         self._on_stack = on_stack
+        self._on_batch = on_batch
         self._on_deaf = on_deaf
         self._backoff = backoff
         self._observer = observer
@@ -75,6 +79,8 @@ class Listener:
             self._on_cancel(job_id)
         elif word == STACK:
             self._on_stack()
+        elif word == BATCH:
+            self._on_batch()
 
 
 def _id(text: str) -> int | None:
