@@ -2,9 +2,11 @@
 
 Any number of these may run, anywhere: the batch's row lock decides which one finishes it, in one transaction, so a worker
 that dies in the middle leaves it to the next. Settling knows nothing of batches; a batch costs a probe at each look while
-one of its jobs is known to live. After a batch was closed (a notification says so) the looks come soon, at first after 50 ms
-and then ever more seldom, to every half second. A look that took t seconds is not repeated for 20 t; but the pause is never more than
-5 s, because what took long may have been the network.
+one of its jobs is known to live.
+
+After a batch was closed (a notification says so) the looks come soon, at first after 50 ms and then ever more seldom, to
+every half second. A look that took t seconds is not repeated for 20 t; but the pause is never more than 5 s, because what
+took long may have been the network.
 
 It also forgets finished batches, and progress, when their retention has passed.
 """
