@@ -1,4 +1,5 @@
 -- The same columns of one schedule, for somebody who is about to change or run it; locked, so nobody else does meanwhile.
 SELECT name::text, kind::text, args::text, queue::text, priority, options::text, cron, timezone,
-       (extract(epoch FROM every) * 1000000)::bigint, catch_up, due_as, next_due::timestamptz, statement_timestamp()
+       CASE WHEN extract(epoch FROM every) BETWEEN 0 AND 1e12 THEN (extract(epoch FROM every) * 1000000)::bigint END,
+       catch_up, due_as, :"schema".moment(next_due), statement_timestamp()
 FROM :"schema".schedule WHERE name = %(name)s FOR NO KEY UPDATE

@@ -79,11 +79,11 @@ WITH RECURSIVE ripened AS (
   LEFT JOIN :"schema".queue q ON q.name = pair.queue
 )
 SELECT known.queue, known.priority,
-       extract(epoch FROM (
+       extract(epoch FROM :"schema".moment((
          SELECT run_at FROM :"schema".job j
          WHERE j.queue = known.queue AND j.priority = known.priority AND j.key IS NULL AND j.run_at > statement_timestamp()
-         ORDER BY j.run_at LIMIT 1) - statement_timestamp())::float8 AS next_due_in,
-       extract(epoch FROM known.run_at - statement_timestamp())::float8 AS first_due_in,
+         ORDER BY j.run_at LIMIT 1)) - statement_timestamp())::float8 AS next_due_in,
+       extract(epoch FROM :"schema".moment(known.run_at) - statement_timestamp())::float8 AS first_due_in,
        NULL::text[] AS paused_kinds, NULL::text AS asked_at, NULL::json AS at
 FROM known
 WHERE known.paused_at IS NULL AND NOT known.limited
@@ -102,17 +102,17 @@ FROM (
 WHERE NOT EXISTS (SELECT FROM :"schema".queue q WHERE q.name = apart.queue AND q.paused_at IS NOT NULL)
 UNION ALL
 SELECT NULL, NULL, (
-  SELECT extract(epoch FROM min(j.run_at) - statement_timestamp())::float8
+  SELECT extract(epoch FROM :"schema".moment(min(j.run_at)) - statement_timestamp())::float8
   FROM :"schema".job j WHERE j.suspect AND j.state <> 2 AND (%(queues)s::text[] IS NULL OR j.queue = ANY (%(queues)s::text[]))
     AND NOT EXISTS (SELECT FROM :"schema".queue q WHERE q.name = j.queue AND q.paused_at IS NOT NULL)
     AND j.kind NOT IN (SELECT kind FROM :"schema".paused_kind)
 ), CASE WHEN %(queues)s::text[] IS NULL THEN (
-  SELECT extract(epoch FROM j.run_at - statement_timestamp())::float8 FROM :"schema".job j
+  SELECT extract(epoch FROM :"schema".moment(j.run_at) - statement_timestamp())::float8 FROM :"schema".job j
   WHERE j.key IS NOT NULL AND j.run_at > coalesce(j.ripe_at, j.created_at) AND j.run_at > statement_timestamp()
   ORDER BY j.run_at LIMIT 1
 ) ELSE (
   SELECT min((
-    SELECT extract(epoch FROM j.run_at - statement_timestamp())::float8 FROM :"schema".job j
+    SELECT extract(epoch FROM :"schema".moment(j.run_at) - statement_timestamp())::float8 FROM :"schema".job j
     WHERE j.queue = q.queue AND j.key IS NOT NULL AND j.run_at > coalesce(j.ripe_at, j.created_at) AND j.run_at > statement_timestamp()
     ORDER BY j.run_at LIMIT 1))
   FROM unnest(%(queues)s::text[]) AS q(queue)

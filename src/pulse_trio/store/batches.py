@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..errors import InvalidTransition, UnknownBatch, UsageError
+from ..errors import InvalidArguments, InvalidTransition, UnknownBatch, UsageError
 from ..jobs import JobRequest
 from ..states import State, storable
 from .arrays import numbers
@@ -135,19 +135,24 @@ def due() -> Operation[list[int]]:
     return [row[0] for row in rows]
 
 
-def finish(batch_ids: list[int]) -> Operation[list[tuple[int, JobRequest | None]]]:
-    """Finishes those of the locked batches that have no live job; returns them with the callbacks to enqueue now."""
+def finish(batch_ids: list[int]) -> Operation[list[tuple[int, str | None]]]:
+    """Finishes those of the locked batches that have no live job; returns them with the callbacks to enqueue now, as they are
+    stored."""
     rows = yield Query("batch_advance", {"ids": numbers(batch_ids)})
     ready = [row[0] for row in rows]
     if not ready:
         return []
     done = yield Query("batch_finish", {"ids": numbers(ready)})
-    return [(row[0], None if row[1] is None else msgspec.json.decode(row[1], type=JobRequest)) for row in done]
+    return [(row[0], row[1]) for row in done]
 
 
-def call(batch_id: int, callback: JobRequest) -> Operation[int]:
-    """Enqueues a finished batch's callback job; returns its id."""
-    done = yield from enqueue(callback)
+def call(batch_id: int, callback: str) -> Operation[int]:
+    """Enqueues a finished batch's callback job; returns its id. Raises `InvalidArguments` for one that cannot be read."""
+    try:
+        request = msgspec.json.decode(callback, type=JobRequest)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise InvalidArguments(f"The batch's callback cannot be read: {error}.") from None
+    done = yield from enqueue(request)
     yield Query("batch_called", {"id": batch_id, "job": done.id, "error": None})
     return done.id
 

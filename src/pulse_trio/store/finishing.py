@@ -9,7 +9,6 @@ from . import batches
 from .operations import run
 
 if TYPE_CHECKING:
-    from ..jobs import JobRequest
     from ..postgres import TrioConnection
 
 
@@ -31,7 +30,7 @@ async def finish_batches(connection: TrioConnection[Any], schema: str) -> list[i
     return [batch_id for batch_id, _ in done]
 
 
-async def _call(connection: TrioConnection[Any], schema: str, batch_id: int, callback: JobRequest) -> None:
+async def _call(connection: TrioConnection[Any], schema: str, batch_id: int, callback: str) -> None:
     try:
         async with connection.transaction():
             await run(connection, schema, batches.call(batch_id, callback))

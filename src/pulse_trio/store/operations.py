@@ -347,12 +347,12 @@ def record_of(row: Row) -> JobRecord:
     """A row of job.sql or jobs.sql."""
     fields = list(row)
     fields[3] = State(fields[3])
-    fields[13] = _value(fields[13])
-    fields[14] = _value(fields[14]) if fields[14] is not None else None
+    fields[13] = json_value(fields[13])
+    fields[14] = json_value(fields[14]) if fields[14] is not None else None
     return JobRecord(*fields)
 
 
-def _value(text: str) -> Any:
+def json_value(text: str) -> Any:
     """JSON as Python has it; of what Python cannot read (too many levels) the beginning, as the view does with what jsonb
     cannot hold: one job must not make the list that it is in unreadable."""
     try:

@@ -16,13 +16,14 @@ import msgspec
 import psycopg
 from psycopg.rows import tuple_row
 
-from ..errors import UnknownSchedule, UsageError
+from ..errors import DatabaseError, UnknownSchedule, UsageError
 from ..handlers import Schedule, check_name
 from ..jobs import JobRequest
 from ..sql import statement
+from ..states import storable
 from ..timing import CatchUp, Timing, due
 from .arrays import numbers, texts
-from .operations import Enqueued, Operation, Query, Row, enqueue_many, run
+from .operations import Enqueued, Operation, Query, Row, enqueue_many, json_value, run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -177,7 +178,7 @@ def _take(name: str) -> Operation[_Due]:
 
 def _record(row: Row) -> ScheduleRecord:
     fields = list(row)
-    fields[3] = json.loads(fields[3])
+    fields[3] = json_value(fields[3])
     return ScheduleRecord(*fields)
 
 
@@ -203,12 +204,17 @@ async def fire(connection: psycopg.AsyncConnection[Any], schema: str) -> tuple[l
             # A savepoint: what one schedule does wrong must not hold up the others.
             async with connection.transaction():
                 fired += await run(connection, schema, _catch_up(row))
-        except (UsageError, msgspec.MsgspecError) as error:
+        except (DatabaseError, psycopg.Error):
+            raise
+        except Exception as error:
+            # Whatever a row makes of what reads it (JSON of any depth, names of time zones that are paths, ...): that schedule
+            # is broken, and the others are fired.
             if type(error) is UsageError:
                 # Not about this schedule: a role that may not do this.
                 raise
-            broken.append(Broken(row[0], str(error)))
-            await run(connection, schema, _break(row[0], str(error)))
+            problem = storable(str(error) or type(error).__name__)
+            broken.append(Broken(row[0], problem))
+            await run(connection, schema, _break(row[0], problem))
     return fired, broken
 
 
