@@ -2,7 +2,8 @@
 
 A batch that is bounded by count alone has no bound in bytes: 100 results of 1 MB take longer over a slow network than a
 statement may, are given up, and are sent again at the same size for ever. An allowance begins small, doubles while statements
-that used it are quick, and halves when one was slow or lost, down to one job a statement.
+that used it are quick, and halves when one was slow or lost, down to 64 KiB: one large job a statement, and still hundreds of
+small ones, for what was lost may have been an outage.
 """
 
 from __future__ import annotations
@@ -13,7 +14,11 @@ MOST = 8 * 1024 * 1024
 """What one statement holds in memory several times over, here and in PostgreSQL."""
 LARGE = 16 * 1024
 """A result of more bytes does not travel with claims and with the reports of other jobs."""
-_LEAST = 1
+SMALL = 250
+"""What a small job counts for, here and in exchange.sql: there, what has fewer bytes is not looked at closer."""
+_LEAST = 64 * 1024
+_FORGIVEN = 30
+"""Quick statements after which what was lost is taken to have been an outage, one doubling at a time."""
 
 
 class Allowance:
@@ -22,18 +27,30 @@ class Allowance:
     def __init__(self, target: float) -> None:
         self.size = FIRST
         self._target = target
+        self._quick = 0
 
     def took(self, size: int, seconds: float) -> None:
         """A statement with `size` bytes took `seconds`."""
         if seconds > self._target:
             if size > LARGE:
                 self.size = max(_LEAST, min(self.size, size) // 2)
-        elif size >= self.size // 2 and seconds < self._target / 2:
-            self.size = min(MOST, self.size * 2)
+        elif seconds < self._target / 2:
+            # Characters are counted here and bytes there, up to four for one.
+            if size >= self.size // 4:
+                self.size = min(MOST, self.size * 2)
+            elif self.size < FIRST:
+                self._forgive()
 
     def lost(self) -> None:
         """A statement was given up."""
+        self._quick = 0
         self.size = max(_LEAST, self.size // 2)
+
+    def _forgive(self) -> None:
+        self._quick += 1
+        if self._quick == _FORGIVEN:
+            self._quick = 0
+            self.size *= 2
 
     @property
     def halved(self) -> bool:

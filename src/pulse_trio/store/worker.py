@@ -33,7 +33,7 @@ from ..postgres import UNBOUNDED, Link, TrioConnection, configure_session
 from ..sql import render, statement
 from ..states import backoff, storable
 from . import schedules
-from .allowance import FIRST, LARGE, Allowance
+from .allowance import FIRST, LARGE, SMALL, Allowance
 from .arrays import numbers, texts
 from .finishing import finish_batches
 from .limits import Limited, limited_claims, limits_parameters
@@ -477,9 +477,9 @@ class WorkerStore:
         """Whether the allowance kept jobs from being claimed; learns from how long the answer took."""
         seconds = trio.current_time() - sent
         allowance = self._claim_allowance
-        if not claims or (len(claims) == limit and seconds < self._patience / 5):
+        if (not claims or len(claims) == limit) and seconds < self._patience / 5 and allowance.size >= FIRST:
             return False
-        size = sum([len(claim.args) for claim in claims])
+        size = sum([max(SMALL, len(claim.args)) for claim in claims])
         # Characters here, bytes there, up to four for one: who asks again in vain has lost a round trip.
         bounded = len(claims) < limit and size >= allowance.size // 4
         allowance.took(size, seconds)
