@@ -46,11 +46,10 @@ def handlers() -> Handlers:
     return handlers
 
 
-@pytest.mark.parametrize("options", [{}, {"key": "k"}], ids=["plain", "keyed"])
 async def test_large_jobs_over_a_slow_link_all_complete_in_their_first_attempt(
-    options: dict[str, Any], handlers: Handlers, dsn: str, proxy: Proxy
+    handlers: Handlers, dsn: str, proxy: Proxy
 ) -> None:
-    ids = enqueue(dsn, handlers, COUNT, SIZE, **options)
+    ids = enqueue(dsn, handlers, COUNT, SIZE)
     proxy.limit(RATE)
     async with working(handlers, proxy.dsn, poll=0.5) as heard:
         await until(dsn, f"SELECT FROM pulse.job_archive HAVING count(*) = {COUNT}")
