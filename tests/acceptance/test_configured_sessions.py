@@ -12,7 +12,7 @@ from psycopg.conninfo import make_conninfo
 from psycopg.rows import dict_row, tuple_row
 from psycopg.sql import SQL, Identifier, Literal
 
-from pulse_trio import Handlers, Job, SyncClient, Worker, open_client
+from pulse_trio import Handlers, Job, SyncClient, UsageError, Worker, open_client
 from pulse_trio.migrate import migrate_sync
 from pulse_trio.postgres import (
     PINNED,
@@ -333,6 +333,84 @@ async def test_the_sessions_of_workers_and_clients_have_their_own_settings(
             assert {n: v for n, v in settings.items() if n not in own} == {
                 n: v for n, v in worker.items() if n not in own
             }, link
+
+
+async def test_workers_that_start_together_where_transactions_are_serializable_all_start(dsn: str) -> None:
+    set_on_database(dsn, {"default_transaction_isolation": "serializable"})
+    for _ in range(3):
+        async with trio.open_nursery() as nursery:
+            workers = [Worker(handlers, dsn) for _ in range(4)]
+            async with trio.open_nursery() as starting:
+                for worker in workers:
+                    starting.start_soon(nursery.start, worker.run)
+            for worker in workers:
+                worker.stop()
+
+
+# A connection that a user lends
+
+
+LENT = {
+    name: value
+    for name, value in HOSTILE.items()
+    if name in PINNED
+    and name
+    not in (
+        "client_encoding",
+        "array_nulls",
+        "row_security",
+        "exit_on_error",
+        "session_replication_role",
+        "search_path",
+        "standard_conforming_strings",
+        "search_path",
+        "standard_conforming_strings",
+    )
+} | {"default_transaction_isolation": "repeatable read"}
+
+
+@pytest.mark.parametrize("name", [*LENT, "all"])
+async def test_what_is_set_on_a_connection_of_the_users_bends_nothing_and_stays(name: str, dsn: str) -> None:
+    with Window(dsn) as window:
+        evil(window)
+    asked = "SELECT json_object_agg(name, setting)::text FROM pg_catalog.pg_settings WHERE name NOT LIKE 'transaction%'"
+    async with await TrioConnection.connect(dsn, autocommit=True, row_factory=dict_row) as lent:
+        await lent.execute("LOAD 'plpgsql'")
+        for setting, value in LENT.items():
+            if name in ("all", setting) and "." not in setting:
+                await lent.execute(
+                    SQL("SET {} = {}").format(
+                        Identifier(setting), SQL(value if setting == "search_path" else repr(value))
+                    )
+                )
+        before = await (await lent.execute(asked)).fetchone()
+        async with open_client(dsn) as home:
+            client = home.using(lent)
+            async with lent.transaction():
+                one = await client.enqueue("echo", {"text": "€ \\ '"}, delay=5, deadline=600)
+                await client.enqueue("echo", {}, unique_key="k")
+                await client.enqueue_many([echo.request("€") for _ in range(20)])
+            job = await client.job(one.id)
+            assert (job.args, job.state) == ({"text": "€ \\ '"}, "scheduled")
+            assert 4 < (job.run_at - job.created_at).total_seconds() < 6
+            assert len(await client.jobs(limit=100)) == 22
+            assert (await client.cancel(one.id, reason="€")).state == "cancelled"
+        assert await (await lent.execute(asked)).fetchone() == before
+        assert lent.row_factory is dict_row
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+async def test_a_connection_of_the_users_that_cannot_carry_a_text_is_told(encoding: str, dsn: str) -> None:
+    async with (
+        await TrioConnection.connect(dsn, autocommit=True, client_encoding=encoding) as lent,
+        open_client(dsn) as home,
+    ):
+        for enqueue in (
+            lambda: home.using(lent).enqueue("echo", {"text": "€"}),
+            lambda: home.using(lent).enqueue_many([echo.request("€") for _ in range(20)]),
+        ):
+            with pytest.raises(UsageError, match="SET client_encoding = 'UTF8'"):
+                await enqueue()
 
 
 # Where the database says that nothing may be written
