@@ -6,7 +6,8 @@ like `{"$codec": "2026a", "data": "..."}`. Kind, queue, times, keys, errors and 
 work with them.
 
 The envelope is bound to its kind and, where it can be known before the job is written, to its job's id: whoever may write to
-the database cannot put one job's arguments under another. An id is known before only when it is reserved first; a job with a
+the database cannot put one job's arguments under another, nor a result in the place of arguments, nor anything of one schema
+or application into another. An id is known before only when it is reserved first; a job with a
 unique key may turn out to be an older one, so its envelope is bound to the kind alone.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 import os
 import re
 from base64 import b64decode, b64encode
+from copy import copy
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 MARK = '{"$codec":'
 _NONCE = 12
+_FORM = 2
 
 
 class Codec(Protocol):
@@ -43,11 +46,13 @@ class Codec(Protocol):
 
 
 class Envelope(msgspec.Struct, omit_defaults=True):
-    """What `AeadCodec` stores. `bound` is False when the job's id was not known."""
+    """What `AeadCodec` stores. `bound` is False when the job's id was not known. `form` says what it is bound to: 1, that of
+    the first version, to kind and id alone."""
 
     codec: str = msgspec.field(name="$codec")
     data: str
     bound: bool = True
+    form: int = 1
 
 
 class AeadCodec:
@@ -55,12 +60,16 @@ class AeadCodec:
 
     `keys` are 32 bytes each; every one of them decodes, `current` encodes. To rotate: add the new key everywhere, then make it
     current everywhere, and drop the old one when no job or result of its time is left.
-    With `accept_plain=False` arguments that no codec has encoded are refused: then nothing can be enqueued from SQL, by
-    schedules or as a batch's callback. A random nonce of 96 bits: rotate before 2**32 jobs.
+    With `accept_plain=False` arguments and results that no codec has encoded are refused: then nothing can be enqueued from
+    SQL, by schedules or as a batch's callback. `context` is any text that all programs of one application share, and those of
+    another do not: an envelope of one is refused in the other, should they share a key.
+    A random nonce of 96 bits: rotate before 2**32 jobs.
     Raises `ConfigurationError`.
     """
 
-    def __init__(self, keys: Mapping[str, bytes], current: str, *, accept_plain: bool = True) -> None:
+    def __init__(
+        self, keys: Mapping[str, bytes], current: str, *, accept_plain: bool = True, context: str = ""
+    ) -> None:
         try:
             from cryptography.exceptions import InvalidTag
             from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -81,20 +90,42 @@ class AeadCodec:
         self._invalid = InvalidTag
         self._ciphers = {name: AESGCM(key) for name, key in keys.items()}
         self._current = current
-        self._accept_plain = accept_plain
+        self.accept_plain = accept_plain
+        self._where = (context, "")
 
     def __repr__(self) -> str:
         return f"<AeadCodec current={self._current!r} keys={', '.join(sorted(self._ciphers))}>"
 
+    def in_schema(self, schema: str) -> AeadCodec:
+        """The same codec, whose envelopes are bound to a schema. Clients and workers ask for it."""
+        bound = copy(self)
+        bound._where = (self._where[0], schema)
+        return bound
+
     def encode(self, plain: bytes, *, kind: str, job_id: int | None) -> str:
-        """An envelope under the current key."""
-        nonce = os.urandom(_NONCE)
-        sealed = self._ciphers[self._current].encrypt(nonce, plain, _context(self._current, kind, job_id))
-        data = b64encode(nonce + sealed).decode()
-        return msgspec.json.encode(Envelope(self._current, data, job_id is not None)).decode()
+        """An envelope of arguments under the current key."""
+        return self._seal(plain, "arguments", kind, job_id)
+
+    def encode_result(self, plain: bytes, *, kind: str, job_id: int) -> str:
+        """An envelope of a result."""
+        return self._seal(plain, "result", kind, job_id)
 
     def decode(self, coded: str, *, kind: str, job_id: int) -> bytes:
-        """What was encoded. Raises `CodecError`."""
+        """Arguments that were encoded. Raises `CodecError`."""
+        return self._open(coded, "arguments", kind, job_id)
+
+    def decode_result(self, coded: str, *, kind: str, job_id: int) -> bytes:
+        """A result that was encoded. Raises `CodecError`."""
+        return self._open(coded, "result", kind, job_id)
+
+    def _seal(self, plain: bytes, what: str, kind: str, job_id: int | None) -> str:
+        nonce = os.urandom(_NONCE)
+        context = _context(_FORM, self._current, kind, job_id, what, self._where)
+        sealed = self._ciphers[self._current].encrypt(nonce, plain, context)
+        data = b64encode(nonce + sealed).decode()
+        return msgspec.json.encode(Envelope(self._current, data, job_id is not None, _FORM)).decode()
+
+    def _open(self, coded: str, what: str, kind: str, job_id: int) -> bytes:
         if "$codec" not in coded:
             return self._plain(coded, kind)
         try:
@@ -107,25 +138,47 @@ class AeadCodec:
                 f"The payload of {kind!r} job {job_id} is encoded with the key {envelope.codec[:64]!r}, and this program has "
                 f"{', '.join(sorted(self._ciphers))}. Give its codec that key; the job is tried again."
             )
-        context = _context(envelope.codec, kind, job_id if envelope.bound else None)
+        if envelope.form not in (1, _FORM):
+            raise CodecError(
+                f"The payload of {kind!r} job {job_id} was encoded by a newer version of pulse-trio (form {envelope.form}). "
+                "Upgrade this program; the job is tried again."
+            )
+        bound_to = job_id if envelope.bound else None
+        context = _context(envelope.form, envelope.codec, kind, bound_to, what, self._where)
         try:
             sealed = b64decode(envelope.data, validate=True)
             return cipher.decrypt(sealed[:_NONCE], sealed[_NONCE:], context)
         except (self._invalid, ValueError):
             raise CodecError(
-                f"The payload of {kind!r} job {job_id} was changed or belongs to another job, or the key {envelope.codec!r} "
+                f"The payload of {kind!r} job {job_id} was changed or belongs to another job, use, schema or application, "
+                f"or the key {envelope.codec!r} "
                 "is not the one it was encoded with."
             ) from None
 
     def _plain(self, coded: str, kind: str) -> bytes:
-        if not self._accept_plain:
+        if not self.accept_plain:
             raise CodecError(f"The payload of {kind!r} is not encoded, and this codec accepts no plain ones.")
         return coded.encode()
 
 
-def _context(key: str, kind: str, job_id: int | None) -> bytes:
-    # JSON, so that no two contexts are written the same way.
-    return msgspec.json.encode(["pulse-trio", 1, key, kind, job_id])
+def _context(form: int, key: str, kind: str, job_id: int | None, what: str, where: tuple[str, str]) -> bytes:
+    # JSON, so that no two contexts are written the same way. The first form is read for as long as there are jobs of it.
+    rest = [] if form == 1 else [what, *where]
+    return msgspec.json.encode(["pulse-trio", form, key, kind, job_id, *rest])
+
+
+def in_schema(codec: Codec | None, schema: str) -> Codec | None:
+    """The codec as one schema's clients and workers use it; a codec of the user's own need not know schemas."""
+    bind = getattr(codec, "in_schema", None)
+    return codec if bind is None else bind(schema)
+
+
+def _encode_result(codec: Codec, plain: bytes, kind: str, job_id: int) -> str:
+    return getattr(codec, "encode_result", codec.encode)(plain, kind=kind, job_id=job_id)
+
+
+def _decode_result(codec: Codec, coded: str, kind: str, job_id: int) -> bytes:
+    return getattr(codec, "decode_result", codec.decode)(coded, kind=kind, job_id=job_id)
 
 
 def encoded(codec: Codec, plain: str, kind: str, job_id: int | None) -> str:
@@ -153,7 +206,7 @@ def coded_result(codec: Codec, kind: str, job_id: int, value: Any) -> Any:
     """What is stored of a handler's value; None, which says nothing, stays as it is."""
     if value is None:
         return None
-    return msgspec.Raw(codec.encode(encode_result(kind, value).encode(), kind=kind, job_id=job_id).encode())
+    return msgspec.Raw(_encode_result(codec, encode_result(kind, value).encode(), kind, job_id).encode())
 
 
 def same_result(codec: Codec | None, one: str | None, other: str | None, kind: str, job_id: int) -> bool:
@@ -161,15 +214,22 @@ def same_result(codec: Codec | None, one: str | None, other: str | None, kind: s
     if one == other or codec is None or one is None or other is None:
         return one == other
     try:
-        return codec.decode(one, kind=kind, job_id=job_id) == codec.decode(other, kind=kind, job_id=job_id)
+        return _decode_result(codec, one, kind, job_id) == _decode_result(codec, other, kind, job_id)
     except Exception:
         # A codec may be one that only encodes. Nothing hangs on the answer but an event, and a job ends here, whose end a
         # failing codec must not take from it.
         return True
 
 
-def decoded_value(codec: Codec, value: Any, kind: str, job_id: int) -> Any:
-    """Arguments or a result of a job, as a client shows them. Raises `CodecError`."""
-    if not isinstance(value, dict) or "$codec" not in cast("dict[str, Any]", value):
+def decoded_value(codec: Codec, value: Any, kind: str, job_id: int, *, result: bool = False) -> Any:
+    """Arguments or a result of a job, as a client shows them. None is no result. Raises `CodecError`."""
+    plain = not isinstance(value, dict) or "$codec" not in cast("dict[str, Any]", value)
+    if value is None or (plain and getattr(codec, "accept_plain", True)):
         return cast("Any", value)
-    return msgspec.json.decode(codec.decode(msgspec.json.encode(value).decode(), kind=kind, job_id=job_id))
+    coded = msgspec.json.encode(value).decode()
+    decode = _decode_result if result else _decode_arguments
+    return msgspec.json.decode(decode(codec, coded, kind, job_id))
+
+
+def _decode_arguments(codec: Codec, coded: str, kind: str, job_id: int) -> bytes:
+    return codec.decode(coded, kind=kind, job_id=job_id)

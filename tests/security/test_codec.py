@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from typing import TYPE_CHECKING, Any, Literal
 
 import psycopg
@@ -29,7 +30,7 @@ def codec(current: str = "new", **options: Any) -> AeadCodec:
 @given(st.binary(max_size=2000), st.text(), st.one_of(st.none(), st.integers(1, 2**62)))
 def test_what_is_encoded_is_decoded_and_nothing_of_it_is_readable(plain: bytes, kind: str, job_id: int | None) -> None:
     coded = codec().encode(plain, kind=kind, job_id=job_id)
-    assert set(json.loads(coded)) <= {"$codec", "data", "bound"}
+    assert set(json.loads(coded)) <= {"$codec", "data", "bound", "form"}
     assert codec("old").decode(coded, kind=kind, job_id=job_id or 7) == plain
     assert codec().encode(plain, kind=kind, job_id=job_id) != coded  # a nonce of its own
 
@@ -121,7 +122,7 @@ async def test_a_jobs_arguments_and_result_are_readable_at_both_ends_only(dsn: s
             member = await batch.enqueue(handlers["greet"], "secret-8")
         by_sql = await stranger.enqueue("greet", {"name": "plain"})
         assert (await client.job(one.id)).args == {"name": "secret-1"}
-        assert set((await stranger.job(one.id)).args) == {"$codec", "data"}
+        assert set((await stranger.job(one.id)).args) == {"$codec", "data", "form"}
         await Worker(handlers, dsn, burst=True).run()
         assert await one.result() == "hello secret-1"
         assert (keyed.id, await keyed.result()) == (replaced.id, "hello secret-4")
@@ -279,3 +280,73 @@ async def test_a_schedules_jobs_are_plain_and_their_results_are_encoded(dsn: str
         strict = client.run_schedule("daily").id
         await Worker(app(codec(accept_plain=False)), dsn, burst=True).run()
         assert "accepts no plain ones" in window.job(strict)["error"]
+
+
+def first_version(plain: bytes, *, kind: str, job_id: int | None) -> str:
+    """An envelope as the first version wrote it."""
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    context = json.dumps(["pulse-trio", 1, "new", kind, job_id], separators=(",", ":")).encode()
+    nonce = b"n" * 12
+    data = b64encode(nonce + AESGCM(NEW).encrypt(nonce, plain, context)).decode()
+    return json.dumps({"$codec": "new", "data": data} | ({} if job_id is not None else {"bound": False}))
+
+
+def test_envelopes_of_the_first_version_are_read_and_no_newer_one_passes_for_one() -> None:
+    one = codec().in_schema("pulse")
+    for decode in (one.decode, one.decode_result):
+        assert decode(first_version(b"7", kind="pay", job_id=1), kind="pay", job_id=1) == b"7"
+        assert decode(first_version(b"7", kind="pay", job_id=None), kind="pay", job_id=9) == b"7"
+    new = json.loads(one.encode(b"{}", kind="pay", job_id=1))
+    assert new.pop("form") == 2
+    with pytest.raises(CodecError, match="was changed"):
+        one.decode(json.dumps(new), kind="pay", job_id=1)
+    with pytest.raises(CodecError, match="newer version of pulse-trio"):
+        one.decode(json.dumps(new | {"form": 3}), kind="pay", job_id=1)
+
+
+def test_an_envelope_is_bound_to_its_use_its_schema_and_its_application() -> None:
+    shop = codec(context="shop").in_schema("pulse")
+    coded = shop.encode(b"{}", kind="pay", job_id=1)
+    for stranger in (
+        shop.in_schema("other"),
+        codec(context="bank").in_schema("pulse"),
+        codec().in_schema("pulse"),
+        codec(),
+    ):
+        with pytest.raises(CodecError, match="use, schema or application"):
+            stranger.decode(coded, kind="pay", job_id=1)
+    with pytest.raises(CodecError, match="was changed"):
+        shop.decode_result(coded, kind="pay", job_id=1)
+    with pytest.raises(CodecError, match="was changed"):
+        shop.decode(shop.encode_result(b"{}", kind="pay", job_id=1), kind="pay", job_id=1)
+    assert shop.decode(coded, kind="pay", job_id=1) == b"{}"
+
+
+async def test_a_result_put_in_the_place_of_arguments_fails_the_job(dsn: str) -> None:
+    with Window(dsn) as window:
+        client = SyncClient(dsn, codec=codec())
+        job_id = client.enqueue("threaded", {"name": "Ada"}).id
+        await Worker(app(codec()), dsn, burst=True).run()
+        window.do(operations.retry(job_id))
+        window.run(
+            "UPDATE job SET args = %s, max_attempts = attempt + 1",
+            codec().in_schema("pulse").encode_result(b'{"name": "Eve"}', kind="threaded", job_id=job_id),
+        )
+        await Worker(app(codec()), dsn, burst=True).run()
+        assert window.job(job_id)["error"].startswith("CodecError")
+
+
+async def test_a_strict_codec_refuses_plain_arguments_and_plain_results_at_the_client_too(dsn: str) -> None:
+    with Window(dsn) as window:
+        plain = SyncClient(dsn).enqueue("greet", {"name": "Ada"}).id
+        strict = SyncClient(dsn, codec=codec(accept_plain=False))
+        with pytest.raises(CodecError, match="accepts no plain ones"):
+            strict.job(plain)
+        coded = strict.enqueue("greet", {"name": "Ada"}).id
+        await Worker(app(codec(accept_plain=False)), dsn, burst=True).run()
+        assert strict.result(coded) == "hello Ada"
+        window.run("UPDATE job_archive SET result = '7' WHERE id = %s", coded)
+        with pytest.raises(CodecError, match="accepts no plain ones"):
+            strict.result(coded)
+        assert SyncClient(dsn, codec=codec()).result(coded) == 7

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import click
 
 from ..client import request_by_name
+from ..codec import in_schema
 from ..errors import InvalidArguments
 from ..store import operations
 from ..store.audit import by_hand
@@ -57,7 +58,9 @@ def enqueue(
     text = sys.stdin.read() if arguments == "-" else arguments
     request, codec = _request(kind, parse_arguments(text), app, {k: v for k, v in options.items() if v is not None})
     with open_store(dsn, schema) as client:
-        done = client.run_together(by_hand(operations.enqueue(request, codec), f"{request.queue} {request.kind}"))
+        done = client.run_together(
+            by_hand(operations.enqueue(request, in_schema(codec, client.schema)), f"{request.queue} {request.kind}")
+        )
     if as_json:
         print_json({"id": done.id, "added": done.added})
         return

@@ -11,6 +11,7 @@ import anyio
 import psycopg
 import sniffio
 
+from ..codec import in_schema
 from ..errors import DatabaseUnavailable, UnknownJob, UsageError
 from ..handlers import queue_limits
 from ..postgres import (
@@ -73,7 +74,7 @@ class Client:
         self._source: TrioPool | AsyncioPool | psycopg.AsyncConnection[Any] = source
         self._foreign = None if known else adapt_async(source)
         self._handlers = handlers
-        self._codec = codec if codec is not None or handlers is None else handlers.codec
+        self._codec = in_schema(codec if codec is not None or handlers is None else handlers.codec, schema)
         self._schema = schema
         self._actor = check_actor(actor)
         self._waits = waits

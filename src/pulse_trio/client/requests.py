@@ -25,7 +25,7 @@ def decoded_record(codec: Codec | None, job: JobRecord, *, only_result: bool = F
     if codec is None:
         return job
     args = job.args if only_result else decoded_value(codec, job.args, job.kind, job.id)
-    return replace(job, args=args, result=decoded_value(codec, job.result, job.kind, job.id))
+    return replace(job, args=args, result=decoded_value(codec, job.result, job.kind, job.id, result=True))
 
 
 def request_by_name(kind: str, args: Mapping[str, Any] | None = None, **options: Any) -> JobRequest:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 import psycopg
 
+from ..codec import in_schema
 from ..errors import DatabaseUnavailable, UsageError
 from ..handlers import queue_limits
 from ..postgres import adapt, connect_sync
@@ -65,7 +66,7 @@ class SyncClient:
         self._sees_arguments = True
         self._actor = check_actor(actor)
         self._handlers = handlers
-        self._codec = codec if codec is not None or handlers is None else handlers.codec
+        self._codec = in_schema(codec if codec is not None or handlers is None else handlers.codec, schema)
 
     def using(self, connection: psycopg.Connection[Any] | Any) -> SyncClient:
         """The same client in the transaction of a connection of the caller's; see `Client.using`."""
@@ -365,6 +366,11 @@ class SyncClient:
         self.run(queues.limit(queue_limits(queue, limit, rate, key_limit, key_rate)))
 
     # Operations
+
+    @property
+    def schema(self) -> str:
+        """The schema it works on."""
+        return self._schema
 
     @property
     def pooled(self) -> bool:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import trio
 from msgspec.structs import replace
 
-from ..codec import coded_result
+from ..codec import coded_result, in_schema
 from ..errors import ConfigurationError, DatabaseUnavailable, HandlerStuck
 from ..handlers import Handlers, check_queue
 from ..observe import HandlerOverran, Observer, WorkerStarted, WorkerStopped
@@ -213,8 +213,10 @@ class Worker:
             stack_of=self._stack_of,
         )
         self._progress = ProgressBook(self._store, backoff=backoff, observer=self._observer)
+        codec = in_schema(self._handlers.codec, s.schema)
         self._calls = Calls(
             self._handlers,
+            codec=codec,
             threads=trio.CapacityLimiter(s.concurrency),
             process_slots=s.process_slots,
             cleanup=s.cleanup,
@@ -234,7 +236,7 @@ class Worker:
         self._lag = LagMonitor(warning=s.lag_warning, observer=self._observer)
         self._transactions = Transactions(
             self._store.transactions,
-            completed=completed if self._handlers.codec is None else partial(_encoded, self._handlers.codec),
+            completed=completed if codec is None else partial(_encoded, codec),
             on_commit=self._job_committed,
             on_lost=self._leases.lose,
             margin=s.margin,
@@ -242,6 +244,7 @@ class Worker:
         self._runner = Runner(
             self._handlers,
             self._calls.get,
+            codec=codec,
             on_start=self._leases.add,
             on_end=self._job_ended,
             observer=self._observer,

@@ -26,6 +26,7 @@ from .held import Held, Transactions
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ..codec import Codec
     from ..handlers import Handlers
     from ..jobs import Claim
     from ..observe import Observer
@@ -64,6 +65,7 @@ class Runner:
         handlers: Handlers,
         call_of: Callable[[str], Call | None],
         *,
+        codec: Codec | None,
         on_start: Callable[[Held], None],
         on_end: Callable[[Held], None],
         observer: Observer,
@@ -93,7 +95,7 @@ class Runner:
         self._epoch_offset = epoch_offset
         self._transactions = transactions
         self._say = say
-        self._codec = handlers.codec
+        self._codec = codec
         self._retries = {h.kind: h.retries for h in handlers if h.retries is not None}
         self._tell_start = observer.wanted(JobStarted)
         self._tell_end = observer.wanted(JobEnded)

@@ -15,6 +15,7 @@ from .in_thread import call_in_thread, stack_in_thread
 if TYPE_CHECKING:
     import trio
 
+    from ...codec import Codec
     from ...handlers import Handler, Handlers
     from ...observe import Observer
     from ..held import Held
@@ -35,6 +36,7 @@ class Calls:
         handlers: Handlers,
         *,
         threads: trio.CapacityLimiter,
+        codec: Codec | None,
         process_slots: int,
         cleanup: float,
         margin: float,
@@ -46,7 +48,7 @@ class Calls:
         self._processes: ProcessCalls | None = None
         self.services: list[Callable[[], Awaitable[None]]] = []
         self._threads = threads
-        self._codec = handlers.codec
+        self._codec = codec
         kinds = {handler.runs for handler in handlers}
         # What no handler asks for is not even made.
         if "asyncio" in kinds:
