@@ -97,7 +97,7 @@ def test_the_sql_on_the_sql_page_runs(dsn: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "view", ["jobs", "attempts", "cancellations", "workers", "queues", "schedules", "fires", "audit"]
+    "view", ["jobs", "attempts", "cancellations", "workers", "queues", "schedules", "fires", "audit", "quarantine"]
 )
 def test_every_column_of_a_view_is_on_the_sql_page(dsn: str, view: str) -> None:
     page = (ROOT / "docs/reference/sql.md").read_text(encoding="utf-8")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 RoleKind = Literal["producer", "waiter", "worker", "operator"]
 
-_VIEWS = "jobs, attempts, workers, queues, schedules, fires, cancellations"
+_VIEWS = "jobs, attempts, workers, queues, schedules, fires, cancellations, quarantine"
 _ENQUEUE = (
     "enqueue",
     "enqueue_many",

@@ -138,11 +138,59 @@ class JobsRescued:
 
 @dataclass(frozen=True, slots=True)
 class SuspectAlone:
-    """A job whose worker died with it too often is about to run; this worker claims nothing else until it has ended."""
+    """A job whose worker died with it too often is about to run in this worker's own process, because the worker was not told
+    how another process finds its handlers. `beside`: so many other jobs still run, and had not ended in time; with 0 the worker
+    claims nothing else until the job has ended."""
 
     job_id: int
     kind: str
     attempt: int
+    beside: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JobQuarantined:
+    """A rescue put a job in quarantine: so many `crashes` of its worker are on its record that it runs next in a process of its
+    own."""
+
+    job_id: int
+    kind: str
+    crashes: int
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineStarted:
+    """A job in quarantine runs in the process `pid`, which runs nothing else meanwhile."""
+
+    job_id: int
+    kind: str
+    attempt: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineNotStarted:
+    """The process for a job in quarantine could not be started, or ended before the job began (`error`). The job is put back,
+    its budget untouched, and is due again in `again_in` seconds."""
+
+    job_id: int
+    kind: str
+    error: str
+    again_in: float
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineEnded:
+    """An attempt in quarantine ended after `seconds`. `crash` says how its process died, None if it did not: then the job has
+    left quarantine. `counts`: nothing else had run in that process, so this crash counts towards the job's `crash_limit`."""
+
+    job_id: int
+    kind: str
+    attempt: int
+    pid: int
+    seconds: float
+    crash: str | None = None
+    counts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +321,10 @@ Event = (
     | HandlerOverran
     | JobsRescued
     | SuspectAlone
+    | JobQuarantined
+    | QuarantineStarted
+    | QuarantineNotStarted
+    | QuarantineEnded
     | UnknownKindReleased
     | BadRow
     | ScheduleFired

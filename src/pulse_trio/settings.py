@@ -41,6 +41,11 @@ class WorkerSettings:
     process_slots: int = _setting(
         0, "Handlers with runs='process' that may run at once in one worker; 0 for one on each core."
     )
+    quarantine_slots: int = _setting(
+        2,
+        "Jobs in quarantine (their worker died with them again and again) that may run at once beside one worker's others, "
+        "each in a process of its own.",
+    )
     lease: float = _setting(
         30.0, "How long a claim or beat holds a job; a vanished worker's jobs are rescued after it."
     )
@@ -76,6 +81,7 @@ class WorkerSettings:
         self._require("concurrency", self.concurrency >= 1, "must be at least 1")
         self._require("processes", self.processes >= 1, "must be at least 1")
         self._require("process_slots", self.process_slots >= 0, "must not be negative")
+        self._require("quarantine_slots", self.quarantine_slots >= 1, "must be at least 1")
         # Not to the last bit: 0.6 / 3 is less than 0.2.
         third = self.lease / 3 * (1 + 1e-9)
         self._require("heartbeat", self.heartbeat <= third, f"must be at most a third of the lease ({self.lease:g} s)")

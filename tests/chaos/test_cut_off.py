@@ -87,46 +87,6 @@ async def test_a_job_whose_worker_is_cut_off_between_completion_and_commit_is_re
         assert rescued == 1
 
 
-async def test_the_turn_of_a_worker_that_is_cut_off_goes_to_another(
-    dsn: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def hurried(name: str, schema: str) -> bytes:
-        return statement(name, schema).replace(b"'40s'", b"'1s'")
-
-    monkeypatch.setattr(worker, "statement", hurried)
-    async with open_store(dsn, lease=LEASE) as other, open_store(proxy.dsn, lease=LEASE) as doomed:
-        assert await doomed.prepare_for_suspect()
-        proxy.swallow()
-        assert not await other.prepare_for_suspect()
-
-        with trio.fail_after(10):
-            while not await other.prepare_for_suspect():  # noqa: ASYNC110 -- the server tells nobody
-                await trio.sleep(0.1)
-        await other.end_suspects_turn()
-        # Who gave the turn back may be idle as long as before: the connection is still there.
-        session = other.session
-        await trio.sleep(1.5)
-        assert await other.prepare_for_suspect()
-        assert await other.open_session() == session
-
-
-async def test_a_turn_whose_end_was_not_answered_goes_with_its_connection(
-    dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def slow(name: str, schema: str) -> bytes:
-        return b"SELECT pg_sleep(60)" if name == "end_suspects_turn" else statement(name, schema)
-
-    monkeypatch.setattr(worker, "statement", slow)
-    async with open_store(dsn, lease=LEASE) as other, open_store(dsn, lease=LEASE) as holder:
-        assert await holder.prepare_for_suspect()
-        with trio.move_on_after(0.5):
-            await holder.end_suspects_turn()
-
-        with trio.fail_after(10):
-            while not await other.prepare_for_suspect():  # noqa: ASYNC110 -- the server tells nobody
-                await trio.sleep(0.05)
-
-
 @pytest.mark.parametrize("where", ["BEGIN", "completion", "COMMIT"])
 async def test_a_fenced_transaction_whose_server_falls_silent_ends_although_the_lease_is_renewed(
     where: str, dsn: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch

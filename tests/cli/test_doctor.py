@@ -53,7 +53,14 @@ def of_health(**changes: Any) -> list[Finding]:
 def test_nothing_is_wrong_with_what_is_healthy() -> None:
     assert of_server() == []
     assert of_health() == []
-    assert {f.check for f in diagnose(HEALTHY)} == {"HOT updates", "archive", "old transactions", "workers", "backlog"}
+    assert {f.check for f in diagnose(HEALTHY)} == {
+        "HOT updates",
+        "archive",
+        "old transactions",
+        "workers",
+        "backlog",
+        "quarantine",
+    }
 
 
 @pytest.mark.parametrize(

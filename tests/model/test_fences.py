@@ -591,6 +591,7 @@ HARMLESS = {
     "running_of": "a count",
     "slots": "says where to look; the claim decides",
     "suspects_due": "says where to look; the claim decides",
+    "quarantined": "a person's list",
     "prune_permits": "removes what claim_limited does not count",
     "retry_jobs()": "of live jobs it takes those with a moment to come, and a running one's has come",
     "ask_stack()": "a question",

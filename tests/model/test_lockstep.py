@@ -70,6 +70,9 @@ class Modelled:
     failures: int = 0
     crashes: int = 0
     suspect: bool = False
+    quarantined: bool = False
+    """It was claimed while it was a suspect."""
+    deaths: int = 0
     session: int = 0
     expired: bool = False
     cancelling: bool = False
@@ -99,10 +102,11 @@ class Modelled:
     def claim(self, session: int) -> None:
         assert next_state(self.state, Event.CLAIM) is State.RUNNING
         self.session, self.attempt, self.expired = session, self.attempt + 1, False
+        self.quarantined = self.suspect
 
-    def end(self, kind: OutcomeKind, delay: float, result: Any = None) -> None:
+    def end(self, kind: OutcomeKind, delay: float, result: Any = None, *, seen_alone: bool = False) -> None:
         """The current attempt ends, as it was accepted to."""
-        poison = kind == "rescued" and self.suspect and self.crashes + 1 >= CRASH_LIMIT
+        poison = seen_alone and self.deaths + 1 >= CRASH_LIMIT
         event = event_of(kind, self.attempt, 0 if poison else self.max_attempts, cancelling=self.cancelling)
         state = next_state(State.RUNNING, event)
         if state in FINISHED:
@@ -114,15 +118,17 @@ class Modelled:
             self.put_back = event in (Event.FAIL, Event.RESCUE)
             self.due = delay <= 0
             self.crashes += kind == "rescued"
+            self.deaths += seen_alone
             if kind != "released":
-                self.suspect = kind == "rescued" and self.crashes >= CRASH_LIMIT - 1
+                self.quarantined &= self.suspect
+                self.suspect = kind == "rescued" and (self.suspect or self.crashes >= CRASH_LIMIT - 1)
         self.session, self.expired = 0, False
 
     def retry(self) -> None:
         if self.finished is not None:
             self.max_attempts = max(self.max_attempts, self.attempt + 1)
-            self.failures = self.crashes = 0
-            self.suspect = self.put_back = False
+            self.failures = self.crashes = self.deaths = 0
+            self.suspect = self.put_back = self.quarantined = False
         self.finished, self.due, self.result = None, True, None
 
 
@@ -274,11 +280,13 @@ class Lockstep(RuleBasedStateMachine):
         owned = {j.owner for j in waiting} - {None} - busy
         return min(PLACES - len(running), len(owned) + sum(j.owner is None for j in waiting))
 
-    @rule(target=claims, worker=st.integers(0, 1))
-    def claim_suspect(self, worker: int) -> Any:
+    @rule(target=claims, worker=st.integers(0, 1), fresh=st.booleans())
+    def claim_suspect(self, worker: int, fresh: bool) -> Any:
         store = self.stores[worker]
-        claimed = self.portal.call(store.claim_suspect, [QUEUE, NARROW]).claims
+        claimed = self.portal.call(lambda: store.claim_suspect([QUEUE, NARROW], fresh=fresh)).claims
         wanted = [j for j in self.model.values() if j.suspected and not (self.paused and j.queue == QUEUE)]
+        if not fresh:
+            wanted = [j for j in wanted if j.queue == QUEUE and not j.quarantined]
         fitting = self.fitting([j for j in wanted if j.queue == NARROW])
         assert len(claimed) == min(1, fitting + sum(j.queue == QUEUE for j in wanted))
         assert all(self.model[c.id] in wanted for c in claimed)
@@ -372,6 +380,18 @@ class Lockstep(RuleBasedStateMachine):
         ends = [j.state for j in lost]
         assert self.portal.call(self.stores[worker].rescue) == (ends.count(State.AVAILABLE), ends.count(State.DEAD))
 
+    @rule(claim=claims, worker=st.integers(0, 1), alone=st.booleans())
+    def a_witness_reports_a_crash(self, claim: Claim, worker: int, alone: bool) -> None:
+        job = self.holder(claim)
+        if job is not None and not job.suspect:
+            return  # nobody runs it in quarantine
+        written = self.portal.call(lambda: self.stores[worker].report_crash(claim, "killed", alone=alone))
+        assert written is (job is not None)
+        if job is not None:
+            # Nobody takes this crash back: it was seen.
+            self.ended[claim.id, claim.attempt, claim.session] = "rescued by its witness"
+            job.end("rescued", 0.0, seen_alone=alone)
+
     @rule(target=claims, claim=claims, kind=st.sampled_from(REPORTS), unsure=st.booleans())
     def somebody_else_takes_over_before_the_report(self, claim: Claim, kind: OutcomeKind, unsure: bool) -> Any:
         """What makes reports stale, in one step: drawn one by one it comes too seldom."""
@@ -393,12 +413,14 @@ class Lockstep(RuleBasedStateMachine):
             "SELECT s.id, s.state, s.attempt, s.max_attempts,"
             " CASE s.state WHEN 'running' THEN s.worker ELSE 0 END AS worker, s.unique_key, s.priority,"
             " coalesce(j.failures, a.failures) AS failures, coalesce(j.cancelling, false) AS cancelling,"
-            " coalesce(j.crashes, 0) AS crashes, coalesce(j.suspect, false) AS suspect, s.queue, a.result"
+            " coalesce(j.crashes, 0) AS crashes, coalesce(j.suspect, false) AS suspect,"
+            " coalesce(j.deaths, 0) AS deaths, s.queue, a.result"
             " FROM jobs s LEFT JOIN job j ON j.id = s.id LEFT JOIN job_archive a ON a.id = s.id ORDER BY s.id"
         )
         assert [tuple(row.values()) for row in shown] == [
             (j.id, j.state, j.attempt, j.max_attempts, j.session, j.key, j.priority, j.failures, j.cancelling,
-             j.crashes if j.finished is None else 0, j.suspect and j.finished is None, j.queue, j.result)
+             j.crashes if j.finished is None else 0, j.suspect and j.finished is None,
+             j.deaths if j.finished is None else 0, j.queue, j.result)
             for j in sorted(self.model.values(), key=lambda j: j.id)
         ]  # fmt: skip
 

@@ -101,10 +101,8 @@ class Store(FakeStore):
         return fault
 
     def _lose(self) -> None:
-        """The connection is lost, and what hangs on it: whether it waits idle, its turn for a suspect."""
+        """The connection is lost, and what hangs on it: whether it waits idle."""
         self._withdraw()
-        if self.database.suspects_turn is self:
-            self.database.suspects_turn = None
         raise DatabaseUnavailable("lost by the plan")
 
     async def _through(self, operation: str, do: Callable[[FakeStore], Awaitable[Any]]) -> Any:
@@ -144,9 +142,13 @@ class Store(FakeStore):
         self._renew_session()
         return await self._through("exchange", lambda store: FakeStore.exchange(store, limit, slots, completed))
 
-    async def claim_suspect(self, queues: Sequence[str] | None) -> Exchange:
+    async def claim_suspect(
+        self, queues: Sequence[str] | None, *, session: int | None = None, fresh: bool = True
+    ) -> Exchange:
         self._renew_session()
-        return await self._through("claim_suspect", lambda store: FakeStore.claim_suspect(store, queues))
+        return await self._through(
+            "claim_suspect", lambda store: FakeStore.claim_suspect(store, queues, session=session, fresh=fresh)
+        )
 
     async def claim_limited(self, queue: str, limit: int, turns: str = "{}") -> Limited:
         self._renew_session()

@@ -296,8 +296,6 @@ class World:
         ghost, which runs to its end and can reach nobody."""
         self._stores[number].dead = True
         self._stores[number].database.idle.discard(self._stores[number])
-        if self.database.suspects_turn is self._stores[number]:
-            self.database.suspects_turn = None
         self._running[:] = [at_work for at_work in self._running if at_work.store is not self._stores[number]]
         self._scopes[number].cancel()
         self._begin(number, {})

@@ -373,7 +373,7 @@ async def test_a_rescue_gives_the_attempt_back_to_all_that_had_company(house: Ho
     assert [(house.state(i), house.facts(i)) for i in ids] == [("available", (1, 2))] * 3
 
 
-async def test_a_job_that_crashes_in_company_too_often_is_run_alone_and_then_dead(house: House, other: Store) -> None:
+async def test_a_job_that_crashes_in_company_too_often_is_run_alone(house: House, other: Store) -> None:
     poison, neighbour = house.enqueue(), house.enqueue()
     for attempt in (1, 2):
         dying = await house.store()
@@ -394,8 +394,9 @@ async def test_a_job_that_crashes_in_company_too_often_is_run_alone_and_then_dea
     assert ran_well.id == neighbour
     assert (await well.settle([end(ran_well)])).accepted
     assert (await well.claim_suspect([house.queue])).claims == []
+    # Whatever took the worker along, it took along who could have seen why.
     await crash(house, other, poison)
-    assert house.state(poison) == "dead"
+    assert house.state(poison) == "available"
     assert house.state(neighbour) == "completed"
 
 
@@ -412,12 +413,50 @@ async def test_a_suspect_that_fails_without_a_crash_is_one_no_longer(house: Hous
     assert [c.id for c in await claim(other, house.queue)] == [job_id]
 
 
-async def test_one_store_at_a_time_prepares_for_a_suspect(store: Store, other: Store) -> None:
-    assert await store.prepare_for_suspect()
-    assert not await other.prepare_for_suspect()
-    await store.end_suspects_turn()
-    assert await other.prepare_for_suspect()
-    await other.end_suspects_turn()
+async def suspected(house: House, other: Store) -> int:
+    job_id = house.enqueue()
+    for _ in range(2):
+        await claim(await house.store(), house.queue)
+        await crash(house, other, job_id)
+    return job_id
+
+
+async def test_a_job_is_dead_when_its_own_process_was_seen_to_die_at_its_crash_limit(
+    house: House, store: Store, other: Store
+) -> None:
+    job_id = await suspected(house, other)
+    for number in (1, 2, 3):
+        assert await other.suspects_are_due([house.queue])
+        (claimed,) = (await other.claim_suspect([house.queue], session=4000 + number)).claims
+        assert claimed.session == 4000 + number
+        assert not await other.suspects_are_due([house.queue])
+        assert await store.report_crash(claimed, "killed by signal 9 (SIGKILL)", alone=True)
+        assert not await store.report_crash(claimed, "killed by signal 9 (SIGKILL)", alone=True)
+        assert house.state(job_id) == ("dead" if number == 3 else "available")
+
+
+async def test_crashes_that_nobody_saw_or_that_another_job_may_have_caused_do_not_count(
+    house: House, store: Store, other: Store
+) -> None:
+    job_id = await suspected(house, other)
+    for number in range(5):
+        (claimed,) = (await store.claim_suspect([house.queue])).claims
+        if number % 2:
+            await store.report_crash(claimed, "killed by signal 9 (SIGKILL)", alone=False)
+        else:
+            await crash(house, other, job_id)
+        assert house.state(job_id) == "available"
+
+
+async def test_a_process_that_ran_another_job_takes_only_suspects_that_have_not_been_in_quarantine(
+    house: House, store: Store, other: Store
+) -> None:
+    job_id = await suspected(house, other)
+    (claimed,) = (await store.claim_suspect([house.queue], fresh=False)).claims
+    await store.settle([end(claimed, "released")])
+    assert (await store.claim_suspect([house.queue], fresh=False)).claims == []
+    (claimed,) = (await store.claim_suspect([house.queue])).claims
+    assert claimed.id == job_id
 
 
 async def test_rescue_of_sessions_needs_no_expiry(house: House, store: Store, other: Store) -> None:

@@ -19,12 +19,15 @@ if TYPE_CHECKING:
 
 
 async def crash_alone(store: WorkerStore, window: Window, queue: str) -> Claim:
-    """A worker that holds nothing else dies with the queue's one job."""
+    """A worker that holds nothing else dies with the queue's one job; in quarantine, its witness says so."""
     async with open_store(window.dsn) as dying:
-        claims = await claim(dying, queue) or (await dying.claim_suspect([queue])).claims
-        (claimed,) = claims
-        window.expire(claimed.id)
-        await store.rescue()
+        if claims := await claim(dying, queue):
+            window.expire(claims[0].id)
+            await store.rescue()
+        else:
+            claims = (await dying.claim_suspect([queue], session=4711)).claims
+            assert await store.report_crash(claims[0], "killed by signal 9 (SIGKILL)", alone=True)
+    (claimed,) = claims
     return claimed
 
 
@@ -33,22 +36,104 @@ def set_limit(window: Window, job_id: int, limit: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "crashes"), [(None, 3), (1, 2), (2, 2), (5, 5), ("many", 3), (1e300, 5)], ids=lambda v: str(v)
+    ("limit", "before", "deaths"),
+    [(None, 2, 3), (1, 1, 1), (2, 1, 2), (5, 4, 5), ("many", 2, 3), (1e300, 9, 0)],
+    ids=lambda v: str(v),
 )
-async def test_a_job_is_dead_when_it_crashes_alone_at_its_crash_limit(
-    limit: Any, crashes: int, store: WorkerStore, window: Window, queue: str
+async def test_a_job_is_dead_when_it_was_seen_to_crash_alone_at_its_crash_limit(
+    limit: Any, before: int, deaths: int, store: WorkerStore, window: Window, queue: str
 ) -> None:
-    job_id = window.enqueue(queue, max_attempts=5)
+    job_id = window.enqueue(queue, max_attempts=9)
     if limit is not None:
         set_limit(window, job_id, limit)
-    for number in range(1, crashes + 1):
+    for number in range(1, before + deaths + 1):
         assert window.state(job_id) == "available"
+        row = window.row(job_id)
+        assert row is not None
+        assert row["suspect"] == (number > before)
         assert (await crash_alone(store, window, queue)).attempt == number
     job = window.job(job_id)
-    assert (job["state"], job["attempt"]) == ("dead", crashes)
+    assert (job["state"], job["attempt"]) == ("dead", before + deaths)
     # The last is dead for want of attempts: no number is too large.
-    assert job["error"].startswith("lease expired" if limit == 1e300 else f"CrashLimit: {crashes} times")
+    assert job["error"].startswith(f"CrashLimit: {deaths} times it ran alone" if deaths else "lease expired")
+    assert ("killed by signal 9 (SIGKILL)" in job["error"]) == bool(deaths)
     assert {a["outcome"] for a in window.attempts(job_id)} == {"rescued"}
+
+
+async def test_a_suspect_whose_machine_is_switched_off_again_and_again_is_not_dead_before_its_budget_is_used_up(
+    store: WorkerStore, window: Window, queue: str
+) -> None:
+    job_id = window.enqueue(queue, max_attempts=8)
+    for number in range(1, 9):
+        assert window.state(job_id) == "available"
+        async with open_store(window.dsn) as dying:
+            claims = await claim(dying, queue) or (await dying.claim_suspect([queue], session=4711)).claims
+            assert [c.attempt for c in claims] == [number]
+            window.expire(job_id)
+            await store.rescue()
+    assert window.state(job_id) == "dead"
+    assert window.job(job_id)["error"].startswith("lease expired")
+
+
+async def test_a_crash_is_told_of_when_it_puts_a_job_in_quarantine(window: Window, queue: str) -> None:
+    told: list[tuple[int, str, int]] = []
+    job_id = window.enqueue(queue)
+    async with open_store(window.dsn, on_suspect=lambda *what: told.append(what)) as store:
+        for _ in range(3):
+            await crash_alone(store, window, queue)
+    assert told == [(job_id, "noop", 2)]
+
+
+async def test_nobody_else_can_hold_suspects_back(store: WorkerStore, window: Window, queue: str) -> None:
+    job_id, locked = window.enqueue(queue), window.enqueue(queue)
+    window.run("UPDATE job SET suspect = true WHERE id = ANY (%s)", [job_id, locked])
+    with psycopg.connect(window.dsn) as stranger:
+        stranger.execute("SELECT pg_advisory_lock(hashtextextended('pulse suspects', 0))")
+        stranger.execute("SELECT FROM pulse.job WHERE id = %s FOR UPDATE", [locked])
+        assert [c.id for c in (await store.claim_suspect([queue])).claims] == [job_id]
+        assert (await store.claim_suspect([queue])).claims == []
+        (held,) = [c for c in [window.row(job_id)] if c is not None]
+        assert held["state"] == 2
+
+
+async def test_a_suspect_without_a_key_does_not_wait_for_one_with_a_key_that_may_not_run(
+    store: WorkerStore, window: Window, queue: str
+) -> None:
+    await store.declare_limits([QueueLimits(queue, key_limit=1)])
+    window.enqueue(queue, key="k")
+    await store.claim_limited(queue, 1)
+    window.enqueue(queue, key="k")
+    plain = window.enqueue(queue)
+    window.run("UPDATE job SET suspect = true WHERE state = 1")
+    assert [c.id for c in (await store.claim_suspect([queue])).claims] == [plain]
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+async def test_a_paused_kind_is_not_claimed_whatever_the_last_sweep_found(
+    fresh: bool, store: WorkerStore, window: Window, queue: str
+) -> None:
+    job_id = window.enqueue(queue)
+    window.run("UPDATE job SET suspect = true, suspected_at = now() WHERE id = %s", job_id)
+    window.run("INSERT INTO paused_kind (kind) VALUES ('noop')")
+    try:
+        assert not await store.suspects_are_due([queue])
+        assert (await store.claim_suspect([queue], fresh=fresh)).claims == []
+    finally:
+        window.run("DELETE FROM paused_kind")
+    assert await store.suspects_are_due([queue])
+
+
+async def test_a_job_that_was_locked_when_its_process_died_is_reported_again(
+    store: WorkerStore, window: Window, queue: str
+) -> None:
+    job_id = window.enqueue(queue)
+    window.run("UPDATE job SET suspect = true WHERE id = %s", job_id)
+    (claimed,) = (await store.claim_suspect([queue], session=4711)).claims
+    with psycopg.connect(window.dsn) as stranger:
+        stranger.execute("SELECT FROM pulse.job WHERE id = %s FOR UPDATE", [job_id])
+        assert await store.report_crash(claimed, "x", alone=True) is None
+    assert await store.report_crash(claimed, "x", alone=True) is True
+    assert window.value("SELECT deaths FROM quarantine WHERE id = %s", job_id) == 1
 
 
 async def test_crashes_are_counted_apart_from_failures(store: WorkerStore, window: Window, queue: str) -> None:
@@ -62,13 +147,13 @@ async def test_crashes_are_counted_apart_from_failures(store: WorkerStore, windo
 
 async def test_a_persons_retry_begins_without_crashes(store: WorkerStore, window: Window, queue: str) -> None:
     job_id = window.enqueue(queue)
-    for _ in range(3):
+    for _ in range(5):
         await crash_alone(store, window, queue)
     assert window.state(job_id) == "dead"
     window.do(operations.retry(job_id))
     row = window.row(job_id)
     assert row is not None
-    assert (row["crashes"], row["suspect"]) == (0, False)
+    assert (row["crashes"], row["deaths"], row["suspect"]) == (0, 0, False)
 
 
 async def test_a_suspect_of_a_limited_queue_or_with_a_key_stays_within_its_limits(
@@ -103,18 +188,6 @@ async def test_suspects_of_paused_queues_and_kinds_wait(store: WorkerStore, wind
     assert store.suspect_due_in is None
     assert (await store.claim_suspect([queue])).claims == []
     window.run("DELETE FROM paused_kind")
-
-
-async def test_a_turn_ends_with_the_connection_of_who_has_it(store: WorkerStore, window: Window) -> None:
-    async with open_store(window.dsn) as other:
-        assert await other.prepare_for_suspect()
-        with psycopg.connect(window.dsn, autocommit=True) as connection:
-            connection.execute(
-                "SELECT pg_terminate_backend(pid, 5000) FROM pg_locks WHERE locktype = 'advisory' AND granted"
-                " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-            )
-        assert await store.prepare_for_suspect()
-        await store.end_suspects_turn()
 
 
 def test_a_handler_may_say_its_crash_limit() -> None:

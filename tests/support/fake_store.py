@@ -55,6 +55,9 @@ class FakeJob:
     absolved: set[int] = field(default_factory=set)
     """Attempts whose crash was taken back: their worker lived."""
     suspect: bool = False
+    deaths: int = 0
+    quarantined: bool = False
+    """It has been claimed since it became a suspect."""
     failures: int = 0
     session: int = 0
     lease_until: float = math.inf
@@ -115,7 +118,6 @@ class FakeDatabase:
         self.paused_kinds: set[str] = set()
         self.limits = FakeLimits()
         self.crowded: set[int] = set()
-        self.suspects_turn: FakeStore | None = None
         self.sessions: dict[int, bool] = {}
         self.ledger: list[str] = []
         """What handlers wrote in their transactions, and committed."""
@@ -321,10 +323,11 @@ class FakeStore:
             found += sorted(jobs, key=lambda job: (job.run_at, job.id))
         return found[:limit]
 
-    def _claim(self, job: FakeJob) -> Claim:
+    def _claim(self, job: FakeJob, session: int = 0) -> Claim:
         job.attempt += 1
         job.progress = None
-        job.session = self.session
+        job.quarantined = job.suspect
+        job.session = session or self.session
         job.lease_until = trio.current_time() + self.lease
         return Claim(
             job.id, job.attempt, job.max_attempts, job.failures, job.priority, repr(job.run_at), job.queue, job.kind,
@@ -377,8 +380,8 @@ class FakeStore:
         held = job is not None and job.state is State.RUNNING
         return job if held and (job.attempt, job.session) == (claim.attempt, claim.session) else None
 
-    def _end(self, job: FakeJob, outcome: Outcome) -> None:
-        poison = outcome.kind == "rescued" and job.suspect and job.crashes + 1 >= job.crash_limit
+    def _end(self, job: FakeJob, outcome: Outcome, *, alone: bool = False) -> None:
+        poison = alone and job.deaths + 1 >= job.crash_limit
         event = event_of(outcome.kind, job.attempt, 0 if poison else job.max_attempts, cancelling=job.cancelling)
         state = next_state(State.RUNNING, event)
         job.history.append((job.attempt, job.session, outcome.kind))
@@ -394,7 +397,9 @@ class FakeStore:
             return
         if outcome.kind == "rescued":
             job.crashes += 1
-            job.suspect = job.crashes >= job.crash_limit - 1
+            job.deaths += alone
+            job.quarantined &= job.suspect
+            job.suspect = job.suspect or job.crashes >= job.crash_limit - 1
         elif outcome.kind != "released":
             job.suspect = False
         job.run_at = trio.current_time() + outcome.delay
@@ -433,23 +438,37 @@ class FakeStore:
         for one in limits:
             self.database.limits.by_queue[one.queue] = one
 
-    async def prepare_for_suspect(self) -> bool:
-        await self._done("prepare_for_suspect")
-        if self.database.suspects_turn not in (None, self):
-            return False
-        self.database.suspects_turn = self
-        return True
+    async def suspects_are_due(self, queues: Sequence[str] | None) -> bool:
+        await self._done("suspects_are_due")
+        return any(job.state is State.AVAILABLE for job in self._suspects(queues))
 
-    async def end_suspects_turn(self) -> None:
-        await self._done("end_suspects_turn")
-        self.database.suspects_turn = None
-
-    async def claim_suspect(self, queues: Sequence[str] | None) -> Exchange:
+    async def claim_suspect(
+        self, queues: Sequence[str] | None, *, session: int | None = None, fresh: bool = True
+    ) -> Exchange:
         sent = trio.current_time()
         await self._done("claim_suspect")
-        due = [job for job in self._suspects(queues) if job.state is State.AVAILABLE]
-        claims = [self._claim(job) for job in sorted(due, key=lambda j: (-j.priority, j.run_at, j.id))[:1]]
+        due = [
+            job
+            for job in self._suspects(queues)
+            if job.state is State.AVAILABLE
+            and job.id not in self.database.locked
+            and (fresh or not (job.quarantined or job.key or self.database.limits.limited(job.queue)))
+        ]
+        claims = [
+            self._claim(job, session or 0) for job in sorted(due, key=lambda j: (-j.priority, j.run_at, j.id))[:1]
+        ]
+        await self._answered("claim_suspect")
         return Exchange(claims, sent, Settlement([], [], []))
+
+    async def report_crash(self, claim: Claim, seen: str, *, alone: bool) -> bool | None:
+        await self._done("report_crash")
+        job = self._ours(claim)
+        if job is None:
+            return False
+        if job.id in self.database.locked:
+            return None
+        self._end(job, Outcome(claim, "rescued", error=seen), alone=alone)
+        return True
 
     def _suspects(self, queues: Sequence[str] | None) -> list[FakeJob]:
         return [

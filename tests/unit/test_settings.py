@@ -20,6 +20,7 @@ OTHER: dict[str, tuple[str, Any]] = {
     "concurrency": ("7", 7),
     "processes": ("1", 1),
     "process_slots": ("3", 3),
+    "quarantine_slots": ("1", 1),
     "lease": ("60", 60.0),
     "heartbeat": ("2.5", 2.5),
     "poll": ("0.5", 0.5),

@@ -1,4 +1,4 @@
-"""A job that crashed too often runs alone."""
+"""A job that crashed too often runs alone, in a worker whose handlers no other process can load."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import trio
 
 from pulse_trio import Job  # noqa: TC001 -- the registry reads annotations
 from pulse_trio.observe import SuspectAlone
-from support.fake_store import FakeStore, unavailable
+from support.fake_store import FakeStore
 
 if TYPE_CHECKING:
     from support.stage import Stage
@@ -59,20 +59,6 @@ async def test_a_suspect_runs_when_nothing_else_does_and_nothing_starts_meanwhil
     assert alone(counted, poison)
 
 
-async def test_a_suspect_runs_alone_also_when_the_end_of_its_turn_cannot_be_said(counted: Stage) -> None:
-    counted.store.trouble["end_suspects_turn"] = unavailable
-    poison = suspect(counted, seconds=5)
-    async with counted.working():
-        await trio.sleep(1)
-        assert counted.database.state(poison) == "running"
-        later = counted.enqueue("sleeper")
-        await trio.sleep(3)
-        assert counted.database.state(later) == "available"
-        await trio.sleep(10)
-        assert counted.database.state(later) == "completed"
-    assert alone(counted, poison)
-
-
 async def test_suspects_run_one_after_the_other(counted: Stage) -> None:
     ids = [suspect(counted, seconds=2) for _ in range(3)]
     await counted.burst()
@@ -81,21 +67,32 @@ async def test_suspects_run_one_after_the_other(counted: Stage) -> None:
     assert [counted.database.state(i) for i in ids] == ["completed"] * 3
 
 
-async def test_a_worker_with_long_jobs_goes_on_working_and_tries_again_later(counted: Stage) -> None:
-    counted.enqueue("sleeper", seconds=70)
-    async with counted.working(concurrency=4, grace=200):
+async def test_a_worker_whose_jobs_do_not_end_runs_a_suspect_beside_them_after_30_s(counted: Stage) -> None:
+    counted.enqueue("sleeper", seconds=200)
+    async with counted.working(concurrency=4, grace=300):
         await trio.sleep(1)
         poison = suspect(counted)
         await trio.sleep(2)
         waiting = counted.enqueue("sleeper")
         await trio.sleep(25)
         assert counted.database.state(waiting) == "available"
+        assert counted.database.jobs[poison].session
         await trio.sleep(10)
         assert counted.database.state(waiting) == "completed"
-        assert counted.database.state(poison) == "available"
-        await trio.sleep(60)
         assert counted.database.state(poison) == "completed"
-    assert alone(counted, poison)
+    (event,) = counted.events.of(SuspectAlone)
+    assert event.beside == 1
+    assert counted.database.jobs[poison].attempt == 1
+
+
+async def test_a_worker_without_a_free_slot_runs_a_suspect_beside_its_jobs_too(counted: Stage) -> None:
+    for _ in range(2):
+        counted.enqueue("sleeper", seconds=200)
+    async with counted.working(concurrency=2, grace=300):
+        await trio.sleep(1)
+        poison = suspect(counted)
+        await trio.sleep(40)
+        assert counted.database.state(poison) == "completed"
 
 
 async def test_one_of_several_workers_makes_room_and_the_others_go_on(counted: Stage) -> None:
@@ -106,21 +103,48 @@ async def test_one_of_several_workers_makes_room_and_the_others_go_on(counted: S
         suspect(counted)
         await trio.sleep(3)
         async with counted.working(other):
-            # The turn is the first worker's, which waits for its long job.
+            # The suspect is the first worker's, which waits for its long job.
             await trio.sleep(1)
             later = counted.enqueue("sleeper")
             await trio.sleep(3)
             assert counted.database.state(later) == "completed"
 
 
-async def test_a_worker_that_is_stopped_while_it_makes_room_gives_the_turn_back(counted: Stage) -> None:
+async def test_the_lease_of_a_suspect_is_renewed_while_room_is_made_for_it(counted: Stage) -> None:
+    counted.enqueue("sleeper", seconds=25)
+    async with counted.working(grace=100, lease=6, heartbeat=2, cleanup=1):
+        await trio.sleep(1)
+        poison = suspect(counted)
+        await trio.sleep(27)
+        assert counted.database.state(poison) == "completed"
+    assert counted.database.jobs[poison].history[0][0] == 1
+    assert alone(counted, poison)
+
+
+async def test_a_suspect_that_is_lost_while_room_is_made_does_not_begin(counted: Stage) -> None:
+    counted.enqueue("sleeper", seconds=25)
+    async with counted.working(grace=100):
+        await trio.sleep(1)
+        poison = suspect(counted)
+        await trio.sleep(3)
+        (job,) = [job for job in counted.database.jobs.values() if job.id == poison]
+        assert job.session
+        await FakeStore(counted.database).rescue_sessions([job.session])
+        await trio.sleep(40)
+    assert [attempt for attempt, _, _ in job.history].count(1) == 1
+    assert job.state == "completed"
+
+
+async def test_a_worker_that_is_stopped_while_it_makes_room_gives_the_suspect_back(counted: Stage) -> None:
     counted.enqueue("sleeper", seconds=20)
     async with counted.working(grace=100):
         await trio.sleep(1)
-        suspect(counted)
+        poison = suspect(counted)
         await trio.sleep(3)
-        assert counted.database.suspects_turn is not None
-    assert counted.database.suspects_turn is None
+        assert counted.database.state(poison) == "running"
+    assert counted.database.state(poison) == "available"
+    assert [kind for _, _, kind in counted.database.jobs[poison].history] == ["released"]
+    assert counted.database.jobs[poison].suspect
 
 
 async def test_a_burst_does_not_end_before_its_suspects_have_run(counted: Stage) -> None:

@@ -23,7 +23,7 @@ from .text import count_of, duration, one_line
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..store.health import Health, Server, Storage
+    from ..store.health import Health, Quarantined, Server, Storage
 
 OLDEST, NEWEST = 14, 18
 """PostgreSQL's versions that are tried."""
@@ -221,6 +221,17 @@ def diagnose(found: Health) -> Iterator[Finding]:
     yield from _holders(found)
     yield from _workers(found)
     yield from _queues(found)
+    for job in found.quarantined:
+        since = f"for {duration(job.age)}" if job.since is not None else "since before this version"
+        where = f"process {job.host}:{job.pid} runs it" if job.pid is not None else "it waits"
+        yield Finding(
+            "warning",
+            "quarantine",
+            f"job {job.id} ({job.kind}) of {job.queue} has been in quarantine {since}, after {crashes_of(job)}; {where}",
+            f"What its workers died of: pulse-trio jobs show {job.id}; to give it up: pulse-trio cancel {job.id}",
+        )
+    if not found.quarantined:
+        yield Finding("ok", "quarantine", "no job is in quarantine")
     for back in found.put_back:
         yield Finding(
             "warning",
@@ -228,6 +239,12 @@ def diagnose(found: Health) -> Iterator[Finding]:
             f"{count_of(back.jobs, 'job')} of kind {back.kind!r} were given back {back.times} times within the hour",
             f"Does a worker of its queue have that handler? See: pulse-trio jobs show {back.first}",
         )
+
+
+def crashes_of(job: Quarantined) -> str:
+    """What stands on the record of a job in quarantine."""
+    crashes = "1 crash" if job.crashes == 1 else f"{job.crashes} crashes"
+    return f"{crashes}, {job.deaths} of them seen to be its own"
 
 
 def _storage(storage: Storage, server: Server) -> Iterator[Finding]:

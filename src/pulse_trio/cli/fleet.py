@@ -7,21 +7,20 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import fields
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import trio
 
-from ..observe import Observer
-from ..settings import WorkerSettings
+from ..observe import JobQuarantined, Observer
 from ..store import WorkerStore
 from ..worker import Supervisor
-from .options import variable_of
+from ..worker.launch import environment_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ..observe import Instrument
+    from ..settings import WorkerSettings
 
 
 FAREWELL = 5.0
@@ -41,6 +40,7 @@ class Fleet:
             schema=settings.schema,
             lease=settings.lease,
             on_bad_row=observer.emit,
+            on_suspect=lambda job_id, kind, crashes: observer.emit(JobQuarantined(job_id, kind, crashes)),
         )
         self._supervisor = Supervisor(
             [sys.executable, "-m", "pulse_trio.cli", "run", target],
@@ -73,16 +73,3 @@ class Fleet:
 
     def stop_now(self) -> None:
         self._supervisor.stop_now()
-
-
-def environment_of(dsn: str, settings: WorkerSettings, flags: Mapping[str, bool]) -> dict[str, str]:
-    """What makes a child's settings ours, wherever ours came from. Not on its command line: that, `ps` shows to all."""
-    chosen = {f.name: getattr(settings, f.name) for f in fields(WorkerSettings)} | {"processes": 1, "dsn": dsn, **flags}
-    return {variable_of(name): _text(value) for name, value in chosen.items() if value is not None}
-
-
-def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return "1" if value else "0"
-    # The only tuple among the settings is the list of queues.
-    return ",".join(cast("tuple[str, ...]", value)) if isinstance(value, tuple) else str(value)

@@ -11,9 +11,10 @@ import click
 
 from ..errors import TookTooLong, UsageError
 from ..states import State
-from ..store import history, operations
+from ..store import health, history, operations
 from . import timeline
 from .database import open_store
+from .doctor import crashes_of
 from .filters import RATE, described, filter_of, filter_options, parsed_retention
 from .options import actor_option, dsn_option, json_option, schema_option
 from .output import notice, plain, print_fields, print_json, print_rich, print_table
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from ..client import SyncClient
+    from ..store.health import Quarantined
     from ..store.history import Deleted, JobFilter, Retried
     from ..store.operations import JobRecord
 
@@ -120,11 +122,20 @@ def show_job(job_id: int, schema: str | None, dsn: str | None, as_json: bool) ->
         job = client.job(job_id)
         attempts = client.run(operations.attempts(job_id))
         cancellations = client.cancellations(job_id)
+        quarantined = next(iter(client.run(health.quarantined(job_id))), None)
     entries = timeline.life_of(job, attempts, cancellations)
     if as_json:
-        print_json({**_as_dict(job), "attempts": attempts, "cancellations": cancellations, "timeline": entries})
+        print_json(
+            {
+                **_as_dict(job),
+                "quarantine": quarantined,
+                "attempts": attempts,
+                "cancellations": cancellations,
+                "timeline": entries,
+            }
+        )
         return
-    print_fields(_fields(job))
+    print_fields(_fields(job) | {"quarantine": None if quarantined is None else _in_quarantine(quarantined)})
     click.echo()
     print_rich(timeline.picture(job, entries, utc_now()))
     last = next((a for a in reversed(attempts) if a.error is not None), None)
@@ -155,6 +166,11 @@ def _fields(job: JobRecord) -> dict[str, object]:
         "arguments": _compact(job.args),
         "result": _compact(job.result) if job.state is State.COMPLETED else None,
     }
+
+
+def _in_quarantine(job: Quarantined) -> str:
+    since = f"since {local_time(job.since)}, " if job.since is not None else ""
+    return f"{since}after {crashes_of(job)}"
 
 
 def _progress(job: JobRecord) -> str | None:

@@ -25,11 +25,15 @@ from ..observe import (
     FenceLost,
     HandlerOverran,
     JobEnded,
+    JobQuarantined,
     JobsRescued,
     JobStarted,
     LeaseUnproven,
     LoopBlocked,
     NoChildComesUp,
+    QuarantineEnded,
+    QuarantineNotStarted,
+    QuarantineStarted,
     ScheduleBroken,
     ScheduleFired,
     SuspectAlone,
@@ -60,6 +64,8 @@ _WARNINGS = (
     HandlerOverran,
     JobsRescued,
     SuspectAlone,
+    JobQuarantined,
+    QuarantineNotStarted,
     UnknownKindReleased,
     DatabaseLost,
     ChildNotStarted,
@@ -129,6 +135,8 @@ class LogInstrument:
             DatabaseFound,
             ChildStarted,
             ChildEnded,
+            QuarantineStarted,
+            QuarantineEnded,
             JobEnded,
             *_WARNINGS,
             *_ERRORS,
@@ -140,7 +148,9 @@ class LogInstrument:
 
     def _log(self, event: Event) -> None:
         level = logging.WARNING if isinstance(event, _WARNINGS) else logging.INFO
-        if isinstance(event, ChildEnded) and not event.expected:
+        if (isinstance(event, ChildEnded) and not event.expected) or (
+            isinstance(event, QuarantineEnded) and event.crash is not None
+        ):
             level = logging.WARNING
         if isinstance(event, _ERRORS):
             level = logging.ERROR
@@ -204,9 +214,27 @@ def sentence(event: Event) -> str:
             whose = f" (process {event.pid}){_list_of(event.jobs)}" if event.pid is not None else ""
             return f"rescued {event.rescued + event.dead} job(s) whose worker had vanished{dead}{whose}"
         case SuspectAlone():
+            how = f"beside {event.beside} other job(s)" if event.beside else "alone"
             return (
-                f"job {event.job_id} ({event.kind}) has crashed its worker before: attempt {event.attempt} runs alone"
+                f"job {event.job_id} ({event.kind}) has crashed its worker before: attempt {event.attempt} runs {how}"
             )
+        case JobQuarantined():
+            crashes = "crash of its worker" if event.crashes == 1 else "crashes of its workers"
+            return (
+                f"job {event.job_id} ({event.kind}) is in quarantine after {event.crashes} {crashes}: "
+                "it runs next in a process of its own"
+            )
+        case QuarantineStarted():
+            return (
+                f"job {event.job_id} ({event.kind}) attempt {event.attempt} runs in quarantine, in process {event.pid}"
+            )
+        case QuarantineNotStarted():
+            return (
+                f"job {event.job_id} ({event.kind}) could not begin in quarantine: {headline(event.error)}; "
+                f"due again in {duration(event.again_in)}"
+            )
+        case QuarantineEnded():
+            return _end_in_quarantine(event)
         case UnknownKindReleased():
             return f"job {event.job_id} was put back: this worker has no handler for the kind {event.kind!r}"
         case BadRow():
@@ -247,6 +275,14 @@ def sentence(event: Event) -> str:
                 f"giving up: {event.times} worker processes in a row ended before they had begun. "
                 "What they print above, or importing the module by hand (python -c 'import ...'), shows why"
             )
+
+
+def _end_in_quarantine(event: QuarantineEnded) -> str:
+    what = f"job {event.job_id} ({event.kind}) attempt {event.attempt}"
+    if event.crash is None:
+        return f"{what} ended in quarantine without a crash, after {duration(event.seconds)}"
+    counts = "" if event.counts else "; that does not count towards its crash_limit"
+    return f"{what} crashed in quarantine after {duration(event.seconds)}: process {event.pid} {event.crash}{counts}"
 
 
 def _end_of(event: JobEnded) -> str:

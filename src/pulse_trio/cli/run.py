@@ -16,6 +16,9 @@ from ..handlers import check_queue
 from ..postgres import wait_for_database
 from ..settings import load_settings
 from ..worker import Worker, inherit_last_words, inherited_line, is_supervised
+from ..worker.launch import KEEP_VARIABLE, quarantine_environment
+from ..worker.orders import Orders, inherited_session
+from ..worker.quarantine import Launch
 from ..worker.replacing import REPLACE_ME, inherited_outcomes, inherited_quiet, leave_to_successor
 from . import logs
 from .collector import settle_collector
@@ -75,7 +78,7 @@ def run(target: str, dsn: str | None, burst: bool, verbose: bool, as_json: bool,
     handlers = load_handlers(target)
     logs.set_up(as_json=as_json, verbose=verbose)
     settle_collector()
-    return trio.run(Deployment(handlers, settings, flags, stopping).run, choice)
+    return trio.run(Deployment(target, handlers, settings, flags, stopping).run, choice)
 
 
 class Run(ABC):
@@ -126,11 +129,15 @@ class Deployment(Run):
     """This process is the worker, perhaps one of several under a supervisor."""
 
     def __init__(
-        self, handlers: Handlers, settings: WorkerSettings, flags: dict[str, bool], stopping: Stopping
+        self, target: str, handlers: Handlers, settings: WorkerSettings, flags: dict[str, bool], stopping: Stopping
     ) -> None:
         super().__init__(settings, flags, stopping)
+        self._target = target
         self._handlers = handlers
         self._line = inherited_line()
+        session = inherited_session()
+        self._orders = Orders(self._line, session) if self._line is not None and session is not None else None
+        self._keep = os.environ.pop(KEEP_VARIABLE, "1") != "0"
         inherit_last_words(handlers)
 
     def say(self, message: str) -> None:
@@ -145,17 +152,26 @@ class Deployment(Run):
             dsn,
             settings=self.settings,
             burst=self.flags["burst"],
+            keep=self._keep,
             watch=self._line is None,
             on_session=self._line.tell_session if self._line is not None else None,
             on_stuck=self._be_replaced,
             stuck=inherited_outcomes(),
+            launch=self._launch(dsn) if self._orders is None else None,
+            orders=self._orders,
             instruments=[self.instrument],
         )
         self.stopping.of(worker)
         self.say(f"handlers: {', '.join(sorted(h.kind for h in self._handlers))}")
         report = await _run_beside(self._line, worker)
-        logs.logger.info("%s", summary(report))
+        if self._orders is None:
+            logs.logger.info("%s", summary(report))
         return RELEASED if report.released or self.stopping.signals > 1 else 0
+
+    def _launch(self, dsn: str) -> Launch:
+        """How to start a process for a job in quarantine."""
+        environment = quarantine_environment(dsn, self.settings, self.flags)
+        return Launch([sys.executable, "-m", "pulse_trio.cli", "run", self._target], environment)
 
     def _be_replaced(self, stuck: list[Outcome]) -> NoReturn:
         """Handlers that nobody can end are ended with the process; another takes its place, and reports their jobs."""

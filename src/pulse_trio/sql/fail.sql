@@ -1,9 +1,12 @@
 -- The one path of every attempt that ends without completing: a failure, a timeout, a discard, a cancellation, a snooze,
 -- a release, and a rescue (the watchdog passes the rows it found expired). Retry or dead letter is decided here, from the
--- row's own budget, and nowhere else. Fenced by (id, attempt, session). SKIP LOCKED: it never waits, so it cannot deadlock.
+-- row's own budget, and nowhere else. 'crashed' is a rescue by the witness: the job ran alone in a process of its own, and the
+-- worker that had started that process saw it die. Only such crashes count towards crash_limit.
+-- Fenced by (id, attempt, session). SKIP LOCKED: it never waits, so it cannot deadlock.
 -- A job whose cancellation was asked for ends as cancelled, whatever the outcome, and its ledger row ends with it. (A request
 -- newer than this statement's snapshot is seen on the row, which is locked, but its ledger row is not: a watchdog closes that.)
--- Returns the rows that were moved (next = retryable, scheduled, dead or cancelled) and those still ours but locked (NULL).
+-- Returns the rows that were moved (next = retryable, scheduled, dead or cancelled) and those still ours but locked (NULL); of a
+-- job that became a suspect its kind and its crashes too.
 WITH report AS MATERIALIZED (
   SELECT * FROM unnest(%(ids)s::bigint[], %(attempts)s::int[], %(sessions)s::bigint[], %(outcomes)s::text[],
                        %(delays)s::float8[], %(errors)s::text[])
@@ -13,16 +16,18 @@ WITH report AS MATERIALIZED (
     ON j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = 2
 ), held AS MATERIALIZED (
   SELECT j.id, r.attempt, r.session, r.outcome, r.delay, j.started_at, j.cancelling, c.crash_limit,
-         CASE WHEN r.outcome = 'rescued' AND j.suspect AND j.crashes + 1 >= c.crash_limit
-              THEN format('CrashLimit: %%s times its worker died with it, the last time with nothing else running (crash_limit %%s)',
-                          j.crashes + 1, c.crash_limit) || E'\n\n' || coalesce(r.error, '')
+         CASE WHEN r.outcome = 'crashed' AND j.deaths + 1 >= c.crash_limit
+              THEN format('CrashLimit: %%s times it ran alone in a process of its own, and that process died of it (crash_limit %%s)',
+                          j.deaths + 1, c.crash_limit) || E'\n\n' || coalesce(r.error, '')
               ELSE r.error END AS error,
+         r.outcome IN ('rescued', 'crashed') AND (j.suspect OR j.crashes + 1 >= c.crash_limit - 1) AS suspected,
+         j.suspect, j.kind::text AS kind, j.crashes + 1 AS crashes,
          CASE WHEN j.cancelling THEN 'cancelled'
               WHEN r.outcome IN ('snoozed', 'released') THEN 'scheduled'
               WHEN r.outcome = 'cancelled' THEN 'cancelled'
               WHEN r.outcome = 'discarded' THEN 'dead'
-              -- A suspect ran alone: nobody else can be to blame.
-              WHEN r.outcome = 'rescued' AND j.suspect AND j.crashes + 1 >= c.crash_limit THEN 'dead'
+              -- It ran alone, and its end was seen: nothing else can be to blame.
+              WHEN r.outcome = 'crashed' AND j.deaths + 1 >= c.crash_limit THEN 'dead'
               WHEN j.attempt < j.max_attempts THEN 'retryable'
               ELSE 'dead' END AS next
   FROM report r JOIN :"schema".job j
@@ -37,16 +42,18 @@ WITH report AS MATERIALIZED (
       -- No delay may fail its batch: NaN and infinity are 30 years too.
       run_at = statement_timestamp() + make_interval(secs => least(greatest(h.delay, 0), 1e9)),
       failures = least(j.failures, 2147483646) + (h.outcome IN ('failed', 'timeout'))::int,
-      crashes = least(j.crashes + (h.outcome = 'rescued')::int, 32767),
-      -- Who has one crash left runs alone next time. Who ended without a crash is a suspect no longer.
-      suspect = CASE h.outcome WHEN 'rescued' THEN j.crashes + 1 >= h.crash_limit - 1 WHEN 'released' THEN j.suspect ELSE false END,
+      crashes = least(j.crashes + (h.outcome IN ('rescued', 'crashed'))::int, 32767),
+      deaths = least(j.deaths + (h.outcome = 'crashed')::int, 32767),
+      -- A job that crashed often enough runs in quarantine next time. One that ended without a crash is a suspect no longer.
+      suspect = CASE WHEN h.outcome = 'released' THEN j.suspect ELSE h.suspected END,
+      suspected_at = CASE WHEN h.suspected AND NOT j.suspect THEN clock_timestamp() ELSE j.suspected_at END,
       -- attempt never goes back, so an attempt that used no budget raises the budget instead.
       max_attempts = CASE WHEN h.outcome IN ('snoozed', 'released') THEN least(j.max_attempts, 2147483646) + 1
                           ELSE j.max_attempts END
   FROM held h
   WHERE j.id = h.id AND j.attempt = h.attempt AND j.locked_by = h.session AND j.state = 2
     AND h.next IN ('retryable', 'scheduled')
-  RETURNING j.queue::text AS queue, h.outcome IN ('released', 'rescued') AND h.delay <= 0 AS handed_over
+  RETURNING j.queue::text AS queue, h.outcome IN ('released', 'rescued', 'crashed') AND h.delay <= 0 AS handed_over
 ), woken AS MATERIALIZED (
   -- What a worker hands over starts elsewhere at once, not with somebody's next poll.
   SELECT :"schema".wake(q.queue) FROM (SELECT DISTINCT queue FROM back WHERE handed_over) q
@@ -74,10 +81,11 @@ WITH report AS MATERIALIZED (
   FROM held h WHERE h.cancelling AND c.job_id = h.id AND c.ended_at IS NULL
 ), noted AS (
   INSERT INTO :"schema".attempt (job_id, attempt, session, started_at, ended_at, outcome, error)
-  SELECT id, attempt, session, started_at, clock_timestamp(), outcome, error FROM held
+  SELECT id, attempt, session, started_at, clock_timestamp(), CASE outcome WHEN 'crashed' THEN 'rescued' ELSE outcome END, error
+  FROM held
 )
 -- tell_end: whoever waits for one that finished is told.
-SELECT id, next FROM held
+SELECT id, next, CASE WHEN suspected AND NOT suspect AND next = 'retryable' THEN kind END, crashes FROM held
 WHERE (SELECT :"schema".tell_end(array_agg(id)) FROM finished) >= 0 AND (SELECT count(*) FROM woken) >= 0
 UNION ALL
-SELECT id, NULL FROM ours WHERE id NOT IN (SELECT id FROM held)
+SELECT id, NULL, NULL, NULL FROM ours WHERE id NOT IN (SELECT id FROM held)

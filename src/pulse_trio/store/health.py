@@ -9,6 +9,8 @@ from .operations import Query, workers
 from .queues import queues
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from .operations import Operation, WorkerRecord
     from .queues import QueueRecord
 
@@ -73,6 +75,22 @@ class PutBack:
 
 
 @dataclass(frozen=True, slots=True)
+class Quarantined:
+    """A job whose worker died with it too often: `since` when (None: not known), and `age` in seconds. `deaths` of its
+    `crashes` were seen in a process of its own. `host` and `pid` of the process that runs it; None while it waits."""
+
+    id: int
+    queue: str
+    kind: str
+    since: datetime | None
+    age: float
+    crashes: int
+    deaths: int
+    host: str | None
+    pid: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Health:
     """Everything that was looked at."""
 
@@ -82,6 +100,7 @@ class Health:
     put_back: list[PutBack] = field(default_factory=list[PutBack])
     workers: list[WorkerRecord] = field(default_factory=list["WorkerRecord"])
     queues: list[QueueRecord] = field(default_factory=list["QueueRecord"])
+    quarantined: list[Quarantined] = field(default_factory=list[Quarantined])
 
 
 def server() -> Operation[Server]:
@@ -99,4 +118,11 @@ def health(known: Server) -> Operation[Health]:
     rows = yield Query("doctor_put_back", {}, PATIENCE)
     put_back = [PutBack(*row) for row in rows]
     found = yield from workers()
-    return Health(known, storage, holders, put_back, found, (yield from queues()))
+    found_queues = yield from queues()
+    return Health(known, storage, holders, put_back, found, found_queues, (yield from quarantined()))
+
+
+def quarantined(job_id: int | None = None) -> Operation[list[Quarantined]]:
+    """The first 20 jobs that are in quarantine, or that one if it is."""
+    rows = yield Query("quarantined", {"id": job_id}, PATIENCE)
+    return [Quarantined(*row) for row in rows]

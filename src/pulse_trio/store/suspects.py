@@ -1,14 +1,16 @@
-"""Claims jobs whose worker died with them too often, one at a time."""
+"""Claims suspects, the jobs whose worker died with them too often, one at a time; and says what is in quarantine."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+import psycopg
 import trio
 
 from ..jobs import Claim
 from ..sql import statement
 from .limits import limited_claims
+from .rows import ROWS_FAULT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,24 +27,42 @@ async def claim_suspect(
     lease: str,
     queues: Sequence[str] | None,
     paused_kinds: str,
+    *,
+    fresh: bool,
 ) -> tuple[list[Claim], float]:
-    """(the claim, if there is a suspect that may run; Trio's clock before it was sent)."""
-    found = await connection.execute(
-        statement("suspects_due", schema),
-        {"queues": list(queues) if queues is not None else None, "paused_kinds": paused_kinds},
-    )
-    fence: dict[str, Any] = {"session": session, "lease": lease, "paused_kinds": paused_kinds}
-    for queue, limited in await found.fetchall():
+    """(the claim, if there is a suspect that may run; Trio's clock before it was sent). Not `fresh`: only a suspect that has
+    not been in quarantine yet, from a queue without limits."""
+    fence: dict[str, Any] = {"session": session, "lease": lease}
+    refused: psycopg.Error | None = None
+    for queue, limited in await due_suspects(connection, schema, queues):
         sent = trio.current_time()
-        if limited:
-            claims = await _claim_limited(connection, schema, fence | {"queue": queue, "limit": 1, "turns": "{}"}, sent)
-        else:
-            cursor = await connection.execute(statement("claim_suspect", schema), fence | {"queue": queue})
-            rows = cast("list[_ClaimedRow]", await cursor.fetchall())
-            claims = [Claim(*row, session) for row in rows]
-        if claims:
-            return claims, sent
+        if limited and fresh:
+            parameters = fence | {"queue": queue, "limit": 1, "turns": "{}", "paused_kinds": paused_kinds}
+            try:
+                if claims := await _claim_limited(connection, schema, parameters, sent):
+                    return claims, sent
+            except ROWS_FAULT as error:
+                # A row of this queue's; it must not keep the other queues' suspects waiting.
+                refused = error
+        # Beside jobs with keys a queue may have some without.
+        sent = trio.current_time()
+        cursor = await connection.execute(statement("claim_suspect", schema), fence | {"queue": queue, "fresh": fresh})
+        rows = cast("list[_ClaimedRow]", await cursor.fetchall())
+        if rows:
+            return [Claim(*row, session) for row in rows], sent
+    if refused is not None:
+        raise refused
     return [], trio.current_time()
+
+
+async def due_suspects(
+    connection: TrioConnection[Any], schema: str, queues: Sequence[str] | None
+) -> list[tuple[str, bool]]:
+    """The queues that have a suspect that is due, and whether their limits or its key must be asked."""
+    found = await connection.execute(
+        statement("suspects_due", schema), {"queues": list(queues) if queues is not None else None}
+    )
+    return await found.fetchall()
 
 
 async def _claim_limited(

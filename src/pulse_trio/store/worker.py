@@ -40,7 +40,7 @@ from .limits import Limited, limited_claims, limits_parameters
 from .operations import run
 from .room import no_room
 from .rows import ROWS_FAULT, bury, each_alone, said_of
-from .suspects import claim_suspect
+from .suspects import claim_suspect, due_suspects
 from .sweeping import Found, Lap
 from .transactions import FencedTransactions
 
@@ -175,7 +175,8 @@ _Write = Callable[[TrioConnection[Any], list[Outcome]], Awaitable[Settlement]]
 class WorkerStore:
     """The store of one worker. `declared` are the queues of its handlers; `lease` in seconds; `keep` False deletes completed
     jobs instead of archiving them; `on_session` is told each new session before it claims, `on_bad_row` each row that cannot
-    be worked with as it stands."""
+    be worked with as it stands, `on_suspect` the id, kind and crashes of each job that a rescue of this store's put in
+    quarantine. `session` is the first session's id, chosen by whoever claims for this worker."""
 
     def __init__(
         self,
@@ -190,6 +191,8 @@ class WorkerStore:
         keep: bool = True,
         on_session: Callable[[int], None] | None = None,
         on_bad_row: Callable[[BadRow], None] | None = None,
+        on_suspect: Callable[[int, str, int], None] | None = None,
+        session: int | None = None,
     ) -> None:
         self._schema = schema
         self._lease = f"{lease} s"
@@ -205,6 +208,8 @@ class WorkerStore:
         self._keep = keep
         self._on_session = on_session
         self._on_bad_row = on_bad_row
+        self._on_suspect = on_suspect
+        self._first_session = session
         self._identity = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
@@ -343,7 +348,7 @@ class WorkerStore:
             await self._notice_another_server(connection)
         if self._generation == self._claims.generation:
             return
-        session = secrets.randbits(63) or 1
+        session, self._first_session = self._first_session or secrets.randbits(63) or 1, None
         if self._on_session is not None:
             # Before it can claim anything: a supervisor must know whose jobs to hand back.
             self._on_session(session)
@@ -649,35 +654,58 @@ class WorkerStore:
         self.limited = [queue for queue, priority, *_ in rows if priority is None]
         return [Found(*row[:3]) for row in rows if row[1] is not None and (self.sweep.whole or row[3] <= 0)]
 
-    async def prepare_for_suspect(self) -> bool:
-        """Whether it is this worker's turn to make room for a suspect; no other's is until `end_suspects_turn`."""
-        async with self._using(self._sessions_link) as connection:
-            if connection.pooled:
-                # No turn can be kept through a pooler. Several may make room at once then: they claim less meanwhile, no more.
-                return True
-            row = await (await connection.execute(statement("suspects_turn", self._schema))).fetchone()
-        return row is not None and row[0]
+    # Quarantine
 
-    async def end_suspects_turn(self) -> None:
-        """Another worker may try."""
-        async with self._using(self._sessions_link) as connection:
-            if not connection.pooled:
-                try:
-                    await connection.execute(statement("end_suspects_turn", self._schema))
-                except BaseException:
-                    # The turn goes with the connection. A worker that is never idle would keep it otherwise.
-                    connection.abort()
-                    raise
+    async def suspects_are_due(self, queues: Sequence[str] | None) -> bool:
+        """Whether a job is due that has to run in quarantine."""
+        async with self._using(self._claims) as connection:
+            with _refusals("looking for jobs in quarantine"):
+                return bool(await due_suspects(connection, self._schema, queues))
 
-    async def claim_suspect(self, queues: Sequence[str] | None) -> Exchange:
-        """Claims one job whose worker died with it too often. The caller runs nothing else, and claims nothing until the job
-        has ended."""
+    async def claim_suspect(
+        self, queues: Sequence[str] | None, *, session: int | None = None, fresh: bool = True
+    ) -> Exchange:
+        """Claims one job whose worker died with it too often, for the process that has (or will have) `session`; without one,
+        for this worker itself. `fresh`: that process has not run any other job."""
         async with self._using(self._claims) as connection:
             await self._ensure_session(connection)
-            claims, sent = await claim_suspect(
-                connection, self._schema, self.session, self._lease, queues, self._paused_kinds
-            )
+            with _refusals("claiming a job in quarantine"):
+                claims, sent = await claim_suspect(
+                    connection,
+                    self._schema,
+                    self.session if session is None else session,
+                    self._lease,
+                    queues,
+                    self._paused_kinds,
+                    fresh=fresh,
+                )
         return Exchange(claims, sent, Settlement([], [], []))
+
+    async def report_crash(self, claim: Claim, seen: str, *, alone: bool) -> bool | None:
+        """The process that ran `claim` has died, and this worker saw how: `seen`. `alone`: nothing else had ever run in it, so
+        that this counts towards the job's `crash_limit`. Returns whether it was written: False if another attempt owns the job,
+        or it is settled; None if its row is locked, and the report is to be sent again."""
+        async with self._using(self._settles) as connection:
+            try:
+                cursor = await connection.execute(
+                    statement("fail", self._schema),
+                    _fences([claim])
+                    | {
+                        "outcomes": texts(["crashed" if alone else "rescued"]),
+                        "delays": numbers([0]),
+                        "errors": texts([storable(seen)]),
+                    },
+                    prepare=True,
+                )
+                rows = await cursor.fetchall()
+                written = None if rows and rows[0][1] is None else bool(rows)
+            except ROWS_FAULT as refused:
+                said = f"BadRow: this job could not be put back: {said_of(refused)}\n\n{seen}"
+                fence = (claim.id, claim.attempt, claim.session)
+                written = await bury(connection, self._schema, fence, "rescued", storable(said)) is not None
+                self._tell_bad_row(claim.id, claim.kind, "rescue", said_of(refused))
+            await connection.execute(statement("end_sessions", self._schema), {"sessions": [claim.session]})
+        return written
 
     async def claim_limited(self, queue: str, limit: int, turns: str = "{}") -> Limited:
         """Claims up to `limit` jobs of a queue that has limits or keys: no more than these allow, over all workers.
@@ -801,7 +829,12 @@ class WorkerStore:
                 },
                 prepare=True,
             )
-            return {row[0]: row[1] for row in await cursor.fetchall() if row[1] is not None}
+            rows = await cursor.fetchall()
+        if self._on_suspect is not None:
+            for job_id, _, kind, crashes in rows:
+                if kind is not None:
+                    self._on_suspect(job_id, kind, crashes)
+        return {row[0]: row[1] for row in rows if row[1] is not None}
 
     async def _bury_rescued(
         self, connection: TrioConnection[Any], row: tuple[Any, ...], error: str, refused: psycopg.Error
@@ -1029,8 +1062,8 @@ def _sort_out(outcomes: Sequence[Outcome], accepted_ids: str) -> Settlement:
     )
 
 
-def _three_ways(outcomes: Sequence[Outcome], rows: Sequence[tuple[int, object]]) -> Settlement:
-    """Splits by the rows that came back: (id, truthy) was written, (id, falsy) is ours but locked, the rest is refused."""
+def _three_ways(outcomes: Sequence[Outcome], rows: Sequence[tuple[Any, ...]]) -> Settlement:
+    """Splits by the rows that came back: (id, truthy, ...) was written, (id, falsy) is ours but locked, the rest is refused."""
     written = {row[0] for row in rows if row[1]}
     locked = {row[0] for row in rows if not row[1]}
     return Settlement(

@@ -21,7 +21,8 @@ up in any case. So neither a look nor a claim grows with what somebody plants, a
 **Limits.** Queues with limits, and jobs with keys, are claimed by a statement of their own (`LimitedBook` says when), in
 turns with the others: where both have more than there is room for, neither waits for the other to be empty.
 
-**Suspects** are run alone, between two rounds (suspects.py).
+**Suspects** run in processes of their own (quarantine.py is told what a sweep finds of them), or else between two rounds, alone
+(suspects.py).
 
 **Idle.** With nothing to claim the worker announces that it waits, looks once more, and sleeps until a notification, the
 next due time of any slot, or the poll interval. Producers notify only while somebody waits: not while work keeps arriving,
@@ -79,6 +80,8 @@ _STREAM = 0.03
 _SOONEST_POLL = 0.02
 """The poll interval of a worker that cannot be notified, just after it found work; it doubles with each vain look."""
 _PRUNE_EVERY = 1.0
+_LOOK_WHILE_FULL = 5.0
+"""Seconds after which a worker without a free slot looks for suspects that only it can run."""
 _BUSY = 16
 """A claim of so many jobs (or all that was asked for) means the worker need not be told of work."""
 
@@ -121,6 +124,9 @@ class ClaimStore(Protocol):
 
     @property
     def swept_at(self) -> str: ...
+
+    @property
+    def suspect_due_in(self) -> float | None: ...
 
     async def claim_limited(self, queue: str, limit: int, turns: str) -> Limited: ...
 
@@ -224,7 +230,8 @@ class SlotBook:
 
 
 class Claimer:
-    """`free()` is how many jobs may start now; `start(claims, sent)` starts them. `poll` in seconds."""
+    """`free()` is how many jobs may start now; `start(claims, sent)` starts them. `poll` in seconds. `suspects` runs those in
+    this process; None where others do, and then `on_sweep(due_in)` is told when the next suspect is due."""
 
     def __init__(
         self,
@@ -232,7 +239,7 @@ class Claimer:
         carrier: Carrier,
         book: SlotBook,
         limited: LimitedBook,
-        suspects: Suspects,
+        suspects: Suspects | None,
         *,
         queues: Sequence[str] | None,
         concurrency: int,
@@ -241,7 +248,9 @@ class Claimer:
         poll: float,
         backoff: Callable[[int], float],
         observer: Observer,
+        on_sweep: Callable[[float | None], None] = lambda _: None,
     ) -> None:
+        self._on_sweep = on_sweep
         self._store = store
         self._carrier = carrier
         self._book = book
@@ -348,16 +357,17 @@ class Claimer:
         while (free := self._free()) <= 0:
             if self._carrier.crowded:
                 self._rest()
-            await self._freed.wait()
+            if self._suspects is None:
+                await self._freed.wait()
+            elif await self._full(self._suspects):
+                return
         # Told of a job in a slot that is known: claim it first, look around later.
         told, self._told = self._told, False
         swept = self._sweep_is_due(wanted=self._sweep_wanted and not told)
         if swept:
             await self._sweep()
-        if self._suspects.wanted:
-            self._rest()
-            self._sweep_wanted = True
-            await self._suspects.run_one()
+        if self._suspects is not None and self._suspects.wanted:
+            await self._run_suspect(self._suspects)
             return
         if not self._book and not self._limited:
             await self._wait_idle(swept)
@@ -375,6 +385,22 @@ class Claimer:
             await self._look_around_soon()
         else:
             await self._wait_idle(self._lap_was_vain and self._store.sweep.ended and self._limited.nothing_due)
+
+    async def _full(self, suspects: Suspects) -> bool:
+        """Waits for a free slot; whether a suspect was run meanwhile."""
+        with trio.move_on_after(_LOOK_WHILE_FULL) as waiting:
+            await self._freed.wait()
+        if waiting.cancelled_caught:
+            await self._sweep()
+            if suspects.wanted:
+                await self._run_suspect(suspects)
+                return True
+        return False
+
+    async def _run_suspect(self, suspects: Suspects) -> None:
+        self._rest()
+        self._sweep_wanted = True
+        await suspects.run_one()
 
     def _need_not_be_told(self, claimed: int, limit: int) -> bool:
         """Whether there is so much work that it is found without a notification for each: with one idle worker and 8
@@ -486,6 +512,7 @@ class Claimer:
         found = await self._store.slots(self._queues, told)
         self._book.swept(found, whole=sweep.whole)
         self._limited.swept(self._store.limited, whole=sweep.whole)
+        self._on_sweep(self._store.suspect_due_in)
         if not sweep.ended:
             self._sweep_wanted = True
         self._last_sweep = trio.current_time()
@@ -505,6 +532,10 @@ class Claimer:
         # Nobody tells a worker that does not say it waits. At 5,000 jobs/s a blind 20 ms here was the latency of most.
         await self._wait_for_wake(pause if self._store.idle else _BLIND)
 
+    def _suspect_is_due(self) -> bool:
+        due_in = self._store.suspect_due_in
+        return due_in is not None and due_in <= 0
+
     async def _wait_for_wake(self, seconds: float) -> bool:
         with trio.move_on_after(seconds):
             await self._wake.wait()
@@ -514,7 +545,7 @@ class Claimer:
 
     async def _wait_idle(self, nothing_due: bool) -> None:
         self._rest()
-        if nothing_due and not self._sweep_wanted and not self._suspects.due:
+        if nothing_due and not self._sweep_wanted and not self._suspect_is_due():
             self.found_nothing = True
             self.dry.give()
         if not self._store.idle and self._streams(self._last_found):

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from ..codec import coded_result, in_schema
 from ..errors import ConfigurationError, DatabaseUnavailable, HandlerStuck
 from ..handlers import Handlers, check_queue
-from ..observe import HandlerOverran, Observer, WorkerStarted, WorkerStopped
+from ..observe import HandlerOverran, JobQuarantined, Observer, WorkerStarted, WorkerStopped
 from ..postgres import backoff
 from ..settings import WorkerSettings
 from ..states import storable
@@ -35,12 +35,14 @@ from .cancellations import Cancellations
 from .claimer import Claimer, SlotBook
 from .interrupts import protect
 from .lag import LagMonitor
+from .launch import launch_of
 from .leases import Leases
 from .limited import LimitedBook
 from .listener import Listener
 from .overruns import Overruns
 from .places import Places
 from .progress import ProgressBook
+from .quarantine import Quarantine, Stops
 from .runner import Runner, completed
 from .scheduler import Scheduler
 from .settler import Settler
@@ -58,6 +60,8 @@ if TYPE_CHECKING:
     from ..jobs import Claim, Outcome
     from ..observe import Instrument
     from .held import Held
+    from .orders import Orders
+    from .quarantine import Launch
 
 _FAREWELL = 5.0
 """Seconds the last reports may take when the worker was cancelled or its grace has passed."""
@@ -80,6 +84,10 @@ class Worker:
     process because of handlers that do not end, and is given what its successor is to report of their jobs (as its `stuck`);
     `instruments` get the events
     of `pulse_trio.observe`.
+
+    `app` says where another process finds the handlers, as in "myapp:handlers": jobs that killed their worker again and again
+    then run in a process of their own. Without it they run in this one, when nothing else does or after 30 s. `launch` is how
+    `pulse-trio run` starts such a process, and `orders` what such a process is told to run.
     """
 
     def __init__(
@@ -93,6 +101,9 @@ class Worker:
         on_session: Callable[[int], None] | None = None,
         on_stuck: Callable[[list[Outcome]], NoReturn] | None = None,
         stuck: Sequence[Outcome] = (),
+        app: str | None = None,
+        launch: Launch | None = None,
+        orders: Orders | None = None,
         instruments: Iterable[Instrument] = (),
         store: WorkerStore | None = None,
         settings: WorkerSettings | None = None,
@@ -111,6 +122,9 @@ class Worker:
         self._left_stuck = stuck
         self._watch = watch
         self._observer = Observer(instruments)
+        self._launch = launch_of(app, dsn, self.settings, keep=keep) if app is not None else launch
+        self._orders = orders
+        self._quarantine: Quarantine | None = None
         self._store = store or WorkerStore(
             dsn,
             direct_dsn=self.settings.direct_dsn,
@@ -122,6 +136,8 @@ class Worker:
             keep=keep,
             on_session=on_session,
             on_bad_row=self._observer.emit,
+            on_suspect=self._job_suspected,
+            session=orders.session if orders is not None else None,
         )
         self._hushed = trio.Event()
         self._stopping = trio.Event()
@@ -173,7 +189,8 @@ class Worker:
             session = await self._store.open_session()
             await self._store.declare_limits(self._handlers.queue_limits)
             self._build()
-            self._observer.emit(WorkerStarted(session, self.settings.queues, self.settings.concurrency))
+            if self._orders is None:
+                self._observer.emit(WorkerStarted(session, self.settings.queues, self.settings.concurrency))
             for outcome in self._left_stuck:
                 self._settler.add(outcome)
             task_status.started(self)
@@ -181,7 +198,8 @@ class Worker:
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _FAREWELL):
                 await self._store.aclose()
-        self._observer.emit(WorkerStopped(self._released))
+        if self._orders is None:
+            self._observer.emit(WorkerStopped(self._released))
         if self._stuck and self._on_stuck is not None:
             self._on_stuck([])  # it has ended after all, and is reported; the worker has stopped all the same
         if self._stuck:
@@ -273,15 +291,7 @@ class Worker:
             self._settler,
             SlotBook(s.queues, Slot),
             LimitedBook(s.queues),
-            Suspects(
-                self._store,
-                queues=s.queues,
-                running=lambda: self._running_count,
-                ended=lambda: self._claimer.next_freed(),
-                unreported=lambda: self._settler.pending,
-                start=self._start,
-                observer=self._observer,
-            ),
+            self._suspects() if self._launch is None else None,
             queues=s.queues,
             concurrency=s.concurrency,
             free=lambda: 0 if self._settler.crowded else s.concurrency - self._running_count,
@@ -289,7 +299,28 @@ class Worker:
             poll=s.poll,
             backoff=backoff,
             observer=self._observer,
+            on_sweep=self._swept,
         )
+        if self._launch is not None:
+            self._quarantine = Quarantine(
+                self._store,
+                self._launch,
+                Stops(self._hushed, self._stopping, self._stopping_now),
+                queues=s.queues,
+                places=s.quarantine_slots,
+                lease=s.lease,
+                heartbeat=s.heartbeat,
+                proven_for=s.lease - s.margin,
+                grace=s.grace,
+                cleanup=s.cleanup,
+                on_end=self._left_quarantine,
+                on_release=self._released_in_quarantine,
+                backoff=backoff,
+                observer=self._observer,
+            )
+        if self._orders is not None:
+            # Nobody claims here, and so nobody carries completions.
+            self._claimer.hungry = False
         self._batches = Batches(self._store, retention=s.retention, backoff=backoff, observer=self._observer)
         self._listener = Listener(
             self._store,
@@ -315,6 +346,21 @@ class Worker:
             self._handlers.schedules,
             retention=s.retention,
             backoff=backoff,
+            observer=self._observer,
+        )
+
+    def _suspects(self) -> Suspects:
+        s = self.settings
+        return Suspects(
+            self._store,
+            queues=s.queues,
+            running=lambda: self._running_count,
+            ended=lambda: self._claimer.next_freed(),
+            unreported=lambda: self._settler.pending,
+            start=self._start,
+            give_back=self._settler.add,
+            heartbeat=s.heartbeat,
+            proven_for=s.lease - s.margin,
             observer=self._observer,
         )
 
@@ -358,7 +404,9 @@ class Worker:
         async with trio.open_nursery() as enders:
             enders.start_soon(self._watch_the_parent)
             async with trio.open_nursery() as self._jobs_nursery:
-                await self._intake()
+                if self._quarantine is not None:
+                    self._jobs_nursery.start_soon(self._quarantine.run)
+                await (self._intake() if self._orders is None else self._obey(self._orders))
                 enders.start_soon(self._withdraw_idle)
                 self._places.close()
                 self._leases.draining = True
@@ -393,6 +441,21 @@ class Worker:
             await self._hushed.wait()
             nursery.cancel_scope.cancel()
 
+    async def _obey(self, orders: Orders) -> None:
+        """In a quarantine process: runs what it is told to, and nothing else."""
+        with trio.CancelScope() as obeying:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._run_ordered, orders)
+                await self._hushed.wait()
+                obeying.cancel()
+
+    async def _run_ordered(self, orders: Orders) -> None:
+        while (due := await orders.next()) is not None:
+            claim, sent = due
+            orders.taken(claim)
+            self._start([claim], sent)
+        self.stop()
+
     async def _end_burst(self) -> None:
         """Ends the worker when a sweep that began after the last job had ended found nothing due."""
         # What is due includes the schedules; their jobs are there for the next sweep.
@@ -401,14 +464,19 @@ class Worker:
         while True:
             await self._claimer.dry.wait()
             # If something still runs, its end asks for another look: it may have enqueued something.
-            if not self._running_count:
+            if not self._busy:
                 await self._settler.drained()
-            if self._claimer.found_nothing and not self._running_count:
+            if self._claimer.found_nothing and not self._busy:
                 if await self._finish_batches():
                     # A callback job may be due now.
                     self._claimer.look_again()
-                elif self._claimer.found_nothing and not self._running_count:
+                elif self._claimer.found_nothing and not self._busy:
                     self.stop()
+
+    @property
+    def _busy(self) -> bool:
+        """Whether anything runs, here or in quarantine."""
+        return self._running_count > 0 or (self._quarantine is not None and self._quarantine.running > 0)
 
     async def _finish_batches(self) -> bool:
         try:
@@ -495,9 +563,11 @@ class Worker:
         if held.committed is not None:
             self._committed.discard(held)
             self._count("completed")
+            self._done(held.claim)
         elif outcome is None:
             self._leases.remove(held.claim)
             self._count("lost")
+            self._done(held.claim)
         else:
             self._settler.add(outcome)
             self._count(outcome.kind)
@@ -510,6 +580,28 @@ class Worker:
     def _settled(self, claim: Claim) -> None:
         self._leases.remove(claim)
         self._claimer.ended(claim.queue)
+        self._done(claim)
+
+    def _done(self, claim: Claim) -> None:
+        if self._orders is not None:
+            self._orders.done(claim)
+
+    # Quarantine
+
+    def _job_suspected(self, job_id: int, kind: str, crashes: int) -> None:
+        self._observer.emit(JobQuarantined(job_id, kind, crashes))
+
+    def _swept(self, suspect_due_in: float | None) -> None:
+        if self._quarantine is not None:
+            self._quarantine.swept(suspect_due_in)
+
+    def _released_in_quarantine(self) -> None:
+        self._released += 1
+
+    def _left_quarantine(self, claim: Claim) -> None:
+        self._claimer.ended(claim.queue)
+        if self._burst:
+            self._claimer.look_again()
 
     def _count(self, kind: str) -> None:
         self._ended[kind] = self._ended.get(kind, 0) + 1

@@ -1,5 +1,7 @@
 """The worker's end of the line to its supervisor: tells sessions and signs of life, and notices that it is alone.
 
+A quarantine process has such a line to the worker that started it, and is told down it what to run (`orders.py`).
+
 The line is a socket pair. The supervisor's death, however it comes, is the end of the stream here. A loop that does not turn
 would not notice; so the kernel's alarm clock is wound up again with each turn, and ends a process that has outlived its
 leases. While the supervisor lives it is sooner, and says more. Whoever uses SIGALRM for himself has no such clock.
@@ -8,6 +10,7 @@ leases. While the supervisor lives it is sooner, and says more. Whoever uses SIG
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import signal
@@ -28,6 +31,7 @@ LINE_VARIABLE = "PULSE_TRIO_SUPERVISOR_LINE"
 """Holds the number of the inherited descriptor, in the environment of a supervised worker."""
 SIGN_OF_LIFE = 0.5
 """Seconds between signs of life: each shows that the event loop turns."""
+_CHUNK = 65536
 _LAST_LINES = 2.0
 """Seconds in which the supervisor must make room for what is said last."""
 
@@ -38,10 +42,12 @@ class Line:
     def __init__(self, connection: socket.socket) -> None:
         self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
         self._unsent = b""
+        self._order, self.orders = trio.open_memory_channel[bytes](math.inf)
+        """Lines that came from the other end."""
 
     def tell_session(self, session: int) -> None:
         """The worker has a new session: what to rescue when it dies. Sent before the session claims anything."""
-        self._tell({"session": session})
+        self.tell({"session": session})
 
     def tell_stuck(self, outcomes: Sequence[Outcome]) -> None:
         """What to report of jobs whose handlers do not end, when this process is gone. Blocks the loop: nothing follows."""
@@ -53,7 +59,8 @@ class Line:
         while self._send() and (left := until - time.monotonic()) > 0:
             room.poll(left * 1000)
 
-    def _tell(self, message: Mapping[str, object]) -> None:
+    def tell(self, message: Mapping[str, object]) -> None:
+        """Says one thing, at once if there is room."""
         # Written at once, not by a task: the supervisor must know it whatever happens next.
         self._unsent += _encode(message)
         self._send()
@@ -76,13 +83,20 @@ class Line:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._show_life, limit)
                 try:
-                    while await self._stream.receive_some(1024):
-                        pass
+                    await self._take_orders()
                 except trio.BrokenResourceError:
                     pass
                 on_alone()
         finally:
             _set_alarm(0)
+
+    async def _take_orders(self) -> None:
+        """Until the other end is closed."""
+        unread = b""
+        while chunk := bytes(await self._stream.receive_some(_CHUNK)):
+            *lines, unread = (unread + chunk).split(b"\n")
+            for line in lines:
+                self._order.send_nowait(line)
 
     async def _show_life(self, limit: float) -> None:
         while True:
@@ -90,7 +104,7 @@ class Line:
             # At once or not at all: a supervisor that is stopped must not stop the clock's being wound up. What waits for
             # room is a sign of life as good.
             if not self._send():
-                self._tell({"alive": True})
+                self.tell({"alive": True})
             await trio.sleep(SIGN_OF_LIFE)
 
 

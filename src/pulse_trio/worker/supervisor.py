@@ -16,14 +16,11 @@ notice, because its loop does not turn, is ended by its own alarm clock (`overse
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
 import signal
-import socket
-import subprocess
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -33,9 +30,10 @@ from ..errors import DatabaseUnavailable
 from ..observe import ChildEnded, ChildNotStarted, ChildSilent, ChildStarted, JobsRescued, NoChildComesUp
 from ..postgres import backoff
 from .batches import Batches
-from .last_words import END, LAST_WORDS_VARIABLE, LastWords, Words
-from .overseen import LINE_VARIABLE, SIGN_OF_LIFE
+from .last_words import END, LastWords, Words
+from .overseen import SIGN_OF_LIFE
 from .replacing import QUIET_VARIABLE, REPLACE_ME, decode_outcome
+from .spawning import spawn
 from .watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -270,16 +268,9 @@ class Supervisor:
     async def _spawn(self) -> Child:
         """Starts one. Raises `OSError` if that cannot be; then nothing of it is left."""
         quiet = self._quiet
-        with ExitStack() as made:
-            ours, theirs = socket.socketpair()
-            made.enter_context(ours)
-            with theirs:
-                words = LastWords()
-                made.callback(words.close)
-                process = await self._open_process(theirs.fileno(), words.fileno(), quiet=quiet)
-            made.pop_all()
+        quieted = {QUIET_VARIABLE: "1"} if quiet else {}
+        process, line, words = await spawn(self._command, self._environment | quieted)
         now = trio.current_time()
-        line = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
         child = Child(process, line, words, now, now, [], quiet=quiet)
         self._children.add(child)
         if self._ended_by is not None:
@@ -287,23 +278,6 @@ class Supervisor:
             process.send_signal(self._ended_by)
         self._observer.emit(ChildStarted(process.pid))
         return child
-
-    async def _open_process(self, line: int, words: int, *, quiet: bool) -> trio.Process:
-        inherited = {LINE_VARIABLE: str(line), LAST_WORDS_VARIABLE: str(words)}
-        try:
-            return await trio.lowlevel.open_process(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                env=self._environment | inherited | ({QUIET_VARIABLE: "1"} if quiet else {}),
-                pass_fds=[line, words],
-                # A terminal's Ctrl-C is for the supervisor, which passes it on.
-                start_new_session=True,
-            )
-        except RuntimeError as error:
-            # Trio starts a process from a thread, and Python says this of one that the kernel refuses.
-            if "start new thread" not in str(error):
-                raise
-            raise BlockingIOError(errno.EAGAIN, str(error)) from error
 
     async def _watch(self, child: Child) -> tuple[int, Words]:
         """Until the child's end; its exit code, and what it said last."""

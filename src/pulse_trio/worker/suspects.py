@@ -1,22 +1,26 @@
-"""Runs suspects alone: jobs with so many crashes that the next one shall take nobody along.
+"""Runs suspects in the worker's own process, where no other process can load its handlers (quarantine.py is for the others).
 
-A worker that finds one due claims nothing more, waits until what it runs has ended and is reported, claims that one job and
-goes on claiming when it has ended. One worker at a time prepares like that; the others go on with their work.
+A worker that finds a due suspect claims it, claims nothing more, and waits until what it runs has ended and is reported; then
+the suspect runs, and the worker goes on claiming when it has ended. Its lease is renewed meanwhile, so no other worker makes
+room for the same suspect.
 
-Trade-off: while its last jobs end, the worker's slots stay empty. It waits `PATIENCE` seconds at most, and then works for as
-long before it tries again: a worker that only has long jobs leaves suspects to others.
+A worker whose own jobs have not ended after `PATIENCE` seconds runs the suspect beside them: it starts in bounded time however
+busy the worker is. What it may take along gets its attempts back (refund.sql).
+
+Nothing outlives this process to say how it ended, so no crash here counts towards the job's crash_limit: max_attempts bounds
+them.
 """
 
 from __future__ import annotations
 
 import math
-from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from ..errors import DatabaseUnavailable
+from ..jobs import Outcome
 from ..observe import SuspectAlone
+from .kept import BeatStore, Kept
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -26,27 +30,22 @@ if TYPE_CHECKING:
     from ..store import Exchange
 
 PATIENCE = 30.0
-"""Seconds a worker waits for its own jobs to end; and works on before it waits again."""
+"""Seconds a worker waits for its own jobs to end before it runs a suspect beside them."""
 _ELSEWHERE = 1.0
-"""Seconds until the turn is asked for again, when another worker had it or there was nothing to claim."""
-_END_TURN = 2.0
+"""Seconds until another try, when there was nothing to claim: another worker was first, or a limit is reached."""
 _UNREPORTED_PAUSE = 0.01
 
 
-class SuspectStore(Protocol):
+class SuspectStore(BeatStore, Protocol):
     @property
     def suspect_due_in(self) -> float | None: ...
-
-    async def prepare_for_suspect(self) -> bool: ...
-
-    async def end_suspects_turn(self) -> None: ...
 
     async def claim_suspect(self, queues: Sequence[str] | None) -> Exchange: ...
 
 
 class Suspects:
     """`running()` counts this worker's jobs, `unreported()` those that have ended but are still held in the database;
-    `ended()` waits for the next end of one."""
+    `ended()` waits for the next end of one; `give_back` takes the outcome of one that is not begun."""
 
     def __init__(
         self,
@@ -57,6 +56,9 @@ class Suspects:
         ended: Callable[[], Awaitable[None]],
         unreported: Callable[[], int],
         start: Callable[[list[Claim], float], None],
+        give_back: Callable[[Outcome], None],
+        heartbeat: float,
+        proven_for: float,
         observer: Observer,
     ) -> None:
         self._store = store
@@ -65,52 +67,46 @@ class Suspects:
         self._ended = ended
         self._unreported = unreported
         self._start = start
+        self._give_back = give_back
+        self._heartbeat = heartbeat
+        self._proven_for = proven_for
         self._observer = observer
         self._not_before = -math.inf
 
     @property
-    def due(self) -> bool:
-        """Whether the last sweep found a suspect that is due."""
-        due_in = self._store.suspect_due_in
-        return due_in is not None and due_in <= 0
-
-    @property
     def wanted(self) -> bool:
-        """Whether it is worth making room for one now."""
-        return self.due and trio.current_time() >= self._not_before
+        """Whether the last sweep found a suspect that is due, and it is worth a try now."""
+        due_in = self._store.suspect_due_in
+        return due_in is not None and due_in <= 0 and trio.current_time() >= self._not_before
 
     async def run_one(self) -> None:
         """Runs a suspect to its end, if one can be had. Claiming stands still meanwhile."""
-        if not await self._store.prepare_for_suspect():
+        claims, sent, _ = await self._store.claim_suspect(self._queues)
+        if not claims:
             self._not_before = trio.current_time() + _ELSEWHERE
             return
+        (claim,) = claims
+        kept = Kept(self._store, claim, sent, heartbeat=self._heartbeat, proven_for=self._proven_for)
+        begun = False
         try:
-            if await self._has_room():
-                claims, sent, _ = await self._store.claim_suspect(self._queues)
-                # Nothing may be awaited from here to start(): the job is ours already.
-                for claim in claims:
-                    self._observer.emit(SuspectAlone(claim.id, claim.kind, claim.attempt))
-                self._start(claims, sent)
-                self._not_before = trio.current_time() + (0 if claims else _ELSEWHERE)
-            else:
-                self._not_before = trio.current_time() + PATIENCE
+            with trio.move_on_after(PATIENCE) as patience:
+                if not await kept.until(self._alone):
+                    return
+            # Nothing may be awaited from here to start().
+            beside = self._running() if patience.cancelled_caught else 0
+            self._observer.emit(SuspectAlone(claim.id, claim.kind, claim.attempt, beside))
+            self._start([claim], kept.sent)
+            begun = True
         finally:
-            # A lost connection takes the turn with it; and what was started must still run alone.
-            with (
-                trio.CancelScope(shield=True, deadline=trio.current_time() + _END_TURN),
-                suppress(DatabaseUnavailable),
-            ):
-                await self._store.end_suspects_turn()
-        if self._not_before <= trio.current_time():
+            if not begun:
+                self._give_back(Outcome(claim, "released"))
+        if not beside:
             await self._idle()
 
-    async def _has_room(self) -> bool:
-        with trio.move_on_after(PATIENCE):
-            await self._idle()
-            while self._unreported():  # noqa: ASYNC110 -- the settler's one signal is for whoever ends the worker
-                await trio.sleep(_UNREPORTED_PAUSE)
-            return True
-        return False
+    async def _alone(self) -> None:
+        await self._idle()
+        while self._unreported():  # noqa: ASYNC110 -- the settler's one signal is for whoever ends the worker
+            await trio.sleep(_UNREPORTED_PAUSE)
 
     async def _idle(self) -> None:
         while self._running():

@@ -39,7 +39,11 @@ class RecordedWorker(Worker):
             queues=settings.queues,
             concurrency=settings.concurrency,
             on_session=options.pop("on_session"),
+            session=orders.session if (orders := options.get("orders")) is not None else None,
         )
+        if (launch := options.get("launch")) is not None:
+            # What runs in quarantine is recorded as well.
+            options["launch"] = launch._replace(command=[*launch.command[:-1], "support.chaos.supervised:handlers"])
         options["instruments"] = [*options["instruments"], recorder]
         super().__init__(handlers, dsn, settings=settings, store=store, **options)
 

@@ -355,8 +355,6 @@ def i9_one_path(history: History) -> Iterator[Violation]:
             # The budget as fail.sql saw it: a refund comes before it in the same transaction.
             budget = change.old_max_attempts or 0
             expected = RETRYABLE if (change.old_attempt or 0) < budget else DEAD
-            if step.outcome == "rescued" and change.suspect and step.new == DEAD:
-                continue  # a suspect that crashed once more: dead, whatever its budget
             if change.cancelling:
                 expected = CANCELLED
             if step.new != expected:

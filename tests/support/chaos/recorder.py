@@ -119,9 +119,11 @@ class RecordedStore(WorkerStore):
             answer |= _claimed(exchange.claims, exchange.sent) | _settled(exchange.settlement)
         return exchange
 
-    async def claim_suspect(self, queues: Sequence[str] | None) -> Exchange:
+    async def claim_suspect(
+        self, queues: Sequence[str] | None, *, session: int | None = None, fresh: bool = True
+    ) -> Exchange:
         with self._recorder.operation("claim_suspect", reports=[]) as answer:
-            exchange = await super().claim_suspect(queues)
+            exchange = await super().claim_suspect(queues, session=session, fresh=fresh)
             answer |= _claimed(exchange.claims, exchange.sent)
         return exchange
 
