@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-import psycopg
 import trio
 
 from ..jobs import Claim
@@ -14,6 +13,8 @@ from .rows import ROWS_FAULT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import psycopg
 
     from ..postgres import TrioConnection
 
