@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psycopg
 
-from .errors import ConfigurationError, SchemaError, UsageError
+from .errors import ConfigurationError, DatabaseUnavailable, SchemaError, UsageError
 from .postgres import PINNED, UNBOUNDED, connect_sync
 from .sql import render, render_bound
 
@@ -78,7 +78,7 @@ def migration_sql(schema: str = "pulse") -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def migrate_sync(dsn: str, schema: str = "pulse") -> list[str]:
+def migrate_sync(dsn: str, schema: str = "pulse", *, wait: float = 60.0) -> list[str]:
     """Applies what is missing; returns the names of the migrations it applied, `[]` when there was nothing to do.
 
     Blocks: from Trio call it through `trio.to_thread.run_sync`.
@@ -92,7 +92,7 @@ def migrate_sync(dsn: str, schema: str = "pulse") -> list[str]:
                 "database's own address."
             )
         # Session-level, so that it is held over one transaction a migration; it goes with the connection at the latest.
-        connection.execute("SELECT pg_advisory_lock(hashtextextended(%s, 0))", [f"{schema} migrate"])
+        _lock(connection, f"{schema} migrate", wait)
         for part in _missing_preamble(connection, schema):
             connection.execute(part.encode())
         applied = _applied(connection, schema)
@@ -101,6 +101,28 @@ def migrate_sync(dsn: str, schema: str = "pulse") -> list[str]:
         for migration in missing:
             _apply(connection, migration, schema)
     return [f"{m.version:04}_{m.name}" for m in missing]
+
+
+def _lock(connection: psycopg.Connection[Any], name: str, wait: float) -> None:
+    """Any role that may connect can take an advisory lock, so nothing waits for one without an end."""
+    try:
+        with connection.transaction():
+            connection.execute("SELECT set_config('lock_timeout', %s, true)", [f"{max(int(wait * 1000), 1)}ms"])
+            connection.execute("SELECT pg_advisory_lock(hashtextextended(%s, 0))", [name])
+    except psycopg.errors.LockNotAvailable:
+        row = connection.execute(
+            "SELECT string_agg(format('pid %%s, user %%s, %%s', a.pid, a.usename,"
+            " coalesce(nullif(a.application_name, ''), 'a client without a name')), '; ')"
+            " FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid,"
+            " LATERAL (SELECT hashtextextended(%s, 0) AS key) k"
+            " WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1"
+            " AND (l.classid::bigint << 32 | l.objid::bigint) = k.key",
+            [name],
+        ).fetchone()
+        raise DatabaseUnavailable(
+            f"Another session has held the lock of migrations for more than {wait:g} s: {row[0] if row else 'unknown'}. "
+            "If it migrates, try again when it is done; if not, end it: SELECT pg_terminate_backend(pid)"
+        ) from None
 
 
 def check_sync(dsn: str, schema: str = "pulse") -> None:
