@@ -203,7 +203,7 @@ async def everything(dsn: str, *, looks: bool = True) -> None:
     one = sync.enqueue("echo", {"text": "€"})
     sync.enqueue_many([echo.request("€") for _ in range(20)])
     assert sync.job(one.id).args == {"text": "€"}
-    assert len(sync.jobs(state="available", limit=100)) == 21
+    assert len(sync.jobs(state="available", kind="echo", limit=100)) == 21
     if looks:
         await trio.to_thread.run_sync(asyncio.run, on_asyncio(dsn))
 
