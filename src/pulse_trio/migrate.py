@@ -100,6 +100,7 @@ def migrate_sync(dsn: str, schema: str = "pulse", *, wait: float = 60.0) -> list
         missing = [m for m in known_migrations() if m.version not in applied]
         for migration in missing:
             _apply(connection, migration, schema)
+        _mend_ids(connection, schema)
     return [f"{m.version:04}_{m.name}" for m in missing]
 
 
@@ -123,6 +124,14 @@ def _lock(connection: psycopg.Connection[Any], name: str, wait: float) -> None:
             f"Another session has held the lock of migrations for more than {wait:g} s: {row[0] if row else 'unknown'}. "
             "If it migrates, try again when it is done; if not, end it: SELECT pg_terminate_backend(pid)"
         ) from None
+
+
+def _mend_ids(connection: psycopg.Connection[Any], schema: str) -> None:
+    """Moves the sequence of ids forward if a restore has left it behind the jobs that there are."""
+    asked = "SELECT has_function_privilege(format('%%I.mend_ids()', %s::text)::regprocedure, 'EXECUTE')"
+    row = connection.execute(asked, [schema]).fetchone()
+    if row is not None and row[0]:
+        connection.execute(render('SELECT :"schema".mend_ids()', schema).encode())
 
 
 def check_sync(dsn: str, schema: str = "pulse") -> None:

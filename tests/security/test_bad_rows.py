@@ -12,7 +12,9 @@ from psycopg.types.json import Jsonb
 from pulse_trio import Handlers, Worker, open_client
 from pulse_trio.errors import InvalidArguments, InvalidTransition
 from pulse_trio.jobs import Outcome
+from pulse_trio.migrate import migrate_sync
 from pulse_trio.observe import BadRow, JobsRescued
+from pulse_trio.store import health
 from support.stores import Window, claim, open_store
 
 if TYPE_CHECKING:
@@ -396,3 +398,21 @@ RESERVED_MANY = (
     " LATERAL add_jobs(array_fill('k'::text, n), args, array_fill('q'::text, n), array_fill(0, n), NULL, NULL, NULL, NULL,"
     " array_fill(20, n), NULL, NULL, NULL, ids) a"
 )
+
+
+async def test_a_sequence_that_fell_behind_is_seen_and_moved_forward(dsn: str, window: Window) -> None:
+    """As a restore of the rows without the sequence leaves it."""
+    finished = window.enqueue()
+    window.run("SELECT cancel(%s)", finished)
+    live = window.enqueue()
+    window.run("SELECT setval('job_id_seq', 1)")
+    assert window.do(health.health(window.do(health.server()))).ids_behind == live - 1
+    assert await trio.to_thread.run_sync(migrate_sync, dsn) == []
+    assert window.do(health.health(window.do(health.server()))).ids_behind == 0
+    assert window.enqueue() > live
+
+
+def test_an_id_that_no_sequence_gave_does_not_use_up_the_sequence(window: Window) -> None:
+    window.run("INSERT INTO job (id, kind) VALUES (%s, 'noop')", 2**63 - 1)
+    window.run("SELECT mend_ids()")
+    assert window.enqueue() < 2**62

@@ -302,6 +302,8 @@ def test_every_statement_with_a_plan_that_matters_is_tried_here() -> None:
         "doctor_server",
         "doctor_storage",
         "doctor_holders",
+        "doctor_ids",
+        "doctor_may_ids",
         "retentions",
     }
     # Schedules stand in tables of their own.

@@ -218,6 +218,14 @@ def _rights(server: Server) -> Iterator[Finding]:
 def diagnose(found: Health) -> Iterator[Finding]:
     """What the workers, queues and tables look like."""
     yield from _storage(found.storage, found.server)
+    if found.ids_behind:
+        yield Finding(
+            "error",
+            "ids",
+            f"the sequence of job ids is {found.ids_behind:,} behind the jobs that there are (a restore without it?): new jobs"
+            " get the ids of finished ones, and enqueues fail where a live job has the id",
+            "pulse-trio migrate moves it forward; or, as the schema's owner: SELECT pulse.mend_ids()",
+        )
     yield from _holders(found)
     yield from _workers(found)
     yield from _queues(found)

@@ -101,6 +101,8 @@ class Health:
     workers: list[WorkerRecord] = field(default_factory=list["WorkerRecord"])
     queues: list[QueueRecord] = field(default_factory=list["QueueRecord"])
     quarantined: list[Quarantined] = field(default_factory=list[Quarantined])
+    ids_behind: int | None = 0
+    """By how many ids the sequence is behind the jobs that there are; None if this role may not ask."""
 
 
 def server() -> Operation[Server]:
@@ -119,7 +121,10 @@ def health(known: Server) -> Operation[Health]:
     put_back = [PutBack(*row) for row in rows]
     found = yield from workers()
     found_queues = yield from queues()
-    return Health(known, storage, holders, put_back, found, found_queues, (yield from quarantined()))
+    behind: int | None = None
+    if (yield Query("doctor_may_ids", {}, PATIENCE))[0][0]:
+        behind = (yield Query("doctor_ids", {}, PATIENCE))[0][0]
+    return Health(known, storage, holders, put_back, found, found_queues, (yield from quarantined()), behind)
 
 
 def quarantined(job_id: int | None = None) -> Operation[list[Quarantined]]:

@@ -1,0 +1,1 @@
+SELECT has_function_privilege(format('%%I.ids_behind()', :'schema')::regprocedure, 'EXECUTE')
