@@ -344,6 +344,7 @@ def _huge(value: Any) -> bool:
     return isinstance(value, list) and any(map(_huge, value))
 
 
+@pytest.mark.timeout(max(180, ROWS / 200))
 # The workers' own, in another thread than hypothesis's.
 @pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
 async def test_whatever_a_producer_calls_no_worker_ends_and_healthy_jobs_complete(dsn: str, producer_dsn: str) -> None:
