@@ -213,6 +213,17 @@ class BadRow:
 
 
 @dataclass(frozen=True, slots=True)
+class UnfitArgumentsReleased:
+    """A job whose arguments do not fit this worker's handler was put back for a worker of another version, its budget
+    untouched; `error` says what does not fit. It is dead when nothing else happened to it for the setting `unfit_patience`."""
+
+    job_id: int
+    kind: str
+    attempt: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class ScheduleFired:
     """This worker fired an occurrence: `job_id` was enqueued, `late` seconds after `due_at`. `added` is False when a live job
     had the unique key: `job_id` is that one."""
@@ -326,6 +337,7 @@ Event = (
     | QuarantineNotStarted
     | QuarantineEnded
     | UnknownKindReleased
+    | UnfitArgumentsReleased
     | BadRow
     | ScheduleFired
     | ScheduleBroken

@@ -62,6 +62,11 @@ class WorkerSettings:
     )
     connect_timeout: float = _setting(30.0, "How long `run` waits for a database that is absent at the start.")
     retention: float = _setting(7 * 86400.0, "How long finished jobs are kept.")
+    unfit_patience: float = _setting(
+        86400.0,
+        "How long a job whose arguments do not fit this worker's handler is put back again and again, for a worker of another "
+        "version (a deploy under way); then it is dead.",
+    )
     direct_dsn: str = field(
         default="",
         repr=False,
@@ -73,7 +78,7 @@ class WorkerSettings:
     schema: str = _setting("pulse", "The PostgreSQL schema that holds everything.")
 
     def __post_init__(self) -> None:
-        for name in ("lease", "heartbeat", "poll", "watchdog", "retention"):
+        for name in ("lease", "heartbeat", "poll", "watchdog", "retention", "unfit_patience"):
             self._require(name, 0 < getattr(self, name) < _FOREVER, "must be above 0 and at most a thousand years")
         self._require("timeout", 0 <= self.timeout < _FOREVER, "must be from 0 to a thousand years")
         for name in ("grace", "cleanup", "lag_warning", "connect_timeout"):

@@ -27,7 +27,7 @@ STATEMENTS: dict[str, dict[str, Any]] = {
         "paused_kinds": "{}",
     },
     "complete_unlocked": FENCE | {"results": "{1,2,3}", "keep": True},
-    "fail": FENCE | {"outcomes": "{failed,snoozed,discarded}", "delays": "{1,1,1}", "errors": "{a,b,c}"},
+    "fail": FENCE | {"outcomes": "{failed,snoozed,discarded}", "delays": "{1,1,1}", "errors": "{a,b,c}", "patience": "1 day"},
     "beat": FENCE | {"lease": "30 s"},
     "settled": FENCE | {"traceless": "{t,f,t}"},
     "doctor_put_back": {},

@@ -31,6 +31,7 @@ OTHER: dict[str, tuple[str, Any]] = {
     "cleanup": ("1e1", 10.0),
     "connect_timeout": ("3", 3.0),
     "retention": ("86400", 86400.0),
+    "unfit_patience": ("60", 60.0),
     "schema": ("other", "other"),
     "direct_dsn": ("host=direct", "host=direct"),
 }

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from pulse_trio import Discard, Fixed, InvalidArguments, Job, RetryAfter, Snooze
-from pulse_trio.observe import JobEnded, JobStarted, UnknownKindReleased
+from pulse_trio.observe import JobEnded, JobStarted, UnfitArgumentsReleased, UnknownKindReleased
 
 if TYPE_CHECKING:
     from support.stage import Recorder, Stage
@@ -210,7 +210,9 @@ async def test_snoozing_for_ever_uses_no_budget(stage: Stage) -> None:
 @pytest.mark.parametrize(
     "args", ['{"n": "seven"}', "{}", '{"n": 1, "more": 2}', '{"n": null}', '{"m": 1}'], ids=lambda args: args
 )
-async def test_arguments_that_do_not_fit_kill_the_job_at_once_and_say_why(args: str, stage: Stage) -> None:
+async def test_arguments_that_do_not_fit_are_put_back_for_another_version_and_say_why(
+    args: str, stage: Stage, events: Recorder
+) -> None:
     @stage.handlers.job
     async def typed(n: int) -> None: ...
 
@@ -218,9 +220,10 @@ async def test_arguments_that_do_not_fit_kill_the_job_at_once_and_say_why(args: 
     bad = stage.database.enqueue("typed", args)
     await stage.burst()
     job = stage.database.jobs[bad]
-    assert job.state == "dead"
-    assert job.error is not None
-    assert "Arguments do not fit typed(n: int)" in job.error.replace("'int'", "int")
+    assert (job.state, job.max_attempts - job.attempt) == ("scheduled", 20)
+    (told,) = events.of(UnfitArgumentsReleased)
+    assert told.job_id == bad
+    assert "Arguments do not fit typed(n: int)" in told.error.replace("'int'", "int")
     assert stage.database.state(good) == "completed"
 
 
@@ -324,11 +327,12 @@ async def test_a_failure_in_a_thread_is_the_jobs(stage: Stage) -> None:
     assert job.error.startswith("ValueError: in the thread")
 
 
-async def test_bad_arguments_of_a_thread_kill_the_job(stage: Stage) -> None:
+async def test_unfit_arguments_of_a_thread_put_the_job_back(stage: Stage) -> None:
     @stage.handlers.job
     def plain(n: int) -> None: ...
 
-    assert (await stage.ended("plain", n="x")).state == "dead"
+    assert (await stage.ended("plain", n="x")).state == "scheduled"
+    assert stage.outcomes() == ["released"]
 
 
 async def test_invalid_arguments_can_still_be_discarded_by_hand(stage: Stage) -> None:

@@ -38,6 +38,7 @@ from ..observe import (
     ScheduleFired,
     SuspectAlone,
     TasksLeftBehind,
+    UnfitArgumentsReleased,
     UnknownKindReleased,
     WorkerStarted,
     WorkerStopped,
@@ -66,6 +67,7 @@ _WARNINGS = (
     SuspectAlone,
     JobQuarantined,
     QuarantineNotStarted,
+    UnfitArgumentsReleased,
     UnknownKindReleased,
     DatabaseLost,
     ChildNotStarted,
@@ -144,7 +146,11 @@ class LogInstrument:
         if self._every_job:
             wanted += [JobStarted, ScheduleFired]
         chosen: dict[type[Any], Callable[[Any], None]] = dict.fromkeys(wanted, self._log)
-        return chosen | {JobEnded: self._log_end, UnknownKindReleased: self._log_unknown}
+        return chosen | {
+            JobEnded: self._log_end,
+            UnknownKindReleased: self._log_unknown,
+            UnfitArgumentsReleased: self._log_unknown,
+        }
 
     def _log(self, event: Event) -> None:
         level = logging.WARNING if isinstance(event, _WARNINGS) else logging.INFO
@@ -156,14 +162,15 @@ class LogInstrument:
             level = logging.ERROR
         logger.log(level, "%s", sentence(event), extra={"pulse_trio_event": event})
 
-    def _log_unknown(self, event: UnknownKindReleased) -> None:
+    def _log_unknown(self, event: UnknownKindReleased | UnfitArgumentsReleased) -> None:
         # Once a minute and kind: a backlog of a kind that this deployment lacks filled 60,000 lines in five seconds.
         now = self._clock()
-        said, unsaid = self._unknown.get(event.kind, (-math.inf, 0))
+        about = f"{type(event).__name__} {event.kind}"
+        said, unsaid = self._unknown.get(about, (-math.inf, 0))
         if now < said + _ONCE_IN:
-            self._unknown[event.kind] = (said, unsaid + 1)
+            self._unknown[about] = (said, unsaid + 1)
             return
-        self._unknown[event.kind] = (now, 0)
+        self._unknown[about] = (now, 0)
         more = f" ({unsaid} more since this was last said)" if unsaid else ""
         logger.warning("%s%s", sentence(event), more, extra={"pulse_trio_event": event})
 
@@ -235,6 +242,8 @@ def sentence(event: Event) -> str:
             )
         case QuarantineEnded():
             return _end_in_quarantine(event)
+        case UnfitArgumentsReleased():
+            return f"job {event.job_id} ({event.kind}) was put back for a worker of another version: {headline(event.error)}"
         case UnknownKindReleased():
             return f"job {event.job_id} was put back: this worker has no handler for the kind {event.kind!r}"
         case BadRow():

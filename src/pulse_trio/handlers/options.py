@@ -20,7 +20,7 @@ from .limits import KEY_SIZE, check_limit, parse_rate
 from .names import check_queue, check_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from .retries import Errors, Retry
 
@@ -63,6 +63,7 @@ class HandlerOptions(_Options, total=False):
     retry: Retry
     retry_on: Errors
     discard_on: Errors
+    upgrade: Callable[[dict[str, Any]], Mapping[str, Any]]
 
 
 class CallOptions(_Options, total=False):

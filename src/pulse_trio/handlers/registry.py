@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ..timing import CatchUp
     from .options import CallOptions
     from .retries import Retries
+    from .signature import Upgrade
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -188,6 +189,9 @@ class Handlers:
         `Linear`, `Fixed`, a function of a `RetryContext`, or a dictionary from exception types to these). With `retry_on`
         exceptions of other types end the job dead at once; those of `discard_on` always do.
 
+        `upgrade` turns arguments that an older version enqueued into those that the function takes now: a plain function
+        from a dictionary by name to a dictionary. It is given those of every job, and leaves new ones as they are.
+
         `runs` is "trio" for async functions and "thread" for plain ones. A parameter annotated `Job` is given the job; the
         others are the job's arguments. Raises `ConfigurationError` for a signature that cannot be stored, an unknown `runs`,
         a kind registered twice, or options that cannot work.
@@ -273,7 +277,7 @@ class Handlers:
         kind = check_text("kind", name if name is not None else function.__name__, 256)
         retries = _take_retries(kind, given)
         key = given.pop("key") if callable(given.get("key")) else None
-        signature = Signature(kind, function)
+        signature = Signature(kind, function, _take_upgrade(kind, given))
         handler: Handler[..., Any] = Handler(
             kind=kind,
             function=function,
@@ -304,6 +308,17 @@ def _take_retries(kind: str, given: dict[str, Any]) -> Retries | None:
     if isinstance(policy := about.get("retry"), Exponential):
         given |= {"backoff_base": policy.base, "backoff_cap": policy.cap}
     return retries_of(kind, **about)
+
+
+def _take_upgrade(kind: str, given: dict[str, Any]) -> Upgrade | None:
+    upgrade: Any = given.pop("upgrade", None)
+    called: object = upgrade
+    if called is not None and (not callable(called) or inspect.iscoroutinefunction(called)):
+        raise ConfigurationError(
+            f"Handler {kind!r}: upgrade must be a plain function from a job's arguments by name to those that the "
+            f"handler takes now, got {upgrade!r}."
+        )
+    return upgrade
 
 
 class _Decorator(Protocol):

@@ -10,7 +10,8 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from typing import TYPE_CHECKING, Any, cast, get_type_hints
+from collections.abc import Callable, Mapping
+from typing import Any, cast, get_type_hints
 
 import msgspec
 
@@ -18,9 +19,6 @@ from ..describing import message_of, raised_by_ctrl_c, type_name
 from ..errors import ConfigurationError, InvalidArguments
 from ..jobs import Job
 from .payloads import refuse_losses
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 _encode = msgspec.json.Encoder().encode
 _decode: Callable[[bytes], object] = msgspec.json.Decoder().decode
@@ -40,8 +38,12 @@ _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 _QUOTED_VALUE = re.compile(r"(Invalid (?:enum )?value) .*?( - at `\$[^`]*`)?\Z", re.DOTALL)
 
 
+Upgrade = Callable[[dict[str, Any]], Mapping[str, Any]]
+"""From a job's stored arguments by name, old or new, to those that the handler takes now."""
+
+
 class UnfitArguments(InvalidArguments):
-    """The row's arguments do not fit the handler, and will not next time: no retry mends it."""
+    """The row's arguments do not fit this handler. Another version of it may fit them: the job is put back for a while."""
 
 
 class UnfitValue(InvalidArguments):
@@ -51,8 +53,9 @@ class UnfitValue(InvalidArguments):
 class Signature:
     """A handler's parameters: encodes arguments to JSON and calls the function from JSON."""
 
-    def __init__(self, kind: str, function: Callable[..., Any]) -> None:
+    def __init__(self, kind: str, function: Callable[..., Any], upgrade: Upgrade | None = None) -> None:
         self.kind = kind
+        self._upgrade = upgrade
         self._what = f"Arguments of {kind!r}"
         hints = hints_of(kind, function)
         parameters = list(inspect.signature(function).parameters.values())
@@ -115,7 +118,7 @@ class Signature:
     def decode(self, args: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """(positional, keyword) arguments of a call. Raises `UnfitArguments`."""
         try:
-            struct = self._decoder.decode(args)
+            struct = self._decoder.decode(args if self._upgrade is None else self._upgraded(args, self._upgrade))
         except msgspec.DecodeError as error:
             # Kept on the job and logged, where arguments must not be: of a Literal or an enum the value itself is quoted.
             said = _QUOTED_VALUE.sub(r"\1\2", str(error))
@@ -126,6 +129,18 @@ class Signature:
             tuple([getattr(struct, name) for name in self._positional]),
             {name: getattr(struct, name) for name in self._keyword},
         )
+
+    def _upgraded(self, args: str, upgrade: Upgrade) -> str | bytes:
+        old: object = _decode(args.encode())
+        if not isinstance(old, dict):
+            return args
+        try:
+            return _encode(dict(upgrade(cast("dict[str, Any]", old))))
+        except Exception as error:
+            # What it says may be an argument, which is not to be logged.
+            raise UnfitArguments(
+                f"The upgrade of {self.kind!r} failed on these arguments: {type_name(error)}."
+            ) from error
 
     def by_name(self, args: str) -> dict[str, Any]:
         """Every argument of a call by name, defaults included. Raises `UnfitArguments`."""

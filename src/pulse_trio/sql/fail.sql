@@ -5,6 +5,8 @@
 -- Fenced by (id, attempt, session). SKIP LOCKED: it never waits, so it cannot deadlock.
 -- A job whose cancellation was asked for ends as cancelled, whatever the outcome, and its ledger row ends with it. (A request
 -- newer than this statement's snapshot is seen on the row, which is locked, but its ledger row is not: a watchdog closes that.)
+-- Arguments that fit no handler of the worker that tried are released with an error that begins with UnfitArguments: another
+-- version may fit them. After `patience` in which nothing else happened to the job it is dead.
 -- Returns the rows that were moved (next = retryable, scheduled, dead or cancelled) and those still ours but locked (NULL); of a
 -- job that became a suspect its kind and its crashes too.
 WITH report AS MATERIALIZED (
@@ -15,7 +17,8 @@ WITH report AS MATERIALIZED (
   SELECT j.id FROM report r JOIN :"schema".job j
     ON j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = 2
 ), held AS MATERIALIZED (
-  SELECT j.id, r.attempt, r.session, r.outcome, r.delay, j.started_at, j.cancelling, c.crash_limit,
+  SELECT j.id, r.attempt, r.session, r.delay, j.started_at, j.cancelling, c.crash_limit,
+         CASE WHEN u.given_up THEN 'discarded' ELSE r.outcome END AS outcome,
          CASE WHEN r.outcome = 'crashed' AND j.deaths + 1 >= c.crash_limit
               THEN format('CrashLimit: %%s times it ran alone in a process of its own, and that process died of it (crash_limit %%s)',
                           j.deaths + 1, c.crash_limit) || E'\n\n' || coalesce(r.error, '')
@@ -23,6 +26,7 @@ WITH report AS MATERIALIZED (
          r.outcome IN ('rescued', 'crashed') AND (j.suspect OR j.crashes + 1 >= c.crash_limit - 1) AS suspected,
          j.suspect, j.kind::text AS kind, j.crashes + 1 AS crashes,
          CASE WHEN j.cancelling THEN 'cancelled'
+              WHEN u.given_up THEN 'dead'
               WHEN r.outcome IN ('snoozed', 'released') THEN 'scheduled'
               WHEN r.outcome = 'cancelled' THEN 'cancelled'
               WHEN r.outcome = 'discarded' THEN 'dead'
@@ -34,6 +38,12 @@ WITH report AS MATERIALIZED (
     ON j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = 2
   -- Not a cast: whatever stands in one job's options must not fail the others' report.
   CROSS JOIN LATERAL (SELECT least(coalesce(:"schema".option_number(j.options, 'crash_limit', 1, 'infinity'), 3), 32767)::int) AS c(crash_limit)
+  CROSS JOIN LATERAL (SELECT CASE WHEN r.outcome = 'released' AND r.error LIKE 'UnfitArguments:%%' THEN
+    (SELECT min(a.ended_at) FROM :"schema".attempt a
+     WHERE a.job_id = j.id AND a.attempt > coalesce((
+       SELECT max(b.attempt) FROM :"schema".attempt b
+       WHERE b.job_id = j.id AND NOT (b.outcome = 'released' AND b.error IS NOT NULL AND b.error LIKE 'UnfitArguments:%%')), 0)
+    ) <= statement_timestamp() - %(patience)s::interval IS TRUE ELSE false END) AS u(given_up)
   ORDER BY j.id FOR UPDATE OF j SKIP LOCKED
 ), back AS (
   UPDATE :"schema".job j

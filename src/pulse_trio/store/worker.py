@@ -189,12 +189,14 @@ class WorkerStore:
         declared: Sequence[str] = (),
         concurrency: int = 100,
         keep: bool = True,
+        unfit_patience: float = 86400.0,
         on_session: Callable[[int], None] | None = None,
         on_bad_row: Callable[[BadRow], None] | None = None,
         on_suspect: Callable[[int, str, int], None] | None = None,
         session: int | None = None,
     ) -> None:
         self._schema = schema
+        self._unfit_patience = f"{unfit_patience} s"
         self._lease = f"{lease} s"
         # A silent connection is given up before it could cost a lease: two tries of a beat fit between its due time and
         # the lease's end.
@@ -611,6 +613,7 @@ class WorkerStore:
                 "outcomes": texts([o.kind for o in outcomes]),
                 "delays": numbers([o.delay for o in outcomes]),
                 "errors": texts([o.error for o in outcomes]),
+                "patience": self._unfit_patience,
             },
             prepare=True,
         )
@@ -694,6 +697,7 @@ class WorkerStore:
                         "outcomes": texts(["crashed" if alone else "rescued"]),
                         "delays": numbers([0]),
                         "errors": texts([storable(seen)]),
+                        "patience": self._unfit_patience,
                     },
                     prepare=True,
                 )
@@ -826,6 +830,7 @@ class WorkerStore:
                     "outcomes": texts(["rescued"] * len(ids)),
                     "delays": numbers([0] * len(ids)),
                     "errors": texts([error] * len(ids)),
+                    "patience": self._unfit_patience,
                 },
                 prepare=True,
             )

@@ -134,6 +134,7 @@ class Worker:
             declared=handlers.queues,
             concurrency=self.settings.concurrency,
             keep=keep,
+            unfit_patience=self.settings.unfit_patience,
             on_session=on_session,
             on_bad_row=self._observer.emit,
             on_suspect=self._job_suspected,

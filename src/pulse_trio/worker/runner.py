@@ -19,7 +19,16 @@ from ..codec import same_result
 from ..describing import error_text, leaves_of, original, parted, raised_by_ctrl_c
 from ..handlers import UnfitArguments, UnfitValue, encode_result
 from ..jobs import Outcome
-from ..observe import BadRow, EndedAfterCommit, FenceLost, JobEnded, JobStarted, LeaseUnproven, UnknownKindReleased
+from ..observe import (
+    BadRow,
+    EndedAfterCommit,
+    FenceLost,
+    JobEnded,
+    JobStarted,
+    LeaseUnproven,
+    UnfitArgumentsReleased,
+    UnknownKindReleased,
+)
 from ..states import UnreadableOptions, backoff, outcome_of_cancel, outcome_of_error, storable
 from .held import Held, Transactions
 
@@ -33,8 +42,9 @@ if TYPE_CHECKING:
     from .calls import Call
 
 UNKNOWN_KIND_DELAY = 15.0
-"""Seconds before a job of a kind this worker lacks is due again: time for a worker that has it (a deploy under way). It
-doubles with each attempt, to eight times this, so that a backlog nobody can run is not claimed again and again."""
+"""Seconds before a job of a kind this worker lacks, or whose arguments do not fit its handler, is due again: time for a worker
+that can run it (a deploy under way). It doubles with each attempt, to eight times this, so that a backlog nobody can run is not
+claimed again and again."""
 
 _KEPT = 4096
 """Characters of arguments that stay with a claim while its handler runs. What is longer goes once it is decoded."""
@@ -238,7 +248,7 @@ class Runner:
             return self._after_cancel(held) or Outcome(claim, "released")
         if call is None:
             self._observer.emit(UnknownKindReleased(claim.id, claim.kind))
-            return Outcome(claim, "released", delay=UNKNOWN_KIND_DELAY * 2 ** min(claim.attempt - 1, 3))
+            return Outcome(claim, "released", delay=_elsewhere(claim))
         return None
 
     def _bad_row(self, claim: Claim, error: Exception) -> Outcome:
@@ -280,7 +290,10 @@ class Runner:
     def _failed(self, held: Held, error: BaseException) -> Outcome:
         claim, error = held.claim, original(error)
         text = held.said[1] if held.said is not None and held.said[0] is error else error_text(error)
-        if issubclass(type(error), (UnfitArguments, UnfitValue)):
+        if issubclass(type(error), UnfitArguments):
+            self._observer.emit(UnfitArgumentsReleased(claim.id, claim.kind, claim.attempt, text))
+            return Outcome(claim, "released", delay=_elsewhere(claim), error=text)
+        if issubclass(type(error), UnfitValue):
             return Outcome(claim, "discarded", error=text)
         return outcome_of_error(claim, error, self._retries.get(claim.kind), text)
 
@@ -329,6 +342,11 @@ def _taken(claim: Claim) -> str:
     args = claim.args
     force_setattr(claim, "args", "{}")
     return args
+
+
+def _elsewhere(claim: Claim) -> float:
+    """Seconds until a job that this worker cannot run is due again."""
+    return UNKNOWN_KIND_DELAY * 2 ** min(claim.attempt - 1, 3)
 
 
 async def _never(_: Held, __: str) -> None:
