@@ -78,11 +78,11 @@ async def test_a_newer_producers_arguments_wait_for_a_newer_worker_and_say_why(d
     job_id = client.enqueue("charge", {"cents": 5, "currency": "EUR"}).id
     async with working(old_version(), dsn, poll=0.05) as heard:
         told = await heard.until(UnfitArgumentsReleased, job_id=job_id, attempt=3)
-        assert "do not fit charge(amount: int)" in told.error
+        assert "do not fit charge(amount: " in told.error
         await until(dsn, "SELECT 1 FROM pulse.attempts WHERE outcome = 'released' AND attempt = 3")
         job = client.job(job_id)
         assert job.error is not None
-        assert job.error.startswith("UnfitArguments: Arguments do not fit charge(amount: int)")
+        assert job.error.startswith("UnfitArguments: Arguments do not fit charge(amount: ")
         assert job.max_attempts - job.attempt >= 19
         async with working(new_version(), dsn, poll=0.05):
             assert (await settled(dsn, job_id))[::2] == ("completed", "new 5 EUR")
