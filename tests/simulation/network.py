@@ -191,14 +191,14 @@ class Store(FakeStore):
 
     # The journal
 
-    def _claim(self, job: FakeJob) -> Claim:
+    def _claim(self, job: FakeJob, session: int = 0) -> Claim:
         if job.session or job.finished is not None:
             raise Broken(f"job {job.id} was claimed while it was {job.state}")
         if job.cancelling:
             raise Broken(f"job {job.id} was claimed again though its cancellation was asked for while it ran")
         if job.queue in self.database.paused:
             raise Broken(f"job {job.id} was claimed though its queue is paused")
-        claim = super()._claim(job)
+        claim = super()._claim(job, session)
         self.world.check_limits(job)
         self.world.say(f"job {job.id}: claimed by worker {self.worker} as attempt {job.attempt} in {job.session}")
         if job.attempt > job.max_attempts:
