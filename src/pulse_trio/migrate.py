@@ -8,6 +8,7 @@ new schema says so and stops, rather than guess.
 from __future__ import annotations
 
 import hashlib
+import time
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
@@ -82,8 +83,9 @@ def migrate_sync(dsn: str, schema: str = "pulse", *, wait: float = 60.0) -> list
     """Applies what is missing; returns the names of the migrations it applied, `[]` when there was nothing to do.
 
     Blocks: from Trio call it through `trio.to_thread.run_sync`.
-    Raises `DatabaseUnavailable`, `ConfigurationError` through a pooler, or `SchemaError` when the schema was made by a newer
-    version or changed by hand.
+    Raises `DatabaseUnavailable`, also when another session keeps a table locked for `wait` seconds; `ConfigurationError`
+    through a pooler; `UsageError` when the schema, or something in it, belongs to a role that may be anybody's;
+    `SchemaError` when the schema was made by a newer version or changed by hand.
     """
     with connect_sync(dsn, _MIGRATING) as connection, _rights_explained(connection, schema):
         if connection.prepare_threshold is None:
@@ -93,13 +95,18 @@ def migrate_sync(dsn: str, schema: str = "pulse", *, wait: float = 60.0) -> list
             )
         # Session-level, so that it is held over one transaction a migration; it goes with the connection at the latest.
         _lock(connection, f"{schema} migrate", wait)
-        for part in _missing_preamble(connection, schema):
-            connection.execute(part.encode())
+        make_schema, make_table = _missing_preamble(connection, schema)
+        if make_schema is not None:
+            connection.execute(make_schema.encode())
+        # Before anything in the schema is read or called: a view's or a trigger's function would run as this role.
+        _refuse_foreign(connection, schema)
+        if make_table is not None:
+            connection.execute(make_table.encode())
         applied = _applied(connection, schema)
         _refuse_strangers(applied)
         missing = [m for m in known_migrations() if m.version not in applied]
         for migration in missing:
-            _apply(connection, migration, schema)
+            _apply_soon(connection, migration, schema, wait)
         _mend_ids(connection, schema)
     return [f"{m.version:04}_{m.name}" for m in missing]
 
@@ -126,9 +133,69 @@ def _lock(connection: psycopg.Connection[Any], name: str, wait: float) -> None:
         ) from None
 
 
+def _refuse_foreign(connection: psycopg.Connection[Any], schema: str) -> None:
+    """Raises `UsageError` if a role that this one has no reason to trust owns the schema or anything in it.
+
+    A role that may create schemas can make this one first, with functions and triggers that then run with the rights of
+    the role that migrates."""
+    found = connection.execute(_FOREIGN.encode(), [schema]).fetchone()
+    if found is None:
+        return
+    what, owner, role, name = found
+    if what is None:
+        raise UsageError(
+            f"The schema {name} belongs to {owner}, and {role} migrates: functions that {owner} may have put there would run "
+            f"with the rights of {role}. If {owner} is who owns your jobs, connect as {owner}. If not, look at what is in the "
+            f"schema, then remove it (DROP SCHEMA {name} CASCADE) or name another one (--schema)."
+        )
+    raise UsageError(
+        f"{what} in the schema {name} belongs to {owner}, and {role} migrates: it could run with the rights of {role}. "
+        f"Look at it, then remove it, or give it to the schema's owner (ALTER ... OWNER TO), or connect as {owner}."
+    )
+
+
+# Trusted are: this role, superusers, the database's owner, and roles of which one of these made this role a member. Before
+# PostgreSQL 16 each role can make any other a member of itself, so who granted a membership counts. Superusers are members
+# of nothing by this reckoning: pg_has_role() would say that they are of everything.
+_FOREIGN = """
+WITH RECURSIVE mine AS (
+  SELECT r.oid FROM pg_roles r WHERE r.rolname = current_user
+  UNION
+  SELECT m.roleid FROM mine JOIN pg_auth_members m ON m.member = mine.oid
+  JOIN pg_roles g ON g.oid = m.grantor
+  WHERE m.grantor <> m.roleid AND (g.rolsuper OR g.rolcreaterole)
+), place AS (
+  SELECT n.oid, quote_ident(n.nspname) AS name FROM pg_namespace n WHERE n.nspname = %s::text
+), trusted AS (
+  SELECT oid FROM mine
+  UNION SELECT oid FROM pg_roles WHERE rolsuper OR rolname = 'pg_database_owner'
+  UNION SELECT datdba FROM pg_database WHERE datname = current_database()
+), found (rank, what, owner) AS (
+  SELECT 0, NULL, n.nspowner FROM pg_namespace n, place WHERE n.oid = place.oid
+  UNION ALL
+  SELECT 1, format('The function %%I', p.proname), p.proowner FROM pg_proc p, place WHERE p.pronamespace = place.oid
+  UNION ALL
+  SELECT 2, format('The %%s %%I', CASE c.relkind WHEN 'v' THEN 'view' WHEN 'S' THEN 'sequence' ELSE 'table' END, c.relname),
+         c.relowner FROM pg_class c, place WHERE c.relnamespace = place.oid AND c.relkind NOT IN ('i', 'I', 'c')
+  UNION ALL
+  -- By the right to make triggers on a table one gives it a function of one's own.
+  SELECT 3, format('The function of the trigger %%I on %%I', t.tgname, c.relname), p.proowner
+  FROM pg_class c, place, pg_trigger t, pg_proc p
+  WHERE c.relnamespace = place.oid AND t.tgrelid = c.oid AND NOT t.tgisinternal AND p.oid = t.tgfoid
+  UNION ALL
+  SELECT 4, format('The type %%I', t.typname), t.typowner FROM pg_type t, place
+  WHERE t.typnamespace = place.oid AND t.typcategory <> 'A'
+  UNION ALL
+  SELECT 5, format('The operator %%s', o.oprname), o.oprowner FROM pg_operator o, place WHERE o.oprnamespace = place.oid
+)
+SELECT f.what, pg_get_userbyid(f.owner), current_user::text, place.name FROM found f, place
+WHERE f.owner NOT IN (SELECT oid FROM trusted) ORDER BY f.rank, f.what LIMIT 1
+"""
+
+
 def _mend_ids(connection: psycopg.Connection[Any], schema: str) -> None:
     """Moves the sequence of ids forward if a restore has left it behind the jobs that there are."""
-    asked = "SELECT has_function_privilege(format('%%I.mend_ids()', %s::text)::regprocedure, 'EXECUTE')"
+    asked = "SELECT has_function_privilege(to_regprocedure(format('%%I.mend_ids()', %s::text)), 'EXECUTE')"
     row = connection.execute(asked, [schema]).fetchone()
     if row is not None and row[0]:
         connection.execute(render('SELECT :"schema".mend_ids()', schema).encode())
@@ -215,19 +282,69 @@ def _preamble(schema: str) -> str:
     return "".join(f"{render(part, schema)};\n" for part in (_SCHEMA, _TABLE)).rstrip()
 
 
-def _missing_preamble(connection: psycopg.Connection[Any], schema: str) -> list[str]:
-    """What of it has to be run. "IF NOT EXISTS" asks for the right to create, which the schema's owner need not have."""
+def _missing_preamble(connection: psycopg.Connection[Any], schema: str) -> list[str | None]:
+    """Its two parts, None for what is there. "IF NOT EXISTS" asks for the right to create, which the schema's owner need not
+    have."""
     row = connection.execute(
         "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = %s::text),"
         " to_regclass(format('%%I.migration', %s::text)) IS NOT NULL",
         [schema, schema],
     ).fetchone()
     there = row or (False, False)
-    return [render(part, schema) for part, found in zip((_SCHEMA, _TABLE), there, strict=True) if not found]
+    return [None if found else render(part, schema) for part, found in zip((_SCHEMA, _TABLE), there, strict=True)]
 
 
-def _apply(connection: psycopg.Connection[Any], migration: Migration, schema: str) -> None:
+def _apply_soon(connection: psycopg.Connection[Any], migration: Migration, schema: str, wait: float) -> None:
+    """Applies it, again and again for at most `wait` seconds, while other sessions hold what it has to change.
+
+    Each statement of workers and producers that needs the same table waits behind a migration that waits: so each attempt
+    gives up soon, and lets them through before the next. Raises `DatabaseUnavailable`, which names the sessions in the way."""
+    end = time.monotonic() + wait
+    while True:
+        patience = min(_PATIENCE, max(wait, 0.001))
+        try:
+            _apply(connection, migration, schema, patience)
+            return
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
+            if time.monotonic() < end:
+                time.sleep(_LET_THROUGH)
+                continue
+            holders = _holders(connection, schema, patience)
+        raise DatabaseUnavailable(
+            f"The migration {migration.version:04}_{migration.name} changes tables that other sessions have kept locked for "
+            f"more than {wait:g} s: {holders}. Nothing of it was applied. When they are done, try again; or end them: "
+            "SELECT pg_terminate_backend(pid)"
+        )
+
+
+_PATIENCE = 2.0
+"""Seconds for which one attempt of a migration waits for a lock, and with it all who come after it."""
+_LET_THROUGH = 0.5
+"""Seconds between two attempts, for those who waited."""
+
+
+def _holders(connection: psycopg.Connection[Any], schema: str, longer_than: float) -> str:
+    """The sessions that hold a table of the schema in a transaction that is old enough to have been in the way."""
+    row = connection.execute(
+        "SELECT string_agg(coalesce(format('pid %%s, user %%s, %%s, %%s', a.pid, a.usename,"
+        "  coalesce(nullif(a.application_name, ''), 'a client without a name'),"
+        "  coalesce('in a transaction for ' || round(extract(epoch FROM clock_timestamp() - a.xact_start)) || ' s',"
+        "   'for how long this role cannot see')),"
+        "  'a prepared transaction (see pg_prepared_xacts)'), '; ' ORDER BY a.xact_start)"
+        " FROM (SELECT DISTINCT l.pid FROM pg_locks l JOIN pg_class c ON c.oid = l.relation"
+        "  JOIN pg_namespace n ON n.oid = c.relnamespace"
+        "  WHERE n.nspname = %s::text AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()"
+        "  AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())) held"
+        " LEFT JOIN pg_stat_activity a USING (pid)"
+        " WHERE a.xact_start IS NULL OR a.xact_start < clock_timestamp() - make_interval(secs => %s)",
+        [schema, longer_than],
+    ).fetchone()
+    return (row[0] if row else None) or "they have just gone"
+
+
+def _apply(connection: psycopg.Connection[Any], migration: Migration, schema: str, patience: float) -> None:
     with connection.transaction():
+        connection.execute("SELECT set_config('lock_timeout', %s, true)", [f"{max(int(patience * 1000), 1)}ms"])
         connection.execute(render(migration.text, schema).encode())
         connection.execute(
             render_bound('INSERT INTO :"schema".migration (version, name, checksum) VALUES (%s, %s, %s)', schema),
