@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pulse_trio.cli import timeline
-from pulse_trio.cli.text import parse_duration, parse_moment
 from pulse_trio.states import State
 from pulse_trio.store.operations import AttemptRecord, JobRecord
+from pulse_trio.text import parse_duration, parse_moment
 from support.stores import Window, claim, end, open_store
 
 if TYPE_CHECKING:

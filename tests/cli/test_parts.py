@@ -14,8 +14,7 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 
-from pulse_trio import observe
-from pulse_trio.cli import logs
+from pulse_trio import logs, observe
 from pulse_trio.cli.application import pulse_trio
 from pulse_trio.cli.bench.measures import _percentile  # pyright: ignore[reportPrivateUsage]
 from pulse_trio.cli.database import choose_database
@@ -24,10 +23,10 @@ from pulse_trio.cli.faults import describe, our_error
 from pulse_trio.cli.fleet import environment_of
 from pulse_trio.cli.output import plain, print_table
 from pulse_trio.cli.reference import outdated, reference
-from pulse_trio.cli.text import ago, duration, headline, one_line, shown
 from pulse_trio.errors import ConfigurationError, DatabaseUnavailable, InvalidArguments, SchemaError, UnknownJob
 from pulse_trio.settings import WorkerSettings, environment_settings
 from pulse_trio.states import State
+from pulse_trio.text import ago, duration, headline, one_line, shown
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ..text import local_time
 from .database import open_store
 from .filters import MOMENT
 from .jobs import JOB_ID
 from .options import dsn_option, json_option, schema_option
 from .output import notice, print_json, print_table
-from .text import local_time
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta

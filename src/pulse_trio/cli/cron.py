@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from ..store import schedules
+from ..text import ago, duration, headline, local_time, utc_now
 from .database import open_store
 from .options import actor_option, dsn_option, json_option, schema_option
 from .output import notice, print_json, print_table
-from .text import ago, duration, headline, local_time, utc_now
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

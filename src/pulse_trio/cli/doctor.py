@@ -14,11 +14,11 @@ import click
 from ..errors import PulseTrioError
 from ..postgres.dsn import insecure
 from ..store import health as looking
+from ..text import count_of, duration, one_line
 from .database import choose_database, open_store
 from .faults import describe, our_error
 from .options import dsn_option, json_option, schema_option
 from .output import print_json, print_table
-from .text import count_of, duration, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

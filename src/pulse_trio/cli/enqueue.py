@@ -13,11 +13,11 @@ from ..codec import in_schema
 from ..errors import InvalidArguments
 from ..store import operations
 from ..store.audit import by_hand
+from ..text import shown
 from .database import open_store
 from .loading import load_handlers
 from .options import actor_option, dsn_option, json_option, schema_option
 from .output import notice, print_json
-from .text import shown
 
 if TYPE_CHECKING:
     from ..codec import Codec

@@ -7,7 +7,7 @@ import psycopg
 from ..errors import ConfigurationError, DatabaseError, DatabaseUnavailable, PulseTrioError
 from ..states import leaves_of
 from ..store import operations
-from .text import one_line, shown
+from ..text import one_line, shown
 
 ASKED_BY_LIBPQ = "Is the server running on that host and accepting TCP/IP connections?"
 """At the end of its message; what we say is shorter, and true of sockets too."""

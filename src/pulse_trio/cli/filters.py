@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ..states import State
-from .text import parse_duration, parse_moment
+from ..text import parse_duration, parse_moment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

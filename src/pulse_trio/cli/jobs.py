@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import TookTooLong, UsageError
+from ..plain import plain
 from ..states import State
 from ..store import health, history, operations
+from ..text import ago, count_of, duration, headline, local_time, shown, utc_now
 from . import timeline
 from .database import open_store
 from .doctor import crashes_of
 from .filters import RATE, described, filter_of, filter_options, parsed_retention
 from .options import actor_option, dsn_option, json_option, schema_option
-from .output import notice, plain, print_fields, print_json, print_rich, print_table
-from .text import ago, count_of, duration, headline, local_time, shown, utc_now
+from .output import notice, print_fields, print_json, print_rich, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

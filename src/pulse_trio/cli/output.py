@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.cells import cell_len
@@ -14,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .text import shown
+from ..plain import plain
+from ..text import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -31,24 +30,6 @@ def notice(message: str) -> None:
 def print_json(value: object) -> None:
     """One JSON document: records as objects, times as ISO 8601 in UTC. ASCII only, so that a terminal can show it."""
     click.echo(json.dumps(plain(value), indent=2))
-
-
-def plain(value: object) -> object:
-    """`value` as JSON's own types."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _field(f, getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, datetime):
-        return value.astimezone(UTC).isoformat()
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in cast("dict[Any, object]", value).items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in cast("Sequence[object]", value)]
-    return value
-
-
-def _field(field: dataclasses.Field[Any], value: object) -> object:
-    # As text, though a number: JavaScript and jq round what is above 2^53, and then no worker has that session.
-    return str(value) if "session" in field.metadata and value is not None else plain(value)
 
 
 def print_table(

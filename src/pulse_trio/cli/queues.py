@@ -11,10 +11,10 @@ import click
 from ..errors import TookTooLong, UsageError
 from ..handlers import QueueLimits, queue_limits
 from ..store import queues as store
+from ..text import ago, count_of, duration, utc_now
 from .database import open_store
 from .options import actor_option, dsn_option, json_option, schema_option
 from .output import notice, print_json, print_table
-from .text import ago, count_of, duration, utc_now
 
 if TYPE_CHECKING:
     from collections.abc import Callable

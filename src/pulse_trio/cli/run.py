@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any
 import click
 import trio
 
+from .. import logs
 from ..handlers import check_queue
 from ..postgres import wait_for_database
 from ..settings import load_settings
+from ..text import headline
 from ..worker import Worker, inherit_last_words, inherited_line, is_supervised
 from ..worker.launch import KEEP_VARIABLE, quarantine_environment
 from ..worker.orders import Orders, inherited_session
 from ..worker.quarantine import Launch
 from ..worker.replacing import REPLACE_ME, inherited_outcomes, inherited_quiet, leave_to_successor
-from . import logs
 from .collector import settle_collector
 from .database import choose_database, open_database_async
 from .fleet import Fleet
 from .loading import check_target, load_handlers
 from .options import dsn_option, setting_options
 from .stopping import RELEASED, Stopping, flush, leave_at_once
-from .text import headline
 
 if TYPE_CHECKING:
     from typing import NoReturn
@@ -160,6 +160,7 @@ class Deployment(Run):
             launch=self._launch(dsn) if self._orders is None else None,
             orders=self._orders,
             instruments=[self.instrument],
+            log=False,
         )
         self.stopping.of(worker)
         self.say(f"handlers: {', '.join(sorted(h.kind for h in self._handlers))}")

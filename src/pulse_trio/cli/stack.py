@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
+from ..text import local_time, shown
 from .database import open_store
 from .jobs import JOB_ID
 from .options import dsn_option, json_option, schema_option
 from .output import print_json
-from .text import local_time, shown
 
 
 @click.command()

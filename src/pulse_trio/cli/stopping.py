@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from . import logs
+from .. import logs
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator

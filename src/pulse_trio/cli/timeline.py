@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from ..states import FINISHED, State
+from ..text import ago, count_of, duration, headline
 from .output import terminal
-from .text import ago, count_of, duration, headline
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

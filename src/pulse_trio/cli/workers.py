@@ -5,10 +5,10 @@ from __future__ import annotations
 import click
 
 from ..store import operations
+from ..text import ago, duration, utc_now
 from .database import open_store
 from .options import dsn_option, json_option, schema_option
 from .output import notice, print_json, print_table
-from .text import ago, duration, utc_now
 
 COLUMNS = ("id", "host", "pid", "state", "running", "concurrency", "queues", "started", "last beat", "version")
 

@@ -11,6 +11,7 @@ A worker that is cancelled from outside does the same without any grace: its han
 
 from __future__ import annotations
 
+import logging
 import math
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from msgspec.structs import replace
 from ..codec import coded_result, in_schema
 from ..errors import ConfigurationError, DatabaseUnavailable, HandlerStuck
 from ..handlers import Handlers, check_queue
+from ..logs import LogInstrument, logger
 from ..observe import HandlerOverran, JobQuarantined, Observer, WorkerStarted, WorkerStopped
 from ..postgres import backoff
 from ..settings import WorkerSettings
@@ -82,8 +84,8 @@ class Worker:
     nothing is due and nothing runs; `keep` False deletes completed jobs instead of archiving them; `watch` False leaves the
     watchdog to somebody else (a supervisor); `on_session` is told each session before it claims; `on_stuck` ends the
     process because of handlers that do not end, and is given what its successor is to report of their jobs (as its `stuck`);
-    `instruments` get the events
-    of `pulse_trio.observe`.
+    `instruments` get the events of `pulse_trio.observe`; `log` False keeps them out of the logger `pulse_trio`, to which they
+    go otherwise, as with `pulse-trio run`: what needs attention as warnings and errors, the rest at INFO.
 
     `app` says where another process finds the handlers, as in "myapp:handlers": jobs that killed their worker again and again
     then run in a process of their own. Without it they run in this one, when nothing else does or after 30 s. `launch` is how
@@ -105,6 +107,7 @@ class Worker:
         launch: Launch | None = None,
         orders: Orders | None = None,
         instruments: Iterable[Instrument] = (),
+        log: bool = True,
         store: WorkerStore | None = None,
         settings: WorkerSettings | None = None,
         **given: Any,
@@ -121,7 +124,9 @@ class Worker:
         self._on_stuck = on_stuck
         self._left_stuck = stuck
         self._watch = watch
-        self._observer = Observer(instruments)
+        # Each job that ends well is worth a line only to who wants everything, as with `run --verbose`.
+        every_job = logger.isEnabledFor(logging.DEBUG)
+        self._observer = Observer([*([LogInstrument(every_job=every_job)] if log else []), *instruments])
         self._launch = launch_of(app, dsn, self.settings, keep=keep) if app is not None else launch
         self._orders = orders
         self._quarantine: Quarantine | None = None

@@ -11,7 +11,7 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
-from ..observe import (
+from .observe import (
     BadRow,
     CancellationDelivered,
     ChildEnded,
@@ -43,13 +43,13 @@ from ..observe import (
     WorkerStarted,
     WorkerStopped,
 )
-from .output import plain
+from .plain import plain
 from .text import duration, headline, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ..observe import Event
+    from .observe import Event
 
 logger = logging.getLogger("pulse_trio")
 
