@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
 from .observe import (
+    AttemptFailed,
     BadRow,
     CancellationDelivered,
     ChildEnded,
@@ -57,6 +58,7 @@ _ONCE_IN = 60.0
 """Seconds in which the same unknown kind is said once."""
 _FAILURES = ("failed", "timeout", "discarded")
 _WARNINGS = (
+    AttemptFailed,
     FenceLost,
     EndedAfterCommit,
     LeaseUnproven,
@@ -139,18 +141,15 @@ class LogInstrument:
             ChildEnded,
             QuarantineStarted,
             QuarantineEnded,
-            JobEnded,
             *_WARNINGS,
             *_ERRORS,
         ]
         if self._every_job:
             wanted += [JobStarted, ScheduleFired]
         chosen: dict[type[Any], Callable[[Any], None]] = dict.fromkeys(wanted, self._log)
-        return chosen | {
-            JobEnded: self._log_end,
-            UnknownKindReleased: self._log_unknown,
-            UnfitArgumentsReleased: self._log_unknown,
-        }
+        if self._every_job:
+            chosen[JobEnded] = self._log_end
+        return chosen | {UnknownKindReleased: self._log_unknown, UnfitArgumentsReleased: self._log_unknown}
 
     def _log(self, event: Event) -> None:
         level = logging.WARNING if isinstance(event, _WARNINGS) else logging.INFO
@@ -175,9 +174,7 @@ class LogInstrument:
         logger.warning("%s%s", sentence(event), more, extra={"pulse_trio_event": event})
 
     def _log_end(self, event: JobEnded) -> None:
-        if event.outcome in _FAILURES:
-            logger.warning("%s", sentence(event), extra={"pulse_trio_event": event})
-        elif self._every_job:
+        if event.outcome not in _FAILURES:  # those are told as AttemptFailed
             logger.info("%s", sentence(event), extra={"pulse_trio_event": event})
 
 
@@ -191,7 +188,7 @@ def sentence(event: Event) -> str:
             return "worker stopped" + (f"; {event.released} job(s) released unfinished" if event.released else "")
         case JobStarted():
             return f"job {event.job_id} ({event.kind}) started, attempt {event.attempt}"
-        case JobEnded():
+        case JobEnded() | AttemptFailed():
             return _end_of(event)
         case CancellationDelivered():
             why = f": {headline(event.message)}" if event.message else ""
@@ -294,7 +291,7 @@ def _end_in_quarantine(event: QuarantineEnded) -> str:
     return f"{what} crashed in quarantine after {duration(event.seconds)}: process {event.pid} {event.crash}{counts}"
 
 
-def _end_of(event: JobEnded) -> str:
+def _end_of(event: JobEnded | AttemptFailed) -> str:
     what = f"job {event.job_id} ({event.kind}) attempt {event.attempt} {event.outcome} after {duration(event.seconds)}"
     return f"{what}: {headline(event.error)}" if event.error else what
 

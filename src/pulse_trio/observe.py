@@ -5,6 +5,7 @@ Events are made only when somebody listens for that very type: the path of every
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from dataclasses import dataclass, field
 from datetime import datetime  # noqa: TC003 -- instruments may read the annotations
@@ -51,6 +52,21 @@ class JobEnded:
     outcome: str
     seconds: float
     error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFailed:
+    """An attempt ended at the worker by a failure, a timeout or a discard (`outcome`), after `seconds`. `exception` is what the
+    handler raised, as the object with its traceback; None where there is none, or it came from another process."""
+
+    job_id: int
+    kind: str
+    queue: str
+    attempt: int
+    outcome: str
+    seconds: float
+    error: str | None
+    exception: BaseException | None = field(default=None, compare=False, metadata={"object": True})
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,6 +339,7 @@ Event = (
     | WorkerStopped
     | JobStarted
     | JobEnded
+    | AttemptFailed
     | CancellationDelivered
     | FenceLost
     | EndedAfterCommit
@@ -360,10 +377,12 @@ class Instrument(Protocol):
 
 
 class Observer:
-    """Hands each event to the instruments that listen for its type."""
+    """Hands each event to the instruments that listen for its type. One that raises costs no job: its first failure is
+    logged, and the others are not."""
 
     def __init__(self, instruments: Iterable[Instrument] = ()) -> None:
         self._listeners: dict[type[Any], list[Callable[[Any], None]]] = defaultdict(list)
+        self._failing: list[Callable[[Any], None]] = []
         for instrument in instruments:
             for event_type, listener in instrument.listeners().items():
                 self._listeners[event_type].append(listener)
@@ -371,7 +390,20 @@ class Observer:
     def emit(self, event: Event) -> None:
         """Calls every listener of the event's type."""
         for listener in self._listeners.get(type(event), ()):
-            listener(event)
+            try:
+                listener(event)
+            except Exception as error:
+                self._report(listener, event, error)
+
+    def _report(self, listener: Callable[[Any], None], event: Event, error: Exception) -> None:
+        if listener not in self._failing:
+            self._failing.append(listener)
+            logging.getLogger("pulse_trio").error(
+                "the instrument's %s failed at %s; its next failures are not logged",
+                getattr(listener, "__qualname__", type(listener).__name__),
+                type(event).__name__,
+                exc_info=error,
+            )
 
     def wanted(self, event_type: type[E]) -> bool:
         """Whether anybody listens for a type: asked once at start by the path of every job."""

@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 def plain(value: object) -> object:
     """`value` as JSON's own types."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _field(f, getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {
+            f.name: _field(f, getattr(value, f.name))
+            for f in dataclasses.fields(value)
+            if "object" not in f.metadata  # an exception, say, which is for programs
+        }
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat()
     if isinstance(value, dict):

@@ -20,6 +20,7 @@ from ..describing import error_text, leaves_of, original, parted, raised_by_ctrl
 from ..handlers import UnfitArguments, UnfitValue, encode_result
 from ..jobs import Outcome
 from ..observe import (
+    AttemptFailed,
     BadRow,
     EndedAfterCommit,
     FenceLost,
@@ -45,6 +46,8 @@ UNKNOWN_KIND_DELAY = 15.0
 """Seconds before a job of a kind this worker lacks, or whose arguments do not fit its handler, is due again: time for a worker
 that can run it (a deploy under way). It doubles with each attempt, to eight times this, so that a backlog nobody can run is not
 claimed again and again."""
+
+_FAILURES = ("failed", "timeout", "discarded")
 
 _KEPT = 4096
 """Characters of arguments that stay with a claim while its handler runs. What is longer goes once it is decoded."""
@@ -109,6 +112,7 @@ class Runner:
         self._retries = {h.kind: h.retries for h in handlers if h.retries is not None}
         self._tell_start = observer.wanted(JobStarted)
         self._tell_end = observer.wanted(JobEnded)
+        self._tell_failure = observer.wanted(AttemptFailed)
 
     async def run(self, claim: Claim, sent: float, place: Place | None = None) -> tuple[Claim, float] | None:
         """Runs one claimed job to its end. `sent` is Trio's clock before the claim was sent: the lease counts from it.
@@ -226,6 +230,8 @@ class Runner:
             self._after_commit(held, held.committed)
         if self._tell_end:
             self._emit_end(held)
+        if self._tell_failure and held.outcome is not None and held.outcome.kind in _FAILURES:
+            self._emit_failure(held, held.outcome)
         self._on_end(held)
 
     def _refusal(self, held: Held, call: Call | None) -> Outcome | None:
@@ -290,6 +296,7 @@ class Runner:
     def _failed(self, held: Held, error: BaseException) -> Outcome:
         claim, error = held.claim, original(error)
         text = held.said[1] if held.said is not None and held.said[0] is error else error_text(error)
+        held.said = (error, text)
         if issubclass(type(error), UnfitArguments):
             self._observer.emit(UnfitArgumentsReleased(claim.id, claim.kind, claim.attempt, text))
             return Outcome(claim, "released", delay=_elsewhere(claim), error=text)
@@ -309,6 +316,21 @@ class Runner:
         if later.kind == "completed":
             said = "the handler returned a value, which is lost: set tx.result"
         self._observer.emit(EndedAfterCommit(claim.id, claim.kind, claim.attempt, said))
+
+    def _emit_failure(self, held: Held, outcome: Outcome) -> None:
+        claim = held.claim
+        self._observer.emit(
+            AttemptFailed(
+                claim.id,
+                claim.kind,
+                claim.queue,
+                claim.attempt,
+                outcome.kind,
+                trio.current_time() - held.started,
+                outcome.error,
+                held.said[0] if held.said is not None else None,
+            )
+        )
 
     def _emit_end(self, held: Held) -> None:
         claim, outcome = held.claim, held.outcome
