@@ -25,6 +25,7 @@ from .observe import (
     EndedAfterCommit,
     FenceLost,
     HandlerOverran,
+    JobDied,
     JobEnded,
     JobQuarantined,
     JobsRescued,
@@ -78,7 +79,7 @@ _WARNINGS = (
     ScheduleBroken,
 )
 
-_ERRORS = (BadRow, ClaimRefused)
+_ERRORS = (JobDied, BadRow, ClaimRefused)
 
 
 def set_up(*, as_json: bool, verbose: bool) -> None:
@@ -190,6 +191,12 @@ def sentence(event: Event) -> str:
             return f"job {event.job_id} ({event.kind}) started, attempt {event.attempt}"
         case JobEnded() | AttemptFailed():
             return _end_of(event)
+        case JobDied():
+            why = f": {headline(event.error)}" if event.error else ""
+            return (
+                f"job {event.job_id} ({event.kind}) of queue {event.queue} is dead after attempt {event.attempt} "
+                f"({event.cause}){why}"
+            )
         case CancellationDelivered():
             why = f": {headline(event.message)}" if event.message else ""
             return f"job {event.job_id} ({event.kind}) is being cancelled{why}"

@@ -70,6 +70,20 @@ class AttemptFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class JobDied:
+    """A job is dead: nothing tries it again but a person. `cause` is how its last attempt ended (failed, timeout, discarded,
+    rescued: its worker vanished, crashed: its process died of it); `error` is what was said of it, at most 4,000 characters.
+    Told by the worker or supervisor that wrote it, once the database has it; at least once, should the answer be lost."""
+
+    job_id: int
+    kind: str
+    queue: str
+    attempt: int
+    cause: str
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class CancellationDelivered:
     """Somebody's request for a job's cancellation has reached its handler; `message` is the reason that was given."""
 
@@ -340,6 +354,7 @@ Event = (
     | JobStarted
     | JobEnded
     | AttemptFailed
+    | JobDied
     | CancellationDelivered
     | FenceLost
     | EndedAfterCommit

@@ -215,7 +215,7 @@ class World:
             handlers.cron(every=self.plan.every, catch_up=self.plan.catch_up, due_as="due")(tick)
 
         worker = Worker(
-            handlers, "", store=store, instruments=[self], lease=LEASE, heartbeat=HEARTBEAT, watchdog=WATCHDOG, poll=POLL,
+            handlers, "", store=store, instruments=[self], log=False, lease=LEASE, heartbeat=HEARTBEAT, watchdog=WATCHDOG, poll=POLL,
             cleanup=CLEANUP, grace=self.plan.grace, lag_warning=0, concurrency=self.plan.concurrency[number],
             queues=self.plan.queues[number],
         )  # type: ignore[arg-type]  # fmt: skip

@@ -10,8 +10,9 @@ import msgspec
 import pytest
 import trio
 
-from pulse_trio import Discard, Fixed, InvalidArguments, Job, RetryAfter, Snooze
-from pulse_trio.observe import JobEnded, JobStarted, UnfitArgumentsReleased, UnknownKindReleased
+from pulse_trio import Discard, Fixed, InvalidArguments, Job, RetryAfter, Snooze, Worker
+from pulse_trio.observe import AttemptFailed, JobEnded, JobStarted, UnfitArgumentsReleased, UnknownKindReleased
+from support.fake_store import FakeStore
 
 if TYPE_CHECKING:
     from support.stage import Recorder, Stage
@@ -375,3 +376,72 @@ async def test_the_handlers_own_policy_decides_about_a_failure_a_childs_and_a_ti
             assert job.state == ("dead" if wait is None else "retryable"), how
     settled = {o.claim.id: o for o in stage.store.settled}
     assert {how: settled[ids[how]].delay for how in waits} == {how: wait or 0 for how, wait in waits.items()}
+
+
+async def test_a_failed_attempt_is_told_with_its_exception_as_an_object(stage: Stage, events: Recorder) -> None:
+    class Odd(Exception):
+        pass
+
+    raised = Odd("why")
+
+    @stage.handlers.job
+    async def broken(how: str) -> None:
+        if how == "raise":
+            raise raised
+        if how == "group":
+            raise ExceptionGroup("two", [ValueError("a"), ValueError("b")])
+        if how == "discard":
+            raise Discard("no use")
+
+    for how in ("raise", "group", "discard", "fine"):
+        stage.enqueue("broken", how=how)
+    await stage.burst()
+    told = {event.job_id: event for event in events.of(AttemptFailed)}
+    assert [(e.outcome, type(e.exception).__name__) for _, e in sorted(told.items())][:3] == [
+        ("failed", "Odd"),
+        ("failed", "ExceptionGroup"),
+        ("discarded", "Discard"),
+    ]
+    assert told[1].exception is raised
+    assert raised.__traceback__ is not None
+
+
+async def test_an_instrument_that_raises_costs_no_job_and_is_reported_once(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken:
+        def listeners(self) -> dict[Any, Any]:
+            return dict.fromkeys((JobStarted, JobEnded), self.fail)
+
+        def fail(self, event: Any) -> None:
+            raise ZeroDivisionError("in the instrument")
+
+    @stage.handlers.job
+    async def fine() -> int:
+        return 1
+
+    ids = [stage.enqueue("fine") for _ in range(5)]
+    with caplog.at_level("ERROR", "pulse_trio"):
+        store = FakeStore(stage.database)
+        await Worker(stage.handlers, "", store=store, instruments=[Broken()], burst=True).run()  # type: ignore[arg-type]
+    assert {stage.database.state(i) for i in ids} == {"completed"}
+    (said,) = caplog.records
+    assert "the instrument's" in said.getMessage()
+    assert said.exc_info is not None
+
+
+async def test_an_embedded_worker_logs_what_a_person_must_know(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    @stage.handlers.job
+    async def broken() -> None:
+        raise ValueError("no luck")
+
+    stage.enqueue("broken")
+    with caplog.at_level("INFO", "pulse_trio"):
+        async with stage.working():
+            await trio.sleep(1)
+        assert "attempt 1 failed" in caplog.text
+        assert "worker 1 started" in caplog.text or "started: every queue" in caplog.text
+        caplog.clear()
+        async with stage.working(log=False):
+            await trio.sleep(1)
+        assert caplog.text == ""

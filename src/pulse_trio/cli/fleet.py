@@ -40,6 +40,7 @@ class Fleet:
             schema=settings.schema,
             lease=settings.lease,
             on_bad_row=observer.emit,
+            on_death=observer.emit,
             on_suspect=lambda job_id, kind, crashes: observer.emit(JobQuarantined(job_id, kind, crashes)),
         )
         self._supervisor = Supervisor(

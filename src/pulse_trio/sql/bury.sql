@@ -18,4 +18,4 @@ WITH held AS MATERIALIZED (
   INSERT INTO :"schema".attempt (job_id, attempt, session, started_at, ended_at, outcome, error)
   SELECT id, attempt, locked_by, started_at, clock_timestamp(), %(outcome)s::text, %(error)s::text FROM finished
 )
-SELECT id, kind::text FROM finished WHERE (SELECT :"schema".tell_end(array_agg(id)) FROM finished) >= 0
+SELECT id, kind::text, queue::text FROM finished WHERE (SELECT :"schema".tell_end(array_agg(id)) FROM finished) >= 0

@@ -8,7 +8,7 @@
 -- Arguments that fit no handler of the worker that tried are released with an error that begins with UnfitArguments: another
 -- version may fit them. After `patience` in which nothing else happened to the job it is dead.
 -- Returns the rows that were moved (next = retryable, scheduled, dead or cancelled) and those still ours but locked (NULL); of a
--- job that became a suspect its kind and its crashes too.
+-- job that became a suspect its kind and its crashes too; of one that died its queue, its kind and its error.
 WITH report AS MATERIALIZED (
   SELECT * FROM unnest(%(ids)s::bigint[], %(attempts)s::int[], %(sessions)s::bigint[], %(outcomes)s::text[],
                        %(delays)s::float8[], %(errors)s::text[])
@@ -24,7 +24,7 @@ WITH report AS MATERIALIZED (
                           j.deaths + 1, c.crash_limit) || E'\n\n' || coalesce(r.error, '')
               ELSE r.error END AS error,
          r.outcome IN ('rescued', 'crashed') AND (j.suspect OR j.crashes + 1 >= c.crash_limit - 1) AS suspected,
-         j.suspect, j.kind::text AS kind, j.crashes + 1 AS crashes,
+         j.suspect, j.queue::text AS queue, j.kind::text AS kind, j.crashes + 1 AS crashes,
          CASE WHEN j.cancelling THEN 'cancelled'
               WHEN u.given_up THEN 'dead'
               WHEN r.outcome IN ('snoozed', 'released') THEN 'scheduled'
@@ -95,7 +95,10 @@ WITH report AS MATERIALIZED (
   FROM held
 )
 -- tell_end: whoever waits for one that finished is told.
-SELECT id, next, CASE WHEN suspected AND NOT suspect AND next = 'retryable' THEN kind END, crashes FROM held
+SELECT id, next, CASE WHEN suspected AND NOT suspect AND next = 'retryable' THEN kind END, crashes,
+       CASE next WHEN 'dead' THEN queue END, CASE next WHEN 'dead' THEN kind END, CASE next WHEN 'dead' THEN left(error, 4000) END,
+       CASE next WHEN 'dead' THEN attempt END, CASE next WHEN 'dead' THEN outcome END
+FROM held
 WHERE (SELECT :"schema".tell_end(array_agg(id)) FROM finished) >= 0 AND (SELECT count(*) FROM woken) >= 0
 UNION ALL
-SELECT id, NULL, NULL, NULL FROM ours WHERE id NOT IN (SELECT id FROM held)
+SELECT id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM ours WHERE id NOT IN (SELECT id FROM held)

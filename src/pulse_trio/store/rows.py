@@ -63,10 +63,10 @@ async def each_alone(
 
 async def bury(
     connection: TrioConnection[Any], schema: str, fence: tuple[int, int, int], outcome: str, error: str
-) -> str | None:
+) -> tuple[str, str] | None:
     """Makes one running job dead, fenced by (id, attempt, session): with what a producer wrote or, if that is refused, without.
 
-    Returns its kind; None when there is no such attempt (any more), or even that is refused."""
+    Returns its kind and its queue; None when there is no such attempt (any more), or even that is refused."""
     job_id, attempt, session = fence
     parameters = {"id": job_id, "attempt": attempt, "session": session, "outcome": outcome, "error": error}
     for bare in (False, True):
@@ -76,5 +76,5 @@ async def bury(
                 row = await cursor.fetchone()
         except ROWS_FAULT:
             continue
-        return None if row is None else row[1]
+        return None if row is None else (row[1], row[2])
     return None

@@ -28,7 +28,7 @@ import trio
 from ..errors import DatabaseUnavailable, SchemaError, StatementRefused, UsageError
 from ..jobs import Claim, Outcome, Progress
 from ..migrate import check_versions
-from ..observe import BadRow
+from ..observe import BadRow, JobDied
 from ..postgres import UNBOUNDED, Link, TrioConnection, configure_session
 from ..sql import render, statement
 from ..states import backoff, storable
@@ -193,6 +193,7 @@ class WorkerStore:
         on_session: Callable[[int], None] | None = None,
         on_bad_row: Callable[[BadRow], None] | None = None,
         on_suspect: Callable[[int, str, int], None] | None = None,
+        on_death: Callable[[JobDied], None] | None = None,
         session: int | None = None,
     ) -> None:
         self._schema = schema
@@ -211,6 +212,7 @@ class WorkerStore:
         self._on_session = on_session
         self._on_bad_row = on_bad_row
         self._on_suspect = on_suspect
+        self._on_death = on_death
         self._first_session = session
         self._identity = {
             "host": socket.gethostname(),
@@ -585,7 +587,7 @@ class WorkerStore:
                 said += f"\n\nIt said:\n{outcome.error}"
             self._tell_bad_row(claim.id, claim.kind, f"report of {outcome.kind}", said_of(error))
             fence = (claim.id, claim.attempt, claim.session)
-            buried = await bury(connection, self._schema, fence, _noted(outcome.kind), said)
+            buried = await self._bury(connection, fence, _noted(outcome.kind), said)
             return Settlement([], [outcome], []) if buried is None else Settlement([outcome], [], [])
 
         parts = await each_alone(outcomes, of_all, alone)
@@ -617,7 +619,29 @@ class WorkerStore:
             },
             prepare=True,
         )
-        return _three_ways(outcomes, await cursor.fetchall())
+        rows = await cursor.fetchall()
+        self._tell_deaths(rows)
+        return _three_ways(outcomes, rows)
+
+    async def _bury(
+        self, connection: TrioConnection[Any], fence: tuple[int, int, int], outcome: str, error: str
+    ) -> str | None:
+        """Makes one running job dead whatever its row holds; returns its kind, None when that cannot be."""
+        buried = await bury(connection, self._schema, fence, outcome, error)
+        if buried is None:
+            return None
+        kind, queue = buried
+        if self._on_death is not None:
+            self._on_death(JobDied(fence[0], kind, queue, fence[1], outcome, error[:4000]))
+        return kind
+
+    def _tell_deaths(self, rows: Iterable[tuple[Any, ...]]) -> None:
+        """Tells of the jobs that `fail.sql` made dead, from the rows that it gave back."""
+        if self._on_death is None:
+            return
+        for job_id, end, _, _, queue, kind, error, attempt, cause in rows:
+            if end == "dead":
+                self._on_death(JobDied(job_id, kind, queue, attempt, cause, error))
 
     async def _settled(self, connection: TrioConnection[Any], outcomes: Sequence[Outcome]) -> set[int]:
         traceless = ["true" if not self._keep and o.kind == "completed" else "false" for o in outcomes]
@@ -702,11 +726,12 @@ class WorkerStore:
                     prepare=True,
                 )
                 rows = await cursor.fetchall()
+                self._tell_deaths(rows)
                 written = None if rows and rows[0][1] is None else bool(rows)
             except ROWS_FAULT as refused:
                 said = f"BadRow: this job could not be put back: {said_of(refused)}\n\n{seen}"
                 fence = (claim.id, claim.attempt, claim.session)
-                written = await bury(connection, self._schema, fence, "rescued", storable(said)) is not None
+                written = await self._bury(connection, fence, "rescued", storable(said)) is not None
                 self._tell_bad_row(claim.id, claim.kind, "rescue", said_of(refused))
             await connection.execute(statement("end_sessions", self._schema), {"sessions": [claim.session]})
         return written
@@ -835,8 +860,9 @@ class WorkerStore:
                 prepare=True,
             )
             rows = await cursor.fetchall()
+        self._tell_deaths(rows)
         if self._on_suspect is not None:
-            for job_id, _, kind, crashes in rows:
+            for job_id, _, kind, crashes, *_ in rows:
                 if kind is not None:
                     self._on_suspect(job_id, kind, crashes)
         return {row[0]: row[1] for row in rows if row[1] is not None}
@@ -846,7 +872,7 @@ class WorkerStore:
     ) -> dict[int, str | None]:
         job_id, attempt, session, *_ = row
         said = f"BadRow: this job could not be put back: {said_of(refused)}\n\n{error}"
-        kind = await bury(connection, self._schema, (job_id, attempt, session), "rescued", said)
+        kind = await self._bury(connection, (job_id, attempt, session), "rescued", said)
         self._tell_bad_row(job_id, kind or "", "rescue", said_of(refused))
         return {} if kind is None else {job_id: "dead"}
 

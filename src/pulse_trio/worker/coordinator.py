@@ -143,6 +143,7 @@ class Worker:
             on_session=on_session,
             on_bad_row=self._observer.emit,
             on_suspect=self._job_suspected,
+            on_death=self._observer.emit,
             session=orders.session if orders is not None else None,
         )
         self._hushed = trio.Event()
