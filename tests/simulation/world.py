@@ -215,8 +215,8 @@ class World:
             handlers.cron(every=self.plan.every, catch_up=self.plan.catch_up, due_as="due")(tick)
 
         worker = Worker(
-            handlers, "", store=store, instruments=[self], log=False, lease=LEASE, heartbeat=HEARTBEAT, watchdog=WATCHDOG, poll=POLL,
-            cleanup=CLEANUP, grace=self.plan.grace, lag_warning=0, concurrency=self.plan.concurrency[number],
+            handlers, "", store=store, instruments=[self], log=False, lease=LEASE, heartbeat=HEARTBEAT, watchdog=WATCHDOG,
+            poll=POLL, cleanup=CLEANUP, grace=self.plan.grace, lag_warning=0, concurrency=self.plan.concurrency[number],
             queues=self.plan.queues[number],
         )  # type: ignore[arg-type]  # fmt: skip
         for having, new in ((self._stores, store), (self._workers, worker), (self._scopes, trio.CancelScope())):
