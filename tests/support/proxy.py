@@ -10,7 +10,8 @@ Each direction has a `Flow` of its own:
   silent, even when the flow forwards again (a NAT that forgot them); new ones are fine then.
 
 `Proxy.cut()` resets connections: both ends of them, or only the end towards the server or the client, the other end
-then being half-open. While `refuse()` is in force new connections are reset as they come.
+then being half-open. While `refuse()` is in force new connections are reset as they come. `Proxy.cut_after(...)`
+resets one connection when exactly so many of its bytes have passed in one direction.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import socket
 import struct
 from contextlib import asynccontextmanager
 from enum import Enum, auto
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import trio
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
 CHUNK = 16384
+OPENING = 600
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+Direction = Literal["to_server", "to_client"]
 LOST = (trio.BrokenResourceError, trio.ClosedResourceError)
 
 
@@ -100,6 +103,33 @@ class Connection:
     def __init__(self, client: trio.SocketStream, server: trio.SocketStream) -> None:
         self.client = client
         self.server = server
+        self.opening = b""
+        """What the client sent first: the start-up message, which says the session's application_name."""
+        self.cut: Cut | None = None
+
+    def reset(self) -> None:
+        reset(self.client)
+        reset(self.server)
+
+
+class Cut:
+    """What passes of one connection from some moment on: `passed` counts its bytes, and after `limit` in `direction` the
+    connection is reset. `done` says that it was."""
+
+    def __init__(self, of: str, direction: Direction, limit: float) -> None:
+        self.of = of.encode()
+        self.direction: Direction = direction
+        self.limit = limit
+        self.passed: dict[Direction, int] = {"to_server": 0, "to_client": 0}
+        self.done = False
+
+    def admit(self, direction: Direction, chunk: bytes) -> bytes:
+        """The part of `chunk` that may still pass."""
+        if direction == self.direction and self.passed[direction] + len(chunk) >= self.limit:
+            chunk = chunk[: int(self.limit) - self.passed[direction]]
+            self.done = True
+        self.passed[direction] += len(chunk)
+        return chunk
 
 
 class Proxy:
@@ -112,6 +142,7 @@ class Proxy:
         self._upstream = upstream
         self._connections: set[Connection] = set()
         self._refusing = False
+        self._armed: Cut | None = None
         self._count_changed = trio.Event()
 
     @property
@@ -162,6 +193,22 @@ class Proxy:
             if server:
                 reset(connection.server)
 
+    def cut_after(self, direction: Direction, count: float, *, of: str) -> Cut:
+        """Reset the first connection of the application `of` that sends anything from now on, when exactly `count` of its
+        bytes have passed in that direction. With `math.inf` its bytes are counted only."""
+        self._armed = Cut(of, direction, count)
+        return self._armed
+
+    def passing(self, connection: Connection, direction: Direction, chunk: bytes) -> bytes:
+        """The part of `chunk` that may pass."""
+        if direction == "to_server":
+            armed = self._armed
+            if armed is not None and armed.of in connection.opening:
+                connection.cut, self._armed = armed, None
+            if len(connection.opening) < OPENING:
+                connection.opening += chunk
+        return connection.cut.admit(direction, chunk) if connection.cut is not None and chunk else chunk
+
     async def serve(self, client: trio.SocketStream) -> None:
         """Carry one connection until both ends of it are done."""
         async with client:
@@ -186,8 +233,8 @@ class Proxy:
         self._tell()
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(relay, connection.client, connection.server, self.to_server)
-                nursery.start_soon(relay, connection.server, connection.client, self.to_client)
+                nursery.start_soon(relay, connection, "to_server", self)
+                nursery.start_soon(relay, connection, "to_client", self)
         finally:
             self._connections.discard(connection)
             self._tell()
@@ -197,11 +244,13 @@ class Proxy:
         self._count_changed = trio.Event()
 
 
-async def relay(source: trio.SocketStream, sink: trio.SocketStream, flow: Flow) -> None:
+async def relay(connection: Connection, direction: Direction, proxy: Proxy) -> None:
     """Carry one direction of one connection to its end."""
+    flow = proxy.to_server if direction == "to_server" else proxy.to_client
+    source = connection.client if direction == "to_server" else connection.server
     send, receive = trio.open_memory_channel[tuple[float, bytes]](math.inf)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(deliver, receive, sink, flow)
+        nursery.start_soon(deliver, receive, connection, direction, proxy)
         async with send:
             await collect(source, send, flow)
 
@@ -222,8 +271,12 @@ async def collect(source: trio.SocketStream, send: trio.MemorySendChannel[tuple[
             return
 
 
-async def deliver(receive: trio.MemoryReceiveChannel[tuple[float, bytes]], sink: trio.SocketStream, flow: Flow) -> None:
-    """Send on what was queued, as the flow's mode says; after the first loss, nothing more."""
+async def deliver(
+    receive: trio.MemoryReceiveChannel[tuple[float, bytes]], connection: Connection, direction: Direction, proxy: Proxy
+) -> None:
+    """Send on what was queued, as the flow's mode and the connection's cut say; after the first loss, nothing more."""
+    flow = proxy.to_server if direction == "to_server" else proxy.to_client
+    sink = connection.server if direction == "to_server" else connection.client
     lost = False
     async for came, chunk in receive:
         await trio.sleep_until(came + flow.latency)
@@ -231,10 +284,16 @@ async def deliver(receive: trio.MemoryReceiveChannel[tuple[float, bytes]], sink:
         lost = lost or flow.mode is Mode.SWALLOW
         if lost:
             continue
+        passing = proxy.passing(connection, direction, chunk)
         try:
-            await (sink.send_all(chunk) if chunk else sink.send_eof())
+            if passing:
+                await sink.send_all(passing)
+            elif not chunk:
+                await sink.send_eof()
         except LOST:
             lost = True
+        if connection.cut is not None and connection.cut.done:
+            connection.reset()
 
 
 def reset(stream: trio.SocketStream) -> None:
