@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from pulse_trio.jobs import Progress
+from pulse_trio.postgres import TrioConnection
 from pulse_trio.sql import statement
-from pulse_trio.store import cancelling, history, operations, suspects, transactions, worker
+from pulse_trio.store import cancelling, history, operations, rows, suspects, transactions, worker
 from support.stores import Window, claim_one, end, forged, open_store
 
 if TYPE_CHECKING:
@@ -455,6 +456,43 @@ async def place_taken_by_a_rescued_attempt(s: Scene) -> bool:
     return not (await s.a.claim_limited("default", 1)).claims
 
 
+# What a person asks for
+
+
+async def running_job_hurried(s: Scene) -> bool:
+    """A running job's moment has come, unless the database's clock was set back since."""
+    claim = await s.running()
+    s.w.run("UPDATE job SET run_at = now() + interval '1 hour' WHERE id = %s", claim.id)
+    s.w.run("SELECT retry_jobs(ARRAY[%s::bigint])", claim.id)
+    return s.w.value("SELECT run_at <= now() FROM job WHERE id = %s", claim.id)
+
+
+# The end of a job whose report the database refused
+
+
+async def buries(s: Scene, claim: Claim) -> bool:
+    async with await TrioConnection.connect(s.w.dsn, autocommit=True) as connection:
+        fence = (claim.id, claim.attempt, claim.session)
+        return await rows.bury(connection, "pulse", fence, "failed", "refused") is not None
+
+
+async def later_attempt_buried(s: Scene) -> bool:
+    stale = await s.rescued()
+    await s.again()
+    return await buries(s, stale)
+
+
+async def attempt_of_another_session_buried(s: Scene) -> bool:
+    return await buries(s, s.as_a(await s.running(s.b)))
+
+
+async def another_job_buried(s: Scene) -> bool:
+    one, other = await s.running(), await s.running()
+    await s.a.settle([end(one)])
+    await buries(s, one)
+    return s.w.state(other.id) != "running"
+
+
 class Torn(NamedTuple):
     """One predicate: what it stands in, what it looks like, what stands there instead."""
 
@@ -516,9 +554,13 @@ TORN = [
          "places := limits.max_running - (SELECT 0 * count(*)"),
     Torn("claim_limited()", r"r\.most_running - h\.running", more_than_the_limit_of_a_key, "r.most_running"),
     Torn("claim_limited()", r"j\.state = 2", place_taken_by_a_rescued_attempt),
-    Torn("cancel_jobs()", r"live\.state = 2", running_job_cancelled_behind_its_worker, "false"),
-    Torn("delete_jobs()", r"j\.state <> 2", running_job_deleted),
+    Torn("do_cancel_jobs()", r"live\.state = 2", running_job_cancelled_behind_its_worker, "false"),
+    Torn("do_delete_jobs()", r"j\.state <> 2", running_job_deleted),
+    Torn("do_retry_jobs()", r"j\.state <> 2", running_job_hurried),
     Torn("enqueue_unique()", r"j\.state <> 2", running_job_replaced),
+    Torn("bury", r"j\.attempt = %\(attempt\)s::int", later_attempt_buried),
+    Torn("bury", r"j\.locked_by = %\(session\)s::bigint", attempt_of_another_session_buried),
+    Torn("bury", r"j\.id = %\(id\)s::bigint", another_job_buried),
 ]  # fmt: skip
 """A name with () is a function of the schema. Every place in which the predicate stands is torn at once: most stand twice,
 for what was read before a row was locked."""
@@ -560,7 +602,7 @@ async def test_with_the_whole_statement_no_harm_is_done(play: Any, scene: Scene)
 @pytest.mark.parametrize("torn", TORN, ids=lambda torn: f"{torn.where} {torn.predicate}".replace("\\", ""))
 async def test_without_the_predicate_harm_is_done(torn: Torn, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     if not torn.where.endswith("()"):
-        for user in (worker, transactions, suspects, operations):
+        for user in (worker, transactions, suspects, operations, rows):
             monkeypatch.setattr(user, "statement", tear(torn.where, torn.predicate, torn.instead))
         assert await torn.scene(scene)
         return
@@ -593,7 +635,6 @@ HARMLESS = {
     "suspects_due": "says where to look; the claim decides",
     "quarantined": "a person's list",
     "prune_permits": "removes what claim_limited does not count",
-    "retry_jobs()": "of live jobs it takes those with a moment to come, and a running one's has come",
     "ask_stack()": "a question",
     "stack_questions()": "the open questions to a worker; its answer is fenced",
     "cancel_requested": "a look at the row; the worker compares the fence",
