@@ -46,10 +46,11 @@ def handlers() -> Handlers:
     return handlers
 
 
+@pytest.mark.parametrize("options", [{}, {"key": "k"}], ids=["plain", "keyed"])
 async def test_large_jobs_over_a_slow_link_all_complete_in_their_first_attempt(
-    handlers: Handlers, dsn: str, proxy: Proxy
+    handlers: Handlers, dsn: str, proxy: Proxy, options: dict[str, Any]
 ) -> None:
-    ids = enqueue(dsn, handlers, COUNT, SIZE)
+    ids = enqueue(dsn, handlers, COUNT, SIZE, **options)
     proxy.limit(RATE)
     async with working(handlers, proxy.dsn, poll=0.5) as heard:
         await until(dsn, f"SELECT FROM pulse.job_archive HAVING count(*) = {COUNT}")
@@ -109,6 +110,41 @@ async def test_a_claim_takes_jobs_until_their_arguments_have_a_megabyte(dsn: str
         assert len(rest.claims) == 9
         assert not (await store.exchange(20, [Slot("default", 0)])).claims
         assert not store.bounded
+
+
+@pytest.mark.parametrize("keys", [1, 20])
+async def test_so_does_a_claim_from_a_queue_with_keys(dsn: str, keys: int) -> None:
+    with Window(dsn) as window:
+        ids = [window.enqueue(args={"a": "x" * 300_000}, key=f"k{n % keys}") for n in range(20)]
+    async with open_store(dsn) as store:
+        turns = "{}"
+        claimed: list[list[int]] = []
+        for _ in range(3):
+            answer = await store.claim_limited("default", 20, turns)
+            turns = answer.turns
+            claimed.append([claim.id for claim in answer.claims])
+            assert "size" not in turns
+        assert [len(some) for some in claimed] == [4, 7, 9]
+        # In their turns, and the next claim goes on with the next key.
+        order = ids if keys == 1 else [ids[n] for n in sorted(range(20), key=lambda n: f"k{n}")]
+        assert [job_id for some in claimed for job_id in some] == order
+
+
+async def test_a_large_job_that_is_locked_does_not_use_up_what_a_claim_may_take(dsn: str) -> None:
+    with Window(dsn) as window:
+        ids = [window.enqueue(args={"a": "x" * 900_000}, key="k") for _ in range(4)]
+        with Window(dsn) as other, other.connection.transaction():
+            other.run("SELECT FROM job WHERE id = ANY (%s) FOR UPDATE", ids[:2])
+            async with open_store(dsn) as store:
+                assert [claim.id for claim in (await store.claim_limited("default", 20)).claims] == ids[2:]
+
+
+async def test_a_worker_of_the_version_before_claims_without_a_bound(dsn: str) -> None:
+    with Window(dsn) as window:
+        for _ in range(8):
+            window.enqueue(args={"a": "x" * 300_000}, key="k")
+        call = "SELECT count((c.claimed).id) FROM claim_limited('default', 7, '30 s', 20, '{}', '{}') c"
+        assert window.value(call) == 8
 
 
 async def test_after_an_outage_small_jobs_are_claimed_as_before(dsn: str, proxy: Proxy) -> None:

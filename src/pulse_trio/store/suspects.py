@@ -38,7 +38,7 @@ async def claim_suspect(
     for queue, limited in await due_suspects(connection, schema, queues):
         sent = trio.current_time()
         if limited and fresh:
-            parameters = fence | {"queue": queue, "limit": 1, "turns": "{}", "paused_kinds": paused_kinds}
+            parameters = fence | {"queue": queue, "limit": 1, "turns": "{}", "paused_kinds": paused_kinds, "size": None}
             try:
                 if claims := await _claim_limited(connection, schema, parameters, sent):
                     return claims, sent

@@ -81,8 +81,6 @@ _ANNOUNCED_SINGLY = 32
 """A worker of more queues says that it waits for all: each is a lock, and a connection's share of PostgreSQL's table of locks
 is 64 by default."""
 
-_UNKNOWN_SIZE = 1024
-"""Bytes that the arguments of a job are taken to have in a queue with limits that nothing was claimed from yet."""
 _ANNOUNCE_AGAIN = 1.0
 """Seconds until a worker that could not say that it waits, for a stranger held the lock, says it again."""
 
@@ -206,8 +204,6 @@ class WorkerStore:
         self._longest = lease * 2
         self._lone_patience = self._silence
         self._claim_allowance = Allowance(self._patience / 5)
-        self._sizes: dict[str, float] = {}
-        """Of queues with limits: the average size of the arguments that their last claim brought."""
         self._keep = keep
         self._on_session = on_session
         self._on_bad_row = on_bad_row
@@ -398,13 +394,16 @@ class WorkerStore:
     async def exchange(self, limit: int, slots: Sequence[Slot], completed: Sequence[Outcome] = ()) -> Exchange:
         """Claims up to `limit` jobs from `slots` and archives completed ones, in one statement and one commit."""
         try:
-            # One job is what is left to ask for when the network is slow: it gets more time. Its lease counts from before.
-            patience = self._silence if self._claim_allowance.halved else None
-            async with self._using(self._claims, patience=patience) as connection:
+            async with self._using(self._claims, patience=self._claim_patience) as connection:
                 return await self._exchange_or_unlocked(connection, limit, slots, completed)
         except DatabaseUnavailable:
             self._claim_allowance.lost()
             raise
+
+    @property
+    def _claim_patience(self) -> float | None:
+        # One job is what is left to ask for when the network is slow: it gets more time. Its lease counts from before.
+        return self._silence if self._claim_allowance.halved else None
 
     async def _exchange_or_unlocked(
         self, connection: TrioConnection[Any], limit: int, slots: Sequence[Slot], completed: Sequence[Outcome]
@@ -488,7 +487,7 @@ class WorkerStore:
         allowance = self._claim_allowance
         if (not claims or len(claims) == limit) and seconds < self._patience / 5 and allowance.size >= FIRST:
             return False
-        size = sum([max(SMALL, len(claim.args)) for claim in claims])
+        size = _size_of(claims)
         # Characters here, bytes there, up to four for one: who asks again in vain has lost a round trip.
         bounded = len(claims) < limit and size >= allowance.size // 4
         allowance.took(size, seconds)
@@ -740,20 +739,16 @@ class WorkerStore:
         """Claims up to `limit` jobs of a queue that has limits or keys: no more than these allow, over all workers.
 
         `turns` is what the last call for this queue returned."""
-        # The function knows no sizes: what the queue's last jobs had decides, and a change of that has more time.
-        most = max(1, int(self._claim_allowance.size / self._sizes.get(queue, _UNKNOWN_SIZE)))
+        allowance = self._claim_allowance
         try:
-            async with self._using(self._claims, patience=self._silence * 2 / 3) as connection:
+            async with self._using(self._claims, patience=self._claim_patience) as connection:
                 await self._ensure_session(connection)
-                limited = await self._claim_limited(connection, queue, min(limit, most), turns)
+                limited = await self._claim_limited(connection, queue, limit, turns)
         except DatabaseUnavailable:
-            self._claim_allowance.lost()
-            self._sizes[queue] = FIRST
+            allowance.lost()
             raise
         if limited.claims:
-            size = sum([len(claim.args) for claim in limited.claims])
-            self._sizes[queue] = max(1.0, size / len(limited.claims))
-            self._claim_allowance.took(size, trio.current_time() - limited.sent)
+            allowance.took(_size_of(limited.claims), trio.current_time() - limited.sent)
         return limited
 
     async def _claim_limited(self, connection: TrioConnection[Any], queue: str, limit: int, turns: str) -> Limited:
@@ -765,6 +760,7 @@ class WorkerStore:
             "limit": limit,
             "paused_kinds": self._paused_kinds,
             "turns": turns,
+            "size": self._claim_allowance.size,
         }
         sent = trio.current_time()
         with _refusals(f"claiming from the queue {queue!r}"):
@@ -1061,6 +1057,11 @@ class WorkerStore:
 def size_of(outcome: Outcome) -> int:
     """Characters of what is written of it."""
     return len(outcome.result or "") + len(outcome.error or "")
+
+
+def _size_of(claims: Sequence[Claim]) -> int:
+    """As exchange.sql counts it, but in characters."""
+    return sum([max(SMALL, len(claim.args)) for claim in claims])
 
 
 def is_large(outcome: Outcome) -> bool:
