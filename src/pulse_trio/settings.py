@@ -7,6 +7,7 @@ default.
 
 from __future__ import annotations
 
+import logging
 import os
 import tomllib
 from dataclasses import dataclass, field, fields
@@ -14,9 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from .errors import ConfigurationError
+from .ownership import distrust
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+logger = logging.getLogger("pulse_trio")
+_warned: set[Path] = set()
 
 
 def _setting(default: Any, help: str) -> Any:
@@ -130,7 +136,10 @@ def environment_settings(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def file_settings(folder: Path) -> dict[str, Any]:
-    """The settings in `pulse-trio.toml`, else in `[tool.pulse-trio]` of pyproject.toml, of this folder or the nearest above."""
+    """The settings in `pulse-trio.toml`, else in `[tool.pulse-trio]` of pyproject.toml, of this folder or the nearest above.
+
+    A file above that another user owns or may write is passed over with a warning. Raises `ConfigurationError` for one of
+    this folder that another user owns."""
     table, path = _file_table(folder)
     unknown = sorted(set(table) - set(_names()) - {"dsn"})
     for name in unknown:
@@ -157,18 +166,40 @@ def file_dsn(folder: Path) -> tuple[str, Path] | None:
 
 def _file_table(folder: Path) -> tuple[dict[str, Any], Path | None]:
     for place in (folder, *folder.parents):
-        own, project = place / "pulse-trio.toml", place / "pyproject.toml"
-        if own.is_file():
-            return _with_underscores(_read(own)), own
-        if project.is_file():
-            return _with_underscores(_tool_table(_read(project), project)), project
+        for path in (place / "pulse-trio.toml", place / "pyproject.toml"):
+            if not path.is_file():
+                continue
+            reason = distrust(path, writable_by_others=place == folder)
+            if reason is not None and place != folder:
+                _warn_of(path, reason)
+                continue
+            found = _read(path)
+            table = found if path.name == "pulse-trio.toml" else _tool_table(found, path)
+            if reason is not None and table:
+                raise ConfigurationError(
+                    f"{path} is not used: it {reason}, who could choose the database and the settings of this program. If you "
+                    "trust what is in it, make it yours (chown), or run from a folder of your own."
+                )
+            return _with_underscores(table), path
     return {}, None
+
+
+def _warn_of(path: Path, reason: str) -> None:
+    if path in _warned:
+        return
+    _warned.add(path)
+    logger.warning(
+        "%s is not read: it stands above the current folder and %s, who could choose the database and the settings of this "
+        "program. If you trust what is in it: chown it to yourself, chmod go-w.",
+        path,
+        reason,
+    )
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigurationError(f"{path} is not valid TOML: {error}") from None
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from None

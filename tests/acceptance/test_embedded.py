@@ -23,7 +23,7 @@ from pulse_trio.embedded import default_folder, embedded_server, folder, members
 from pulse_trio.embedded.keeper.cluster import explain
 from pulse_trio.embedded.keeper.identity import Identity, nobody
 from pulse_trio.embedded.keeper.order import StartError
-from pulse_trio.embedded.keeper.places import Places, private_folder
+from pulse_trio.embedded.keeper.places import Places, private_folder, readable_folder, socket_folder
 from pulse_trio.errors import ConfigurationError, DatabaseUnavailable
 
 if TYPE_CHECKING:
@@ -365,3 +365,102 @@ async def test_the_default_folder_stays_out_of_git(monkeypatch: pytest.MonkeyPat
     async with open_embedded() as server:
         assert server.folder == default_folder()
     assert (project / ".pulse-trio" / ".gitignore").read_text() == "*\n"
+
+
+# What another user planted
+
+SOMEBODY = 12345
+
+
+@as_root
+@pytest.mark.parametrize("link", ["symbolic", "hard"])
+def test_taking_over_a_folder_gives_away_nothing_that_a_link_in_it_leads_to(tmp_path: Path, link: str) -> None:
+    secret = tmp_path / "secrets" / "shadow"
+    secret.parent.mkdir()
+    secret.write_text("root's")
+    data = tmp_path / "data"
+    (data / "base").mkdir(parents=True)
+    (data / "base" / "1").write_text("a page")
+    if link == "symbolic":
+        (data / "base" / "planted").symlink_to(secret)
+        (data / "folder").symlink_to(secret.parent)
+    else:
+        os.link(secret, data / "base" / "planted")
+    identity = Identity(SOMEBODY, SOMEBODY, switch=True)
+    if link == "symbolic":
+        identity.take_over(data)
+        assert {os.stat(data / name).st_uid for name in (".", "base", "base/1")} == {SOMEBODY}
+    else:
+        with pytest.raises(StartError, match="'planted' has another name elsewhere"):
+            identity.take_over(data)
+    assert secret.stat().st_uid == secret.parent.stat().st_uid == 0
+
+
+@as_root
+def test_a_link_in_the_place_of_a_folder_is_not_followed_unless_it_is_roots_own(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir(mode=0o755)
+    identity = Identity(SOMEBODY, SOMEBODY, switch=True)
+    home = tmp_path / "pg"
+    home.mkdir()
+    for name in ("data", "run"):
+        (home / name).symlink_to(victim)
+        os.chown(home / name, SOMEBODY, SOMEBODY, follow_symlinks=False)
+    with pytest.raises(StartError, match=r"data is no folder of ours, but a link or a file \(uid 12345's\)"):
+        identity.take_over(home / "data")
+    with pytest.raises(StartError, match="run is no folder of ours"):
+        socket_folder(home, "tag", identity)
+    assert (victim.stat().st_uid, stat.S_IMODE(victim.stat().st_mode)) == (0, 0o755)
+    # Where root itself keeps the data on another disk.
+    (tmp_path / "elsewhere").symlink_to(victim)
+    identity.take_over(tmp_path / "elsewhere")
+    assert victim.stat().st_uid == SOMEBODY
+
+
+@as_root
+@pytest.mark.parametrize("planted", ["link", "folder", "writable"])
+def test_the_binaries_are_copied_to_no_place_that_another_user_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, planted: str
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    place, victim = tmp_path / "binaries", tmp_path / "victim"
+    victim.mkdir()
+    if planted == "link":
+        place.symlink_to(victim)
+    else:
+        place.mkdir()
+    if planted == "folder":
+        os.chown(place, SOMEBODY, SOMEBODY)
+    if planted == "writable":
+        place.chmod(0o777)
+    with pytest.raises(StartError, match="not a folder that we alone may write"):
+        readable_folder("binaries")
+    assert os.listdir(victim) == []
+
+
+@as_root
+def test_root_starts_no_server_in_another_users_folder(home: Path) -> None:
+    """Its postgresql.conf says which programs the server runs."""
+    home.mkdir()
+    os.chown(home, SOMEBODY, SOMEBODY)
+    fails_to_start_at_all(home, r"belongs to another user \(uid 12345\). Make it yours alone \(chown -R")
+    os.chown(home, 0, 0)
+    home.chmod(0o777)
+    fails_to_start_at_all(home, "can be written by every user")
+
+
+def fails_to_start_at_all(home: Path, match: str) -> None:
+    with pytest.raises(ConfigurationError, match=match), embedded_server(home):
+        pass
+    assert not (home / "server.json").exists()
+
+
+@as_root
+def test_another_users_mark_makes_no_project_of_a_folder_above(tmp_path: Path) -> None:
+    inner = tmp_path / "shared" / "mine"
+    inner.mkdir(parents=True)
+    for name in ("pulse-trio.toml", ".git"):
+        (tmp_path / "shared" / name).touch()
+        os.chown(tmp_path / "shared" / name, SOMEBODY, SOMEBODY)
+    (tmp_path / "pyproject.toml").touch()
+    assert default_folder(inner) == tmp_path.resolve() / ".pulse-trio" / "postgres"

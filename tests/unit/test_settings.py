@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -208,3 +210,79 @@ def test_the_margin_is_cleanup_and_a_second_unless_two_beats_would_not_fit(
     assert settings.margin == pytest.approx(margin)
     assert settings.lease - settings.margin > 2 * settings.heartbeat
     assert settings.margin > 0
+
+
+# Whose file it is
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+SOMEBODY = 12345
+
+
+def _own_folder(tmp_path: Path) -> Path:
+    """A project with a file of its own, and a folder in which a user works."""
+    (tmp_path / "pulse-trio.toml").write_text("poll = 2")
+    inner = tmp_path / "shared" / "mine"
+    inner.mkdir(parents=True)
+    return inner
+
+
+@as_root
+@pytest.mark.parametrize("name", ["pulse-trio.toml", "pyproject.toml"])
+def test_another_users_file_above_is_passed_over_and_named(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    inner = _own_folder(tmp_path)
+    planted = inner.parent / name
+    planted.write_text("dsn = 'host=theirs'" if name == "pulse-trio.toml" else "[tool.pulse-trio]\ndsn = 'host=theirs'")
+    os.chown(planted, SOMEBODY, SOMEBODY)
+    with caplog.at_level(logging.WARNING):
+        assert file_dsn(inner) is None
+        assert file_settings(inner) == {"poll": 2.0}
+    (record,) = caplog.records  # once
+    assert f"{planted} is not read" in record.getMessage()
+    assert "belongs to another user (uid 12345)" in record.getMessage()
+    assert "chown" in record.getMessage()
+
+
+@as_root
+def test_a_link_of_another_users_above_is_passed_over_even_if_it_leads_to_a_file_of_ours(tmp_path: Path) -> None:
+    inner = _own_folder(tmp_path)
+    (tmp_path / "other.toml").write_text("poll = 9")
+    link = inner.parent / "pulse-trio.toml"
+    link.symlink_to(tmp_path / "other.toml")
+    assert file_settings(inner) == {"poll": 9.0}
+    os.chown(link, SOMEBODY, SOMEBODY, follow_symlinks=False)
+    assert file_settings(inner) == {"poll": 2.0}
+
+
+def test_a_file_above_that_every_user_may_write_is_passed_over(tmp_path: Path) -> None:
+    inner = _own_folder(tmp_path)
+    planted = inner.parent / "pulse-trio.toml"
+    planted.write_text("poll = 9")
+    planted.chmod(0o666)
+    assert file_settings(inner) == {"poll": 2.0}
+    # Of one's own, in the folder that one chose, it counts.
+    assert file_settings(inner.parent) == {"poll": 9.0}
+
+
+@as_root
+def test_another_users_file_in_the_current_folder_is_an_error_unless_it_says_nothing(tmp_path: Path) -> None:
+    inner = _own_folder(tmp_path)
+    planted = inner / "pyproject.toml"
+    planted.write_text("[tool.other]\nx = 1")
+    os.chown(planted, SOMEBODY, SOMEBODY)
+    assert file_settings(inner) == {}
+    planted.write_text("[tool.pulse-trio]\npoll = 9")
+    with pytest.raises(
+        ConfigurationError, match=r"pyproject.toml is not used: it belongs to another user \(uid 12345\)"
+    ):
+        file_settings(inner)
+
+
+@as_root
+def test_under_sudo_the_callers_own_file_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = _own_folder(tmp_path)
+    os.chown(tmp_path / "pulse-trio.toml", SOMEBODY, SOMEBODY)
+    assert file_settings(inner) == {}
+    monkeypatch.setenv("SUDO_UID", str(SOMEBODY))
+    assert file_settings(inner) == {"poll": 2.0}

@@ -55,6 +55,10 @@ concurrency = 200
 connect-timeout = 60
 ```
 
+A file in a folder above is passed over, with a warning, when it belongs to another user (neither you nor root) or others may
+write it: whoever may write there could choose your database. One in the current folder that belongs to another user is an
+error.
+
 `Worker(handlers, dsn, concurrency=200, ...)` takes the same names. All times are in seconds.
 """
 

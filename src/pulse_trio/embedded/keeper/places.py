@@ -11,7 +11,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from .identity import Identity, reachable
+from .identity import Identity, open_folder, reachable
 from .order import Order, StartError, log_file
 
 PORT = 5432
@@ -54,13 +54,39 @@ def private_folder(name: str, identity: Identity, parent: Path | None = None) ->
     return path
 
 
-def copy_program(order: Order, into: Path, identity: Identity) -> Path:
-    """Copy the PostgreSQL installation and its libraries into `into`; returns the copy's root."""
+def readable_folder(name: str) -> Path:
+    """A folder in the temporary directory that this user alone may write, and everybody read.
+
+    Raises:
+        StartError: somebody else made it first, or may write it; nothing in it can be trusted.
+    """
+    path = Path(tempfile.gettempdir()) / name
+    try:
+        path.mkdir(mode=0o755)
+        path.chmod(0o755)  # whatever the umask
+    except FileExistsError:
+        found = path.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise StartError(
+                "configuration",
+                f"{path} exists and is not a folder that we alone may write. Remove it, or set TMPDIR to a folder of your own.",
+            ) from None
+    return path
+
+
+def copy_program(order: Order, into: Path) -> Path:
+    """Copy the PostgreSQL installation and its libraries into `into`; returns the copy's root.
+
+    The copy stays this user's, in a folder that no other may write: what root writes where the server's user may write could be
+    led elsewhere by a link."""
     shutil.rmtree(into, ignore_errors=True)
     shutil.copytree(order.site / order.program, into / order.program, symlinks=True)
     for libraries in order.site.glob(f"{Path(order.program).parts[0]}.libs"):
         shutil.copytree(libraries, into / libraries.name, symlinks=True)
-    identity.take_over(into)
+    for parent, folders, files in os.walk(into):
+        for path in [Path(parent), *(Path(parent, name) for name in folders + files)]:
+            if not path.is_symlink():
+                path.chmod(path.stat().st_mode & 0o755 | (0o555 if path.stat().st_mode & 0o100 else 0o444))
     return into / order.program
 
 
@@ -77,7 +103,11 @@ def socket_folder(folder: Path, tag: str, identity: Identity) -> Path:
         temporary = Path(tempfile.gettempdir())
         return private_folder(name, identity, temporary if fits_socket(temporary / name) else Path("/tmp"))  # noqa: S108
     path.mkdir(mode=0o700, exist_ok=True)
-    path.chmod(0o700)
+    descriptor = open_folder(path)
+    try:
+        os.fchmod(descriptor, 0o700)
+    finally:
+        os.close(descriptor)
     identity.take_over(path)
     return path
 
@@ -91,8 +121,8 @@ def choose_places(order: Order, identity: Identity) -> Places:
     if identity.switch:
         *program_seen, folder_seen = reachable([*order.program_folders, order.folder], identity.assume)
         if not all(program_seen):
-            temporary.append(private_folder(f"pulse-trio-{tag}-program", identity))
-            program = copy_program(order, temporary[0] / "site", identity)
+            temporary.append(readable_folder(f"pulse-trio-{tag}-binaries"))
+            program = copy_program(order, temporary[0] / "site")
             notes.append("from a copy of its binaries in the temporary directory")
         if not folder_seen:
             home = private_folder(f"pulse-trio-{tag}", identity)
