@@ -187,6 +187,21 @@ async def test_many_suspects_pass_one_after_another_through_few_processes(dsn: s
     assert await worker.ended() == 0
 
 
+async def test_nothing_else_runs_in_a_process_in_which_a_suspect_runs(dsn: str, processes: Processes) -> None:
+    client = SyncClient(dsn)
+    others = [client.enqueue("counted").id for _ in range(60)]
+    ids = suspects(dsn, *["counted"] * 20)
+    worker = await processes.pulse_trio(*RUN, f"--dsn={dsn}", "--quarantine-slots=2", "--concurrency=20")
+    beside = [(await settled(dsn, job_id))[2] for job_id in others]
+    alone = [(await settled(dsn, job_id))[2] for job_id in ids]
+    assert {most for _, most in alone} == {1}
+    assert not {pid for pid, _ in alone} & {pid for pid, _ in beside}
+    # Elsewhere jobs do run beside one another, so the count can tell.
+    assert max(most for _, most in beside) > 1
+    worker.send(signal.SIGTERM)
+    assert await worker.ended() == 0
+
+
 async def test_a_crash_in_a_process_that_had_run_another_suspect_does_not_count(dsn: str, processes: Processes) -> None:
     innocent, poison = suspects(dsn, "gated", "poison")
     worker = await processes.pulse_trio(*RUN, f"--dsn={dsn}", "--quarantine-slots=1")

@@ -1,25 +1,17 @@
-"""The page that says what is proven has every row of the list of faults, names tests that are there, and every invariant."""
+"""The page that says what is proven has every row of the list of faults, and every invariant (test_promises.py: the tests)."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
 from support.chaos.checker import INVARIANTS
+from support.pages import named_tests, page
 
-ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/explanation/proof.md").read_text(encoding="utf-8")
+PAGE = page("docs/explanation/proof.md")
 ROWS = dict(re.findall(r"^\| (\d+) \| .* \| (.*) \|$", PAGE.partition("## Every fault")[2], re.MULTILINE))
 """By its number: what tries it."""
-
-
-def test_every_test_that_the_page_names_is_there() -> None:
-    named = re.findall(r"`(tests/\S+\.py)::(\w+)`", PAGE)
-    assert len(named) > 50
-    for path, name in named:
-        assert re.search(rf"def {name}\(", (ROOT / path).read_text(encoding="utf-8")), f"{path}::{name}"
 
 
 def test_every_fault_has_its_row_in_order() -> None:
@@ -28,7 +20,7 @@ def test_every_fault_has_its_row_in_order() -> None:
 
 @pytest.mark.parametrize("number", range(1, 36))
 def test_every_fault_is_tried_by_a_test_and_not_by_chaos_alone(number: int) -> None:
-    assert re.search(r"`tests/\S+\.py::test_\w+`", ROWS[str(number)])
+    assert named_tests(ROWS[str(number)])
 
 
 def test_every_invariant_is_on_the_page() -> None:

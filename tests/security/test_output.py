@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
+import trio
 
 from pulse_trio import SyncClient
 from support.stores import Window, claim_one, end, open_store
@@ -84,3 +86,78 @@ def window(databases: Databases) -> Generator[Window]:
 def test_the_schema_caps_what_the_client_caps(statement: str, limit: str, window: Window) -> None:
     with pytest.raises(psycopg.errors.CheckViolation, match=limit):
         window.run(statement)
+
+
+ARGUMENT = "an-argument-of-a-job"
+APP = """
+import os, time
+import trio
+from pulse_trio import Discard, Handlers, Job, Snooze
+
+handlers = Handlers()
+
+
+@handlers.job
+async def ends(job: Job, how: str, said: str) -> str | None:
+    if how == "fail":
+        raise ValueError("an error without arguments")
+    if how == "discard":
+        raise Discard("not needed")
+    if how == "snooze" and job.attempt == 1:
+        raise Snooze(0)
+    if how == "wait":
+        await trio.sleep_forever()
+    if how == "block":
+        time.sleep(1.5)
+    if how == "return":
+        return said
+    if how == "large":
+        return said * 1_000_000
+    if how == "commit":
+        async with job.transaction(result=said):
+            pass
+        raise ValueError("after the commit")
+    return None
+
+
+@handlers.job(runs="process")
+def dies(said: str) -> None:
+    os._exit(7)
+
+
+@handlers.job
+async def typed(number: int) -> None: ...
+
+
+@handlers.job(key=lambda said: "k", limit=1)
+async def keyed(said: str) -> None: ...
+"""
+
+
+async def test_no_log_of_a_worker_has_an_argument_however_its_jobs_end(dsn: str, processes: Processes) -> None:
+    (processes.folder / "app.py").write_text(APP)
+    client = SyncClient(dsn)
+    for how in ("fail", "discard", "snooze", "block", "return", "large", "commit"):
+        client.enqueue("ends", {"how": how, "said": ARGUMENT}, max_attempts=1)
+    client.enqueue("ends", {"how": "wait", "said": ARGUMENT}, timeout=1, max_attempts=1)
+    client.enqueue("ends", {"how": "wait", "said": ARGUMENT}, deadline=3)
+    client.enqueue("dies", {"said": ARGUMENT}, max_attempts=1)
+    client.enqueue("typed", {"number": ARGUMENT})
+    client.enqueue("typed", {"unknown": ARGUMENT})
+    client.enqueue("keyed", {"said": ARGUMENT}, key="k")
+    client.enqueue("nobody_knows", {"said": ARGUMENT})
+    last = client.enqueue("ends", {"how": "wait", "said": ARGUMENT}).id
+    worker = await processes.pulse_trio(
+        "run", "app:handlers", "--verbose", "--poll=0.2", "--grace=0.1", env={"PULSE_TRIO_DSN": dsn}
+    )
+    with Window(dsn) as window, trio.fail_after(60):
+        unfinished = "SELECT count(*) FROM job WHERE id <> %s AND kind <> 'nobody_knows'"
+        while window.value(unfinished, last):  # noqa: ASYNC110 -- the worker says so in its log at best
+            await trio.sleep(0.1)
+        states = {row["state"] for row in window.run("SELECT state FROM jobs")}
+    assert states >= {"completed", "dead", "cancelled", "running"}
+    worker.send(signal.SIGTERM)
+    await worker.ended()
+    said = worker.stdout + worker.stderr
+    assert "an error without arguments" in said
+    assert ARGUMENT not in said

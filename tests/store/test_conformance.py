@@ -421,6 +421,18 @@ async def suspected(house: House, other: Store) -> int:
     return job_id
 
 
+async def test_the_next_crash_of_a_suspect_that_was_cleared_makes_it_a_suspect_again_at_once(
+    house: House, other: Store
+) -> None:
+    job_id = await suspected(house, other)
+    (failed,) = (await other.claim_suspect([house.queue])).claims
+    await other.settle([end(failed, "failed", error="x")])
+    assert [c.id for c in await claim(await house.store(), house.queue)] == [job_id]
+    await crash(house, other, job_id)
+    assert await claim(other, house.queue) == []
+    assert [c.id for c in (await other.claim_suspect([house.queue])).claims] == [job_id]
+
+
 async def test_a_job_is_dead_when_its_own_process_was_seen_to_die_at_its_crash_limit(
     house: House, store: Store, other: Store
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from pulse_trio.handlers import Handlers, QueueLimits, Rate
+from pulse_trio.store import operations
 from pulse_trio.store.worker import _WORKER_SETTINGS
 from support.stores import Window, claim, end, open_store
 
@@ -97,6 +98,30 @@ async def test_a_key_runs_no_more_than_its_jobs_say(store: WorkerStore, window: 
         window.enqueue(queue, key="b", limit=1)
         window.enqueue(queue, key="c")
     assert sorted(keys(window, await take(store, queue))) == ["a", "a", "b", "c", "c", "c"]
+
+
+async def test_jobs_of_every_kind_share_the_limit_and_the_rate_of_one_key(
+    store: WorkerStore, other: WorkerStore, window: Window, queue: str
+) -> None:
+    handlers = Handlers()
+
+    @handlers.job(queue=queue, key="github", limit=2, rate="3/h")
+    async def fetch() -> None: ...
+
+    @handlers.job(queue=queue, key="github", limit=2, rate="3/h")
+    async def push() -> None: ...
+
+    for handler in (fetch, push, fetch, push):
+        window.do(operations.enqueue(handler.request()))
+    first = await take(store, queue)
+    assert [c.kind for c in first] == ["fetch", "push"]
+    assert await take(other, queue) == []
+    await store.settle([end(c) for c in first])
+    # Of the rate, one start is left.
+    assert [c.kind for c in await take(other, queue)] == ["fetch"]
+    answer = await store.claim_limited(queue, 100)
+    assert answer.claims == []
+    assert answer.again_in == pytest.approx(1200, abs=30)
 
 
 async def test_a_limit_of_a_key_holds_over_priorities(store: WorkerStore, window: Window, queue: str) -> None:

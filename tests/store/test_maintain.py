@@ -302,6 +302,18 @@ async def test_maintenance_that_could_not_be_done_is_tried_again_soon(alone: Win
     assert day(3) in days(alone, "attempt")
 
 
+def test_maintenance_takes_no_advisory_lock(alone: Window) -> None:
+    """Whoever may connect can hold one: who takes one for maintenance lets a stranger stop it."""
+    drop(alone, [3])
+    archive(alone, 1, datetime.now(UTC) - timedelta(days=3))
+    held = "SELECT count(*) AS n FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
+    with alone.connection.transaction():
+        assert maintain(alone, "1 day")[0]
+        alone.run("SELECT prune('1 hour')")
+        alone.run("SELECT prune_unique_holds()")
+        assert alone.value(held) == 0
+
+
 @pytest.mark.parametrize("retention", [timedelta(0), timedelta(seconds=-1), timedelta.max], ids=str)
 def test_a_retention_that_is_none_is_refused(alone: Window, retention: timedelta) -> None:
     with pytest.raises(InvalidArguments, match="retention"):

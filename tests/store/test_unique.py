@@ -72,6 +72,20 @@ async def test_a_key_unique_for_a_period_outlives_its_job_whoever_asks(
     assert WAYS[way](window, queue) > first.id
 
 
+async def test_finishing_a_job_writes_nothing_to_its_hold(store: WorkerStore, window: Window, queue: str) -> None:
+    def version() -> Any:
+        return window.value("SELECT (ctid, xmin, xmax)::text FROM unique_hold WHERE queue = %s", queue)
+
+    for options in ({"unique_for": 3600}, {"unique_after": 3600}):
+        for kind in ("completed", "discarded", "cancelled"):
+            window.run("DELETE FROM unique_hold WHERE queue = %s", queue)
+            ask(window, queue, f"{kind} {options}", **options)
+            before = version()
+            assert before is not None
+            assert (await store.settle([end(await claim_one(store, queue), kind)])).accepted
+            assert version() == before
+
+
 async def test_a_key_unique_for_a_period_is_unique_while_live_too(
     store: WorkerStore, window: Window, queue: str
 ) -> None:

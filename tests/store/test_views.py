@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pulse_trio import InvalidTransition, State, SyncClient, UnknownJob, open_client
+from pulse_trio.jobs import Progress
 from pulse_trio.states import FINISHED
 from pulse_trio.store import history, operations
 from support.stores import Window, claim, claim_one, end, open_store
@@ -122,6 +123,19 @@ async def test_clients_read_a_job_as_the_view_shows_it(store: WorkerStore, windo
     async with open_client(window.dsn) as client:
         assert await client.job(job_id) == record
         assert [a.outcome for a in await client.attempts(job_id)] == ["completed"]
+
+
+async def test_what_the_last_attempt_said_of_its_progress_stays_with_a_finished_job(
+    store: WorkerStore, window: Window, queue: str
+) -> None:
+    job_id = window.enqueue(queue)
+    for attempt, kind in ((1, "failed"), (2, "completed")):
+        claimed = await claim_one(store, queue)
+        assert window.job(job_id)["progress"] is None
+        await store.write_progress([Progress(claimed, attempt / 4, f"attempt {attempt}")])
+        await store.settle([end(claimed, kind)])
+    shown = window.job(job_id)
+    assert (shown["state"], shown["progress"], shown["progress_message"]) == ("completed", 0.5, "attempt 2")
 
 
 def test_an_unknown_job_is_named(window: Window) -> None:

@@ -86,3 +86,19 @@ async def in_trio(job: Job) -> int:
     async with job.transaction() as tx:
         tx.result = os.getpid()
     return os.getpid()
+
+
+running = 0
+
+
+@handlers.job
+async def counted() -> list[int]:
+    """Its process, and the most jobs of this kind that it saw in it."""
+    global running
+    running += 1
+    most = running
+    for _ in range(5):
+        await trio.sleep(0.02)
+        most = max(most, running)
+    running -= 1
+    return [os.getpid(), most]

@@ -481,6 +481,29 @@ async def test_a_stuck_report_does_not_hold_up_the_others(noop: Stage) -> None:
     assert set(states) == {"completed"}
 
 
+async def test_while_64_mib_of_results_wait_to_be_written_nothing_is_claimed(stage: Stage) -> None:
+    gate = trio.Event()
+    started = 0
+
+    @stage.handlers.job
+    async def large() -> str:
+        nonlocal started
+        started += 1
+        return "x" * (1024 * 1024 - 2)
+
+    ids = [stage.enqueue("large") for _ in range(100)]
+    stage.store.trouble["settle"] = gate.wait
+    async with stage.working(concurrency=10, grace=600):
+        await trio.sleep(60)
+        # Those that ran when the limit was passed end too.
+        assert 64 < started <= 64 + 10
+        await trio.sleep(60)
+        assert 64 < started <= 64 + 10
+        gate.set()
+        await trio.sleep(60)
+        assert [stage.database.state(i) for i in ids] == ["completed"] * 100
+
+
 async def test_reports_travel_with_the_next_claim_while_there_is_work(noop: Stage) -> None:
     travelled = 0
     exchange = noop.store.exchange

@@ -13,6 +13,7 @@ import trio.lowlevel
 import trio.testing
 
 from pulse_trio import Job  # noqa: TC001 -- a handler is annotated with it
+from pulse_trio.worker import held
 from pulse_trio.worker.places import Place, Places
 
 if TYPE_CHECKING:
@@ -228,6 +229,18 @@ async def test_a_job_that_leaves_nothing_leaves_its_nursery_to_the_next(stage: S
 
     seen = await nurseries(stage)
     assert seen[0] is seen[1] is seen[2]
+
+
+async def test_with_a_trio_that_keeps_its_scopes_elsewhere_every_job_gets_a_new_nursery(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @stage.handlers.job
+    async def work() -> None:
+        pass
+
+    monkeypatch.setattr(held, "_scopes_of", lambda owner: owner)  # what it gives where the attribute is missing
+    seen = await nurseries(stage)
+    assert len({id(nursery) for nursery in seen}) == len(seen) == 3
 
 
 async def test_nurseries_of_jobs_that_run_at_a_time_are_each_their_own(stage: Stage) -> None:
