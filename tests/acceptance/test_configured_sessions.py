@@ -10,7 +10,7 @@ import pytest
 import trio
 from psycopg.conninfo import make_conninfo
 from psycopg.rows import dict_row, tuple_row
-from psycopg.sql import SQL, Identifier, Literal
+from psycopg.sql import SQL, Identifier
 
 from pulse_trio import Handlers, Job, SyncClient, UsageError, Worker, open_client
 from pulse_trio.migrate import migrate_sync
@@ -22,6 +22,7 @@ from pulse_trio.postgres import (
     connect_or_unavailable,
     connect_sync,
 )
+from support.configured import HOSTILE, LENT, set_on_database
 from support.stores import Window, open_store
 from support.workers import rows
 
@@ -31,48 +32,6 @@ if TYPE_CHECKING:
     from support.databases import Databases
     from support.processes import Processes
 
-HOSTILE: dict[str, str] = {
-    "DateStyle": "SQL, DMY",
-    "IntervalStyle": "sql_standard",
-    "TimeZone": "<+0545>-05:45",
-    "client_encoding": "LATIN1",
-    "standard_conforming_strings": "off",
-    "backslash_quote": "off",
-    "escape_string_warning": "off",
-    "array_nulls": "off",
-    "transform_null_equals": "on",
-    "bytea_output": "escape",
-    "extra_float_digits": "-15",
-    "quote_all_identifiers": "on",
-    "search_path": "evil, pg_catalog",
-    "default_transaction_isolation": "serializable",
-    "default_transaction_deferrable": "on",
-    "row_security": "off",
-    "gin_fuzzy_search_limit": "1",
-    "exit_on_error": "on",
-    "client_min_messages": "debug1",
-    "session_replication_role": "replica",
-    "synchronous_commit": "off",
-    "enable_indexscan": "off",
-    "enable_nestloop": "off",
-    "enable_seqscan": "off",
-    "plan_cache_mode": "force_custom_plan",
-    "geqo_threshold": "2",
-    "from_collapse_limit": "1",
-    "join_collapse_limit": "1",
-    "jit_above_cost": "0",
-    "debug_parallel_query": "on",
-    "work_mem": "64kB",
-    "constraint_exclusion": "on",
-    "xmloption": "document",
-    "check_function_bodies": "off",
-    "default_toast_compression": "pglz",
-    "plpgsql.variable_conflict": "use_variable",
-    "plpgsql.extra_errors": "all",
-    "application_name": "<b>mine</b>",
-    "lock_timeout": "5s",
-}
-
 PLANNER = [
     *(name for name in HOSTILE if name.startswith("enable_")),
     "plan_cache_mode", "geqo_threshold", "from_collapse_limit", "join_collapse_limit", "jit_above_cost",
@@ -80,8 +39,6 @@ PLANNER = [
     "check_function_bodies", "escape_string_warning", "application_name", "client_min_messages",
 ]  # fmt: skip
 """What makes things slow, or nothing at all: these are tried together."""
-
-KNOWN = "SELECT current_setting(%s, true) IS NOT NULL"
 
 handlers = Handlers()
 
@@ -124,24 +81,6 @@ async def called(batch: int | None = None) -> str:
 
 @handlers.cron(every=1, name="often")
 async def often() -> None: ...
-
-
-def set_on_database(dsn: str, settings: Mapping[str, str]) -> None:
-    """For every session that begins from now on; lists are lists, as in ALTER DATABASE."""
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute("LOAD 'plpgsql'")
-        connection.execute("SET search_path = pg_catalog")
-        for name, value in settings.items():
-            (known,) = connection.execute(KNOWN, [name]).fetchone() or (False,)
-            if known:
-                values = value.split(", ") if name == "search_path" else [value]
-                connection.execute(
-                    SQL("ALTER DATABASE {} SET {} = {}").format(
-                        Identifier(connection.info.dbname),
-                        SQL(".").join(map(Identifier, name.split("."))),
-                        SQL(", ").join(map(Literal, values)),
-                    )
-                )
 
 
 def evil(window: Window) -> None:
@@ -348,25 +287,6 @@ async def test_workers_that_start_together_where_transactions_are_serializable_a
 
 
 # A connection that a user lends
-
-
-LENT = {
-    name: value
-    for name, value in HOSTILE.items()
-    if name in PINNED
-    and name
-    not in (
-        "client_encoding",
-        "array_nulls",
-        "row_security",
-        "exit_on_error",
-        "session_replication_role",
-        "search_path",
-        "standard_conforming_strings",
-        "search_path",
-        "standard_conforming_strings",
-    )
-} | {"default_transaction_isolation": "repeatable read"}
 
 
 @pytest.mark.parametrize("name", [*LENT, "all"])

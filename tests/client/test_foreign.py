@@ -16,6 +16,7 @@ from psycopg.conninfo import conninfo_to_dict
 from pulse_trio import ConfigurationError, Handlers, InvalidArguments, JobRequest, SyncClient, UsageError, open_client
 from pulse_trio.sql import statement
 from pulse_trio.store.foreign import numbered
+from support.configured import LENT, set_on_database
 from support.stores import Window
 
 if TYPE_CHECKING:
@@ -282,6 +283,62 @@ def what_is_there(window: Window) -> tuple[list[int], list[str]]:
         [row["id"] for row in window.run("SELECT id FROM job ORDER BY id")],
         [row["name"] for row in window.run("SELECT name FROM public.account")],
     )
+
+
+# What the lender has set
+
+PLAIN_DATES = {name: value for name, value in LENT.items() if name != "DateStyle"}
+
+
+def settings_of(way: str) -> dict[str, str]:
+    """What may be set: a library that reads rows for us, through psycopg, reads times in the ISO style alone."""
+    return PLAIN_DATES if ("psycopg" in way and "sqlalchemy" in way) or "django" in way else LENT
+
+
+@pytest.mark.parametrize("begin", BLOCKING)
+def test_what_is_set_on_a_blocking_connection_bends_nothing(begin: Any, dsn: str, window: Window) -> None:
+    set_on_database(dsn, settings_of(begin.__name__ + " psycopg"))
+    with begin(dsn) as begun:
+        using = SyncClient(begun.connection)
+        one = using.enqueue(greet.options(unique_key="k", delay=5, deadline=600), "€ \\ '")
+        many = using.enqueue_many(greet.request(f"{{NULL}} {n}") for n in range(20))
+        job = using.job(one.id)
+        assert (job.args, job.state) == ({"name": "€ \\ '"}, "scheduled")
+        assert 4 < (job.run_at - job.created_at).total_seconds() < 6
+        assert len(using.jobs(limit=100)) == 21
+        assert using.cancel(many[0].id, reason="€").state == "cancelled"
+        begun.execute("INSERT INTO public.account VALUES ('ada')")
+    assert what_is_there(window) == ([one.id, *[done.id for done in many[1:]]], ["ada"])
+
+
+@pytest.mark.parametrize("begin", [b for b in BLOCKING if b is not psycopg_connection])
+def test_a_blocking_connection_with_another_style_of_dates_enqueues_and_is_told_why_it_reads_none(
+    begin: Any, dsn: str, window: Window
+) -> None:
+    set_on_database(dsn, {"DateStyle": "SQL, DMY"})
+    with begin(dsn) as begun:
+        one = SyncClient(begun.connection).enqueue(greet, "ada")
+        with pytest.raises(UsageError, match="SET DateStyle = 'ISO'"):
+            SyncClient(begun.connection).job(one.id)
+    assert what_is_there(window)[0] == [one.id]
+
+
+@on_asyncio
+@pytest.mark.parametrize("way", AWAITED)
+async def test_what_is_set_on_an_awaited_connection_bends_nothing(way: str, dsn: str, window: Window) -> None:
+    set_on_database(dsn, settings_of(way))
+    begin: Any = AWAITED[way]
+    async with open_client(dsn) as client, begin(dsn) as begun:
+        using = client.using(begun.connection)
+        one = await using.enqueue(greet.options(unique_key="k", delay=5, deadline=600), "€ \\ '")
+        many = await using.enqueue_many(greet.request(f"{{NULL}} {n}") for n in range(20))
+        job = await using.job(one.id)
+        assert (job.args, job.state) == ({"name": "€ \\ '"}, "scheduled")
+        assert 4 < (job.run_at - job.created_at).total_seconds() < 6
+        assert len(await using.jobs(limit=100)) == 21
+        assert (await using.cancel(many[0].id, reason="€")).state == "cancelled"
+        await begun.execute("INSERT INTO public.account VALUES ('ada')")
+    assert what_is_there(window) == ([one.id, *[ref.id for ref in many[1:]]], ["ada"])
 
 
 # What cannot be used
