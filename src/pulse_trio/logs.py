@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from .observe import (
     AttemptFailed,
@@ -82,16 +82,27 @@ _WARNINGS = (
 _ERRORS = (JobDied, BadRow, ClaimRefused)
 
 
+class ToStderr(logging.StreamHandler[TextIO]):
+    """The handler that `set_up` adds to the root logger."""
+
+
 def set_up(*, as_json: bool, verbose: bool) -> None:
     """Logs to stderr, unless the user's own module has configured logging: then that is respected."""
     logger.setLevel(logging.DEBUG if verbose else logging.INFO)
     root = logging.getLogger()
     if root.handlers:
         return
-    handler = logging.StreamHandler(sys.stderr)
+    handler = ToStderr(sys.stderr)
     handler.setFormatter(JsonFormatter() if as_json else LineFormatter())
     root.addHandler(handler)
     root.setLevel(logging.INFO)
+
+
+def forwarding_level() -> int | None:
+    """The level from which on child processes send what handlers log to this process; None where `set_up` has not
+    configured the log, because then the program's own modules do so in each process."""
+    root = logging.getLogger()
+    return root.level if any(isinstance(handler, ToStderr) for handler in root.handlers) else None
 
 
 class LineFormatter(logging.Formatter):
@@ -102,7 +113,8 @@ class LineFormatter(logging.Formatter):
         name = "" if record.name == logger.name else f"{record.name}: "
         when = f"{moment:%Y-%m-%d %H:%M:%S}.{int(record.msecs):03}"
         line = f"{when} [{record.process}] {record.levelname:<7} {name}{record.getMessage()}"
-        return shown(f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line)
+        traceback = self.formatException(record.exc_info) if record.exc_info else record.exc_text
+        return shown(f"{line}\n{traceback}" if traceback else line)
 
 
 class JsonFormatter(logging.Formatter):
@@ -120,6 +132,8 @@ class JsonFormatter(logging.Formatter):
             entry |= {"event": type(event).__name__} | cast("dict[str, Any]", plain(event))
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
+        elif record.exc_text:
+            entry["traceback"] = record.exc_text
         return json.dumps(entry, default=str)
 
 

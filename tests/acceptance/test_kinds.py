@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from typing import TYPE_CHECKING
 
@@ -99,3 +100,60 @@ async def test_a_child_process_dies_with_its_worker_even_in_a_c_function(
     with trio.fail_after(20):
         while is_running(pid):  # noqa: ASYNC110 -- another process's end
             await trio.sleep(0.05)
+
+
+LOGGING = """
+import logging
+import threading
+import warnings
+
+from pulse_trio import Handlers
+
+handlers = Handlers()
+log = logging.getLogger("app.steps")
+
+
+@handlers.job(runs="process")
+def talks() -> int:
+    log.debug("not asked for")
+    log.info("on its way to %s", "town")
+    try:
+        1 / 0
+    except ZeroDivisionError:
+        log.exception("a try failed")
+    thread = threading.Thread(target=log.warning, args=("from a thread",))
+    thread.start()
+    thread.join()
+    warnings.warn("and a warning")
+    for n in range(300):
+        log.info("many %d", n)
+    return 1
+"""
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+async def test_what_a_process_handler_logs_comes_in_the_workers_log_and_form(
+    as_json: bool, dsn: str, processes: Processes, tmp_path: Path
+) -> None:
+    (tmp_path / "app.py").write_text(LOGGING)
+    job = enqueue(dsn, "talks")[0]
+    worker = await processes.pulse_trio(*RUN, f"--dsn={dsn}", "--burst", *(["--json"] if as_json else []))
+    assert await worker.ended() == 0, worker.report()
+    assert await settled(dsn, job) == ("completed", 1, 1)
+    said = worker.stderr.splitlines()
+    if not as_json:
+        (told,) = [line for line in said if "on its way" in line]
+        assert "INFO    app.steps: on its way to town" in told
+        assert f"[{worker.pid}]" not in told
+        assert "ZeroDivisionError: division by zero" in worker.stderr
+        return
+    entries = [json.loads(line) for line in said]
+    child = [entry for entry in entries if entry["pid"] != worker.pid]
+    assert [(e["level"], e["logger"], e["message"]) for e in child[:3]] == [
+        ("info", "app.steps", "on its way to town"),
+        ("error", "app.steps", "a try failed"),
+        ("warning", "app.steps", "from a thread"),
+    ]
+    assert "ZeroDivisionError" in child[1]["traceback"]
+    assert "UserWarning: and a warning" in child[3]["message"]
+    assert [e["message"] for e in child[4:]] == [f"many {n}" for n in range(300)]

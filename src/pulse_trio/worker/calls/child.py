@@ -11,6 +11,7 @@ and what they mean for a job is for the worker to decide.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import signal
 import socket
@@ -23,6 +24,7 @@ import msgspec
 
 from ...handlers import Handler, Signature, encode_result
 from ...jobs import CancelReason, Job
+from ...states import storable
 from . import wire
 
 if TYPE_CHECKING:
@@ -34,6 +36,10 @@ if TYPE_CHECKING:
 
 
 LEAVE = signal.SIGUSR2
+LOG_VARIABLE = "PULSE_TRIO_CHILD_LOG"
+"""The level from which on the worker wants what handlers log; not set where the program configures logging itself."""
+_NAME, _MESSAGE = 200, 65_536
+"""Characters of a logger's name, and of a message or a traceback, that cross to the worker."""
 
 
 class ChildRuntime:
@@ -71,21 +77,22 @@ class Child:
         self._runtime: ChildRuntime | None = None
         self._told_to_leave = False
         self._speaking = False
+        self._sending = threading.Lock()
         self._calls: dict[wire.Place, Callable[[Job, str], Any]] = {}
 
     def run(self) -> None:
         """Until the worker closes the line, or a cancelled handler has been left."""
         signal.signal(LEAVE, self._leave)
-        self._line.sendall(wire.encode(wire.Ready()) + b"\n")
+        self._send(wire.Ready())
         while not self._told_to_leave and (order := self._orders.readline()):
             call = wire.decode_order(order)
             if isinstance(call, wire.Cancel):
                 return
-            self._line.sendall(wire.encode(self._answer(call)) + b"\n")
+            self._send(self._answer(call))
 
     def _answer(self, order: wire.Call) -> wire.Answer:
         claim = order.claim
-        runtime = ChildRuntime(self._say)
+        runtime = ChildRuntime(self.say)
         try:
             try:
                 self._runtime = runtime
@@ -112,12 +119,23 @@ class Child:
             return  # no message is cut in two
         self._raise_in_handler(self._runtime)
 
-    def _say(self, said: wire.Said) -> None:
+    def say(self, said: wire.Said | wire.Logged) -> None:
+        """Tells the worker something while a handler runs. From any thread."""
+        if threading.current_thread() is not threading.main_thread():
+            self._send(said)
+            return
         self._speaking = True
-        self._line.sendall(wire.encode(said) + b"\n")
-        self._speaking = False
+        try:
+            self._send(said)
+        finally:
+            self._speaking = False
         if self._told_to_leave and self._runtime is not None and self._runtime.cancel_reason is None:
             self._raise_in_handler(self._runtime)
+
+    def _send(self, message: wire.Answer) -> None:
+        data = wire.encode(message) + b"\n"
+        with self._sending:
+            self._line.sendall(data)
 
     def _raise_in_handler(self, runtime: ChildRuntime) -> NoReturn:
         # The handler runs, so nobody else reads the line.
@@ -146,7 +164,35 @@ def main(line: int, lifeline: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _ignore)
     with socket.socket(fileno=line) as connection:
-        Child(connection).run()
+        child = Child(connection)
+        if (level := os.environ.pop(LOG_VARIABLE, None)) is not None:
+            logging.getLogger().addHandler(Forwarded(child.say))
+            logging.getLogger().setLevel(int(level))
+            logging.captureWarnings(True)
+        child.run()
+
+
+class Forwarded(logging.Handler):
+    """Gives what handlers log to the worker, whose log has one format and one stream."""
+
+    def __init__(self, say: Callable[[wire.Logged], None]) -> None:
+        super().__init__()
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            traceback = logging.Formatter().formatException(record.exc_info) if record.exc_info else None
+            logged = wire.Logged(
+                storable(record.name)[:_NAME],
+                record.levelno,
+                storable(record.getMessage())[:_MESSAGE],
+                record.created,
+                storable(traceback)[:_MESSAGE] if traceback else None,
+            )
+        except Exception:
+            self.handleError(record)
+        else:
+            self._say(logged)
 
 
 def _die_with(lifeline: int) -> None:

@@ -11,6 +11,7 @@ A job that waits for one of the slots keeps its lease; its timeout begins when i
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import socket
@@ -25,8 +26,9 @@ import trio
 
 from ...errors import ConfigurationError, ProcessDied
 from ...handlers import Handler
+from ...logs import forwarding_level
 from . import wire
-from .child import LEAVE, find
+from .child import LEAVE, LOG_VARIABLE, find
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -170,7 +172,7 @@ class ChildProcess:
 
     async def ready(self) -> None:
         """Waits until it has started. Raises `ProcessDied`."""
-        if await self._read() is None:
+        if await self._next() is None:
             raise ProcessDied(f"The process {self.pid} for the handler {await self._how_it_ended()}.")
 
     async def call(
@@ -180,13 +182,19 @@ class ChildProcess:
         self.usable = False
         try:
             await self._line.send_all(wire.encode(order) + b"\n")
-            while isinstance(answer := await self._read(), wire.Said):
+            while isinstance(answer := await self._next(), wire.Said):
                 on_progress(answer.fraction, answer.message)
         except trio.BrokenResourceError:
             answer = None
         if not isinstance(answer, (wire.Returned, wire.Raised)):
             raise ProcessDied(f"The handler's process {self.pid} {await self._how_it_ended()}.")
         self.usable = True
+        return answer
+
+    async def _next(self) -> wire.Answer | None:
+        """What it says next, log records aside: those are logged here."""
+        while isinstance(answer := await self._read(), wire.Logged):
+            _log(answer, self.pid)
         return answer
 
     async def _read(self) -> wire.Answer | None:
@@ -220,7 +228,7 @@ class ChildProcess:
             try:
                 await self._line.send_all(wire.encode(order) + b"\n")
                 self._process.send_signal(LEAVE)
-                while isinstance(answer := await self._read(), wire.Said):
+                while isinstance(answer := await self._next(), wire.Said):
                     pass
             except trio.BrokenResourceError:
                 pass  # it has died by itself
@@ -268,6 +276,30 @@ def _name(number: int) -> str:
         return f"signal {number}"
 
 
+def _log(record: wire.Logged, pid: int) -> None:
+    """Logs here what a handler logged in the process `pid`."""
+    made = logging.makeLogRecord(
+        {
+            "name": record.name,
+            "levelno": record.level,
+            "levelname": logging.getLevelName(record.level),
+            "msg": record.message,
+            "created": record.created,
+            "msecs": record.created % 1 * 1000,
+            "process": pid,
+            "exc_text": record.traceback,
+        }
+    )
+    target = logging.getLogger(record.name)
+    if target.isEnabledFor(record.level):
+        target.handle(made)
+
+
+def _log_variable() -> dict[str, str]:
+    level = forwarding_level()
+    return {} if level is None else {LOG_VARIABLE: str(level)}
+
+
 async def start_child(lifeline: int) -> ChildProcess:
     """A new child, with the modules' search path of this process."""
     ours, theirs = socket.socketpair()
@@ -277,7 +309,7 @@ async def start_child(lifeline: int) -> ChildProcess:
         process = await trio.lowlevel.open_process(
             [sys.executable, "-c", _START, str(theirs.fileno()), str(lifeline)],
             stdin=subprocess.DEVNULL,
-            env={**os.environ, _PATH_VARIABLE: json.dumps(sys.path)},
+            env={**os.environ, _PATH_VARIABLE: json.dumps(sys.path), **_log_variable()},
             pass_fds=[theirs.fileno(), lifeline],
             # A terminal's Ctrl-C is for the worker; and what the child starts can be killed with it.
             start_new_session=True,

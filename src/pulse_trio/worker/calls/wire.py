@@ -69,7 +69,17 @@ class Said(msgspec.Struct, frozen=True, tag="said"):
     message: str | None
 
 
-Answer = Returned | Raised | Left | Ready | Said
+class Logged(msgspec.Struct, frozen=True, tag="logged"):
+    """From the child, at any time: a log record, for the worker's own log. `created` in seconds since 1970."""
+
+    name: str
+    level: int
+    message: str
+    created: float
+    traceback: str | None = None
+
+
+Answer = Returned | Raised | Left | Ready | Said | Logged
 encode = msgspec.json.Encoder().encode
 _orders: msgspec.json.Decoder[Call | Cancel] = msgspec.json.Decoder(Call | Cancel)
 _answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
