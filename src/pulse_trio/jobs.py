@@ -210,6 +210,12 @@ class Job:
         return self._claim.attempt
 
     @property
+    def session(self) -> int:
+        """The session of the worker that runs this attempt: with `id` and `attempt` the whole fence, for a remote system that
+        refuses older writers. 63 bits: more than a JSON number keeps."""
+        return self._claim.session
+
+    @property
     def max_attempts(self) -> int:
         """The attempt after which a failure is the last."""
         return self._claim.max_attempts

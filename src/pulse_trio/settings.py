@@ -55,7 +55,9 @@ class WorkerSettings:
     lease: float = _setting(
         30.0, "How long a claim or beat holds a job; a vanished worker's jobs are rescued after it."
     )
-    heartbeat: float = _setting(10.0, "How often a running job's lease is renewed; at most a third of the lease.")
+    heartbeat: float = _setting(
+        10.0, "How often a running job's lease is renewed; a third of the lease, at most half of it."
+    )
     poll: float = _setting(1.0, "How long an idle worker waits for a notification before it looks by itself.")
     watchdog: float = _setting(5.0, "How often expired leases are looked for.")
     grace: float = _setting(25.0, "How long running jobs may go on after the first SIGTERM.")
@@ -94,8 +96,8 @@ class WorkerSettings:
         self._require("process_slots", self.process_slots >= 0, "must not be negative")
         self._require("quarantine_slots", self.quarantine_slots >= 1, "must be at least 1")
         # Not to the last bit: 0.6 / 3 is less than 0.2.
-        third = self.lease / 3 * (1 + 1e-9)
-        self._require("heartbeat", self.heartbeat <= third, f"must be at most a third of the lease ({self.lease:g} s)")
+        half = self.lease / 2 * (1 + 1e-9)
+        self._require("heartbeat", self.heartbeat <= half, f"must be at most half of the lease ({self.lease:g} s)")
         self._require(
             "schema", 1 <= len(self.schema.encode()) <= 63 and "\0" not in self.schema, "must have 1 to 63 bytes"
         )
@@ -110,9 +112,17 @@ class WorkerSettings:
     def margin(self) -> float:
         """Seconds before the lease's end at which a handler is cancelled if no beat was accepted: time for its clean-up.
 
-        `cleanup` + 1, shrunk so that two beats may fail before the margin begins.
+        `cleanup` + 1, shrunk so that two beats may fail before the margin begins; with a heartbeat above a third of the lease,
+        one beat and what follows it at once.
         """
+        if self.one_beat_decides:
+            return min(self.cleanup + 1, (self.lease - self.heartbeat) / 2)
         return min(self.cleanup + 1, self.lease - 2 * self.heartbeat - self.lease / 100)
+
+    @property
+    def one_beat_decides(self) -> bool:
+        """Whether a single heartbeat that is late costs the worker its jobs: the interval is above a third of the lease."""
+        return self.heartbeat > self.lease / 3 * (1 + 1e-9)
 
 
 def load_settings(given: Mapping[str, Any], *, folder: Path | None = None) -> WorkerSettings:

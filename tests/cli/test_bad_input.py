@@ -38,7 +38,7 @@ def assert_says(running: Running, what: str) -> None:
         (["run", "needy"], r"Importing 'needy' failed: ModuleNotFoundError: No module named 'no_such_library'"),
         (["run", "app", "--queues", "a b"], r"Queue name 'a b' is not valid: use 1 to 128"),
         (["run", "app", "--lease", "soon"], r"--lease must be a number of seconds, got 'soon'"),
-        (["run", "app", "--lease", "6"], r"'heartbeat' must be at most a third of the lease"),
+        (["run", "app", "--lease", "6"], r"'heartbeat' must be at most half of the lease"),
         (["run", "app", "--processes", "0"], r"'processes' must be at least 1"),
         (["run"], r"Missing argument 'APP:HANDLERS'"),
         (["enqueue", "greet", "{bad"], r"not valid JSON: .* at line 1, column 2"),

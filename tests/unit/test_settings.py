@@ -156,7 +156,7 @@ def test_a_variable_that_makes_no_sense_is_named(name: str, text: str) -> None:
     "given",
     [
         {"lease": 0}, {"lease": -1}, {"lease": float("nan")}, {"lease": float("inf")},
-        {"heartbeat": 0}, {"heartbeat": float("nan")}, {"heartbeat": 10.1}, {"lease": 29.9},
+        {"heartbeat": 0}, {"heartbeat": float("nan")}, {"heartbeat": 15.1}, {"lease": 19.9},
         {"poll": 0}, {"watchdog": 0}, {"watchdog": float("inf")}, {"retention": 0}, {"retention": float("inf")},
         {"retention": 1e300}, {"grace": -1}, {"grace": float("nan")}, {"cleanup": -0.1}, {"connect_timeout": -1},
         {"concurrency": 0}, {"concurrency": -5}, {"processes": 0}, {"process_slots": -1},
@@ -201,6 +201,10 @@ def test_queues_are_a_list_with_commas() -> None:
         ({"lease": 6.0, "heartbeat": 2.0, "cleanup": 0.5}, 1.5),
         ({"lease": 3.0, "heartbeat": 1.0}, 0.97),
         ({"lease": 0.3, "heartbeat": 0.1}, 0.097),
+        # One beat decides from here on.
+        ({"lease": 60.0, "heartbeat": 30.0}, 6.0),
+        ({"lease": 30.0, "heartbeat": 12.0}, 6.0),
+        ({"lease": 8.0, "heartbeat": 4.0}, 2.0),
     ],
 )
 def test_the_margin_is_cleanup_and_a_second_unless_two_beats_would_not_fit(
@@ -208,7 +212,8 @@ def test_the_margin_is_cleanup_and_a_second_unless_two_beats_would_not_fit(
 ) -> None:
     settings = WorkerSettings(**given)
     assert settings.margin == pytest.approx(margin)
-    assert settings.lease - settings.margin > 2 * settings.heartbeat
+    beats = 1 if settings.one_beat_decides else 2
+    assert settings.lease - settings.margin > beats * settings.heartbeat
     assert settings.margin > 0
 
 

@@ -445,3 +445,23 @@ async def test_an_embedded_worker_logs_what_a_person_must_know(stage: Stage, cap
         async with stage.working(log=False):
             await trio.sleep(1)
         assert caplog.text == ""
+
+
+async def test_a_heartbeat_above_a_third_of_the_lease_is_warned_of_and_works(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    sessions: list[int] = []
+
+    @stage.handlers.job
+    async def long(job: Job) -> None:
+        sessions.append(job.session)
+        await trio.sleep(100)
+
+    job_id = stage.enqueue("long")
+    await stage.burst(lease=60, heartbeat=30)
+    assert stage.database.state(job_id) == "completed"
+    assert sessions == [stage.store.session]
+    assert "heartbeat is 30 s, above a third of the lease (60 s)" in caplog.text
+    caplog.clear()
+    await stage.burst(lease=60, heartbeat=20)
+    assert "above a third" not in caplog.text

@@ -200,6 +200,12 @@ class Worker:
                 self._observer.emit(WorkerStarted(session, self.settings.queues, self.settings.concurrency))
             for outcome in self._left_stuck:
                 self._settler.add(outcome)
+            if self.settings.one_beat_decides:
+                logger.warning(
+                    "heartbeat is %g s, above a third of the lease (%g s): one beat that is late may cancel what runs here",
+                    self.settings.heartbeat,
+                    self.settings.lease,
+                )
             task_status.started(self)
             await self._live()
         finally:
