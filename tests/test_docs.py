@@ -12,6 +12,7 @@ import dataclasses
 import inspect
 import json
 import re
+import tomllib
 import typing
 from pathlib import Path
 
@@ -132,3 +133,21 @@ def test_every_link_between_pages_leads_somewhere() -> None:
     for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_map_of_the_code_has_every_module_in_the_order_of_its_layers() -> None:
+    page = (ROOT / "docs/contributing/architecture.md").read_text(encoding="utf-8")
+    lines, _, rooms = page.partition("```\n")[2].partition("```\n")
+    drawn = re.findall(r"^(\w+)(?:/|\.py) ", lines, re.MULTILINE)
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ][0]
+    assert drawn == [room for layer in contract["layers"] for room in layer.split(" | ")]
+    source = ROOT / "src" / "pulse_trio"
+    modules = {path.relative_to(source) for path in source.rglob("*.py") if not path.stem.startswith("__")}
+    assert {path.stem for path in modules if path.parent == Path()} <= set(drawn)
+    # The commands go by their folder's line: each is named as its command is.
+    elsewhere = {path.stem for path in modules if path.parent != Path() and path.parts[0] != "cli"}
+    named = set(re.findall(r"`(\w+)`", rooms.partition("## Room by room")[2].partition("\n## ")[0]))
+    assert elsewhere - named == set()
+    assert named - elsewhere == {"enqueue_many"}
