@@ -19,7 +19,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from pulse_trio import errors, observe, states
+import pulse_trio
+from pulse_trio import embedded, errors, handlers, migrate, observe, postgres, states
 from support.processes import Processes, clean_environment
 
 ROOT = Path(__file__).parents[1]
@@ -124,9 +125,30 @@ def test_every_event_and_its_fields_are_documented() -> None:
 
 def test_every_error_and_its_exit_code_are_documented() -> None:
     page = (ROOT / "docs/reference/errors.md").read_text(encoding="utf-8")
-    for name, error in vars(errors).items():
-        if inspect.isclass(error) and issubclass(error, errors.PulseTrioError):
-            assert re.search(rf"^\| `{name}` \| `\w+` \| {error.exit_code} \|", page, re.MULTILINE), name
+    for error in public_errors():
+        family = error.__bases__[0].__name__
+        assert re.search(rf"^\| `{error.__name__}` \| `{family}` \| {error.exit_code} \|", page, re.MULTILINE), error
+
+
+def public_errors() -> set[type[errors.PulseTrioError]]:
+    public = (pulse_trio, errors, handlers, postgres, embedded, migrate)
+    classes = {
+        e for module in public for name, e in vars(module).items() if inspect.isclass(e) and not name.startswith("_")
+    }
+    return {e for e in classes if issubclass(e, errors.PulseTrioError)}
+
+
+def test_every_word_with_which_we_begin_a_jobs_error_is_documented() -> None:
+    page = (ROOT / "docs/reference/errors.md").read_text(encoding="utf-8").partition("## In a job's error")[2]
+    source = "".join(
+        path.read_text(encoding="utf-8")
+        for folder in ("store", "worker", "sql", "handlers")
+        for path in (ROOT / "src/pulse_trio" / folder).rglob("*.[ps][yq]*")
+    )
+    source += (ROOT / "src/pulse_trio/states.py").read_text(encoding="utf-8")
+    begun = set(re.findall(r"""(?<!"")f?["']([A-Z][a-z]+(?:[A-Z][a-z]+)+): """, source))
+    assert begun >= {"BadRow", "CrashLimit", "HandlerStuck", "ResultTooSlow", "TimeoutError"}
+    assert begun <= set(re.findall(r"^\| `([\w ]+):` \|", page, re.MULTILINE))
 
 
 def test_every_link_between_pages_leads_somewhere() -> None:
