@@ -509,6 +509,23 @@ def test_a_script_waits_by_asking(dsn: str, window: Window) -> None:
         client.result(dead.id)
 
 
+def test_a_script_asks_after_10_ms_and_then_ever_more_seldom_to_every_half_second(
+    dsn: str, window: Window, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = SyncClient(dsn)
+    ref = client.enqueue(add, 1)
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 9:
+            finish(window, ref.id, result="3")
+
+    monkeypatch.setattr("pulse_trio.client.sync.time.sleep", sleep)
+    assert client.result(ref.id) == 3
+    assert slept == pytest.approx([0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.5, 0.5, 0.5])
+
+
 def test_a_script_waits_through_an_outage_that_begins_after_its_first_look(
     dsn: str, window: Window, monkeypatch: pytest.MonkeyPatch
 ) -> None:
