@@ -93,7 +93,7 @@ class StatementRefused(DatabaseError):
 
 
 class SchemaError(DatabaseError):
-    """The schema is missing, older or newer than this version of pulse-trio needs."""
+    """The schema is missing, older or newer than this version of pulse-trio needs, or its rights are those of an older one."""
 
 
 class TookTooLong(DatabaseError):

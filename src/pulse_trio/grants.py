@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 RoleKind = Literal["producer", "waiter", "worker", "operator"]
 
-_VIEWS = "jobs, attempts, workers, queues, schedules, fires, cancellations, quarantine"
+VIEWS = "jobs, attempts, workers, queues, schedules, fires, cancellations, quarantine"
 _ENQUEUE = (
     "enqueue",
     "enqueue_many",
@@ -49,7 +49,7 @@ TABLES: Mapping[RoleKind, Mapping[str, str]] = {
         "SELECT, INSERT": "batch_job",
     },
     "worker": {
-        "SELECT": f"migration, maintenance, paused_kind, job_archive_default, {_VIEWS}",
+        "SELECT": f"migration, maintenance, paused_kind, job_archive_default, {VIEWS}",
         "SELECT, INSERT": "job_archive",
         "SELECT, INSERT, UPDATE": "session, queue",
         # Policies say which rows (migrations/0013_rights.sql).
@@ -62,7 +62,7 @@ TABLES: Mapping[RoleKind, Mapping[str, str]] = {
     "operator": {
         "SELECT": (
             "migration, maintenance, job, job_archive, job_archive_default, attempt, session, batch, batch_job, schedule_fire,"
-            f" schedule_declaration, progress, cancellation, permit, bucket, audit, {_VIEWS}"
+            f" schedule_declaration, progress, cancellation, permit, bucket, audit, {VIEWS}"
         ),
         "SELECT, INSERT, UPDATE": "queue, schedule",
         "SELECT, INSERT, DELETE": "paused_kind",

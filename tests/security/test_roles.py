@@ -66,11 +66,11 @@ READING = {
     "cancel_ledger", "quarantined", "count_by_state", "doctor_put_back", "doctor_storage", "doctor_ids", "ended", "job",
     "jobs", "limits_of_queue", "matching_jobs", "outcome", "paused_kinds", "queues", "retentions", "running_of",
     "schedule_clock",
-    "schedule_fires", "schedule_next", "schedules", "sessions_of", "settled", "slots", "suspects_due", "transaction_done",
+    "schedule_fires", "schedule_next", "schedules", "sessions_of", "settled", "suspects_due", "transaction_done",
     "workers",
 }  # fmt: skip
 FOR_ALL = {"hold_waits", "drop_waits", "waiting_place", "announce_idle", "withdraw_idle",
-           "doctor_holders", "doctor_may_ids", "doctor_server", "act_as"}  # fmt: skip
+           "doctor_holders", "doctor_may_ids", "doctor_server", "act_as", "missing_rights"}  # fmt: skip
 """Locks in memory and names, on no table: whoever is connected to the database may."""
 BATCHES = {"batch_open", "batch_add", "batch_close", "batch_due", "batch_lock"}
 WAITING = BATCHES | {

@@ -5,11 +5,6 @@ SELECT current_setting('server_version_num')::int, current_setting('server_versi
        coalesce((SELECT NOT 'autovacuum_enabled=false' = ANY (c.reloptions) FROM pg_class c
                  WHERE c.oid = format('%%I.job', :'schema')::regclass), true),
        current_user::text, pg_has_role('pg_read_all_stats', 'USAGE'),
-       ARRAY(SELECT format('%%s on %%I', asked.privilege, t.name)
-             FROM (VALUES ('job', 'SELECT,INSERT,UPDATE,DELETE'), ('job_archive', 'SELECT,INSERT'), ('attempt', 'SELECT,INSERT'),
-                          ('session', 'SELECT,INSERT,UPDATE'), ('queue', 'SELECT,INSERT,UPDATE')) t(name, needed),
-                  string_to_table(t.needed, ',') asked(privilege)
-             WHERE NOT has_table_privilege(format('%%I.%%I', :'schema', t.name)::regclass, asked.privilege)),
        has_function_privilege(format('%%I.upkeep(interval)', :'schema')::regprocedure, 'EXECUTE'),
        current_setting('default_transaction_read_only') = 'on',
        has_function_privilege(format('%%I.delete_jobs(bigint[])', :'schema')::regprocedure, 'EXECUTE')

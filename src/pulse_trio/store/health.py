@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from .needed import missing_rights
 from .operations import Query, workers
 from .queues import queues
 
@@ -108,7 +109,9 @@ class Health:
 def server() -> Operation[Server]:
     """The server and its settings: one row, at once."""
     rows = yield Query("doctor_server", {}, PATIENCE)
-    return Server(*rows[0])
+    row = list(rows[0])
+    row.insert(10, (yield from missing_rights()))
+    return Server(*row)
 
 
 def health(known: Server) -> Operation[Health]:

@@ -37,6 +37,7 @@ from .allowance import FIRST, LARGE, SMALL, Allowance
 from .arrays import numbers, texts
 from .finishing import finish_batches
 from .limits import Limited, limited_claims, limits_parameters
+from .needed import missing_rights, refuse_missing
 from .operations import run
 from .room import no_room
 from .rows import ROWS_FAULT, bury, each_alone, said_of
@@ -317,7 +318,7 @@ class WorkerStore:
     # Sessions
 
     async def check_schema(self) -> None:
-        """Raises `SchemaError` unless the schema is exactly what this version needs."""
+        """Raises `SchemaError` unless the schema is exactly what this version needs, and this role may work with it."""
         async with self._using(self._claims) as connection:
             found = await (
                 await connection.execute(
@@ -331,7 +332,10 @@ class WorkerStore:
                     render('SELECT version, checksum FROM :"schema".migration', self._schema).encode()
                 )
             ).fetchall()
-        check_versions(dict(rows), self._schema)
+            check_versions(dict(rows), self._schema)
+            missing = await run(connection, self._schema, missing_rights())
+            row = await (await connection.execute("SELECT current_user::text")).fetchone()
+        refuse_missing(missing, row[0] if row else "", self._schema)
 
     async def open_session(self) -> int:
         """Registers this worker under a new session id."""

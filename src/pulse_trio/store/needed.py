@@ -1,0 +1,63 @@
+"""What a worker's role has to be granted before its worker starts.
+
+A worker of a new version under the rights of the one before would start, and then fail at what it lacks, again and again.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from ..errors import SchemaError, UsageError
+from ..grants import TABLES, VIEWS
+from .arrays import texts
+from .operations import Query
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .operations import Operation
+
+_NOT_NEEDED = frozenset({*VIEWS.split(", "), "job_archive_default"})
+"""What people look at."""
+_OF_THE_WORK = ("wake", "claim_limited", "tell_end", "batch_counts", "answer_stack", "stack_questions")
+"""Functions without which a worker's own tasks fail. Enqueuing is its handlers', and some other worker may do the upkeep."""
+_RIGHT = re.compile(r"(\w+)(?: \(([^)]*)\))?(?:, |$)")
+
+
+def missing_rights() -> Operation[list[str]]:
+    """The rights that a worker needs and this role lacks, as `EXECUTE on wake`: one query, on the catalogues."""
+    asked = [
+        (name, privilege, column)
+        for rights, names in TABLES["worker"].items()
+        for privilege, columns in _RIGHT.findall(rights)
+        for name in names.split(", ")
+        if name not in _NOT_NEEDED
+        for column in (columns.split(", ") if columns else [None])
+    ]
+    tables, privileges, columns = zip(*asked, strict=True)
+    rows = yield Query(
+        "missing_rights",
+        {
+            "tables": texts(tables),
+            "privileges": texts(privileges),
+            "columns": texts(columns),
+            "functions": texts(_OF_THE_WORK),
+        },
+    )
+    return [row[0] for row in rows]
+
+
+def refuse_missing(missing: Sequence[str], role: str, schema: str) -> None:
+    """Raises `SchemaError` if a worker's role lacks rights (those of the version before, most often); `UsageError` if it is no
+    worker's role at all."""
+    if not missing:
+        return
+    more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
+    where = "" if schema == "pulse" else f" --schema {schema}"
+    kind, said = (UsageError, "permission denied: ") if "UPDATE on job" in missing else (SchemaError, "")
+    raise kind(
+        f"{said}the role {role!r} lacks rights that workers of this version need: {', '.join(missing[:4])}{more}. After an "
+        f"upgrade rights are granted again: as the schema's owner, run: pulse-trio grants --worker ROLE{where} (here ROLE is "
+        f"{role}; name its other work too, as in --operator {role})"
+    )
