@@ -226,6 +226,13 @@ def diagnose(found: Health) -> Iterator[Finding]:
             " get the ids of finished ones, and enqueues fail where a live job has the id",
             "pulse-trio migrate moves it forward; or, as the schema's owner: SELECT pulse.mend_ids()",
         )
+    for table in found.row_security:
+        yield Finding(
+            "error" if table.hides else "warning",
+            "row-level security",
+            f"row-level security that is not pulse-trio's own may hide rows of {table}: jobs may wait for ever, or run again",
+            looking.LIFT,
+        )
     yield from _holders(found)
     yield from _workers(found)
     yield from _queues(found)

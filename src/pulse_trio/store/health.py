@@ -19,6 +19,12 @@ LONG = 300.0
 """Seconds after which an open transaction is worth a word."""
 PATIENCE = 10.0
 """Seconds that each look may take."""
+LIFT = (
+    "Take it back (DROP POLICY ... ON ...; ALTER TABLE ... NO FORCE ROW LEVEL SECURITY; on tables but job_archive, attempt"
+    " and cancellation also DISABLE ROW LEVEL SECURITY), or let the workers' roles and the schema's owner pass: ALTER ROLE ..."
+    " BYPASSRLS"
+)
+"""What to do about row-level security that is not ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +98,21 @@ class Quarantined:
 
 
 @dataclass(frozen=True, slots=True)
+class RowSecurity:
+    """A table with row-level security that is not pulse-trio's own: `policies` are those that it does not know. `hides`: rows
+    may be hidden from this role, or (`forced`) from the schema's functions."""
+
+    table: str
+    policies: list[str]
+    forced: bool
+    hides: bool
+
+    def __str__(self) -> str:
+        how = "forced on its owner" if self.forced else "enabled"
+        return f"{self.table} ({', '.join(f'policy {name}' for name in self.policies) or how})"
+
+
+@dataclass(frozen=True, slots=True)
 class Health:
     """Everything that was looked at."""
 
@@ -104,6 +125,7 @@ class Health:
     quarantined: list[Quarantined] = field(default_factory=list[Quarantined])
     ids_behind: int | None = 0
     """By how many ids the sequence is behind the jobs that there are; None if this role may not ask."""
+    row_security: list[RowSecurity] = field(default_factory=list[RowSecurity])
 
 
 def server() -> Operation[Server]:
@@ -127,7 +149,15 @@ def health(known: Server) -> Operation[Health]:
     behind: int | None = None
     if (yield Query("doctor_may_ids", {}, PATIENCE))[0][0]:
         behind = (yield Query("doctor_ids", {}, PATIENCE))[0][0]
-    return Health(known, storage, holders, put_back, found, found_queues, (yield from quarantined()), behind)
+    suspects = yield from quarantined()
+    hidden = yield from row_security()
+    return Health(known, storage, holders, put_back, found, found_queues, suspects, behind, hidden)
+
+
+def row_security() -> Operation[list[RowSecurity]]:
+    """Tables whose rows somebody's policies may hide."""
+    rows = yield Query("row_security", {}, PATIENCE)
+    return [RowSecurity(*row) for row in rows]
 
 
 def quarantined(job_id: int | None = None) -> Operation[list[Quarantined]]:

@@ -30,12 +30,14 @@ from ..jobs import Claim, Outcome, Progress
 from ..migrate import check_versions
 from ..observe import BadRow, JobDied
 from ..postgres import UNBOUNDED, Link, TrioConnection, configure_session
+from ..postgres import backoff as connection_backoff
 from ..sql import render, statement
 from ..states import backoff, storable
 from . import schedules
 from .allowance import FIRST, LARGE, SMALL, Allowance
 from .arrays import numbers, texts
 from .finishing import finish_batches
+from .health import LIFT, row_security
 from .limits import Limited, limited_claims, limits_parameters
 from .needed import missing_rights, refuse_missing
 from .operations import run
@@ -84,6 +86,9 @@ is 64 by default."""
 
 _ANNOUNCE_AGAIN = 1.0
 """Seconds until a worker that could not say that it waits, for a stranger held the lock, says it again."""
+
+_START_TRIES = 5
+"""Times that a statement of a worker's start is tried when deadlocks or serialization failures end it."""
 
 _EXPIRED = "lease expired: the worker was gone or cut off"
 _CAME_BACK = "lease expired: the worker was cut off or stopped, and came back"
@@ -335,7 +340,14 @@ class WorkerStore:
             check_versions(dict(rows), self._schema)
             missing = await run(connection, self._schema, missing_rights())
             row = await (await connection.execute("SELECT current_user::text")).fetchone()
+            hiding = [table for table in await run(connection, self._schema, row_security()) if table.hides]
         refuse_missing(missing, row[0] if row else "", self._schema)
+        if hiding:
+            # Hidden rows give no error: jobs would wait for ever, and finished ones be claimed again.
+            raise SchemaError(
+                f"Row-level security that is not pulse-trio's own may hide rows of {', '.join(map(str, hiding))} in the schema "
+                f"{self._schema!r} from this worker. {LIFT}"
+            )
 
     async def open_session(self) -> int:
         """Registers this worker under a new session id."""
@@ -357,8 +369,8 @@ class WorkerStore:
             # Before it can claim anything: a supervisor must know whose jobs to hand back.
             self._on_session(session)
         sent = trio.current_time()
-        cursor = await connection.execute(
-            statement("open_session", self._schema), {"session": session, **self._identity}
+        cursor = await _in_spite_of_others(
+            connection, statement("open_session", self._schema), {"session": session, **self._identity}
         )
         self._set_clock(sent, await cursor.fetchall())
         self._generation = self._claims.generation
@@ -775,7 +787,7 @@ class WorkerStore:
         """Writes down what handlers say of their queues: the newest deploy wins."""
         async with self._using(self._claims) as connection:
             for one in limits:
-                await connection.execute(statement("limit_queue", self._schema), limits_parameters(one))
+                await _in_spite_of_others(connection, statement("limit_queue", self._schema), limits_parameters(one))
 
     async def prune_permits(self) -> None:
         """Removes permits and buckets that count no more."""
@@ -1056,6 +1068,19 @@ class WorkerStore:
                 if asked.cancelled_caught:
                     connection.abort()
                     raise DatabaseUnavailable(f"listener: the database did not answer within {self._patience:g} s")
+
+
+async def _in_spite_of_others(
+    connection: TrioConnection[Any], query: bytes, parameters: Mapping[str, Any]
+) -> psycopg.AsyncCursor[Any]:
+    """One statement of a worker's start, begun anew when PostgreSQL ends it in favour of another transaction. Every loop of a
+    worker tries again by itself; a start does not."""
+    for failures in range(_START_TRIES - 1):
+        try:
+            return await connection.execute(query, parameters)
+        except (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure):
+            await trio.sleep(connection_backoff(failures))
+    return await connection.execute(query, parameters)
 
 
 def size_of(outcome: Outcome) -> int:
