@@ -7,19 +7,24 @@
 -- Each function as it stands, but for that: whichever migration wrote it last.
 DO $block$
 DECLARE
+  -- The schema's own name may hold backslashes and quotes, which stay as they are.
+  names constant text[] := ARRAY[quote_ident(:'schema'), quote_literal(:'schema'), concat($q$'$q$, :'schema', $q$'$q$)];
   found record;
+  text_of text;
 BEGIN
-  FOR found IN SELECT p.oid FROM pg_proc p
-               WHERE p.pronamespace = quote_ident(:'schema')::regnamespace AND NOT p.prosecdef
-                 AND strpos(p.prosrc, E'\\') > 0 AND p.prosrc !~ $re$E'[^']*\\$re$
+  FOR found IN SELECT p.oid, p.prosecdef, p.proname IN ('maintain', 'prune', 'upkeep') AS writes_times
+               FROM pg_proc p WHERE p.pronamespace = quote_ident(:'schema')::regnamespace
   LOOP
-    EXECUTE regexp_replace(replace(pg_get_functiondef(found.oid), E'\\', E'\\\\'), $re$'([^']*\\[^']*)'$re$, $to$E'\1'$to$, 'g');
-  END LOOP;
-  FOR found IN SELECT p.oid::regprocedure AS name FROM pg_proc p
-               WHERE p.pronamespace = quote_ident(:'schema')::regnamespace AND p.prosecdef
-                 AND (strpos(p.prosrc, E'\\') > 0 OR p.proname IN ('maintain', 'prune', 'upkeep'))
-  LOOP
-    EXECUTE format('ALTER FUNCTION %s SET standard_conforming_strings = on SET datestyle = ''ISO, YMD'' '
-                   'SET intervalstyle = ''postgres'' SET timezone = ''UTC''', found.name);
+    text_of := pg_get_functiondef(found.oid);
+    FOR i IN 1 .. 3 LOOP text_of := replace(text_of, names[i], chr(i)); END LOOP;
+    CONTINUE WHEN NOT found.writes_times AND (strpos(text_of, E'\\') = 0 OR text_of ~ $re$\yE'[^']*\\$re$);
+    IF found.prosecdef THEN
+      EXECUTE format('ALTER FUNCTION %s SET standard_conforming_strings = on SET datestyle = %L SET intervalstyle = %L '
+                     'SET timezone = %L', found.oid::regprocedure, 'ISO, YMD', 'postgres', 'UTC');
+    ELSE
+      text_of := regexp_replace(replace(text_of, E'\\', E'\\\\'), $re$'([^']*\\[^']*)'$re$, $to$E'\1'$to$, 'g');
+      FOR i IN 1 .. 3 LOOP text_of := replace(text_of, chr(i), names[i]); END LOOP;
+      EXECUTE text_of;
+    END IF;
   END LOOP;
 END $block$;
