@@ -1,0 +1,136 @@
+"""The code of an older version works on beside this version's, on this version's schema, as during an upgrade."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from pulse_trio import SyncClient
+from pulse_trio.migrate import migrate_sync
+from support.workers import until
+
+if TYPE_CHECKING:
+    from support.processes import Processes
+
+OLD = "34b9382"
+HERE = Path(__file__).parents[2]
+EACH, AT_ONCE = 100, 4
+
+APP = """
+import os
+from pathlib import Path
+
+import trio
+from pulse_trio import Handlers, Job
+
+handlers = Handlers()
+handlers.queue("limited", limit=2)
+
+@handlers.job
+async def plain(n: int) -> int:
+    return n
+
+@handlers.job(queue="limited")
+async def limited(n: int) -> int:
+    return n
+
+@handlers.job(max_attempts=3, backoff_base=0.001, backoff_cap=0.01)
+async def second_time(job: Job, n: int) -> int:
+    if job.attempt == 1:
+        raise ValueError("the first attempt")
+    return n
+
+@handlers.job
+async def meet(n: int) -> int:
+    Path(f"met-{os.getpid()}").touch()
+    while len(list(Path().glob("met-*"))) < 2:
+        await trio.sleep(0.02)
+    return n
+
+@handlers.job
+async def noted(job: Job, n: int) -> None:
+    async with job.transaction() as tx:
+        await tx.execute("INSERT INTO public.ledger VALUES (%s, %s)", [job.id, n])
+        tx.result = n
+"""
+
+PRODUCER = """
+import sys
+from pulse_trio import SyncClient
+from pulse_trio.client import request_by_name
+
+client, each = SyncClient(sys.argv[1]), int(sys.argv[2])
+for n in range(each // 4):
+    client.enqueue("plain", {"n": n})
+    client.enqueue("noted", {"n": n})
+client.enqueue_many([request_by_name("limited", {"n": n}, queue="limited") for n in range(each // 4)])
+client.enqueue_many([request_by_name("second_time", {"n": n}, max_attempts=3, backoff_base=0.001) for n in range(each // 4)])
+print("enqueued", flush=True)
+"""
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """The older version's source, from the repository's own history."""
+    if not (HERE / ".git").exists():
+        pytest.skip("this is no checkout of the repository: the older version's code is not here")
+    asked = ["git", "-C", str(HERE), "archive", OLD, "src", "migrations"]
+    archive = subprocess.run(asked, capture_output=True, check=False)
+    if archive.returncode != 0:
+        pytest.skip(f"the repository does not have commit {OLD} (a shallow clone?)")
+    place = tmp_path / "old"
+    place.mkdir()
+    subprocess.run(["tar", "-x", "-C", str(place)], input=archive.stdout, check=True)
+    return place
+
+
+async def test_an_old_worker_that_runs_shares_the_work_of_old_and_new_producers_and_none_is_lost(
+    empty_dsn: str, old: Path, processes: Processes
+) -> None:
+    (processes.folder / "app.py").write_text(APP)
+    (processes.folder / "producer.py").write_text(PRODUCER)
+    as_old = {"PYTHONPATH": os.fspath(old / "src")}
+    migrating = await processes.python("-m", "pulse_trio.cli", "migrate", f"--dsn={empty_dsn}", env=as_old)
+    assert await migrating.ended() == 0, migrating.report()
+    with psycopg.connect(empty_dsn, autocommit=True) as admin:
+        admin.execute("CREATE TABLE public.ledger (job bigint, n int)")
+    options = ["run", "app:handlers", f"--dsn={empty_dsn}", "--poll=0.2", f"--concurrency={AT_ONCE}"]
+    first = await processes.python("-m", "pulse_trio.cli", *options, env=as_old)
+    await until(empty_dsn, "SELECT FROM pulse.session WHERE ended_at IS NULL")
+
+    assert migrate_sync(empty_dsn) != []
+    second = await processes.pulse_trio(*options)
+    await until(empty_dsn, "SELECT FROM pulse.session WHERE ended_at IS NULL HAVING count(*) = 2")
+    client = SyncClient(empty_dsn)
+    # One more than a worker runs at once: both have to take some.
+    for n in range(AT_ONCE + 1):
+        client.enqueue("meet", {"n": n})
+    producers = [
+        await processes.python("producer.py", empty_dsn, str(EACH), env=as_old),
+        await processes.python("producer.py", empty_dsn, str(EACH)),
+    ]
+    for producer in producers:
+        assert await producer.ended() == 0, producer.report()
+
+    every = 2 * EACH + AT_ONCE + 1
+    await until(empty_dsn, f"SELECT FROM pulse.jobs WHERE finished_at IS NOT NULL HAVING count(*) = {every}")
+    with psycopg.connect(empty_dsn) as admin:
+
+        def ask(query: str) -> list[tuple[object, ...]]:
+            return admin.execute(query.encode()).fetchall()
+
+        assert ask("SELECT state, count(*) FROM pulse.jobs GROUP BY state") == [("completed", every)]
+        assert ask("SELECT FROM pulse.jobs WHERE (args->>'n') IS DISTINCT FROM (result #>> '{}')") == []
+        # Each once, in one transaction with its completion.
+        assert ask("SELECT count(*), count(DISTINCT job) FROM public.ledger") == [(EACH // 2, EACH // 2)]
+        workers = ask("SELECT DISTINCT s.pid FROM pulse.attempts a JOIN pulse.session s ON s.id = a.worker")
+    assert {pid for (pid,) in workers} == {first.pid, second.pid}
+    for worker in (first, second):
+        worker.process.terminate()
+        assert await worker.ended() == 0, worker.report()
+        assert "permission denied" not in worker.stderr
