@@ -99,6 +99,40 @@ async def test_random_notifications_on_every_channel_change_nothing(
     assert [type(event).__name__ for event in heard.all if "Lost" in type(event).__name__] == []
 
 
+@pytest.mark.parametrize("queue", ["default", "random", ""])
+async def test_a_flood_of_wake_ups_costs_a_few_looks_and_a_job_starts_all_the_same(
+    dsn: str, stranger: psycopg.Connection[Any], queue: str
+) -> None:
+    handlers = Handlers()
+
+    @handlers.job
+    async def quick() -> int:
+        return 42
+
+    # Every claim and every sweep reads that table.
+    looks = "SELECT seq_scan + idx_scan FROM pg_stat_user_tables WHERE relid = 'queue'::regclass"
+    with Window(dsn) as owner:
+        async with working(handlers, dsn, poll=60), open_client(dsn) as client:
+            assert await (await client.enqueue(quick)).result(timeout=WITHIN) == 42
+            before, began = owner.value(looks), trio.current_time()
+            sent = 0
+            while trio.current_time() - began < 2:
+                for _ in range(10):
+                    payload = f"q{sent}" if queue == "random" else queue
+                    stranger.execute("SELECT pg_notify('pulse', %s)", [payload])
+                    sent += 1
+                await trio.sleep(0.005)
+            enqueued = trio.current_time()
+            ref = await client.enqueue(quick)
+            assert await ref.result(timeout=WITHIN) == 42
+            took = trio.current_time() - enqueued
+        owner.run("SELECT pg_stat_force_next_flush()")
+        looked = owner.value(looks) - before
+    assert sent > 200
+    assert looked < 150
+    assert took < 2
+
+
 async def test_what_is_notified_names_jobs_and_queues_and_nothing_else(
     dsn: str, stranger: psycopg.Connection[Any]
 ) -> None:

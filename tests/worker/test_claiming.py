@@ -128,6 +128,65 @@ async def test_a_notification_starts_a_job_at_once(noop: Stage, events: Recorder
             assert events.when(JobStarted)[-1] - before < 0.1
 
 
+@pytest.mark.parametrize("queue", ["default", "narrow", "keyed", "elsewhere", "random", ""])
+async def test_forged_wake_ups_cost_a_few_looks_and_delay_no_job_by_much(
+    queue: str, noop: Stage, events: Recorder
+) -> None:
+    noop.handlers.queue("narrow", limit=1)
+    for name in ("default", "narrow"):
+        noop.enqueue("noop", queue=name)
+    noop.enqueue("noop", queue="keyed", key="a")
+    async with noop.working(poll=1000, watchdog=10_000):
+        await trio.sleep(100)
+        noop.store.calls.clear()
+        for n in range(2000):
+            for listener in noop.database.listeners:
+                listener(f"q{n}" if queue == "random" else queue)
+            await trio.sleep(0.001)
+        looks = [call for call in noop.store.calls if call in ("exchange", "slots", "claim_limited")]
+        assert 4 < len(looks) <= 32
+        for real in ("default", "narrow", "new"):
+            began = trio.current_time()
+            job_id = noop.enqueue("noop", queue=real)
+            for _ in range(300):
+                for listener in noop.database.listeners:
+                    listener(queue)
+                await trio.sleep(0.001)
+            assert noop.database.state(job_id) == "completed"
+            assert events.when(JobStarted)[-1] - began < 0.3
+
+
+async def test_two_looks_in_vain_cost_the_next_job_nothing(noop: Stage, events: Recorder) -> None:
+    noop.enqueue("noop")
+    async with noop.working(poll=1000, watchdog=10_000):
+        await trio.sleep(100)
+        for _ in range(3):
+            for _ in range(2):
+                for listener in noop.database.listeners:
+                    listener("default")
+                await trio.sleep(0.1)
+            before = trio.current_time()
+            noop.enqueue("noop")
+            await trio.sleep(0.1)
+            assert events.when(JobStarted)[-1] == before
+
+
+async def test_a_flood_does_not_keep_a_burst_from_ending(noop: Stage) -> None:
+    async def flood() -> None:
+        while True:
+            for listener in noop.database.listeners:
+                listener("default")
+            await trio.sleep(0.001)
+
+    job_id = noop.enqueue("noop")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(flood)
+        with trio.fail_after(10):
+            await noop.burst()
+        nursery.cancel_scope.cancel()
+    assert noop.database.state(job_id) == "completed"
+
+
 async def test_without_notifications_the_poll_finds_jobs(noop: Stage, events: Recorder) -> None:
     noop.store.trouble["listen"] = unavailable
     async with noop.working(poll=2):

@@ -25,6 +25,7 @@ from psycopg.sql import SQL, Identifier
 
 from ..errors import DatabaseUnavailable, InvalidArguments, PulseTrioError
 from ..postgres import backoff
+from ..ration import Ration
 from ..store import operations, waiting
 
 if TYPE_CHECKING:
@@ -44,8 +45,6 @@ _UNTOLD = 0.5
 """Seconds between two questions: the first, and the longest for a wait that will be told and for one that will not."""
 _LINGER = 1.0
 """Seconds for which locks of waits that are over are kept: the next wait then drops them in passing."""
-_VAIN = (0.002, 0.25)
-"""Seconds between two looks after the second that a notification caused and that found nothing, and at most."""
 _ARMING = 1.0
 """Seconds a waiter waits for its lock before it looks; polling is behind it anyway."""
 
@@ -105,7 +104,8 @@ class Waits:
             if found is not None:
                 return found
         lost: DatabaseUnavailable | None = None
-        failures = vain = 0
+        failures = 0
+        ration = Ration(0.004)
         with anyio.move_on_after(limit), self._waiting(key) as wait:
             with anyio.move_on_after(_ARMING):
                 await wait.armed.wait()
@@ -123,8 +123,8 @@ class Waits:
                 lost, failures = None, 0
                 await news.wait()
                 # Every role may notify. Forged ends cost reads that find nothing, and each such read delays the next.
-                await anyio.sleep(min(_VAIN[0] * 2**vain, _VAIN[1]) if vain else 0)
-                vain = min(vain + 1, 10)
+                await anyio.sleep(ration.pause)
+                ration.looked(found=False)
         said = f"{name} did not finish within {limit:g} s."
         raise TimeoutError(said if lost is None else f"{said} The database could not be asked: {lost}") from lost
 

@@ -19,6 +19,7 @@ import trio
 
 from ..errors import DatabaseUnavailable
 from ..observe import DatabaseFound, DatabaseLost
+from ..ration import Ration
 from .signal import Signal
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ class Batches:
         """Finishes what has ended, until cancelled."""
         failures = 0
         tick = TICK
+        ration = Ration(SOON, free=2)
+        told = False
         while True:
             began = trio.current_time()
             try:
@@ -80,14 +83,17 @@ class Batches:
                 if failures:
                     self._observer.emit(DatabaseFound("batches"))
                 failures = 0
+                if told or finished:
+                    ration.looked(found=bool(finished))
                 least = IDLE if finished is None else tick
                 tick = min(tick * 1.5, TICK)
                 pause = 0 if finished else max(least, min(_SHARE * (trio.current_time() - began), _LONGEST_PAUSE))
+            told = False
             with trio.move_on_after(pause):
                 await self._news.wait()
                 # Its jobs run now at the earliest; and forged notifications cost a look in so many seconds, no more.
-                tick = SOON
-                await trio.sleep(SOON)
+                tick, told = SOON, True
+                await trio.sleep(max(SOON, ration.pause))
 
     async def finish(self) -> bool:
         """One look; whether a batch has finished. Raises `DatabaseUnavailable`."""

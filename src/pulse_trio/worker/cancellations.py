@@ -20,6 +20,7 @@ import trio
 
 from ..errors import DatabaseUnavailable
 from ..observe import CancellationDelivered
+from ..ration import Ration
 from .held import fence_of
 from .signal import Signal
 
@@ -34,8 +35,6 @@ _EARLY = 10.0
 """Seconds for which the id of a job is kept that does not run here: it has just ended, or its claim is on the way."""
 _REMEMBERED = 10_000
 """Ids that are kept at most, of either sort. A real fleet has a few; a flood of forged ones must not fill the memory."""
-_VAIN = (0.005, 0.25)
-"""Seconds between two reads after one that found nothing, and at most."""
 
 
 class LedgerStore(Protocol):
@@ -89,7 +88,7 @@ class Cancellations:
             nursery.start_soon(self._record)
 
     async def _look(self) -> None:
-        vain = 0
+        ration = Ration()
         while True:
             with trio.CancelScope(deadline=self._forget_at):
                 await self._news.wait()
@@ -109,11 +108,8 @@ class Cancellations:
             for fence, message in requested.items():
                 if fence in meant:
                     self.reach(meant[fence], message)
-            if requested:
-                vain = 0
-            else:
-                await trio.sleep(min(_VAIN[0] * 2**vain, _VAIN[1]))
-                vain = min(vain + 1, 10)
+            ration.looked(found=bool(requested))
+            await trio.sleep(ration.pause)
 
     def _keep(self, unknown: set[int]) -> None:
         if unknown and len(self.early) < _REMEMBERED:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from ..errors import DatabaseUnavailable
+from ..ration import Ration
 from ..states import storable
 from .signal import Signal
 from .stack import LIMIT
@@ -25,8 +26,6 @@ StackAsked = tuple[int, int, int]
 """(request, session, job id)."""
 
 _CUT = "\n... (there is more)"
-_VAIN = (0.005, 0.25)
-"""Seconds between two reads after one that found no question, and at most."""
 
 
 class AnswerStore(Protocol):
@@ -59,7 +58,7 @@ class Stacks:
 
     async def run(self) -> None:
         """Answers until cancelled."""
-        vain = 0
+        ration = Ration()
         while True:
             await self._news.wait()
             sessions = {held.claim.session for held in self._held()} | {self._session()}
@@ -70,11 +69,8 @@ class Stacks:
             except DatabaseUnavailable:
                 # The settler says so: it has the same connection.
                 continue
-            if asked:
-                vain = 0
-            else:
-                await trio.sleep(min(_VAIN[0] * 2**vain, _VAIN[1]))
-                vain = min(vain + 1, 10)
+            ration.looked(found=bool(asked))
+            await trio.sleep(ration.pause)
 
     def _answer(self, session: int, job_id: int) -> str:
         for held in self._held():
