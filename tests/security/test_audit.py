@@ -63,6 +63,8 @@ async def test_every_act_of_an_operator_has_its_line_with_the_login_and_the_name
         ("unschedule", "schedule daily", 0),
     ]
     assert trail[-1].details == {"reason": "enough"}
+    assert trail[-2].details is None
+    assert trail[-3].details == {"filter": "state cancelled, queue q"}
     assert trail[-1].job_ids == ids
     assert trail[-4].details == {"asked_for": {"q noop": 1}}
 

@@ -220,7 +220,7 @@ def retry_jobs(job_ids: tuple[int, ...], rate: float | None, **given: Any) -> in
     spacing = history.spacing_of(rate)
 
     def retry(client: SyncClient, ids: Sequence[int], done: int) -> Retried:
-        return client.run(history.retry_batch(ids, delay=done * spacing, spacing=spacing))
+        return client.run(history.retry_batch(ids, delay=done * spacing, spacing=spacing, chosen=filter_of(given)))
 
     action = _Action("retry", "retried", retry, lambda done: done.retried)
     code, moved = action.run(job_ids, given)
@@ -250,7 +250,7 @@ def delete_jobs(job_ids: tuple[int, ...], **given: Any) -> int:
     """
 
     def delete(client: SyncClient, ids: Sequence[int], done: int) -> Deleted:
-        return client.run(history.delete_batch(ids))
+        return client.run(history.delete_batch(ids, chosen=filter_of(given)))
 
     action = _Action("delete", "deleted", delete, lambda done: done.deleted)
     code, _ = action.run(job_ids, given)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..errors import InvalidArguments, InvalidTransition, UnknownJob, UsageError
 from ..handlers.names import check_queue
-from ..states import FINISHED, State
+from ..states import FINISHED, State, storable
 from .arrays import numbers
 from .operations import Query, missing, record_of, unmoved
 
@@ -216,10 +216,14 @@ def chosen_for_action(
     return ids[::-1][:limit]
 
 
-def retry_batch(ids: Sequence[int], *, delay: float = 0.0, spacing: float = 0.0) -> Operation[Retried]:
-    """Retries these jobs in one statement: the first is due after `delay` seconds, each next one `spacing` after the last."""
+def retry_batch(
+    ids: Sequence[int], *, delay: float = 0.0, spacing: float = 0.0, chosen: JobFilter | None = None
+) -> Operation[Retried]:
+    """Retries these jobs in one statement: the first is due after `delay` seconds, each next one `spacing` after the last.
+
+    `chosen` is for the audit trail: the filter that found them."""
     done = Retried()
-    rows = yield Query("retry_job", {"ids": numbers(ids), "delay": delay, "spacing": spacing})
+    rows = yield Query("retry_job", {"ids": numbers(ids), "delay": delay, "spacing": spacing, "filter": _said(chosen)})
     for job_id, moved, blocked_by, state, *_ in rows:
         if moved:
             done.retried.append(job_id)
@@ -236,10 +240,16 @@ def retry_many(chosen: JobFilter, *, limit: int | None = None, rate: float | Non
     ids = yield from chosen_for_action(chosen, limit=limit)
     done = Retried()
     for start in range(0, len(ids), BATCH):
-        part = yield from retry_batch(ids[start : start + BATCH], delay=start * spacing, spacing=spacing)
+        part = yield from retry_batch(ids[start : start + BATCH], delay=start * spacing, spacing=spacing, chosen=chosen)
         done.retried.extend(part.retried)
         done.refused.update(part.refused)
     return done
+
+
+def _said(chosen: JobFilter | None) -> str | None:
+    if not chosen:
+        return None
+    return storable(", ".join(f"{name} {value}" for name, value in chosen.items() if value is not None))
 
 
 def spacing_of(rate: float | None) -> float:
@@ -258,10 +268,10 @@ def delete(job_id: int) -> Operation[None]:
         raise (UnknownJob if reason == missing(job_id) else InvalidTransition)(reason)
 
 
-def delete_batch(ids: Sequence[int]) -> Operation[Deleted]:
+def delete_batch(ids: Sequence[int], *, chosen: JobFilter | None = None) -> Operation[Deleted]:
     """Deletes these jobs in one statement, those that run excepted."""
     done = Deleted()
-    rows = yield Query("delete_jobs", {"ids": numbers(ids)})
+    rows = yield Query("delete_jobs", {"ids": numbers(ids), "filter": _said(chosen)})
     for job_id, deleted, state in rows:
         if deleted:
             done.deleted.append(job_id)
@@ -282,7 +292,7 @@ def delete_many(chosen: JobFilter, *, limit: int | None = None) -> Operation[Del
     ids = yield from chosen_for_action(chosen, limit=limit)
     done = Deleted()
     for start in range(0, len(ids), BATCH):
-        part = yield from delete_batch(ids[start : start + BATCH])
+        part = yield from delete_batch(ids[start : start + BATCH], chosen=chosen)
         done.deleted.extend(part.deleted)
         done.refused.update(part.refused)
     return done

@@ -305,7 +305,7 @@ def retry(job_id: int) -> Operation[State]:
     """
     tries = 0
     while True:
-        rows = yield Query("retry_job", {"ids": numbers([job_id]), "delay": 0.0, "spacing": 0.0})
+        rows = yield Query("retry_job", {"ids": numbers([job_id]), "delay": 0.0, "spacing": 0.0, "filter": None})
         _, moved, blocked_by, state, *_ = rows[0]
         if moved:
             return State.AVAILABLE
