@@ -63,6 +63,8 @@ def _blocks(text: str) -> Iterator[str]:
         if not line or line[0] in "#|" or _ITEM.match(line):
             yield " ".join(lines)
             lines = []
+        if named_tests(line):
+            continue  # A row or a line that names the tests itself.
         if line.startswith("|"):
             yield from line.strip("|").split("|")
         elif line and not line.startswith("#"):
