@@ -306,6 +306,8 @@ def test_every_statement_with_a_plan_that_matters_is_tried_here() -> None:
         "stack_questions",
         "set_retention",
         "doctor_server",
+        "missing_rights",
+        "row_security",
         "doctor_storage",
         "doctor_holders",
         "doctor_ids",
