@@ -156,7 +156,7 @@ async def test_a_job_is_completed_once_and_its_writes_are_there_once(
         total = await quiet(cuts[-1])
         done = 0
         for limit in positions(total):
-            assert (await complete())[:2] == ("completed", 1), limit
+            assert (await complete())[:2] == ("completed", 1), (limit, total)
             cut = cuts[-1]
             done += cut.done
             cut.limit = math.inf  # what was not cut yet is left alone: the next job is of another position
