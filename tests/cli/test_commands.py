@@ -151,7 +151,10 @@ async def test_without_a_dsn_the_embedded_database_is_used_said_and_migrated(tmp
         done = run("enqueue", "one")
         assert "embedded PostgreSQL" in done.stderr
         assert ".pulse-trio/postgres" in done.stderr
-        assert "embedded PostgreSQL" in run("run", "app", "--burst").stderr
+        told = run("run", "app", "--burst").stderr
+        assert "embedded PostgreSQL" in told
+        # Nobody looks on here, so a forgotten setting is likely.
+        assert "WARNING no database is configured" in told
         assert json.loads(run("jobs", "show", done.stdout.strip(), "--json").stdout)["result"] == 1
         drained = json.loads(run("bench", "drain", "--jobs", "100", "--runs", "1", "--json").stdout)
         assert drained["median"]["jobs_per_second"] > 0

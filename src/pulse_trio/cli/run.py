@@ -96,6 +96,12 @@ class Run(ABC):
         with self.stopping.open_signals() as signals:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.stopping.obey, signals)
+                if choice.dsn is None and not sys.stderr.isatty():
+                    # Where a person does not look on, a forgotten setting is likelier than a wish: jobs would wait elsewhere.
+                    logs.logger.warning(
+                        "no database is configured (--dsn, PULSE_TRIO_DSN, DATABASE_URL): working on an embedded one of this "
+                        "folder's own, which is for development"
+                    )
                 async with open_database_async(choice, self.settings.schema, self.say) as dsn:
                     code = await self._begin(dsn)
                 nursery.cancel_scope.cancel()
