@@ -289,7 +289,9 @@ BEGIN
   WITH ended AS MATERIALIZED (
     SELECT h.queue, h.key, d.finished_at + least(h.after, interval '1000 years') AS until
     FROM unique_hold h JOIN job_archive d
-      ON d.id = h.job_id AND isfinite(d.finished_at) AND d.finished_at + least(h.after, interval '1000 years') > h.until
+      -- Not without `after`: least() passes over NULL, and would hold every key for a thousand years.
+      ON d.id = h.job_id AND h.after IS NOT NULL AND isfinite(d.finished_at)
+         AND d.finished_at + least(h.after, interval '1000 years') > h.until
     FOR UPDATE OF h SKIP LOCKED
   )
   UPDATE unique_hold h SET until = e.until FROM ended e WHERE h.queue = e.queue AND h.key = e.key;

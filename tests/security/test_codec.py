@@ -252,7 +252,8 @@ async def test_arguments_that_do_not_fit_are_refused_without_their_values(dsn: s
         await Worker(handlers, dsn, burst=True).run()
         for job in jobs:
             found = window.job(job)
-            assert found["state"] == "dead"
+            # Another version may take them; the error stands with the job meanwhile.
+            assert found["state"] == "scheduled"
             assert "Arguments do not fit counted" in found["error"]
             assert "secret-" not in found["error"]
 
