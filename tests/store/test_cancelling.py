@@ -181,7 +181,7 @@ async def test_a_request_that_commits_while_a_report_is_under_way_is_still_obeye
     report = statement("fail", "pulse").replace(b"%(ids)s::bigint[]", b"public.gate(%(ids)s)")
     parameters = {
         "ids": f"{{{job_id}}}", "attempts": "{1}", "sessions": f"{{{claimed.session}}}", "outcomes": "{failed}",
-        "delays": "{60}", "errors": "{boom}", "patience": 86400,
+        "delays": "{60}", "errors": "{boom}", "patience": "1 day",
     }  # fmt: skip
     window.run("SELECT pg_advisory_lock(77)")
 
