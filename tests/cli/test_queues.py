@@ -87,10 +87,10 @@ async def test_a_queue_that_was_paused_by_mistake_is_said_to_be_unknown_and_forg
     command: Command, dsn: str
 ) -> None:
     SyncClient(dsn).enqueue("noop", queue="mail")
-    said = (await command("queues", "pause", "mial")).stderr
-    assert "no job, worker or limit names a queue mial" in said
+    said = (await command("queues", "pause", "maill")).stderr
+    assert "no job, worker or limit names a queue maill" in said
     assert "Did you mean mail?" in said
-    await command("queues", "resume", "mial")
+    await command("queues", "resume", "maill")
     assert [q["name"] for q in json.loads((await command("queues", "list", "--json")).stdout)] == ["mail"]
     assert "names a queue" not in (await command("queues", "pause", "mail")).stderr
 

@@ -262,7 +262,8 @@ async def test_a_task_that_the_handler_left_writes_into_nobody_elses_transaction
     with trio.fail_after(20):
         async with trio.open_nursery() as nursery:
             async with store.transactions.begin() as begun:
-                nursery.start_soon(write_on, begun.connection)
+                # That the task goes on when the block has ended is what is tried.
+                nursery.start_soon(write_on, begun.connection)  # noqa: ASYNC111
                 await trio.testing.wait_all_tasks_blocked()
                 assert await begun.complete(end(claim))
             before = window.value("SELECT count(*) FROM public.ledger")

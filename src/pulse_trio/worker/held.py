@@ -384,7 +384,7 @@ class Children:
         safe: BaseException | None = None
         try:
             await as_users(async_fn, *args, **given)
-        except BaseException as error:
+        except BaseException as error:  # noqa: ASYNC103 -- raised below, as what it is or inside of one of ours
             if (safe := carried(error)) is error:
                 raise
         finally:

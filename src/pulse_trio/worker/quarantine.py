@@ -273,12 +273,12 @@ class Quarantine:
         environment = {**self._launch.environment, SESSION_VARIABLE: str(patient.claim.session)}
         try:
             spawned = await spawn(self._launch.command, environment)
-        except BaseException as error:
+        except BaseException as error:  # noqa: ASYNC103 -- all but a refusal of the system is raised again
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _LAST_REPORTS):
                 await self._not_started(patient, error)
             if not isinstance(error, OSError):
                 raise
-            return
+            return  # noqa: ASYNC104 -- a refusal
         ward = _Ward(spawned, patient, trio.current_time())
         self._wards.add(ward)
         if self._stops.stopping.is_set():

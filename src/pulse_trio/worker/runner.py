@@ -135,7 +135,7 @@ class Runner:
                                 claim,
                                 await held.call(held, claim.args if len(claim.args) <= _KEPT else _taken(claim)),
                             )
-                        except BaseException as error:
+                        except BaseException as error:  # noqa: ASYNC103 -- the program's part is raised
                             # Caught here, inside the nursery, where it is still itself; outside it would be a group of one,
                             # and Trio would have asked its class this and that.
                             programs = self._sort_out(held, error)
@@ -145,7 +145,7 @@ class Runner:
                                 _abandon_what_is_left_open(nursery, place)
                                 if programs is error:
                                     raise
-                                raise programs from None
+                                raise programs from None  # noqa: ASYNC104 -- the program's part of it
                             outcome = held.outcome
                             nursery.cancel_scope.cancel()
                         held.body_ended()

@@ -123,7 +123,7 @@ class Transactions:
                     # What ends a transaction asks the exception for its class, and is to roll back whatever it answers.
                     if (safe := carried(error)) is error:
                         raise
-                    raise safe from None
+                    raise safe from None  # noqa: ASYNC104 -- it, inside of one of ours
                 outcomes.append(self._completed(held.claim, transaction.result))
                 held.transaction = "settling"
                 await self._complete(begun, outcomes[0])

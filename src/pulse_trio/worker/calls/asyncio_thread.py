@@ -130,7 +130,7 @@ class LoopThread:
                     # asyncio lets them through. A task's is also its result, which its job reports.
                     logger.debug("the asyncio loop goes on after %r", error)
             self._close()
-        except BaseException as error:
+        except BaseException as error:  # noqa: ASYNC103 -- the end of a thread; told to all who wait for it
             self._broken = error
         finally:
             with suppress(trio.RunFinishedError):

@@ -98,7 +98,7 @@ def _harmless(call: Callable[[Job, str], Any]) -> Callable[[Job, str], Any]:
     async def harmless(job: Job, args: str) -> Any:
         try:
             return await call(job, args)
-        except BaseException as error:
+        except BaseException as error:  # noqa: ASYNC103 -- raised below, as what it is or inside of one of ours
             if (safe := carried(error)) is error:
                 raise
         raise safe

@@ -181,7 +181,7 @@ class _Call:
             if self.cancelled:
                 # The asyncio loop saw a deadline before Trio did.
                 self.held.cancel(self.held.take_cancellation())
-                await trio.lowlevel.checkpoint()  # noqa: ASYNC120 -- raises Cancelled
+                await trio.lowlevel.checkpoint()  # noqa: ASYNC102, ASYNC120 -- raises Cancelled
             # Nobody cancelled the job: what the handler raised is its own failure.
             raise
 

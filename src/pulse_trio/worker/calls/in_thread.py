@@ -38,7 +38,7 @@ def call_in_thread(
     def harmless(job: Job, args: str) -> Any:
         try:
             return call(job, args)
-        except BaseException as error:
+        except BaseException as error:  # noqa: ASYNC103 -- raised below, as what it is or inside of one of ours
             # In the thread: if its result cannot be handed over, it never ends for whom it works.
             if (safe := carried(error)) is error:
                 raise
