@@ -193,7 +193,7 @@ async def test_a_producers_open_transaction_hides_its_job_and_a_late_commit_star
     assert started - committed < 2.0 + SLACK
 
 
-async def test_what_sql_enqueued_with_the_wrong_arguments_is_dead_with_the_reason_and_its_batch_is_unharmed(
+async def test_what_sql_enqueued_with_the_wrong_arguments_waits_with_the_reason_and_its_batch_is_unharmed(
     dsn: str, window: Window
 ) -> None:
     handlers = Handlers()
@@ -218,9 +218,12 @@ async def test_what_sql_enqueued_with_the_wrong_arguments_is_dead_with_the_reaso
         for job_id in good:
             assert await settled(dsn, job_id) == ("completed", 1, 2)
         for job_id, names in bad.items():
-            assert (await settled(dsn, job_id))[:2] == ("dead", 1)
-            assert "Arguments do not fit typed(" in window.job(job_id)["error"]
-            assert names in window.job(job_id)["error"]
+            # Left to a worker of another version, which may take them.
+            await until(dsn, f"SELECT FROM pulse.job WHERE id = {job_id} AND attempt >= 1 AND state <> 2")
+            job = window.job(job_id)
+            assert (job["state"], job["max_attempts"] - job["attempt"]) == ("scheduled", 20)
+            assert "Arguments do not fit typed(" in job["error"]
+            assert names in job["error"]
         # One claim brought them all: there was a batch to be harmed.
         assert {e.attempt for e in heard.of(JobEnded)} == {1}
 
