@@ -95,8 +95,8 @@ BEHAVIOURS: dict[str, Any] = {
     "gives a number that lies": _gives(lambda: Number(3)),
     "gives itself": _returns_itself,
 }
-# On 3.13.0 the description of an exception whose `__str__` recurses without end does not end (seen 2026-11-22, cause not found: an
-# open weakness there, said in docs/contributing/pythons.md). A handler that does so holds its worker until it is replaced.
+# On 3.13.0 the description of an exception whose `__str__` recurses without end does not end (seen 2026-11-22, cause not
+# found: an open weakness there, said in docs/contributing/pythons.md).
 if sys.version_info < (3, 13):
     BEHAVIOURS["never ends"] = _never_ends
 METHODS = [
