@@ -29,10 +29,10 @@ def anyio_backend() -> str:
 
 
 class Said(logging.Handler):
-    """What was logged, from whichever thread; `anything` is set by the first of it."""
+    """The warnings, from whichever thread; `anything` is set by the first. A worker's own start and stop are no warnings."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(logging.WARNING)
         self.lines: list[str] = []
         self.anything = threading.Event()
 
