@@ -22,13 +22,14 @@ ROWS = 100_000
 FENCE = {"ids": "{1,2,3}", "attempts": "{1,1,1}", "sessions": "{1,1,1}"}
 STATEMENTS: dict[str, dict[str, Any]] = {
     "exchange": FENCE | {
-        "results": "{1,2,3}", "keep": True, "session": 7, "lease": "30 s", "limit": 50, "size": 1048576, "queues": "{q0,q1,q2}",
+        "results": "{1,2,3}", "keep": True, "session": 7, "lease": "30 s", "leases": '{"q1": "2 s"}', "limit": 50,
+        "size": 1048576, "queues": "{q0,q1,q2}",
         "priorities": "{1,0,0}", "floor_run_ats": "{-infinity,-infinity,2000-01-01}", "floor_ids": "{0,0,7}",
         "paused_kinds": "{}",
     },
     "complete_unlocked": FENCE | {"results": "{1,2,3}", "keep": True},
     "fail": FENCE | {"outcomes": "{failed,snoozed,discarded}", "delays": "{1,1,1}", "errors": "{a,b,c}", "patience": "1 day"},
-    "beat": FENCE | {"lease": "30 s"},
+    "beat": FENCE | {"lease": "30 s", "leases": None},
     "settled": FENCE | {"traceless": "{t,f,t}"},
     "doctor_put_back": {},
     "cancel_delivered": FENCE,

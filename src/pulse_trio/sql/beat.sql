@@ -3,6 +3,7 @@
 -- that do not come back are lost. clock_timestamp(), because the lease counts from the write, not from the transaction.
 -- A renewed row whose cancellation was asked for brings the reason along ('' when none was given), should its notification
 -- have been lost.
+-- `leases` has the leases of queues with one of their own, by name: one statement for all that is due.
 -- Answers by place in the batch, not by id: two attempts of one job may be in it, and only one of them is alive.
 WITH report AS MATERIALIZED (
   SELECT * FROM unnest(%(ids)s::bigint[], %(attempts)s::int[], %(sessions)s::bigint[])
@@ -15,7 +16,7 @@ WITH report AS MATERIALIZED (
     ON j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = 2
   FOR NO KEY UPDATE OF j SKIP LOCKED
 ), renewed AS (
-  UPDATE :"schema".job j SET lease_until = clock_timestamp() + %(lease)s::interval
+  UPDATE :"schema".job j SET lease_until = clock_timestamp() + coalesce((%(leases)s::jsonb ->> j.queue)::interval, %(lease)s::interval)
   FROM held h WHERE j.id = h.id AND j.attempt = h.attempt AND j.locked_by = h.session AND j.state = 2
   RETURNING h.place, j.id, j.cancelling
 )

@@ -12,6 +12,7 @@
 -- dead entries that an old snapshot keeps alive are not read again. `state <> 2` is a filter, never an index condition.
 -- The answer is bounded in bytes too: jobs are taken until their arguments have `size` together, at least one. What is not
 -- taken was locked for this one statement. Only compressed arguments are read for that; so few bytes need no closer look.
+-- `leases` has the leases of queues with one of their own, by name; NULL, and nothing to look up, where there is none.
 -- `ctid = ANY(ARRAY(...))` runs the walk once, before the update; a join let the planner turn it into a seq scan of the
 -- live table (123 ms at 100k rows) when the plan was made on an empty one. `least`: one row whose attempts are used up to the
 -- last number must not fail the claim of all others; the worker makes it dead. So it does with options over 4 KiB.
@@ -31,7 +32,7 @@ WITH report AS (
 ), claimed AS (
   UPDATE :"schema".job j
   SET state = 2, attempt = least(j.attempt, 2147483646) + 1, locked_by = %(session)s::bigint,
-      started_at = clock_timestamp(), lease_until = clock_timestamp() + %(lease)s::interval
+      started_at = clock_timestamp(), lease_until = clock_timestamp() + coalesce((%(leases)s::jsonb ->> j.queue)::interval, %(lease)s::interval)
   WHERE j.ctid = ANY (ARRAY(
     SELECT found.tid FROM (
     SELECT due.tid, sum(due.size) OVER (ROWS UNBOUNDED PRECEDING) - due.size AS before

@@ -12,7 +12,7 @@ from .limits import limited_claims
 from .rows import ROWS_FAULT
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import psycopg
 
@@ -25,7 +25,7 @@ async def claim_suspect(
     connection: TrioConnection[Any],
     schema: str,
     session: int,
-    lease: str,
+    lease_of: Callable[[str], str],
     queues: Sequence[str] | None,
     paused_kinds: str,
     *,
@@ -33,9 +33,9 @@ async def claim_suspect(
 ) -> tuple[list[Claim], float]:
     """(the claim, if there is a suspect that may run; Trio's clock before it was sent). Not `fresh`: only a suspect that has
     not been in quarantine yet, from a queue without limits."""
-    fence: dict[str, Any] = {"session": session, "lease": lease}
     refused: psycopg.Error | None = None
     for queue, limited in await due_suspects(connection, schema, queues):
+        fence: dict[str, Any] = {"session": session, "lease": lease_of(queue)}
         sent = trio.current_time()
         if limited and fresh:
             parameters = fence | {"queue": queue, "limit": 1, "turns": "{}", "paused_kinds": paused_kinds, "size": None}

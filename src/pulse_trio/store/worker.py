@@ -11,6 +11,7 @@ server that failed over may hand out an attempt a second time. A claim keeps the
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import secrets
@@ -177,7 +178,8 @@ _Write = Callable[[TrioConnection[Any], list[Outcome]], Awaitable[Settlement]]
 
 
 class WorkerStore:
-    """The store of one worker. `declared` are the queues of its handlers; `lease` in seconds; `keep` False deletes completed
+    """The store of one worker. `declared` are the queues of its handlers; `lease` in seconds, and in `leases` those of queues
+    that have one of their own; `keep` False deletes completed
     jobs instead of archiving them; `on_session` is told each new session before it claims, `on_bad_row` each row that cannot
     be worked with as it stands, `on_suspect` the id, kind and crashes of each job that a rescue of this store's put in
     quarantine. `session` is the first session's id, chosen by whoever claims for this worker."""
@@ -189,6 +191,7 @@ class WorkerStore:
         direct_dsn: str = "",
         schema: str = "pulse",
         lease: float = 30.0,
+        leases: Mapping[str, float] = MappingProxyType({}),
         queues: Sequence[str] | None = None,
         declared: Sequence[str] = (),
         concurrency: int = 100,
@@ -203,6 +206,9 @@ class WorkerStore:
         self._schema = schema
         self._unfit_patience = f"{unfit_patience} s"
         self._lease = f"{lease} s"
+        self._lease_by_queue = {queue: f"{own} s" for queue, own in leases.items()}
+        # None where no queue has a lease of its own: then a claim looks nothing up.
+        self._leases = json.dumps(self._lease_by_queue) if leases else None
         # A silent connection is given up before it could cost a lease: two tries of a beat fit between its due time and
         # the lease's end.
         self._patience = lease / 6
@@ -229,7 +235,8 @@ class WorkerStore:
         self._settles = self._link(dsn, "settles", _WORKER_SETTINGS)
         # Made with the first large result: what takes seconds to send holds up nothing else.
         self._results = self._link(dsn, "results", _WORKER_SETTINGS)
-        self._beats = self._link(dsn, "beats", _WORKER_SETTINGS)
+        # Two tries of a beat fit between its due time and the end of the shortest lease.
+        self._beats = self._link(dsn, "beats", _WORKER_SETTINGS, patience=min([lease, *leases.values()]) / 6)
         # A rescue is a few statements in one transaction. A watchdog that is stopped or cut off between them would keep what it
         # was about to rescue locked until TCP gave up, two hours by default: the server ends its transaction instead.
         limit = f"{max(1000, round(self._patience * 1000))}ms"
@@ -266,16 +273,21 @@ class WorkerStore:
         self.suspect_due_in: float | None = None
         """Seconds until a job that must run alone is due, as the last sweep found it; None if there is none."""
 
-    def _link(self, dsn: str, name: str, settings: dict[str, str]) -> Link:
+    def _lease_of(self, queue: str) -> str:
+        return self._lease_by_queue.get(queue, self._lease)
+
+    def _link(self, dsn: str, name: str, settings: dict[str, str], *, patience: float | None = None) -> Link:
+        patience = self._patience if patience is None else patience
+
         async def configure(connection: TrioConnection[Any]) -> None:
             await configure_session(connection, settings)
 
         link = Link(
-            dsn, name=name, configure=configure, statement_timeout=self._patience, application_name=f"pulse-trio {name}"
+            dsn, name=name, configure=configure, statement_timeout=patience, application_name=f"pulse-trio {name}"
         )
         # With the patience less than a third of the lease, however short that is: a silent server must be noticed in time to
         # try again.
-        link.cancel_timeout = min(Link.cancel_timeout, self._patience * 0.75)
+        link.cancel_timeout = min(Link.cancel_timeout, patience * 0.75)
         return link
 
     async def aclose(self) -> None:
@@ -472,6 +484,7 @@ class WorkerStore:
             "keep": self._keep,
             "session": session,
             "lease": self._lease,
+            "leases": self._leases,
             "limit": limit,
             "size": self._claim_allowance.size,
             "queues": texts([s.queue for s in slots]),
@@ -716,7 +729,7 @@ class WorkerStore:
                     connection,
                     self._schema,
                     self.session if session is None else session,
-                    self._lease,
+                    self._lease_of,
                     queues,
                     self._paused_kinds,
                     fresh=fresh,
@@ -772,7 +785,7 @@ class WorkerStore:
         parameters = {
             "queue": queue,
             "session": session,
-            "lease": self._lease,
+            "lease": self._lease_of(queue),
             "limit": limit,
             "paused_kinds": self._paused_kinds,
             "turns": turns,
@@ -801,7 +814,9 @@ class WorkerStore:
         async with self._using(self._beats) as connection:
             sent = trio.current_time()
             cursor = await connection.execute(
-                statement("beat", self._schema), _fences(claims) | {"lease": self._lease}, prepare=True
+                statement("beat", self._schema),
+                _fences(claims) | {"lease": self._lease, "leases": self._leases},
+                prepare=True,
             )
             rows = cast("list[tuple[int, bool, str | None]]", await cursor.fetchall())
             if len(rows) < len(claims):
