@@ -290,7 +290,7 @@ class Quarantine:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._listen, ward)
-                nursery.start_soon(self._kill_when_silent, ward)
+                nursery.start_soon(kill_when_silent, ward, self._lease)
                 nursery.start_soon(self._feed, ward)
                 await spawned.process.wait()
                 nursery.cancel_scope.cancel()
@@ -354,17 +354,6 @@ class Quarantine:
                 _take_in(ward, bytes(chunk))
         except trio.BrokenResourceError:
             return  # its end; whoever waits for that sees it
-
-    async def _kill_when_silent(self, ward: _Ward) -> None:
-        await ward.up.wait()
-        while True:
-            heard = ward.heard
-            await trio.sleep_until(heard + self._lease)
-            # This worker may have been stopped itself: then the signs of life wait in the line.
-            await trio.sleep(2 * SIGN_OF_LIFE)
-            if ward.heard == heard:
-                ward.kill(f"its event loop did not turn for {self._lease:g} s")
-                return
 
     # Its end
 
@@ -437,6 +426,22 @@ class Quarantine:
                         return
                 await trio.sleep(self._backoff(failures))
                 failures += 1
+
+
+async def kill_when_silent(ward: _Ward, lease: float) -> None:
+    """Kills a process that gave no sign of life for a lease and a second. Its own alarm clock does so after two leases, and
+    says less."""
+    await ward.up.wait()
+    while True:
+        heard = ward.heard
+        await trio.sleep_until(heard + lease)
+        if ward.heard != heard:
+            continue  # the lease counts from the last sign
+        # This worker may have been stopped itself: then the signs of life wait in the line.
+        await trio.sleep(2 * SIGN_OF_LIFE)
+        if ward.heard == heard:
+            ward.kill(f"its event loop did not turn for {lease:g} s")
+            return
 
 
 def _take_in(ward: _Ward, chunk: bytes) -> None:
