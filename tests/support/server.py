@@ -1,10 +1,12 @@
-"""The tests' PostgreSQL: the one you name, a container, or the embedded one. Never none."""
+"""The tests' PostgreSQL: the one you name, programs that you name, a container, or the embedded one. Never none."""
 
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import socket
+import subprocess
 import tempfile
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -83,11 +85,83 @@ def embedded() -> Generator[TestServer]:
 
 
 @contextmanager
+def of_programs(programs: Path) -> Generator[TestServer]:
+    """A PostgreSQL of any version, made and started with the programs in a folder, in a folder of its own."""
+    folder = Path(tempfile.mkdtemp(prefix="pulse-trio-tests-"))
+    folder.chmod(0o711)
+    data, log, nobody = folder / "pg", folder / "pg" / "log", None
+    try:
+        data.mkdir(mode=0o700)
+        if os.geteuid() == 0:  # PostgreSQL refuses to be run by root
+            nobody = pwd.getpwnam("nobody")
+            programs = reachable(programs, folder, nobody)
+            os.chown(data, nobody.pw_uid, nobody.pw_gid)
+        access = ("--username=postgres", "--auth-local=trust", "--auth-host=reject")
+        run(
+            [programs / "initdb", "-D", data, *access, "--encoding=UTF8", "--locale=C", "--data-checksums"],
+            folder,
+            nobody,
+        )
+        # No autovacuum, as for the embedded one.
+        settings = {
+            "listen_addresses": "",
+            "unix_socket_directories": data,
+            "max_connections": 200,
+            "autovacuum": "off",
+        }
+        with (data / "postgresql.conf").open("a") as conf:
+            conf.writelines(f"{name} = '{value}'\n" for name, value in settings.items())
+        control = [programs / "pg_ctl", "-D", data, "--silent", "--wait"]
+        run([*control, "-l", log, "start"], folder, nobody)
+        try:
+            yield TestServer(
+                f"host={data} user=postgres dbname=postgres", run([programs / "postgres", "--version"], folder)
+            )
+        finally:
+            run([*control, "--mode=fast", "stop"], folder, nobody)
+    finally:
+        shutil.rmtree(folder)
+
+
+def run(command: list[str | Path], folder: Path, user: pwd.struct_passwd | None = None) -> str:
+    """What a program says, run in a folder as a user. Raises `RuntimeError` with what it says if it fails."""
+    ids = {} if user is None else {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+    # Not a pipe: the server, which pg_ctl leaves running, would hold it open.
+    with tempfile.TemporaryFile("w+") as said:
+        done = subprocess.run(
+            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=said, stderr=said, check=False, **ids
+        )
+        said.seek(0)
+        if done.returncode != 0:
+            raise RuntimeError(f"{command[0]} failed: {said.read()}")
+        return said.read().strip()
+
+
+def reachable(programs: Path, folder: Path, user: pwd.struct_passwd) -> Path:
+    """The programs where a user can run them: where they are, or else copied to `folder` with what lies beside theirs."""
+    try:
+        run([programs / "postgres", "--version"], folder, user)
+    except PermissionError:
+        shutil.copytree(programs.parent, folder / "programs", symlinks=True)
+        return folder / "programs" / programs.name
+    return programs
+
+
+@contextmanager
 def open_server() -> Generator[TestServer]:
-    """`PULSE_TRIO_TEST_DSN` if set, else a container where a Docker engine answers, else the embedded PostgreSQL."""
+    """The server that the environment names, else a container where a Docker engine answers, else the embedded PostgreSQL.
+
+    `PULSE_TRIO_TEST_DSN` names a running server, as a superuser; `PULSE_TRIO_TEST_PROGRAMS` a folder with `initdb` and
+    `postgres`, for a server of the run's own.
+    """
     named = os.environ.get("PULSE_TRIO_TEST_DSN")
     if named:
         yield TestServer(named, f"PULSE_TRIO_TEST_DSN (database {conninfo_to_dict(named).get('dbname', 'default')})")
+        return
+    programs = os.environ.get("PULSE_TRIO_TEST_PROGRAMS")
+    if programs:
+        with of_programs(Path(programs)) as server:
+            yield server
         return
     if docker_answers():
         with ExitStack() as stack:
