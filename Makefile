@@ -11,11 +11,12 @@ TOOLS := build/tools
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test chaos lint lock audit clean
+.PHONY: help demo test test-postgres chaos lint lock audit clean
 
 help:
 	@echo 'make demo [DIR=path]  run the demonstration on a folder of files (default: this project)'
 	@echo 'make test [ARGS=...]  run the tests (ARGS go to pytest)'
+	@echo 'make test-postgres PG=14 [ARGS=...]  run the tests that talk to a server on PostgreSQL 14 (to 18)'
 	@echo 'make chaos [SEED=n | SEEDS=1-20] [SECONDS=60] [WORKERS=5]  try to break it; the report page goes to build/chaos/'
 	@echo 'make lint             check style, types and the layers of the code'
 	@echo 'make lock [UPGRADE=1] make requirements/*.txt anew after a change of pyproject.toml (UPGRADE: all to their newest)'
@@ -30,6 +31,13 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.dev
 	@$(BIN)/python -m pytest -n 2 $(ARGS)
+
+# What needs a server; the other suites start the embedded one, or none.
+POSTGRES_TESTS = tests/migrations tests/store tests/client tests/security tests/postgres tests/worker tests/cli tests/model
+
+test-postgres: $(VENV)/.dev
+	@programs=$$($(BIN)/python requirements/postgres.py $(PG)) && \
+	  PULSE_TRIO_TEST_PROGRAMS=$$programs $(BIN)/python -m pytest -n 2 $(or $(ARGS),$(POSTGRES_TESTS))
 
 # The same seed strikes with the same faults; without one the time is the seed.
 chaos: $(VENV)/.dev
