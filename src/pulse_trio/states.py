@@ -164,13 +164,13 @@ def _wished(
 def _failure(claim: Claim, kind: OutcomeKind, error: BaseException, text: str, retries: Retries | None) -> Outcome:
     """A failure, as the handler's policy will have it; what the policy itself raises must not hide what the handler raised."""
     if retries is None:
-        return Outcome(claim, kind, delay=backoff(claim), error=text)
+        return Outcome(claim, kind, delay=retry_delay(claim), error=text)
     try:
         delay = retries.delay(claim, error)
     except BaseException as broken:  # noqa: ASYNC103 -- a policy of the user's: it waits for nothing
         if raised_by_ctrl_c(broken):
             raise
-        delay = backoff(claim)
+        delay = retry_delay(claim)
         text += f"\n\nThe retry policy failed as well, so the default backoff applies:\n{_short(broken)}"
     if delay is None:
         return Outcome(claim, "discarded", error=text)  # noqa: ASYNC104 -- as above
@@ -202,7 +202,7 @@ def outcome_of_cancel(
             return None
 
 
-def backoff(claim: Claim) -> float:
+def retry_delay(claim: Claim) -> float:
     """Seconds until the next try: exponential with full jitter, over failures (not attempts: a snooze is no failure).
 
     With the defaults the first retry comes within 4 s and the second within 8 s. The exponent is bounded: 2**attempt

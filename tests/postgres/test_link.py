@@ -13,7 +13,7 @@ from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pulse_trio.errors import ConfigurationError, DatabaseUnavailable
-from pulse_trio.postgres import Link, TrioConnection, backoff, wait_for_database
+from pulse_trio.postgres import Link, TrioConnection, reconnect_delay, wait_for_database
 from pulse_trio.postgres.dsn import redact, with_liveliness
 
 if TYPE_CHECKING:
@@ -233,10 +233,10 @@ async def test_a_malformed_dsn_is_the_callers_fault_and_shows_no_password() -> N
 
 
 def test_backoff_is_full_jitter_below_a_growing_bound() -> None:
-    bounds = [backoff(attempt, base=0.1, cap=5.0, uniform=lambda _, high: high) for attempt in range(8)]
+    bounds = [reconnect_delay(attempt, base=0.1, cap=5.0, uniform=lambda _, high: high) for attempt in range(8)]
     assert bounds == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0])
-    assert backoff(10_000, uniform=lambda low, _: low) == 0.0
-    assert all(0 <= backoff(3) <= 0.8 for _ in range(100))
+    assert reconnect_delay(10_000, uniform=lambda low, _: low) == 0.0
+    assert all(0 <= reconnect_delay(3) <= 0.8 for _ in range(100))
 
 
 def test_liveliness_is_added_unless_the_dsn_decides() -> None:

@@ -18,7 +18,6 @@ from pulse_trio.states import (
     TRANSITIONS,
     Event,
     State,
-    backoff,
     error_text,
     event_of,
     leaves_of,
@@ -26,6 +25,7 @@ from pulse_trio.states import (
     options_of,
     outcome_of_cancel,
     outcome_of_error,
+    retry_delay,
     storable,
 )
 
@@ -96,7 +96,7 @@ def bounds(monkeypatch: pytest.MonkeyPatch, **how: Any) -> tuple[float, float]:
         return high
 
     monkeypatch.setattr("pulse_trio.states.random.uniform", uniform)
-    backoff(claim(**how))
+    retry_delay(claim(**how))
     return got[0]
 
 
@@ -108,7 +108,7 @@ def test_backoff_doubles_with_each_failure_up_to_the_cap(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("failures", [2_000, 10_000, 2**31 - 1])
 def test_backoff_survives_any_number_of_failures(failures: int) -> None:
-    assert 0 <= backoff(claim(failures=failures)) <= 3600
+    assert 0 <= retry_delay(claim(failures=failures)) <= 3600
 
 
 def test_backoff_counts_failures_and_not_attempts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import trio
 
 from pulse_trio.observe import Observer
-from pulse_trio.postgres import backoff
 from pulse_trio.worker.batches import Batches
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ class Shelf:
 
 async def test_the_end_of_a_short_batch_is_found_within_a_tenth_of_a_second() -> None:
     shelf = Shelf()
-    batches = Batches(shelf, retention=60, backoff=backoff, observer=Observer())
+    batches = Batches(shelf, retention=60, observer=Observer())
     async with trio.open_nursery() as nursery:
         nursery.start_soon(batches.run)
         await trio.sleep(10.3)
@@ -54,7 +53,7 @@ async def test_the_end_of_a_short_batch_is_found_within_a_tenth_of_a_second() ->
 
 async def test_a_flood_of_notifications_costs_twenty_looks_a_second_at_most() -> None:
     shelf = Shelf()
-    batches = Batches(shelf, retention=60, backoff=backoff, observer=Observer())
+    batches = Batches(shelf, retention=60, observer=Observer())
     async with trio.open_nursery() as nursery:
         nursery.start_soon(batches.run)
         for _ in range(2000):

@@ -11,7 +11,7 @@ import trio
 
 from pulse_trio import Handlers, Worker
 from pulse_trio.errors import DatabaseUnavailable
-from pulse_trio.postgres import backoff
+from pulse_trio.postgres import reconnect_delay
 from support.fake_store import FakeDatabase, FakeStore
 
 if TYPE_CHECKING:
@@ -106,8 +106,8 @@ async def test_workers_that_lost_their_database_together_come_back_spread_out_an
 
 async def test_without_jitter_they_would_come_in_waves(monkeypatch: pytest.MonkeyPatch) -> None:
     def in_step(attempt: int) -> float:
-        return backoff(attempt, uniform=lambda _, high: high)
+        return reconnect_delay(attempt, uniform=lambda _, high: high)
 
-    monkeypatch.setattr("pulse_trio.worker.coordinator.backoff", in_step)
+    monkeypatch.setattr("pulse_trio.worker.outage.reconnect_delay", in_step)
     back, outage = await storm()
     assert max(waves(iter(first_claims(outage, back).values())).values()) > WORKERS / 5

@@ -24,7 +24,7 @@ import psycopg
 from psycopg.sql import SQL, Identifier
 
 from ..errors import DatabaseUnavailable, InvalidArguments, PulseTrioError
-from ..postgres import backoff
+from ..postgres import reconnect_delay
 from ..ration import Ration
 from ..store import operations, waiting
 
@@ -115,7 +115,7 @@ class Waits:
                     found = await look()
                 except DatabaseUnavailable as error:
                     lost = error
-                    await anyio.sleep(backoff(failures))
+                    await anyio.sleep(reconnect_delay(failures))
                     failures += 1
                     continue
                 if found is not None:
@@ -190,7 +190,7 @@ class Waits:
                 if self._waits:
                     # Without this the waits that go on would poll until another wait began.
                     self._changed.set()
-                await anyio.sleep(backoff(failures))
+                await anyio.sleep(reconnect_delay(failures))
 
     def _deafen(self) -> None:
         """No end will be told for now: who waits for a lock waits no longer, and all look again soon."""

@@ -18,7 +18,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from ..errors import ConfigurationError
-from ..states import backoff, exponential, leaves_of
+from ..states import exponential, leaves_of, retry_delay
 
 if TYPE_CHECKING:
     from ..jobs import Claim
@@ -113,7 +113,7 @@ class Retries:
         for errors, policy in self.rules:
             if issubclass(raised, errors):
                 return _seconds(policy, policy(_context(claim, leaf)))
-        return backoff(claim)
+        return retry_delay(claim)
 
 
 def retries_of(

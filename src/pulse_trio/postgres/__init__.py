@@ -19,7 +19,7 @@ from pulse_trio.postgres.on_asyncio import AsyncioPool, connect_on_asyncio, open
 from pulse_trio.postgres.pins import PINNED, UNBOUNDED, pinned_for_transaction
 from pulse_trio.postgres.pool import PoolStatistics, PoolTimeout, TrioPool, discard_all, open_pool
 from pulse_trio.postgres.pooler import configure_session
-from pulse_trio.postgres.reconnecting import backoff, connect_or_unavailable, wait_for_database
+from pulse_trio.postgres.reconnecting import connect_or_unavailable, reconnect_delay, wait_for_database
 from pulse_trio.postgres.transaction import TrioPipeline, TrioTransaction
 
 __all__ = [
@@ -41,7 +41,6 @@ __all__ = [
     "TrioTransaction",
     "adapt",
     "adapt_async",
-    "backoff",
     "configure_session",
     "connect_on_asyncio",
     "connect_or_unavailable",
@@ -51,5 +50,6 @@ __all__ = [
     "open_asyncio_pool",
     "open_pool",
     "pinned_for_transaction",
+    "reconnect_delay",
     "wait_for_database",
 ]

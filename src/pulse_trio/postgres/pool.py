@@ -30,7 +30,7 @@ from psycopg import errors as e
 from pulse_trio.errors import DatabaseUnavailable, UsageError
 from pulse_trio.postgres.connection import Made
 from pulse_trio.postgres.dsn import redact, shown_dsn
-from pulse_trio.postgres.reconnecting import backoff, connect_or_unavailable
+from pulse_trio.postgres.reconnecting import connect_or_unavailable, reconnect_delay
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -337,7 +337,7 @@ class TrioPool:
             except (DatabaseUnavailable, e.Error) as ex:
                 self._last_failure = ex
                 self._counters.connect_failures += 1
-            await trio.sleep(backoff(attempt))
+            await trio.sleep(reconnect_delay(attempt))
             attempt += 1
         return None
 

@@ -28,7 +28,7 @@ _CONFIGURE_WITHIN = 30.0
 `connect_timeout` any more, and whoever waits for a connection of a pool would wait for ever."""
 
 
-def backoff(
+def reconnect_delay(
     attempt: int, base: float = 0.1, cap: float = 4.0, uniform: Callable[[float, float], float] = random.uniform
 ) -> float:
     """Seconds to wait before the attempt after this one: exponential with full jitter.
@@ -136,7 +136,7 @@ async def wait_for_database(
         try:
             await (_look_before(deadline, dsn) if timeout else _look(dsn))
         except DatabaseUnavailable as ex:
-            pause = backoff(attempt, cap=1.0)
+            pause = reconnect_delay(attempt, cap=1.0)
             if trio.current_time() + pause >= deadline:
                 raise
             if on_wait is not None:

@@ -30,10 +30,9 @@ from ..errors import DatabaseUnavailable, SchemaError, StatementRefused, UsageEr
 from ..jobs import Claim, Outcome, Progress
 from ..migrate import check_versions
 from ..observe import BadRow, JobDied
-from ..postgres import UNBOUNDED, Link, TrioConnection, configure_session
-from ..postgres import backoff as connection_backoff
+from ..postgres import UNBOUNDED, Link, TrioConnection, configure_session, reconnect_delay
 from ..sql import render, statement
-from ..states import backoff, storable
+from ..states import retry_delay, storable
 from . import schedules
 from .allowance import FIRST, LARGE, SMALL, Allowance
 from .arrays import numbers, texts
@@ -605,7 +604,7 @@ class WorkerStore:
             claim = outcome.claim
             if outcome.kind == "completed":
                 text = storable(f"The result could not be stored: {error}")
-                failed = Outcome(claim, "failed", delay=backoff(claim), error=text)
+                failed = Outcome(claim, "failed", delay=retry_delay(claim), error=text)
                 try:
                     return await self._fail(connection, [failed])
                 except ROWS_FAULT as again:
@@ -1094,7 +1093,7 @@ async def _in_spite_of_others(
         try:
             return await connection.execute(query, parameters)
         except (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure):
-            await trio.sleep(connection_backoff(failures))
+            await trio.sleep(reconnect_delay(failures))
     return await connection.execute(query, parameters)
 
 

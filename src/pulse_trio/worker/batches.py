@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from ..errors import DatabaseUnavailable
-from ..observe import DatabaseFound, DatabaseLost
 from ..ration import Ration
+from .outage import Outage, rest_after
 from .signal import Signal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from ..observe import Observer
 
@@ -32,8 +32,6 @@ TICK = 0.5
 IDLE = 2.0
 """Seconds between two looks: the first after a batch was closed, the longest while a closed batch has not finished, and while
 there is none."""
-_SHARE = 20
-_LONGEST_PAUSE = 5.0
 _PRUNE_EVERY = 3600.0
 
 
@@ -46,13 +44,10 @@ class BatchStore(Protocol):
 class Batches:
     """`retention` in seconds."""
 
-    def __init__(
-        self, store: BatchStore, *, retention: float, backoff: Callable[[int], float], observer: Observer
-    ) -> None:
+    def __init__(self, store: BatchStore, *, retention: float, observer: Observer) -> None:
         self._store = store
         self._retention = retention
-        self._backoff = backoff
-        self._observer = observer
+        self._outage = Outage("batches", observer, least=TICK)
         self._prune_at = trio.current_time()
         self._news = Signal()
 
@@ -62,7 +57,6 @@ class Batches:
 
     async def run(self) -> None:
         """Finishes what has ended, until cancelled."""
-        failures = 0
         tick = TICK
         ration = Ration(SOON, free=2)
         told = False
@@ -74,20 +68,14 @@ class Batches:
                     await self._store.prune_results(self._retention)
                     self._prune_at = trio.current_time() + _PRUNE_EVERY
             except DatabaseUnavailable as error:
-                # On top, not at least: at first every worker's backoff is the shorter, and all would come at once.
-                pause = TICK + self._backoff(failures)
-                if failures == 0:
-                    self._observer.emit(DatabaseLost("batches", str(error), pause))
-                failures += 1
+                pause = self._outage.failed(error)
             else:
-                if failures:
-                    self._observer.emit(DatabaseFound("batches"))
-                failures = 0
+                self._outage.over()
                 if told or finished:
                     ration.looked(found=bool(finished))
                 least = IDLE if finished is None else tick
                 tick = min(tick * 1.5, TICK)
-                pause = 0 if finished else max(least, min(_SHARE * (trio.current_time() - began), _LONGEST_PAUSE))
+                pause = 0 if finished else max(least, rest_after(trio.current_time() - began))
             told = False
             with trio.move_on_after(pause):
                 await self._news.wait()

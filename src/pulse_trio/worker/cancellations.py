@@ -20,6 +20,7 @@ import trio
 
 from ..errors import DatabaseUnavailable
 from ..observe import CancellationDelivered
+from ..postgres import reconnect_delay
 from ..ration import Ration
 from .held import fence_of
 from .signal import Signal
@@ -51,12 +52,10 @@ class Cancellations:
         store: LedgerStore,
         *,
         held: Callable[[], Iterable[Held]],
-        backoff: Callable[[int], float],
         observer: Observer,
     ) -> None:
         self._store = store
         self._held = held
-        self._backoff = backoff
         self._observer = observer
         self._heard: set[int] = set()
         self._reached: list[Claim] = []
@@ -126,7 +125,7 @@ class Cancellations:
                     await self._store.record_delivered(claims)
                 except DatabaseUnavailable:
                     # The settler says so: it has the same connection. Nothing depends on the time that is noted.
-                    await trio.sleep(self._backoff(failures))
+                    await trio.sleep(reconnect_delay(failures))
                     failures += 1
                 else:
                     failures = 0

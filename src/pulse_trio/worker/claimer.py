@@ -42,8 +42,9 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from ..errors import DatabaseUnavailable, StatementRefused
-from ..observe import ClaimRefused, DatabaseFound, DatabaseLost
+from ..observe import ClaimRefused
 from ..ration import Ration
+from .outage import COST_SHARE, Outage, rest_after
 from .signal import Signal
 
 if TYPE_CHECKING:
@@ -56,17 +57,12 @@ if TYPE_CHECKING:
     from .suspects import Suspects
 
 _SWEEP_EVERY = 1.0
-_SWEEP_SHARE = 20
-"""A sweep that took t seconds is not repeated for 20 t."""
-_LONGEST_SWEEP_PAUSE = 5.0
-"""But for so many seconds at most: what took long may have been the network. After one answer that took 5 s, jobs below a
-floor and in new slots waited for 100 s (the simulation found it)."""
 _REMEMBERED = 16
 """Empty slots that are claimed from all the same (some microseconds each), at most."""
 _REMEMBERED_FOR = 100
 """Sweeps in a row that may not find a slot before it is forgotten: well over a minute."""
 _LAP_SHARE = 5
-"""The same while a lap over all slots is under way."""
+"""A sweep that took t seconds is not repeated for 5 t while a lap over all slots is under way."""
 _TOLD = 32
 """Queues whose producers notified that one sweep looks up, at most."""
 _GAVE = 64
@@ -256,7 +252,6 @@ class Claimer:
         free: Callable[[], int],
         start: Callable[[list[Claim], float], None],
         poll: float,
-        backoff: Callable[[int], float],
         observer: Observer,
         on_sweep: Callable[[float | None], None] = lambda _: None,
     ) -> None:
@@ -274,8 +269,8 @@ class Claimer:
         self._free = free
         self._start = start
         self._poll = poll
-        self._backoff = backoff
         self._observer = observer
+        self._outage = Outage("claimer", observer)
         self._wake = Signal()
         self._freed = Signal()
         self._told = False
@@ -296,7 +291,6 @@ class Claimer:
         self._last_sweep = -math.inf
         self._last_found = -math.inf
         self._sweep_cost = 0.0
-        self._failures = 0
         self._deaf_poll = poll
         self.listening = False
         """Whether notifications can be heard."""
@@ -385,7 +379,7 @@ class Claimer:
                     self._rest()
                     await trio.sleep(self._refused(None, None, str(error)))
                 else:
-                    self._found()
+                    self._outage.over()
         finally:
             # Whatever was to travel with the next claim must find another way.
             self._rest()
@@ -525,7 +519,7 @@ class Claimer:
 
     async def _prune(self) -> None:
         began = trio.current_time()
-        if began >= self._last_prune + max(_PRUNE_EVERY, _SWEEP_SHARE * self._prune_cost):
+        if began >= self._last_prune + max(_PRUNE_EVERY, rest_after(self._prune_cost, longest=math.inf)):
             self._last_prune = began
             await self._store.prune_permits()
             self._prune_cost = trio.current_time() - began
@@ -537,8 +531,7 @@ class Claimer:
         return trio.current_time() >= self._last_sweep + pause
 
     def _sweep_pause(self) -> float:
-        share = _SWEEP_SHARE if self._store.sweep.ended else _LAP_SHARE
-        return min(share * self._sweep_cost, _LONGEST_SWEEP_PAUSE)
+        return rest_after(self._sweep_cost, share=COST_SHARE if self._store.sweep.ended else _LAP_SHARE)
 
     async def _sweep(self) -> None:
         began = trio.current_time()
@@ -646,14 +639,5 @@ class Claimer:
 
     async def _pause(self, error: DatabaseUnavailable) -> None:
         self._rest()
-        pause = self._backoff(self._failures)
-        self._failures += 1
-        if self._failures == 1:
-            self._observer.emit(DatabaseLost("claimer", str(error), pause))
         self._sweep_wanted = True
-        await trio.sleep(pause)
-
-    def _found(self) -> None:
-        if self._failures:
-            self._failures = 0
-            self._observer.emit(DatabaseFound("claimer"))
+        await trio.sleep(self._outage.failed(error))

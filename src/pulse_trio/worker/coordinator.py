@@ -27,7 +27,6 @@ from ..errors import ConfigurationError, DatabaseUnavailable, HandlerStuck
 from ..handlers import Handlers, check_queue
 from ..logs import LogInstrument, logger
 from ..observe import HandlerOverran, JobQuarantined, Observer, WorkerStarted, WorkerStopped
-from ..postgres import backoff
 from ..settings import WorkerSettings
 from ..states import storable
 from ..store import Slot, WorkerStore
@@ -225,7 +224,6 @@ class Worker:
         self._cancellations = Cancellations(
             self._store,
             held=lambda: self._leases.held,
-            backoff=backoff,
             observer=self._observer,
         )
         self._leases = Leases(
@@ -243,7 +241,7 @@ class Worker:
             session=lambda: self._store.session,
             stack_of=self._stack_of,
         )
-        self._progress = ProgressBook(self._store, backoff=backoff, observer=self._observer)
+        self._progress = ProgressBook(self._store, self._observer)
         codec = in_schema(self._handlers.codec, s.schema)
         self._calls = Calls(
             self._handlers,
@@ -294,7 +292,6 @@ class Worker:
             self._store,
             carried=lambda: self._claimer.hungry,
             on_settled=self._settled,
-            backoff=backoff,
             observer=self._observer,
             on_room=lambda: self._claimer.freed(),
             target=s.lease / 30,
@@ -310,7 +307,6 @@ class Worker:
             free=lambda: 0 if self._settler.crowded else s.concurrency - self._running_count,
             start=self._start,
             poll=s.poll,
-            backoff=backoff,
             observer=self._observer,
             on_sweep=self._swept,
         )
@@ -328,13 +324,12 @@ class Worker:
                 cleanup=s.cleanup,
                 on_end=self._left_quarantine,
                 on_release=self._released_in_quarantine,
-                backoff=backoff,
                 observer=self._observer,
             )
         if self._orders is not None:
             # Nobody claims here, and so nobody carries completions.
             self._claimer.hungry = False
-        self._batches = Batches(self._store, retention=s.retention, backoff=backoff, observer=self._observer)
+        self._batches = Batches(self._store, retention=s.retention, observer=self._observer)
         self._listener = Listener(
             self._store,
             on_notify=self._claimer.notified,
@@ -342,7 +337,6 @@ class Worker:
             on_stack=self._stacks.heard,
             on_batch=self._batches.heard,
             on_deaf=self._claimer.deafened,
-            backoff=backoff,
             observer=self._observer,
         )
         self._watchdog = Watchdog(
@@ -350,7 +344,6 @@ class Worker:
             tick=s.watchdog,
             retention=s.retention,
             on_rescue=self._claimer.look_again,
-            backoff=backoff,
             observer=self._observer,
         )
 
@@ -358,7 +351,6 @@ class Worker:
             self._store,
             self._handlers.schedules,
             retention=s.retention,
-            backoff=backoff,
             observer=self._observer,
         )
 

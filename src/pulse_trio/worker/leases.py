@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from ..errors import DatabaseUnavailable
-from ..observe import DatabaseFound, DatabaseLost
+from .outage import Outage
 from .signal import Signal
 
 if TYPE_CHECKING:
@@ -61,11 +61,10 @@ class Leases:
         self._on_asked = on_asked
         self._early = early
         self._on_early = on_early
-        self._observer = observer
+        self._outage = Outage("heartbeats", observer)
         self._held: dict[Claim, Held] = {}
         self._lost: dict[Claim, Held] = {}
         self._added = Signal()
-        self._lost_database = False
         self.draining = False
 
     def __len__(self) -> int:
@@ -126,7 +125,7 @@ class Leases:
         except DatabaseUnavailable as error:
             await self._pause(error)
             return
-        self._found()
+        self._outage.over()
         for held in due:
             self._answer(held, beat)
 
@@ -156,20 +155,9 @@ class Leases:
                 )
             except DatabaseUnavailable as error:
                 # What beats matters is said by _beat; a missed sign of life is shown by pulse.workers.
-                self._lose(error, self._heartbeat)
+                self._outage.failed(error, delay=self._heartbeat)
 
     async def _pause(self, error: DatabaseUnavailable) -> None:
         # Soon, for the leases' sake, but not in step with everybody else who has lost the database.
         pause = self._heartbeat / 10 * random.uniform(0.5, 1)  # noqa: S311
-        self._lose(error, pause)
-        await trio.sleep(pause)
-
-    def _lose(self, error: DatabaseUnavailable, pause: float) -> None:
-        if not self._lost_database:
-            self._lost_database = True
-            self._observer.emit(DatabaseLost("heartbeats", str(error), pause))
-
-    def _found(self) -> None:
-        if self._lost_database:
-            self._lost_database = False
-            self._observer.emit(DatabaseFound("heartbeats"))
+        await trio.sleep(self._outage.failed(error, delay=pause))

@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .outage import rest_after
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -21,12 +23,8 @@ _ELSEWHERE = 1.0
 _VAIN_LOOKS = 50
 """Looks in a row that may bring nothing before a queue with more keys than one look takes in gets a twentieth of the time."""
 _SOON = 0.02
-_SHARE = 20
-"""A claim that took t seconds and found nothing due is not repeated by a sweep for 20 t."""
 _KNOWN = 1000
 """Queues that are kept in mind between sweeps that do not reach all of them, at most."""
-_LONGEST_PAUSE = 5.0
-"""But for so many seconds at most: what took long may have been the network."""
 
 
 @dataclass(slots=True)
@@ -105,7 +103,7 @@ class LimitedBook:
         queue.blocked = answer.blocked
         queue.vain = 0 if answer.claims else queue.vain + 1
         queue.try_at = now + self._pause(queue, answer, now - began)
-        queue.not_before = now + (_ELSEWHERE if answer.blocked else min(_SHARE * (now - began), _LONGEST_PAUSE))
+        queue.not_before = now + (_ELSEWHERE if answer.blocked else rest_after(now - began))
         self._last_tried = name
 
     def refused(self, name: str, until: float) -> None:
@@ -123,5 +121,5 @@ class LimitedBook:
             return answer.again_in
         # Another claimer was at it, or there are more keys than were looked at: at most a fifth of the time goes into that.
         if queue.vain <= _VAIN_LOOKS:
-            return max(answer.again_in, min(4 * cost, _LONGEST_PAUSE))
-        return max(answer.again_in, min(_SHARE * cost, _ELSEWHERE))
+            return max(answer.again_in, rest_after(cost, share=4))
+        return max(answer.again_in, rest_after(cost, longest=_ELSEWHERE))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from ..errors import DatabaseUnavailable
-from ..observe import DatabaseFound, DatabaseLost
+from .outage import Outage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +42,6 @@ class Listener:
         on_stack: Callable[[], None],
         on_batch: Callable[[], None],
         on_deaf: Callable[[], None],
-        backoff: Callable[[int], float],
         observer: Observer,
     ) -> None:
         self._store = store
@@ -51,9 +50,7 @@ class Listener:
         self._on_stack = on_stack
         self._on_batch = on_batch
         self._on_deaf = on_deaf
-        self._backoff = backoff
-        self._observer = observer
-        self._failures = 0
+        self._outage = Outage("listener", observer)
 
     async def run(self) -> None:
         """Listens until cancelled."""
@@ -62,16 +59,10 @@ class Listener:
                 await self._store.listen(self._notified)
             except DatabaseUnavailable as error:
                 self._on_deaf()
-                pause = self._backoff(self._failures)
-                self._failures += 1
-                if self._failures == 1:
-                    self._observer.emit(DatabaseLost("listener", str(error), pause))
-                await trio.sleep(pause)
+                await trio.sleep(self._outage.failed(error))
 
     def _notified(self, payload: str) -> None:
-        if self._failures:
-            self._failures = 0
-            self._observer.emit(DatabaseFound("listener"))
+        self._outage.over()
         word, _, rest = payload.partition(" ")
         if not rest:
             self._on_notify(payload)

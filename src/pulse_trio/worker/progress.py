@@ -13,11 +13,11 @@ import trio
 
 from ..errors import DatabaseUnavailable
 from ..jobs import Progress
-from ..observe import DatabaseFound, DatabaseLost
+from .outage import Outage
 from .signal import Signal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from ..jobs import Claim
     from ..observe import Observer
@@ -36,10 +36,9 @@ class ProgressStore(Protocol):
 class ProgressBook:
     """One worker's."""
 
-    def __init__(self, store: ProgressStore, *, backoff: Callable[[int], float], observer: Observer) -> None:
+    def __init__(self, store: ProgressStore, observer: Observer) -> None:
         self._store = store
-        self._backoff = backoff
-        self._observer = observer
+        self._outage = Outage("progress", observer, least=EVERY)
         self._said: dict[Claim, Progress] = {}
         self._work = Signal()
 
@@ -50,7 +49,6 @@ class ProgressBook:
 
     async def run(self) -> None:
         """Writes until cancelled."""
-        failures = 0
         while True:
             await self._work.wait()
             batch = [self._said.pop(claim) for claim in list(self._said)[:_BATCH]]
@@ -61,14 +59,10 @@ class ProgressBook:
                 self._said = {said.claim: said for said in batch} | self._said
                 for claim in list(islice(self._said, max(0, len(self._said) - _MOST))):
                     del self._said[claim]
-                pause = EVERY + self._backoff(failures)
-                if failures == 0:
-                    self._observer.emit(DatabaseLost("progress", str(error), pause))
-                failures += 1
+                pause = self._outage.failed(error)
             else:
-                if failures:
-                    self._observer.emit(DatabaseFound("progress"))
-                failures, pause = 0, 0.0 if self._said and len(batch) == _BATCH else EVERY
+                self._outage.over()
+                pause = 0.0 if self._said and len(batch) == _BATCH else EVERY
             if self._said:
                 self._work.give()
             await trio.sleep(pause)

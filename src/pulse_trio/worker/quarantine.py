@@ -33,6 +33,7 @@ import trio
 from ..errors import DatabaseUnavailable, StatementRefused
 from ..jobs import Outcome
 from ..observe import BadRow, QuarantineEnded, QuarantineNotStarted, QuarantineStarted
+from ..postgres import reconnect_delay
 from .kept import BeatStore, Kept
 from .orders import SESSION_VARIABLE, Leave, encode, run_order
 from .overseen import SIGN_OF_LIFE
@@ -151,7 +152,6 @@ class Quarantine:
         cleanup: float,
         on_end: Callable[[Claim], None],
         on_release: Callable[[], None],
-        backoff: Callable[[int], float],
         observer: Observer,
     ) -> None:
         self._store = store
@@ -166,7 +166,6 @@ class Quarantine:
         self._cleanup = cleanup
         self._on_end = on_end
         self._on_release = on_release
-        self._backoff = backoff
         self._observer = observer
         self._wards: set[_Ward] = set()
         self._news = Signal()
@@ -199,7 +198,7 @@ class Quarantine:
                         if isinstance(error, StatementRefused):
                             self._observer.emit(BadRow(None, "", "quarantine", str(error)))
                         # That the database is away, the claimer says.
-                        self._not_before = trio.current_time() + self._backoff(self._failures)
+                        self._not_before = trio.current_time() + reconnect_delay(self._failures)
                         self._failures += 1
                         await self._wait()
                     else:
@@ -424,7 +423,7 @@ class Quarantine:
                 with suppress(DatabaseUnavailable):
                     if await write() is not None:
                         return
-                await trio.sleep(self._backoff(failures))
+                await trio.sleep(reconnect_delay(failures))
                 failures += 1
 
 

@@ -30,7 +30,7 @@ from ..observe import (
     UnfitArgumentsReleased,
     UnknownKindReleased,
 )
-from ..states import UnreadableOptions, backoff, outcome_of_cancel, outcome_of_error, storable
+from ..states import UnreadableOptions, outcome_of_cancel, outcome_of_error, retry_delay, storable
 from .held import Held, Transactions
 
 if TYPE_CHECKING:
@@ -285,7 +285,7 @@ class Runner:
             self._observer.emit(FenceLost(held.claim.id, held.claim.kind, held.claim.attempt, "heartbeat"))
         elif reason is None:
             error = "CancelledError: the handler cancelled its own nursery (job.nursery)"
-            return Outcome(held.claim, "failed", delay=backoff(held.claim), error=error)
+            return Outcome(held.claim, "failed", delay=retry_delay(held.claim), error=error)
         return self.outcome_of_cancelled(held)
 
     def outcome_of_cancelled(self, held: Held) -> Outcome | None:

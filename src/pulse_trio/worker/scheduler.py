@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from ..errors import DatabaseUnavailable
-from ..observe import DatabaseFound, DatabaseLost, ScheduleBroken, ScheduleFired
+from ..observe import ScheduleBroken, ScheduleFired
+from .outage import Outage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from ..handlers import Schedule
     from ..observe import Observer
@@ -47,33 +48,26 @@ class Scheduler:
         declared: Sequence[Schedule],
         *,
         retention: float,
-        backoff: Callable[[int], float],
         observer: Observer,
     ) -> None:
         self._store = store
         self._undeclared = list(declared)
         self._retention = retention
-        self._backoff = backoff
         self._observer = observer
+        self._outage = Outage("scheduler", observer, least=_ELSEWHERE)
         self._prune_at = trio.current_time()
         self.looked = trio.Event()
         """Set when everything is declared and nothing (any more) was due: a burst may end."""
 
     async def run(self) -> None:
         """Fires until cancelled."""
-        failures = 0
         while True:
             try:
                 pause = await self._turn()
             except DatabaseUnavailable as error:
-                pause = _ELSEWHERE + self._backoff(failures)
-                if failures == 0:
-                    self._observer.emit(DatabaseLost("scheduler", str(error), pause))
-                failures += 1
+                pause = self._outage.failed(error)
             else:
-                if failures:
-                    self._observer.emit(DatabaseFound("scheduler"))
-                failures = 0
+                self._outage.over()
             await trio.sleep(pause)
 
     async def _turn(self) -> float:

@@ -19,9 +19,10 @@ import trio
 
 from ..errors import DatabaseUnavailable
 from ..jobs import Outcome
-from ..observe import DatabaseFound, DatabaseLost, FenceLost
-from ..states import backoff as retry_delay
+from ..observe import FenceLost
+from ..states import retry_delay
 from ..store import Allowance, TooSlow, is_large, size_of
+from .outage import Outage
 from .signal import Signal
 
 if TYPE_CHECKING:
@@ -56,7 +57,6 @@ class Settler:
         *,
         carried: Callable[[], bool],
         on_settled: Callable[[Claim], None],
-        backoff: Callable[[int], float],
         observer: Observer,
         on_room: Callable[[], None] = lambda: None,
         target: float = 1.0,
@@ -64,8 +64,8 @@ class Settler:
         self._store = store
         self._carried = carried
         self._on_settled = on_settled
-        self._backoff = backoff
         self._observer = observer
+        self._outage = Outage("settler", observer)
         self._completed: dict[int, Outcome] = {}
         self._others: dict[int, Outcome] = {}
         self._unsure: dict[int, Outcome] = {}
@@ -81,7 +81,6 @@ class Settler:
         self._work = Signal()
         self._writing = 0
         self._empty = Signal()
-        self._failures = 0
 
     def add(self, outcome: Outcome) -> None:
         """Takes an outcome to write. Never waits."""
@@ -185,10 +184,10 @@ class Settler:
                 except DatabaseUnavailable as error:
                     self._allowance.lost()
                     self.put_back(outcomes)
-                    await self._pause(error)
+                    await trio.sleep(self._outage.failed(error))
                     continue
                 self._allowance.took(sum(map(size_of, outcomes)), trio.current_time() - began)
-                self._found()
+                self._outage.over()
                 self.settled(settlement)
                 if settlement.again and not settlement.accepted:
                     await trio.sleep(_LOCKED_PAUSE)
@@ -222,10 +221,10 @@ class Settler:
                         self._too_slow(outcomes, error)
                     else:
                         self._try_again(outcomes)
-                        await self._pause(error)
+                        await trio.sleep(self._outage.failed(error))
                     continue
                 self._large_allowance.took(size, trio.current_time() - began)
-                self._found()
+                self._outage.over()
                 self._large_settled(settlement)
 
     def _large_settled(self, settlement: Settlement) -> None:
@@ -278,15 +277,3 @@ class Settler:
         claim = outcome.claim
         self._on_settled(claim)
         self._observer.emit(FenceLost(claim.id, claim.kind, claim.attempt, f"report of {outcome.kind}"))
-
-    async def _pause(self, error: DatabaseUnavailable) -> None:
-        pause = self._backoff(self._failures)
-        self._failures += 1
-        if self._failures == 1:
-            self._observer.emit(DatabaseLost("settler", str(error), pause))
-        await trio.sleep(pause)
-
-    def _found(self) -> None:
-        if self._failures:
-            self._failures = 0
-            self._observer.emit(DatabaseFound("settler"))

@@ -28,7 +28,7 @@ import trio
 
 from ..errors import DatabaseUnavailable
 from ..observe import ChildEnded, ChildNotStarted, ChildSilent, ChildStarted, JobsRescued, NoChildComesUp
-from ..postgres import backoff
+from ..postgres import reconnect_delay
 from .batches import Batches
 from .last_words import END, LastWords, Words
 from .overseen import SIGN_OF_LIFE
@@ -183,11 +183,10 @@ class Supervisor:
                 tick=self._settings.watchdog,
                 retention=self._settings.retention,
                 on_rescue=lambda: None,
-                backoff=backoff,
                 observer=self._observer,
             )
             services.start_soon(watchdog.run)
-            batches = Batches(self._store, retention=self._settings.retention, backoff=backoff, observer=self._observer)
+            batches = Batches(self._store, retention=self._settings.retention, observer=self._observer)
             services.start_soon(batches.run)
             try:
                 async with trio.open_nursery() as self._nursery:
@@ -215,7 +214,7 @@ class Supervisor:
                 failures = 0 if child.heard - child.started > _LIVED else failures + 1
             final = self._is_final(child, code, failures)
             # The first one is replaced at once: its jobs may have room nowhere else.
-            pause = 0.0 if code == REPLACE_ME or failures <= 1 else backoff(failures - 1, base=0.2, cap=30.0)
+            pause = 0.0 if code == REPLACE_ME or failures <= 1 else reconnect_delay(failures - 1, base=0.2, cap=30.0)
             self._tell_end(child, code, words, None if final else pause)
             await self._settle_up(child)
             if final:
@@ -230,7 +229,7 @@ class Supervisor:
     async def _bear(self, error: OSError, failures: int) -> None:
         """A child could not be started: too many processes, no memory. The others go on, and it is tried again."""
         hopeless = failures >= _TRIES and not self._first_is_up.is_set()
-        pause = backoff(failures - 1, base=0.2, cap=30.0)
+        pause = reconnect_delay(failures - 1, base=0.2, cap=30.0)
         if not self._stopping:
             self._observer.emit(ChildNotStarted(str(error), None if hopeless else pause))
         if hopeless:

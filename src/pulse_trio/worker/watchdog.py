@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from ..errors import DatabaseUnavailable
-from ..observe import DatabaseFound, DatabaseLost, JobsRescued
+from ..observe import JobsRescued
+from .outage import Outage, rest_after
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from ..observe import Observer
     from ..store import Rescue
 
-_SHARE = 20
 _LONGEST_PAUSE = 6
 """Ticks."""
 _BATCH = 1000
@@ -49,20 +49,18 @@ class Watchdog:
         tick: float,
         retention: float,
         on_rescue: Callable[[], None],
-        backoff: Callable[[int], float],
         observer: Observer,
     ) -> None:
         self._store = store
         self._tick = tick
         self._retention = retention
         self._on_rescue = on_rescue
-        self._backoff = backoff
         self._observer = observer
+        self._outage = Outage("watchdog", observer, least=tick / 10)
         self._maintain_at = trio.current_time()
 
     async def run(self) -> None:
         """Watches until cancelled."""
-        failures = 0
         while True:
             began = trio.current_time()
             try:
@@ -74,17 +72,11 @@ class Watchdog:
                         # Not to the second: workers that were started together need not come together.
                         self._maintain_at = trio.current_time() + _MAINTAIN_EVERY * random.uniform(0.9, 1)  # noqa: S311
             except DatabaseUnavailable as error:
-                # On top, not at least: at first every watchdog's backoff is the shorter, and all would come at once.
-                pause = self._tick / 10 + self._backoff(failures)
-                if failures == 0:
-                    self._observer.emit(DatabaseLost("watchdog", str(error), pause))
-                failures += 1
+                pause = self._outage.failed(error)
             else:
-                if failures:
-                    self._observer.emit(DatabaseFound("watchdog"))
-                failures = 0
-                cost = trio.current_time() - began
-                pause = 0 if full else max(self._tick, min(_SHARE * cost, _LONGEST_PAUSE * self._tick))
+                self._outage.over()
+                rest = rest_after(trio.current_time() - began, longest=_LONGEST_PAUSE * self._tick)
+                pause = 0 if full else max(self._tick, rest)
             await trio.sleep(pause)
 
     async def _rescue(self) -> bool:

@@ -1,0 +1,54 @@
+"""What each loop of a worker does while the database is away: says so once, waits longer after each vain try, and says when it
+is back. Also how rarely a loop repeats what was slow.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..observe import DatabaseFound, DatabaseLost
+from ..postgres import reconnect_delay
+
+if TYPE_CHECKING:
+    from ..observe import Observer
+
+
+class Outage:
+    """One loop's: `loop` names it in the events, and `least` seconds come on top of each jittered delay.
+
+    On top, because the jittered delay alone is short at first: every loop of a fleet would come back in the same moment.
+    """
+
+    __slots__ = ("_failures", "_least", "_loop", "_observer")
+
+    def __init__(self, loop: str, observer: Observer, *, least: float = 0.0) -> None:
+        self._loop = loop
+        self._observer = observer
+        self._least = least
+        self._failures = 0
+
+    def failed(self, error: Exception, *, delay: float | None = None) -> float:
+        """A try failed. Returns the seconds until the next: `delay` if given, else one that grows with each failure."""
+        pause = self._least + reconnect_delay(self._failures) if delay is None else delay
+        self._failures += 1
+        if self._failures == 1:
+            self._observer.emit(DatabaseLost(self._loop, str(error), pause))
+        return pause
+
+    def over(self) -> None:
+        """A try succeeded."""
+        if self._failures:
+            self._failures = 0
+            self._observer.emit(DatabaseFound(self._loop))
+
+
+COST_SHARE = 20
+"""What took t seconds is not repeated for 20 t, so that it takes at most a twentieth of the time..."""
+LONGEST_REST = 5.0
+"""...but is repeated after so many seconds at the latest: what took long may have been the network. After one answer that took
+5 s, jobs in new slots once waited for 100 s (the simulation found it)."""
+
+
+def rest_after(cost: float, *, share: int = COST_SHARE, longest: float = LONGEST_REST) -> float:
+    """Seconds for which something that took `cost` seconds is not repeated."""
+    return min(share * cost, longest)
