@@ -8,9 +8,12 @@ import math
 import signal
 import sys
 import time
+import traceback
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
+from .log_writer import LogWriter
 from .observe import (
     AttemptFailed,
     BadRow,
@@ -83,7 +86,46 @@ _ERRORS = (JobDied, BadRow, ClaimRefused)
 
 
 class ToStderr(logging.StreamHandler[TextIO]):
-    """The handler that `set_up` adds to the root logger."""
+    """The handler that `set_up` adds to the root logger: a log that is not read does not hold up the event loop."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._encoding = stream.encoding or "utf-8"
+        # A stream without a descriptor is no process's stderr, but a test's.
+        with suppress(OSError, ValueError):
+            self._writer: LogWriter | None = LogWriter(stream.fileno(), self._notice)
+            return
+        self._writer = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._writer is None:
+            super().emit(record)
+            return
+        try:
+            self._writer.write(self._encoded(record))
+        except Exception:
+            self.handleError(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """A record that cannot be formatted: logging's own report would be written to stderr and might wait."""
+        if self._writer is None:
+            super().handleError(record)
+        elif logging.raiseExceptions:
+            text = f"--- Logging error ---\n{traceback.format_exc()}Message: {record.msg!r}\n"
+            self._writer.write(text.encode(self._encoding, "backslashreplace"))
+
+    def flush(self) -> None:
+        if self._writer is None:
+            super().flush()
+        else:
+            self._writer.flush()
+
+    def _encoded(self, record: logging.LogRecord) -> bytes:
+        return f"{self.format(record)}\n".encode(self._encoding, "backslashreplace")
+
+    def _notice(self, count: int) -> bytes:
+        message = f"{count} lines of the log were left out here, because stderr was not read in time"
+        return self._encoded(logger.makeRecord(logger.name, logging.WARNING, "", 0, message, (), None))
 
 
 def set_up(*, as_json: bool, verbose: bool) -> None:

@@ -13,6 +13,7 @@ import calendar
 import os
 import random
 from datetime import UTC, date, datetime, timedelta
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -94,17 +95,16 @@ def occurrences(plan: Plan, zone: ZoneInfo, after: datetime, until: datetime) ->
     return sorted(moment for moment in found if after < moment <= until)
 
 
-def instants(wall: datetime, zone: ZoneInfo, of_day: bool) -> Iterator[datetime]:
+@cache
+def instants(wall: datetime, zone: ZoneInfo, of_day: bool) -> tuple[datetime, ...]:
+    """When the clock shows this time. The expressions share most times, so each is looked up once."""
     early, late = (wall.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1))
     if early == late:
-        yield early
-    elif early < late:
-        yield early
-        if not of_day:
-            yield late
-    elif of_day:
-        # Leapt over. PEP 495: `late` is before the gap and `early` after it.
-        yield change_between(zone, late, early)
+        return (early,)
+    if early < late:
+        return (early,) if of_day else (early, late)
+    # Leapt over. PEP 495: `late` is before the gap and `early` after it.
+    return (change_between(zone, late, early),) if of_day else ()
 
 
 def change_between(zone: ZoneInfo, before: datetime, after: datetime) -> datetime:
@@ -178,6 +178,7 @@ def test_occurrences_around_every_change_of_ten_years_are_those_of_another_imple
                     break
                 found.append(moment)
             assert found == occurrences(plan, zone, after, until), (expression, name, after)
+    instants.cache_clear()  # a zone's times are no other's
 
 
 @pytest.mark.parametrize("expression", ["17 4 * * *", "0 */6 1,15 * *", "*/30 2 * * 1", "0 0 29 2 *", "59 23 31 12 *"])

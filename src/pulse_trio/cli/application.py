@@ -22,9 +22,11 @@ from .faults import describe, exit_code_of, our_error
 from .grants import grants
 from .jobs import jobs
 from .migrate import migrate
+from .output import complain
 from .queues import queues
 from .run import run
 from .stack import stack
+from .streams import STDOUT, open_closed_streams
 from .workers import workers
 
 if TYPE_CHECKING:
@@ -35,8 +37,8 @@ INTERRUPTED = 130
 PIPE_CLOSED = 141
 """128 + SIGPIPE: what was printed has no reader any more (`| head`)."""
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""What a stream says that leads to a full disk, a quota, or a broken device."""
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+"""What a stream says that leads to a full disk, a quota, a broken device, or was closed."""
 
 
 class Commands(click.Group):
@@ -73,8 +75,9 @@ for _command in (run, enqueue, jobs, queues, cron, workers, stack, audit, migrat
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command line and exits."""
+    open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
-        # Data is shown whatever the terminal's encoding can show. A stream that was closed is None.
+        # Data is shown whatever the terminal's encoding can show.
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     sys.exit(status_of(arguments))
@@ -90,7 +93,7 @@ def status_of(arguments: Sequence[str] | None = None) -> int:
         error.show()
         return error.exit_code
     except click.ClickException as error:
-        _complain(_describe_click(error))
+        complain(_describe_click(error))
         return error.exit_code
     except OSError as error:
         # A file that cannot be written has a name; a stream has none.
@@ -98,7 +101,7 @@ def status_of(arguments: Sequence[str] | None = None) -> int:
             return _report(error)
         # What the command did is done; only its output is lost.
         _forget_stdout()
-        _complain(f"what was asked for could not be written to stdout: {error.strerror}")
+        complain(f"what was asked for could not be written to stdout: {error.strerror}")
         return 1
     except Exception as error:
         return _report(error)
@@ -111,9 +114,9 @@ def _report(error: BaseException) -> int:
     ours = our_error(error)
     if ours is None:
         traceback.print_exception(error)
-        _complain("the error above is a bug in pulse-trio; please report it with its traceback.")
+        complain("the error above is a bug in pulse-trio; please report it with its traceback.")
         return 1
-    _complain(describe(ours))
+    complain(describe(ours))
     return exit_code_of(ours)
 
 
@@ -124,10 +127,6 @@ def _describe_click(error: click.ClickException) -> str:
     return message
 
 
-def _complain(message: str) -> None:
-    click.echo(f"pulse-trio: {message}", err=True)
-
-
 def _flush_stdout() -> None:
     stdout: TextIO | None = sys.stdout
     if stdout is not None:
@@ -136,4 +135,4 @@ def _flush_stdout() -> None:
 
 def _forget_stdout() -> None:
     # Python flushes stdout once more when it ends, and would complain again.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)

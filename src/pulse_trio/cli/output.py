@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,7 +25,13 @@ UNFOLDED = 100_000
 
 def notice(message: str) -> None:
     """Something for the person, on stderr, so that stdout stays what was asked for."""
-    click.echo(f"pulse-trio: {shown(message)}", err=True)
+    complain(shown(message))
+
+
+def complain(message: str) -> None:
+    """Says something on stderr. One that is full, or has no reader any more, loses the words, and stops no command."""
+    with suppress(OSError):
+        click.echo(f"pulse-trio: {message}", err=True)
 
 
 def print_json(value: object) -> None:

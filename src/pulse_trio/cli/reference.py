@@ -31,7 +31,10 @@ and shared between commands. Which one it is, is said on stderr. The embedded on
 it only from `pulse-trio migrate`.
 
 What was asked for goes to stdout, everything else to stderr. `--json` prints one JSON document with times in ISO 8601
-(UTC); `run --json` logs one object a line. An error is one line on stderr that begins with `pulse-trio:`.
+(UTC); `run --json` logs one object a line. An error is one line on stderr that begins with `pulse-trio:`. A command
+that cannot write to stdout (closed, a full disk) says so and ends with 1; a stderr that cannot be written to stops no command.
+A worker does not wait for the program that reads its stderr: 1 MB of log is kept for it, lines beyond that are left out and
+counted.
 
 | exit code | meaning |
 |---|---|

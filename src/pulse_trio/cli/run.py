@@ -28,6 +28,7 @@ from .fleet import Fleet
 from .loading import check_target, load_handlers
 from .options import dsn_option, setting_options
 from .stopping import RELEASED, Stopping, flush, leave_at_once
+from .streams import accept_lost_output
 
 if TYPE_CHECKING:
     from typing import NoReturn
@@ -64,6 +65,7 @@ def run(target: str, dsn: str | None, burst: bool, verbose: bool, as_json: bool,
 
     Exit codes: 0 drained, 1 an error (the database's fault), 2 wrong usage, 3 the grace passed and jobs were released.
     """
+    accept_lost_output()
     settings = load_settings(given)
     for queue in settings.queues or ():
         check_queue(queue)  # before the database is waited for

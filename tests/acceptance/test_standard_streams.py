@@ -1,0 +1,174 @@
+"""A worker whose stdout or stderr is closed, full, or read by a program that has gone or never reads goes on as ever."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import sysconfig
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from support.workers import RUN, enqueue, settled, until
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from pathlib import Path
+
+    from support.processes import Processes, Running
+
+COMMAND = f"{sysconfig.get_path('scripts')}/pulse-trio"
+APP = """
+import logging
+import os
+import sys
+
+import trio
+
+from pulse_trio import Handlers, Job
+
+handlers = Handlers()
+
+
+@handlers.job
+async def says_much(job: Job) -> int:
+    for line in range(50):
+        logging.getLogger("app").warning("%d %s", line, "x" * 2000)
+        await trio.sleep(0)
+    return job.attempt
+
+
+@handlers.job(runs="process")
+def says_much_elsewhere() -> str:
+    for line in range(50):
+        logging.getLogger("app").warning("%d %s", line, "x" * 2000)
+    return "said"
+
+
+@handlers.job
+async def standard_files() -> list[str]:
+    return [os.readlink(f"/proc/self/fd/{number}") for number in (0, 1, 2)]
+"""
+BROKEN = ["2>&-", "2>/dev/full", ">/dev/full", ">&-", ">&- 2>&-", ">&- 2>&- <&-", ">/dev/full 2>&1"]
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    (tmp_path / "app.py").write_text(APP)
+    return tmp_path
+
+
+async def run(processes: Processes, dsn: str, redirected: str, *more: str) -> Running:
+    command = shlex.join([COMMAND, *RUN, "--verbose", f"--dsn={dsn}", *more])
+    return await processes.start("bash", "-c", f"exec {command} {redirected}")
+
+
+async def works(dsn: str) -> None:
+    """Jobs that say more than a pipe holds are completed at their first attempt."""
+    for kind, count, result in (("says_much", 4, 1), ("says_much_elsewhere", 1, "said")):
+        for job_id in enqueue(dsn, kind, count):
+            assert await settled(dsn, job_id) == ("completed", 1, result)
+
+
+@pytest.mark.parametrize("processes_", [1, 2])
+@pytest.mark.parametrize("redirected", BROKEN)
+async def test_a_worker_works_and_ends_well_whatever_its_streams_are(
+    redirected: str, processes_: int, dsn: str, processes: Processes, app: Path
+) -> None:
+    worker = await run(processes, dsn, redirected, f"--processes={processes_}")
+    await works(dsn)
+    (files,) = enqueue(dsn, "standard_files")
+    _, _, opened = await settled(dsn, files)
+    # No socket has taken the place of a stream that was closed: what writes there would speak to the database.
+    assert [name for name in opened if name.startswith(("socket", "anon"))] == []
+    worker.send(signal.SIGTERM)
+    assert await worker.ended() == 0, worker.report()
+
+
+@contextmanager
+def fifo(folder: Path) -> Generator[int]:
+    """A pipe with a name, and its reading end."""
+    os.mkfifo(folder / "pipe")
+    end = os.open(folder / "pipe", os.O_RDWR | os.O_NONBLOCK)
+    try:
+        yield end
+    finally:
+        with suppress(OSError):
+            os.close(end)
+
+
+def fill(end: int) -> None:
+    with suppress(BlockingIOError):
+        while True:
+            os.write(end, b"x" * 4096)
+
+
+@pytest.mark.parametrize("processes_", [1, 2])
+@pytest.mark.parametrize("redirected", ["2>pipe", ">pipe 2>&1"])
+async def test_a_worker_whose_log_nobody_reads_works_and_ends_well(
+    redirected: str, processes_: int, dsn: str, processes: Processes, app: Path
+) -> None:
+    with fifo(app) as end:
+        fill(end)
+        worker = await run(processes, dsn, redirected, f"--processes={processes_}")
+        await works(dsn)
+        worker.send(signal.SIGTERM)
+        assert await worker.ended() == 0, worker.report()
+
+
+async def test_a_log_that_is_read_late_says_how_many_lines_it_lacks(dsn: str, processes: Processes, app: Path) -> None:
+    with fifo(app) as end:
+        worker = await run(processes, dsn, "2>pipe")
+        for job_id in enqueue(dsn, "says_much", 20):  # 2 MB
+            assert await settled(dsn, job_id) == ("completed", 1, 1)
+        heard = b""
+        with trio.fail_after(20):
+            while b" lines of the log were left out here, because stderr was not read in time" not in heard:
+                await trio.lowlevel.wait_readable(end)
+                heard += os.read(end, 65536)
+        (left_out,) = re.findall(rb"WARNING (\d+) lines of the log were left out", heard)
+        lines = [line for line in heard.split(b"\n") if b"WARNING app: " in line]
+        assert len(lines) + int(left_out) >= 20 * 50
+        # None is cut, and none is within another.
+        assert {line[-2000:] for line in lines} == {b"x" * 2000}
+        assert {line.count(b"WARNING") for line in lines} == {1}
+        os.close(end)
+        worker.send(signal.SIGTERM)
+        assert await worker.ended() == 0, worker.report()
+
+
+@pytest.mark.parametrize("what", ["jobs list", "jobs list --json", "queues list", "--help"])
+async def test_a_command_whose_stdout_is_closed_says_so(what: str, processes: Processes, dsn: str) -> None:
+    enqueue(dsn)
+    running = await processes.start("bash", "-c", f"{COMMAND} {what} >&-", env={"PULSE_TRIO_DSN": dsn})
+    assert await running.ended() == 1
+    assert "what was asked for could not be written to stdout: Bad file descriptor" in running.stderr
+    assert "Traceback" not in running.stderr
+
+
+@pytest.mark.parametrize("redirected", ["2>&-", "2>/dev/full", "<&- 2>&-"])
+async def test_a_command_whose_stderr_is_lost_does_what_it_was_asked_for(
+    redirected: str, processes: Processes, dsn: str
+) -> None:
+    enqueue(dsn)
+    for what, code in (("jobs list --json", 0), ("jobs show 999999", 2)):
+        running = await processes.start("bash", "-c", f"{COMMAND} {what} {redirected}", env={"PULSE_TRIO_DSN": dsn})
+        assert await running.ended() == code, running.report()
+        assert ('"kind"' in running.stdout) == (code == 0)
+
+
+@pytest.mark.parametrize("processes_", [1, 2])
+async def test_a_worker_whose_logs_reader_has_gone_works_and_ends_well(
+    processes_: int, dsn: str, processes: Processes, app: Path
+) -> None:
+    with fifo(app) as end:
+        worker = await run(processes, dsn, "2>pipe", f"--processes={processes_}")
+        await until(dsn, "SELECT FROM pulse.workers")
+        os.close(end)
+        await works(dsn)
+        worker.send(signal.SIGTERM)
+        assert await worker.ended() == 0, worker.report()
