@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from pulse_trio import Handlers, Job, SyncClient, open_client
+from pulse_trio import DatabaseUnavailable, Handlers, Job, SyncClient, open_client
 from pulse_trio.client import request_by_name
-from pulse_trio.observe import DatabaseLost, FenceLost, JobsRescued, JobStarted, LeaseUnproven
+from pulse_trio.observe import DatabaseFound, DatabaseLost, FenceLost, JobsRescued, JobStarted, LeaseUnproven
 from support.embedded_workers import working
-from support.pgbouncer import PROGRAM, open_pgbouncer
+from support.pgbouncer import PROGRAM, open_mortal_pgbouncer, open_pgbouncer
 from support.stores import Window, claim, open_store
 from support.workers import rows, settled, until
 
@@ -144,3 +144,70 @@ async def test_the_commands_work_through_it_and_doctor_says_what_it_means(
     assert "pooler" in found
     assert "--direct-dsn" in found
     assert "pooler" not in await processes.run("doctor", f"--dsn={dsn}", code=1)
+
+
+@pytest.mark.parametrize("mode", ["transaction", "session"])
+async def test_a_pooler_that_is_killed_and_started_again_under_running_jobs_costs_no_job_and_doubles_none(
+    mode: str, dsn: str, handlers: Handlers
+) -> None:
+    released, acknowledged = trio.Event(), dict[int, int]()
+
+    @handlers.job
+    async def held(job: Job, n: int) -> int:
+        await released.wait()
+        async with job.transaction() as tx:
+            tx.result = n
+            await tx.execute("INSERT INTO public.ledger VALUES (%s)", [n])
+        return n
+
+    @handlers.job
+    async def slow_to_pay(job: Job, n: int) -> None:
+        async with job.transaction() as tx:
+            await tx.execute("INSERT INTO public.ledger VALUES (%s)", [n])
+            await tx.execute("SELECT pg_sleep(0.02)")
+
+    with Window(dsn) as window:
+        window.run("CREATE TABLE public.ledger (n int)")
+    calm = {"lease": 60.0, "heartbeat": 2.0, "watchdog": 0.5, "grace": 5.0, "concurrency": 20, "poll": 0.2}
+    async with (
+        open_mortal_pgbouncer(dsn, mode) as pooler,
+        open_client(pooler.dsn) as client,
+        working(handlers, pooler.dsn, **calm) as heard,
+    ):
+        running = [await client.enqueue("held", {"n": -n}) for n in range(1, 4)]
+        for ref in running:
+            await heard.until(JobStarted, job_id=ref.id)
+
+        async def produce(count: int) -> None:
+            wanted, n = len(acknowledged) + count, max(acknowledged.values(), default=0)
+            while len(acknowledged) < wanted:
+                n += 1
+                try:
+                    # A transaction that was cut off may cost an attempt.
+                    ref = await client.enqueue("slow_to_pay", {"n": n}, max_attempts=10)
+                except DatabaseUnavailable:
+                    await trio.sleep(0.05)
+                else:
+                    acknowledged[ref.id] = n
+
+        for _ in range(3):
+            await produce(10)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(produce, 10)
+                lost = len(heard.of(DatabaseLost))
+                await pooler.kill()
+                with trio.fail_after(40):
+                    while len(heard.of(DatabaseLost)) == lost:  # noqa: ASYNC110 -- any of them
+                        await trio.sleep(0.02)
+                await pooler.start()
+        await heard.until(DatabaseFound)
+        released.set()
+        for ref in running:
+            assert (await settled(dsn, ref.id))[:2] == ("completed", 1)
+        await until(dsn, "SELECT WHERE NOT EXISTS (SELECT FROM pulse.jobs WHERE finished_at IS NULL)")
+    assert heard.of(FenceLost) == heard.of(JobsRescued) == heard.of(LeaseUnproven) == []
+    completed = {row[0] for row in rows(dsn, "SELECT id FROM pulse.jobs WHERE state = 'completed'")}
+    assert set(acknowledged) <= completed
+    paid = [row[0] for row in rows(dsn, "SELECT n FROM public.ledger")]
+    assert len(paid) == len(set(paid)) == len(completed)
+    assert {*acknowledged.values(), -1, -2, -3} <= set(paid)

@@ -1,4 +1,4 @@
-"""The real PgBouncer before the tests' PostgreSQL, in transaction mode, with few server connections."""
+"""The real PgBouncer before the tests' PostgreSQL, in transaction mode, with few server connections, or in session mode."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ listen_addr = 127.0.0.1
 listen_port = {port}
 unix_socket_dir =
 auth_type = any
-pool_mode = transaction
+pool_mode = {mode}
 default_pool_size = {connections}
 max_client_conn = 200
 max_db_connections = {connections}
@@ -39,10 +39,52 @@ server_tls_sslmode = prefer
 """
 
 
+class PgBouncer:
+    """One that can be killed and started again; `dsn` is the database through it."""
+
+    def __init__(self, folder: Path, port: int, dsn: str) -> None:
+        self.dsn = dsn
+        self._folder = folder
+        self._port = port
+        self._process: trio.Process | None = None
+
+    async def start(self) -> None:
+        """Starts it and waits until it listens."""
+        assert PROGRAM is not None
+        root = os.geteuid() == 0
+        self._process = await trio.lowlevel.open_process(
+            [PROGRAM, "-q", str(self._folder / "pgbouncer.ini")],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            **({"user": NOBODY, "group": NOBODY, "extra_groups": []} if root else {}),
+        )
+        with trio.fail_after(20):
+            while True:
+                assert self._process.returncode is None
+                try:
+                    await (await trio.open_tcp_stream("127.0.0.1", self._port)).aclose()
+                    break
+                except OSError:
+                    await trio.sleep(0.05)
+
+    async def kill(self) -> None:
+        """SIGKILL: its clients and the server see their connections end."""
+        if self._process is not None:
+            self._process.kill()
+            await self._process.wait()
+
+
 @asynccontextmanager
 async def open_pgbouncer(dsn: str) -> AsyncGenerator[str]:
     """The DSN of the same database through a PgBouncer of the test's own. The test's loop carries it: block in threads only."""
-    assert PROGRAM is not None
+    async with open_mortal_pgbouncer(dsn) as pooler:
+        yield pooler.dsn
+
+
+@asynccontextmanager
+async def open_mortal_pgbouncer(dsn: str, mode: str = "transaction") -> AsyncGenerator[PgBouncer]:
+    """The PgBouncer itself; in session mode with as many connections as anyone may want."""
     fields = conninfo_to_dict(dsn)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -58,31 +100,18 @@ async def open_pgbouncer(dsn: str) -> AsyncGenerator[str]:
                 password=f"password={fields['password']}" if fields.get("password") else "",
                 upstream=conninfo_to_dict(upstream.dsn)["port"],
                 port=port,
-                connections=CONNECTIONS,
+                mode=mode,
+                connections=CONNECTIONS if mode == "transaction" else 30,
             )
         )
-        root = os.geteuid() == 0
-        process = await trio.lowlevel.open_process(
-            [PROGRAM, "-q", str(folder / "pgbouncer.ini")],
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            **({"user": NOBODY, "group": NOBODY, "extra_groups": []} if root else {}),
+        through = make_conninfo(
+            "", host="127.0.0.1", port=port, dbname=fields["dbname"], user=fields.get("user") or "postgres"
         )
+        pooler = PgBouncer(folder, port, through)
         try:
-            with trio.fail_after(20):
-                while True:
-                    assert process.returncode is None
-                    try:
-                        await (await trio.open_tcp_stream("127.0.0.1", port)).aclose()
-                        break
-                    except OSError:
-                        await trio.sleep(0.05)
-            yield make_conninfo(
-                "", host="127.0.0.1", port=port, dbname=fields["dbname"], user=fields.get("user") or "postgres"
-            )
+            await pooler.start()
+            yield pooler
         finally:
             with trio.CancelScope(shield=True):
-                process.terminate()
-                await process.wait()
+                await pooler.kill()
                 shutil.rmtree(folder)
