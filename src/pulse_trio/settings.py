@@ -12,7 +12,7 @@ import os
 import tomllib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from .errors import ConfigurationError
 from .ownership import distrust
@@ -33,6 +33,64 @@ _OF_ONE_RUN = frozenset({"burst", "verbose", "json"})
 """Flags of `pulse-trio run` that are no settings: in a project's file they would change what every run of it is."""
 _FOREVER = 1000 * 365.25 * 86400
 """Seconds. What becomes an interval in PostgreSQL has to fit a timestamp; NaN and infinity are refused with it."""
+
+
+class Terms(NamedTuple):
+    """How jobs are held: the worker's own terms, or those of a queue that has a lease of its own. All in seconds."""
+
+    lease: float
+    heartbeat: float
+    margin: float
+    """What is left of a lease when its handler is cancelled because no beat was accepted."""
+    proven_for: float
+    """From the sending of a claim or beat until then."""
+    early: float
+    """By how much a beat may come before it is due, to travel with others."""
+
+    @property
+    def one_beat_decides(self) -> bool:
+        """Whether a single heartbeat that is late costs the worker its jobs: the interval is above a third of the lease."""
+        return self.heartbeat > self.lease / 3 * _ROUNDED
+
+
+_ROUNDED = 1 + 1e-9
+"""Not to the last bit: 0.6 / 3 is less than 0.2."""
+
+
+def terms_of(lease: float, heartbeat: float, cleanup: float) -> Terms:
+    """The margin is `cleanup` + 1, shrunk so that two beats may fail before it begins; with a heartbeat above a third of the
+    lease, one beat and what follows it at once."""
+    if heartbeat > lease / 3 * _ROUNDED:
+        margin = min(cleanup + 1, (lease - heartbeat) / 2)
+    else:
+        margin = min(cleanup + 1, lease - 2 * heartbeat - lease / 100)
+    return Terms(lease, heartbeat, margin, lease - margin, heartbeat / 20)
+
+
+def check_lease(lease: float, heartbeat: float) -> str | None:
+    """What is wrong with a lease and its heartbeat, None if nothing is."""
+    for name, given in (("lease", lease), ("heartbeat", heartbeat)):
+        if not 0 < given < _FOREVER:
+            return f"{name} must be above 0 and at most a thousand years, got {given!r}"
+    if heartbeat > lease / 2 * _ROUNDED:
+        return f"heartbeat must be at most half of the lease ({lease:g} s), got {heartbeat!r}"
+    return None
+
+
+class TermsOfQueues:
+    """The terms of all queues that a worker claims from: its `own`, and in `by_queue` those of queues with their own lease."""
+
+    def __init__(self, own: Terms, by_queue: Mapping[str, Terms]) -> None:
+        self.own = own
+        self.by_queue = by_queue
+        every = [own, *by_queue.values()]
+        self.shortest = min(terms.lease for terms in every)
+        self.longest = max(terms.lease for terms in every)
+        self.least_margin = min(terms.margin for terms in every)
+
+    def of(self, queue: str) -> Terms:
+        """Those of one queue's jobs."""
+        return self.by_queue.get(queue, self.own)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +153,7 @@ class WorkerSettings:
         self._require("processes", self.processes >= 1, "must be at least 1")
         self._require("process_slots", self.process_slots >= 0, "must not be negative")
         self._require("quarantine_slots", self.quarantine_slots >= 1, "must be at least 1")
-        # Not to the last bit: 0.6 / 3 is less than 0.2.
-        half = self.lease / 2 * (1 + 1e-9)
+        half = self.lease / 2 * _ROUNDED
         self._require("heartbeat", self.heartbeat <= half, f"must be at most half of the lease ({self.lease:g} s)")
         self._require(
             "schema", 1 <= len(self.schema.encode()) <= 63 and "\0" not in self.schema, "must have 1 to 63 bytes"
@@ -110,19 +167,22 @@ class WorkerSettings:
 
     @property
     def margin(self) -> float:
-        """Seconds before the lease's end at which a handler is cancelled if no beat was accepted: time for its clean-up.
-
-        `cleanup` + 1, shrunk so that two beats may fail before the margin begins; with a heartbeat above a third of the lease,
-        one beat and what follows it at once.
-        """
-        if self.one_beat_decides:
-            return min(self.cleanup + 1, (self.lease - self.heartbeat) / 2)
-        return min(self.cleanup + 1, self.lease - 2 * self.heartbeat - self.lease / 100)
+        """Seconds before the lease's end at which a handler is cancelled if no beat was accepted: time for its clean-up."""
+        return self.terms({}).own.margin
 
     @property
     def one_beat_decides(self) -> bool:
         """Whether a single heartbeat that is late costs the worker its jobs: the interval is above a third of the lease."""
-        return self.heartbeat > self.lease / 3 * (1 + 1e-9)
+        return self.terms({}).own.one_beat_decides
+
+    def terms(self, leases: Mapping[str, tuple[float, float]]) -> TermsOfQueues:
+        """How jobs are held. `leases` has the lease and the heartbeat of queues that have their own; those that this worker
+        does not claim from are left out."""
+        chosen = {queue: its for queue, its in leases.items() if self.queues is None or queue in self.queues}
+        return TermsOfQueues(
+            terms_of(self.lease, self.heartbeat, self.cleanup),
+            {queue: terms_of(*its, self.cleanup) for queue, its in chosen.items()},
+        )
 
 
 def load_settings(given: Mapping[str, Any], *, folder: Path | None = None) -> WorkerSettings:

@@ -230,6 +230,8 @@ class FakeStore:
     def __init__(self, database: FakeDatabase, *, lease: float = 30.0, queues: Sequence[str] | None = None) -> None:
         self.database = database
         self.lease = lease
+        self.leases: dict[str, float] = {}
+        """Of queues that have one of their own."""
         self.queues = queues
         self.session = 0
         self.epoch_offset = EPOCH
@@ -328,7 +330,7 @@ class FakeStore:
         job.progress = None
         job.quarantined = job.suspect
         job.session = session or self.session
-        job.lease_until = trio.current_time() + self.lease
+        job.lease_until = trio.current_time() + self.leases.get(job.queue, self.lease)
         return Claim(
             job.id, job.attempt, job.max_attempts, job.failures, job.priority, repr(job.run_at), job.queue, job.kind,
             job.args, job.options, job.session,
@@ -508,7 +510,8 @@ class FakeStore:
         locked = frozenset(claim for claim in ours if claim.id in self.database.locked)
         renewed = frozenset(ours) - locked
         for claim in renewed:
-            self.database.jobs[claim.id].lease_until = trio.current_time() + self.lease
+            job = self.database.jobs[claim.id]
+            job.lease_until = trio.current_time() + self.leases.get(job.queue, self.lease)
         self.beats.append((sent, list(claims)))
         await self._answered("beat")
         wished = {claim: self.database.jobs[claim.id] for claim in renewed}

@@ -143,7 +143,7 @@ def test_a_registry_holds_the_limits_of_its_queues_and_takes_in_anothers() -> No
     ]
     with pytest.raises(ConfigurationError, match="two different limits"):
         first.queue("mail", limit=4)
-    with pytest.raises(ConfigurationError, match="give limit, rate, key_limit, key_rate or retention"):
+    with pytest.raises(ConfigurationError, match="give limit, rate, key_limit, key_rate, retention or lease"):
         first.queue("empty")
     with pytest.raises(InvalidName):
         first.queue("no spaces", limit=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -111,3 +112,22 @@ async def test_a_supervisor_that_is_gone_keeps_nobody(ends: tuple[socket.socket,
     ours.close()
     line.tell_session(1)
     line.tell_stuck([stuck(1)])
+
+
+async def test_a_shorter_lease_is_told_at_once_and_a_longer_one_with_the_next_sign_of_life(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = ends
+    line = Line(theirs)
+    held = 30.0
+    told = ours.makefile("rb")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(line.run, lambda: None, lease=lambda: held))
+        await trio.testing.wait_all_tasks_blocked()
+        line.tell_lease(5.0)
+        line.tell_lease(20.0)  # a shorter one is held
+        held = 20.0
+        with trio.fail_after(20):
+            messages = [json.loads(await trio.to_thread.run_sync(told.readline)) for _ in range(4)]
+        nursery.cancel_scope.cancel()
+    assert messages == [{"lease": 30.0}, {"alive": True}, {"lease": 5.0}, {"lease": 20.0}]

@@ -18,6 +18,7 @@ class Ward:
     """What is watched of a process."""
 
     heard: float
+    lease: float = LEASE
     up: trio.Event = field(default_factory=trio.Event)
     killed: float | None = None
 
@@ -33,7 +34,7 @@ async def test_a_silent_process_is_killed_a_lease_and_a_second_after_its_last_si
     ward: Any = Ward(heard=start)
     ward.up.set()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(kill_when_silent, ward, LEASE)
+        nursery.start_soon(kill_when_silent, ward)
         while (now := trio.current_time() - start) <= last:
             ward.heard = trio.current_time()
             await trio.sleep(min(0.5, last - now) or 0.5)

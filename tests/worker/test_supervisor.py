@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,7 @@ class Store:
 async def hand_back(store: Any) -> None:
     """As for a child that has died; its second part, in the background."""
     supervisor = Supervisor([], {}, store, settings=WorkerSettings(processes=2), observer=Observer())
-    child: Any = SimpleNamespace(sessions=[5], process=SimpleNamespace(pid=1))
+    child: Any = SimpleNamespace(sessions=[5], process=SimpleNamespace(pid=1), longest=WorkerSettings().lease)
     await supervisor._rescue_late(child)
 
 
@@ -217,7 +218,7 @@ async def test_what_a_child_said_just_before_its_end_is_heard_to_the_last_line(s
         process.say(stuck=encode_outcome(outcome(number)), filler="x" * 1000)
     inherited = process.line.dup()  # by something that the child has started
     process.end(75)
-    child = Child(process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)), LastWords(), 0, 0, [])  # type: ignore[arg-type] -- no process
+    child = Child(process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)), LastWords(), 0, 0, [], 30, 30)  # type: ignore[arg-type] -- no process
     with inherited, trio.fail_after(5):
         assert (await supervisor._watch(child))[0] == 75
     assert [outcome.claim.id for outcome in child.stuck] == list(range(70))
@@ -351,3 +352,54 @@ async def test_a_server_that_is_silent_does_not_keep_a_stop(
                 await trio.sleep(1)
                 supervisor.stop_now()
     assert trio.current_time() - begun <= 5.1
+
+
+async def test_a_silent_child_is_killed_when_the_shortest_lease_that_it_holds_is_over(
+    supervisor: Supervisor, kernel: Kernel, events: Recorder
+) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(supervisor.run)
+        first = await kernel.process(0)
+        first.say(leases=[4, 90])
+        first.say(session=5)
+        second = await kernel.process(1)
+        second.say(session=6)
+        second.say(lease=4)
+        second.say(lease=30)  # that job has ended
+        await trio.sleep(1)
+        first.say(alive=True)
+        second.say(alive=True)
+        # A job with a short lease begins, and blocks the loop.
+        first.say(lease=4)
+        silent = trio.current_time()
+        await first.wait()
+        assert trio.current_time() - silent == pytest.approx(4, abs=0.1)
+        assert second.returncode is None
+        await second.wait()
+        assert trio.current_time() - silent == pytest.approx(30, abs=0.1)
+        await trio.sleep(0.1)
+        assert [event.seconds for event in events.of(ChildSilent)] == [4, 30]
+        supervisor.stop()
+
+
+async def test_a_supervisors_watchdog_looks_often_enough_for_its_childrens_shortest_lease(
+    supervisor: Supervisor, kernel: Kernel, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[float] = []
+
+    async def rescue(limit: int = 1000) -> Rescue:
+        looks.append(trio.current_time())
+        await trio.lowlevel.checkpoint()
+        return Rescue(0, 0)
+
+    monkeypatch.setattr(server, "rescue", rescue)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(supervisor.run)
+        process = await kernel.process(0)
+        process.say(leases=[4, 90])
+        process.say(session=5)
+        await trio.sleep(20)
+        supervisor.stop()
+    pauses = [after - before for before, after in pairwise(looks[1:])]
+    assert pauses == pytest.approx([2.0] * len(pauses), abs=0.1)
+    assert len(pauses) >= 5

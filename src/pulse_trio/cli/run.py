@@ -163,6 +163,7 @@ class Deployment(Run):
             keep=self._keep,
             watch=self._line is None,
             on_session=self._line.tell_session if self._line is not None else None,
+            on_lease=self._line.tell_lease if self._line is not None else None,
             on_stuck=self._be_replaced,
             stuck=inherited_outcomes(),
             launch=self._launch(dsn) if self._orders is None else None,
@@ -224,9 +225,9 @@ async def _run_beside(line: Line | None, worker: Worker) -> WorkerReport:
     """The worker, and beside it the line to its supervisor if it has one."""
     if line is None:
         return await worker.run()
+    line.tell_leases(*worker.leases)
     async with trio.open_nursery() as nursery:
-        # Later than the supervisor, which says more than the kernel does.
-        nursery.start_soon(partial(line.run, _drain_alone, limit=2 * worker.settings.lease))
+        nursery.start_soon(partial(line.run, _drain_alone, lease=lambda: worker.shortest_held))
         report = await worker.run()
         nursery.cancel_scope.cancel()
     return report

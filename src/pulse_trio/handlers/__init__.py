@@ -1,6 +1,6 @@
 """The registry of handlers, their options and their typed arguments."""
 
-from .limits import QueueLimits, Rate, check_limit, parse_rate, queue_limits
+from .limits import QueueLease, QueueLimits, Rate, check_limit, parse_rate, queue_lease, queue_limits
 from .names import check_queue, check_text
 from .options import Defaults, encode_options, given_options, request_of
 from .payloads import refuse_losses
@@ -26,6 +26,7 @@ __all__ = [
     "Handler",
     "Handlers",
     "Linear",
+    "QueueLease",
     "QueueLimits",
     "Rate",
     "RetryContext",
@@ -45,6 +46,7 @@ __all__ = [
     "encode_result",
     "given_options",
     "parse_rate",
+    "queue_lease",
     "queue_limits",
     "refuse_losses",
     "request_of",

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ConfigurationError, InvalidArguments, InvalidName
+from ..settings import check_lease
 from .names import check_queue, check_text
 
 if TYPE_CHECKING:
@@ -37,6 +38,33 @@ class QueueLimits(NamedTuple):
     key_limit: int | None = None
     key_rate: Rate | None = None
     retention: timedelta | None = None
+
+
+class QueueLease(NamedTuple):
+    """How long a claim or beat holds a queue's jobs, and how often they are beaten for; in seconds."""
+
+    lease: float
+    heartbeat: float
+
+
+def queue_lease(queue: str, lease: object, heartbeat: object = None) -> QueueLease:
+    """A queue's lease as a user writes it, in seconds or as a `timedelta`; the heartbeat is a third of it if not given. Raises
+    `ConfigurationError`."""
+    if lease is None:
+        raise ConfigurationError(f"Queue {queue!r}: heartbeat is that of a lease of its own; give lease too.")
+    seconds = _seconds(queue, "lease", lease)
+    beat = seconds / 3 if heartbeat is None else _seconds(queue, "heartbeat", heartbeat)
+    if (wrong := check_lease(seconds, beat)) is not None:
+        raise ConfigurationError(f"Queue {queue!r}: {wrong}.")
+    return QueueLease(seconds, beat)
+
+
+def _seconds(queue: str, name: str, given: object) -> float:
+    if isinstance(given, timedelta):
+        return given.total_seconds()
+    if isinstance(given, (int, float)) and not isinstance(given, bool):
+        return float(given)
+    raise ConfigurationError(f"Queue {queue!r}: {name} must be seconds or a timedelta, got {given!r}.")
 
 
 def parse_rate(rate: object) -> Rate:

@@ -20,7 +20,7 @@ from typing import (
 
 from ..errors import ConfigurationError, UnknownKind
 from ..timing import timing
-from .limits import KeyOf, QueueLimits, queue_limits
+from .limits import KeyOf, QueueLease, QueueLimits, queue_lease, queue_limits
 from .names import check_text
 from .options import Defaults, HandlerOptions, given_options, request_of
 from .payloads import readable_result
@@ -101,6 +101,7 @@ class Handlers:
         self._by_kind: dict[str, Handler[..., Any]] = {}
         self._schedules: dict[str, Schedule] = {}
         self._queues: dict[str, QueueLimits] = {}
+        self._leases: dict[str, QueueLease] = {}
 
     def __iter__(self) -> Iterator[Handler[..., Any]]:
         return iter(self._by_kind.values())
@@ -132,17 +133,24 @@ class Handlers:
             self._add_schedule(declared)
         for limits in other.queue_limits:
             self._limit(limits)
+        for queue, lease in other.queue_leases.items():
+            self._lease(queue, lease)
 
     @property
     def queues(self) -> list[str]:
-        """The queues of these handlers, of their schedules, and those with limits, by name."""
+        """The queues of these handlers, of their schedules, and those with limits or a lease, by name."""
         used = {handler.defaults.queue for handler in self} | {declared.request.queue for declared in self.schedules}
-        return sorted(used | self._queues.keys())
+        return sorted(used | self._queues.keys() | self._leases.keys())
 
     @property
     def queue_limits(self) -> list[QueueLimits]:
         """What `queue` was told, for the worker to write down when it starts."""
         return list(self._queues.values())
+
+    @property
+    def queue_leases(self) -> Mapping[str, QueueLease]:
+        """The queues that `queue` gave a lease of their own."""
+        return dict(self._leases)
 
     def queue(
         self,
@@ -153,16 +161,32 @@ class Handlers:
         key_limit: int | None = None,
         key_rate: str | None = None,
         retention: timedelta | None = None,
+        lease: float | timedelta | None = None,
+        heartbeat: float | timedelta | None = None,
     ) -> None:
         """Limits a queue, over all workers: at most `limit` of its jobs run at once, and at most `rate` of them start
         ("10/s", "100/m", "1000/h"); `key_limit` and `key_rate` do the same for each key whose jobs say nothing themselves.
-        `retention` is how long its finished jobs are kept, if not as long as the worker's setting says.
+        `retention` is how long its finished jobs are kept, if not as long as the worker's setting says. These are written to
+        the database when a worker starts: the newest deploy wins.
 
-        Written to the database when a worker starts: the newest deploy wins. Raises `InvalidName` or `ConfigurationError`.
+        `lease` (seconds, or a `timedelta`) is how long a claim or beat of a worker with these handlers holds a job of this
+        queue, instead of the worker's own lease; `heartbeat` is how often it is renewed, a third of the lease if not given and
+        at most half of it. Raises `InvalidName` or `ConfigurationError`.
         """
-        if limit is rate is key_limit is key_rate is retention is None:
-            raise ConfigurationError(f"Queue {name!r}: give limit, rate, key_limit, key_rate or retention.")
-        self._limit(queue_limits(name, limit, rate, key_limit, key_rate, retention))
+        limits = (limit, rate, key_limit, key_rate, retention)
+        if all(given is None for given in (*limits, lease, heartbeat)):
+            raise ConfigurationError(f"Queue {name!r}: give limit, rate, key_limit, key_rate, retention or lease.")
+        chosen = queue_limits(name, *limits)
+        if lease is not None or heartbeat is not None:
+            self._lease(name, queue_lease(name, lease, heartbeat))
+        if any(given is not None for given in limits):
+            # Not for a lease alone: what is not given here would be taken away in the database.
+            self._limit(chosen)
+
+    def _lease(self, queue: str, lease: QueueLease) -> None:
+        if self._leases.get(queue, lease) != lease:
+            raise ConfigurationError(f"The queue {queue!r} is given two different leases.")
+        self._leases[queue] = lease
 
     def _limit(self, limits: QueueLimits) -> None:
         if self._queues.get(limits.queue, limits) != limits:

@@ -81,10 +81,11 @@ class Worker:
 
     Args: `dsn` as libpq takes it; every setting of `WorkerSettings` by name (times in seconds); `burst` ends `run` when
     nothing is due and nothing runs; `keep` False deletes completed jobs instead of archiving them; `watch` False leaves the
-    watchdog to somebody else (a supervisor); `on_session` is told each session before it claims; `on_stuck` ends the
-    process because of handlers that do not end, and is given what its successor is to report of their jobs (as its `stuck`);
-    `instruments` get the events of `pulse_trio.observe`; `log` False keeps them out of the logger `pulse_trio`, to which they
-    go otherwise, as with `pulse-trio run`: what needs attention as warnings and errors, the rest at INFO.
+    watchdog to somebody else (a supervisor); `on_session` is told each session before it claims, `on_lease` the shortest
+    lease (seconds) among jobs before they begin, where queues have leases of their own; `on_stuck` ends the process because
+    of handlers that do not end, and is given what its successor is to report of their jobs (as its `stuck`); `instruments`
+    get the events of `pulse_trio.observe`; `log` False keeps them out of the logger `pulse_trio`, to which they go otherwise,
+    as with `pulse-trio run`: what needs attention as warnings and errors, the rest at INFO.
 
     `app` says where another process finds the handlers, as in "myapp:handlers": jobs that killed their worker again and again
     then run in a process of their own. Without it they run in this one, when nothing else does or after 30 s. `launch` is how
@@ -100,6 +101,7 @@ class Worker:
         keep: bool = True,
         watch: bool = True,
         on_session: Callable[[int], None] | None = None,
+        on_lease: Callable[[float], None] | None = None,
         on_stuck: Callable[[list[Outcome]], NoReturn] | None = None,
         stuck: Sequence[Outcome] = (),
         app: str | None = None,
@@ -119,7 +121,9 @@ class Worker:
         for queue in self.settings.queues or ():
             check_queue(queue)
         self._handlers = handlers
+        self._terms = self.settings.terms(handlers.queue_leases)
         self._burst = burst
+        self._on_lease = on_lease
         self._on_stuck = on_stuck
         self._left_stuck = stuck
         self._watch = watch
@@ -134,6 +138,7 @@ class Worker:
             direct_dsn=self.settings.direct_dsn,
             schema=self.settings.schema,
             lease=self.settings.lease,
+            leases={queue: terms.lease for queue, terms in self._terms.by_queue.items()},
             queues=self.settings.queues,
             declared=handlers.queues,
             concurrency=self.settings.concurrency,
@@ -152,6 +157,7 @@ class Worker:
         self._committed: set[Held] = set()
         """Jobs completed by their own transaction, whose handlers have not returned yet."""
         self._running_count = 0
+        self._held: Callable[[], Iterable[Held]] = tuple
         self._stuck: dict[Held, str] = {}
         self._ended: dict[str, int] = {}
         self._released = 0
@@ -177,6 +183,18 @@ class Worker:
         """Jobs whose handler runs now."""
         return self._running_count
 
+    @property
+    def leases(self) -> tuple[float, float]:
+        """Seconds of the shortest and of the longest lease that this worker's claims may have."""
+        return self._terms.shortest, self._terms.longest
+
+    @property
+    def shortest_held(self) -> float:
+        """Seconds of the shortest lease among this worker's own and those of the jobs that it holds now."""
+        if not self._terms.by_queue:
+            return self.settings.lease
+        return min((held.terms.lease for held in self._held()), default=self.settings.lease)
+
     # Life
 
     async def run(self, *, task_status: trio.TaskStatus[Worker] = trio.TASK_STATUS_IGNORED) -> WorkerReport:
@@ -199,12 +217,7 @@ class Worker:
                 self._observer.emit(WorkerStarted(session, self.settings.queues, self.settings.concurrency))
             for outcome in self._left_stuck:
                 self._settler.add(outcome)
-            if self.settings.one_beat_decides:
-                logger.warning(
-                    "heartbeat is %g s, above a third of the lease (%g s): one beat that is late may cancel what runs here",
-                    self.settings.heartbeat,
-                    self.settings.lease,
-                )
+            self._warn_of_late_beats()
             task_status.started(self)
             await self._live()
         finally:
@@ -219,6 +232,16 @@ class Worker:
             raise HandlerStuck(f"The handler of job {stuck} did not end when it was cancelled: the worker has stopped.")
         return WorkerReport(dict(self._ended), self._released)
 
+    def _warn_of_late_beats(self) -> None:
+        for queue, terms in [(None, self._terms.own), *self._terms.by_queue.items()]:
+            if terms.one_beat_decides:
+                logger.warning(
+                    "heartbeat%s is %g s, above a third of the lease (%g s): one beat that is late may cancel what runs here",
+                    "" if queue is None else f" of the queue {queue}",
+                    terms.heartbeat,
+                    terms.lease,
+                )
+
     def _build(self) -> None:
         s = self.settings
         self._cancellations = Cancellations(
@@ -228,13 +251,13 @@ class Worker:
         )
         self._leases = Leases(
             self._store,
-            heartbeat=s.heartbeat,
-            proven_for=s.lease - s.margin,
+            sign_of_life=s.heartbeat,
             on_asked=self._cancellations.reach,
             early=self._cancellations.early,
             on_early=self._cancellations.heard,
             observer=self._observer,
         )
+        self._held = lambda: self._leases.held
         self._stacks = Stacks(
             self._store,
             held=lambda: self._leases.held,
@@ -249,7 +272,7 @@ class Worker:
             threads=trio.CapacityLimiter(s.concurrency),
             process_slots=s.process_slots,
             cleanup=s.cleanup,
-            margin=s.margin,
+            margin=self._terms.least_margin,
             lag_warning=s.lag_warning,
             observer=self._observer,
         )
@@ -268,7 +291,7 @@ class Worker:
             completed=completed if codec is None else partial(_encoded, codec),
             on_commit=self._job_committed,
             on_lost=self._leases.lose,
-            margin=s.margin,
+            margin=self._terms.least_margin,
         )
         self._runner = Runner(
             self._handlers,
@@ -277,9 +300,7 @@ class Worker:
             on_start=self._leases.add,
             on_end=self._job_ended,
             observer=self._observer,
-            margin=s.margin,
-            lease=s.lease,
-            heartbeat=s.heartbeat,
+            terms=self._terms,
             cleanup=s.cleanup,
             timeout=s.timeout,
             transactions=self._transactions,
@@ -317,9 +338,7 @@ class Worker:
                 Stops(self._hushed, self._stopping, self._stopping_now),
                 queues=s.queues,
                 places=s.quarantine_slots,
-                lease=s.lease,
-                heartbeat=s.heartbeat,
-                proven_for=s.lease - s.margin,
+                terms=self._terms,
                 grace=s.grace,
                 cleanup=s.cleanup,
                 on_end=self._left_quarantine,
@@ -346,6 +365,8 @@ class Worker:
             on_rescue=self._claimer.look_again,
             observer=self._observer,
         )
+        if self._terms.shortest < s.lease:
+            self._watchdog.quicken(self._terms.shortest)
 
         self._scheduler = Scheduler(
             self._store,
@@ -364,8 +385,7 @@ class Worker:
             unreported=lambda: self._settler.pending,
             start=self._start,
             give_back=self._settler.add,
-            heartbeat=s.heartbeat,
-            proven_for=s.lease - s.margin,
+            terms=self._terms,
             observer=self._observer,
         )
 
@@ -456,7 +476,10 @@ class Worker:
 
     async def _run_ordered(self, orders: Orders) -> None:
         while (due := await orders.next()) is not None:
-            claim, sent = due
+            claim, sent, lease = due
+            # These handlers may say another lease than those of the worker that claimed (files were deployed meanwhile): it is
+            # proven for no longer than what was written.
+            sent -= max(0.0, self._terms.of(claim.queue).lease - lease)
             orders.taken(claim)
             self._start([claim], sent)
         self.stop()
@@ -553,6 +576,8 @@ class Worker:
     # One job
 
     def _start(self, claims: list[Claim], sent: float) -> None:
+        if self._on_lease is not None and self._terms.by_queue:
+            self._on_lease(min(self._terms.of(claim.queue).lease for claim in claims))
         self._running_count += len(claims)
         self._places.start(self._jobs_nursery, claims, sent)
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from ..jobs import CancelReason, Claim, JobNursery, JobTransaction, Outcome
+    from ..settings import Terms
 
 
 _ENDED = "job.nursery can be used only while the job runs: until its handler and its last child have ended."
@@ -70,6 +71,7 @@ class Held:
         "said",
         "scope_nursery",
         "started",
+        "terms",
         "timeout_deadline",
         "transaction",
     )
@@ -79,8 +81,7 @@ class Held:
         claim: Claim,
         call: Callable[[Held, str], Awaitable[Any]],
         started: float,
-        lease_deadline: float,
-        beat_due: float,
+        terms: Terms,
         cleanup: float,
         orphaned: Callable[[], bool],
         transactions: Transactions,
@@ -89,8 +90,9 @@ class Held:
         self.claim = claim
         self.call = call
         self.started = started
-        self.lease_deadline = lease_deadline
-        self.beat_due = beat_due
+        self.terms = terms
+        self.lease_deadline = started + terms.proven_for
+        self.beat_due = started + terms.heartbeat
         self.timeout_deadline = math.inf
         self.job_deadline = math.inf
         self.ended = False
@@ -137,15 +139,16 @@ class Held:
             return "expired"
         return None
 
-    def opened(self, nursery: trio.Nursery, early: float) -> None:
+    def opened(self, nursery: trio.Nursery, *, shared: bool) -> None:
         """The nursery is this job's; from here on the lease is its deadline.
 
-        A nursery that another job has left may have that one's deadline. If it is early by no more than `early` seconds, it
-        is taken as this job's own, until the first beat moves it: setting it cost more than anything else here.
+        A nursery that another job has left may have that one's deadline. If that may be `shared`, and is early by no more than
+        a twentieth of the heartbeat, it is taken as this job's own, until the first beat moves it: setting it cost more than
+        anything else here.
         """
         self.scope_nursery = nursery
         scope = nursery.cancel_scope
-        if self.claim.options is None and 0 <= self.lease_deadline - scope.deadline <= early:
+        if shared and self.claim.options is None and 0 <= self.lease_deadline - scope.deadline <= self.terms.early:
             self.lease_deadline = scope.deadline
         else:
             scope.deadline = self.deadline
@@ -243,12 +246,12 @@ class Held:
             trio.lowlevel.reschedule(self._parked)
         self._heartbeat_over = True
 
-    def renew(self, lease_deadline: float, beat_due: float) -> None:
-        """A beat was accepted: the lease is proven until `lease_deadline`."""
+    def renew(self, sent: float) -> None:
+        """A beat was accepted that was sent at `sent`: the lease counts from there."""
         # A deadline that has struck stays the reason, though the lease goes on while the handler cleans up.
         self._reason = self._reason or self._deadline_reason()
-        self.lease_deadline = lease_deadline
-        self.beat_due = beat_due
+        self.lease_deadline = sent + self.terms.proven_for
+        self.beat_due = sent + self.terms.heartbeat
         if self._reason is not None:
             # If it struck in this very turn of the loop, Trio has not seen it and now never would.
             self.cancel(self._reason)

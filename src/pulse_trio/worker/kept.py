@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from ..jobs import Claim
+    from ..settings import Terms
     from ..store import Beat
 
 
@@ -20,15 +21,13 @@ class BeatStore(Protocol):
 
 
 class Kept:
-    """`sent` is Trio's clock before the claim, and then before the last beat that was accepted, was sent. `proven_for` and
-    `heartbeat` in seconds."""
+    """`sent` is Trio's clock before the claim, and then before the last beat that was accepted, was sent."""
 
-    def __init__(self, store: BeatStore, claim: Claim, sent: float, *, heartbeat: float, proven_for: float) -> None:
+    def __init__(self, store: BeatStore, claim: Claim, sent: float, terms: Terms) -> None:
         self.claim = claim
         self.sent = sent
         self._store = store
-        self._heartbeat = heartbeat
-        self._proven_for = proven_for
+        self.terms = terms
 
     async def until(self, condition: Callable[[], Awaitable[object]]) -> bool:
         """Renews the lease until `condition()` returns. False if the lease was lost, or could not be renewed, before."""
@@ -48,18 +47,18 @@ class Kept:
 
     async def _keep(self) -> None:
         """Until the lease is lost."""
-        due = self.sent + self._heartbeat
-        while due < self.sent + self._proven_for:
+        due = self.sent + self.terms.heartbeat
+        while due < self.sent + self.terms.proven_for:
             await trio.sleep_until(due)
             try:
                 beat = await self._store.beat([self.claim])
             except DatabaseUnavailable:
-                due = trio.current_time() + self._heartbeat / 10
+                due = trio.current_time() + self.terms.heartbeat / 10
                 continue
             if self.claim in beat.renewed:
                 self.sent = beat.sent
-                due = beat.sent + self._heartbeat
+                due = beat.sent + self.terms.heartbeat
             elif self.claim in beat.locked:
-                due = trio.current_time() + self._heartbeat / 4
+                due = trio.current_time() + self.terms.heartbeat / 4
             else:
                 return

@@ -3,14 +3,18 @@
 A job is beaten for from one interval after its claim until its report is written, whether its handler still runs or not.
 Jobs shorter than the interval are never in a beat. The heartbeat task that joins a job's nursery (held.py) is told here.
 
+Queues may have leases of their own: each job is beaten for by the terms of its queue (`Held.terms`), and one statement still
+renews all that are due.
+
 Trade-off: the due list is a scan over what is held (10,000 jobs: about a millisecond, twice a second at most), so that
 nothing has to be kept in order on the path of every job.
 """
 
 from __future__ import annotations
 
+import math
 import random
-from itertools import islice
+from heapq import nsmallest
 from typing import TYPE_CHECKING, Protocol
 
 import trio
@@ -38,7 +42,7 @@ class BeatStore(Protocol):
 
 
 class Leases:
-    """Holds the leases of one worker. Times in seconds: `heartbeat` between beats, `proven_for` = lease - margin.
+    """Holds the leases of one worker. It shows a sign of life every `sign_of_life` seconds.
 
     `on_asked(held, message)`: a beat brought a request for the job's cancellation. `early` has the ids of jobs for which a
     notification came before the claim; they are taken out here, and `on_early(job_id)` has their rows read.
@@ -48,16 +52,14 @@ class Leases:
         self,
         store: BeatStore,
         *,
-        heartbeat: float,
-        proven_for: float,
+        sign_of_life: float,
         on_asked: Callable[[Held, str | None], None],
         early: set[int],
         on_early: Callable[[int], None],
         observer: Observer,
     ) -> None:
         self._store = store
-        self._heartbeat = heartbeat
-        self._proven_for = proven_for
+        self._sign_of_life = sign_of_life
         self._on_asked = on_asked
         self._early = early
         self._on_early = on_early
@@ -65,6 +67,9 @@ class Leases:
         self._held: dict[Claim, Held] = {}
         self._lost: dict[Claim, Held] = {}
         self._added = Signal()
+        self._next_due = -math.inf
+        """When the next beat is due, as long as `_nap` lasts until then."""
+        self._nap = trio.CancelScope()
         self.draining = False
 
     def __len__(self) -> int:
@@ -85,6 +90,9 @@ class Leases:
         if not self._held:
             self._added.give()
         self._held[held.claim] = held
+        if held.beat_due < self._next_due:
+            # Its queue has a shorter heartbeat than those of which one is due next.
+            self._next_due = self._nap.deadline = held.beat_due
         if self._early and held.claim.id in self._early:
             self._early.discard(held.claim.id)
             self._on_early(held.claim.id)
@@ -106,18 +114,23 @@ class Leases:
             nursery.start_soon(self._show_signs_of_life)
             while True:
                 if not self._held:
+                    self._next_due = -math.inf
                     await self._added.wait()
                     continue
-                await trio.sleep_until(min(held.beat_due for held in self._held.values()))
+                self._next_due = min(held.beat_due for held in self._held.values())
+                with trio.CancelScope(deadline=self._next_due) as self._nap:
+                    await trio.sleep_forever()
                 await self._beat(trio.current_time())
 
     async def _beat(self, now: float) -> None:
         # A little early for some rather than a statement for each.
-        latest = now + self._heartbeat / 20
-        # The rest follows at once: an answer for 10,000 jobs at a time took 0.4 kB of memory for each.
-        due = list(islice((held for held in self._held.values() if held.beat_due <= latest), _AT_ONCE))
+        due = [held for held in self._held.values() if held.beat_due - held.terms.early <= now]
         if not due:
             return
+        if len(due) > _AT_ONCE:
+            # The rest follows at once: an answer for 10,000 jobs at a time took 0.4 kB of memory for each. Those whose lease
+            # ends first come first: a short lease must not wait for the statements of long ones.
+            due = nsmallest(_AT_ONCE, due, key=_lease_deadline)
         for held in due:
             held.join_heartbeat()
         try:
@@ -131,12 +144,12 @@ class Leases:
 
     def _answer(self, held: Held, beat: Beat) -> None:
         if held.claim in beat.renewed:
-            held.renew(beat.sent + self._proven_for, beat.sent + self._heartbeat)
+            held.renew(beat.sent)
             if held.claim in beat.cancelling:
                 self._on_asked(held, beat.cancelling[held.claim])
         elif held.claim in beat.locked:
             # Somebody's transaction holds the row. It is still ours; ask again well before the lease ends.
-            held.beat_due = beat.sent + self._heartbeat / 4
+            held.beat_due = beat.sent + held.terms.heartbeat / 4
         elif held.claim in self._held:
             # Of a job that has ended, its report finds out what became of it.
             self.lose(held)
@@ -145,19 +158,24 @@ class Leases:
 
     async def _show_signs_of_life(self) -> None:
         # Workers that were started together are not to show it together.
-        pause = random.uniform(0, self._heartbeat)  # noqa: S311
+        pause = random.uniform(0, self._sign_of_life)  # noqa: S311
         while True:
             await trio.sleep(pause)
-            pause = self._heartbeat
+            pause = self._sign_of_life
             try:
                 await self._store.touch(
                     sum(held.outcome is None for held in self._held.values()), draining=self.draining
                 )
             except DatabaseUnavailable as error:
                 # What beats matters is said by _beat; a missed sign of life is shown by pulse.workers.
-                self._outage.failed(error, delay=self._heartbeat)
+                self._outage.failed(error, delay=self._sign_of_life)
 
     async def _pause(self, error: DatabaseUnavailable) -> None:
         # Soon, for the leases' sake, but not in step with everybody else who has lost the database.
-        pause = self._heartbeat / 10 * random.uniform(0.5, 1)  # noqa: S311
+        shortest = min((held.terms.heartbeat for held in self._held.values()), default=self._sign_of_life)
+        pause = shortest / 10 * random.uniform(0.5, 1)  # noqa: S311
         await trio.sleep(self._outage.failed(error, delay=pause))
+
+
+def _lease_deadline(held: Held) -> float:
+    return held.lease_deadline

@@ -23,10 +23,12 @@ SESSION_VARIABLE = "PULSE_TRIO_QUARANTINE_SESSION"
 
 
 class Run(msgspec.Struct, frozen=True, tag="run"):
-    """Run this job. `proven_at` is when the lease was last proven, by the clock that all processes of a machine share."""
+    """Run this job. `proven_at` is when the lease was last proven, by the clock that all processes of a machine share; `lease`
+    is what was written then, in seconds."""
 
     claim: Claim
     proven_at: float
+    lease: float
 
 
 class Leave(msgspec.Struct, frozen=True, tag="leave"):
@@ -37,9 +39,9 @@ encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Run | Leave).decode
 
 
-def run_order(claim: Claim, sent: float) -> Run:
+def run_order(claim: Claim, sent: float, lease: float) -> Run:
     """`sent` is Trio's clock here before the claim or the last beat was sent."""
-    return Run(claim, time.monotonic() - (trio.current_time() - sent))
+    return Run(claim, time.monotonic() - (trio.current_time() - sent), lease)
 
 
 class Orders:
@@ -49,12 +51,13 @@ class Orders:
         self._line = line
         self.session = session
 
-    async def next(self) -> tuple[Claim, float] | None:
-        """Waits for a job: its claim, and when its lease was proven, by Trio's clock here. None: there are no more."""
+    async def next(self) -> tuple[Claim, float, float] | None:
+        """Waits for a job: its claim, when its lease was proven, by Trio's clock here, and for how many seconds. None: there
+        are no more."""
         order = _decode(await self._line.orders.receive())
         if isinstance(order, Leave):
             return None
-        return order.claim, trio.current_time() - max(0.0, time.monotonic() - order.proven_at)
+        return order.claim, trio.current_time() - max(0.0, time.monotonic() - order.proven_at), order.lease
 
     def taken(self, claim: Claim) -> None:
         """The job is about to begin: if this process dies now, the job is to blame."""

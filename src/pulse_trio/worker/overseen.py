@@ -4,7 +4,9 @@ A quarantine process has such a line to the worker that started it, and is told 
 
 The line is a socket pair. The supervisor's death, however it comes, is the end of the stream here. A loop that does not turn
 would not notice; so the kernel's alarm clock is wound up again with each turn, and ends a process that has outlived its
-leases. While the supervisor lives it is sooner, and says more. Whoever uses SIGALRM for himself has no such clock.
+leases. While the supervisor lives it is sooner, and says more. Both go by the shortest lease that is held at the time, which
+is told before the first job with a shorter one begins: what blocks the loop may be that very job. Whoever uses SIGALRM for
+himself has no such clock.
 """
 
 from __future__ import annotations
@@ -42,12 +44,28 @@ class Line:
     def __init__(self, connection: socket.socket) -> None:
         self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
         self._unsent = b""
+        self._lease = math.inf
         self._order, self.orders = trio.open_memory_channel[bytes](math.inf)
         """Lines that came from the other end."""
 
     def tell_session(self, session: int) -> None:
         """The worker has a new session: what to rescue when it dies. Sent before the session claims anything."""
         self.tell({"session": session})
+
+    def tell_leases(self, shortest: float, longest: float) -> None:
+        """The shortest and the longest lease (seconds) that this worker may ever hold."""
+        self.tell({"leases": [shortest, longest]})
+
+    def tell_lease(self, seconds: float) -> None:
+        """Jobs with a lease of so many seconds are about to begin."""
+        if seconds < self._lease:
+            self._hold(seconds)
+
+    def _hold(self, lease: float) -> None:
+        if lease != self._lease:
+            self._lease = lease
+            self.tell({"lease": lease})
+        _set_alarm(2 * lease)
 
     def tell_stuck(self, outcomes: Sequence[Outcome]) -> None:
         """What to report of jobs whose handlers do not end, when this process is gone. Blocks the loop: nothing follows."""
@@ -76,12 +94,12 @@ class Line:
             self._unsent = b""  # the supervisor is gone; run() notices
         return False
 
-    async def run(self, on_alone: Callable[[], object], *, limit: float) -> None:
-        """Tells that the loop turns until cancelled; calls `on_alone` when the supervisor is gone. The process is ended by
-        the kernel when its loop has not turned for `limit` seconds."""
+    async def run(self, on_alone: Callable[[], object], *, lease: Callable[[], float]) -> None:
+        """Tells that the loop turns until cancelled; calls `on_alone` when the supervisor is gone. `lease()` is the shortest
+        that is held now, in seconds. The process is ended by the kernel when its loop has not turned for twice as long."""
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._show_life, limit)
+                nursery.start_soon(self._show_life, lease)
                 try:
                     await self._take_orders()
                 except trio.BrokenResourceError:
@@ -98,9 +116,9 @@ class Line:
             for line in lines:
                 self._order.send_nowait(line)
 
-    async def _show_life(self, limit: float) -> None:
+    async def _show_life(self, lease: Callable[[], float]) -> None:
         while True:
-            _set_alarm(limit)
+            self._hold(lease())
             # At once or not at all: a supervisor that is stopped must not stop the clock's being wound up. What waits for
             # room is a sign of life as good.
             if not self._send():

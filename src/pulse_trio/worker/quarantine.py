@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from ..jobs import Claim
     from ..observe import Observer
+    from ..settings import TermsOfQueues
     from ..store import Exchange, Settlement
 
 LOOK_EVERY = 2.0
@@ -124,6 +125,11 @@ class _Ward:
     def pid(self) -> int:
         return self.spawned.process.pid
 
+    @property
+    def lease(self) -> float:
+        """Seconds that its job is leased for."""
+        return self.patient.kept.terms.lease
+
     def signal(self, number: signal.Signals) -> None:
         if self.spawned.process.returncode is None:
             self.spawned.process.send_signal(number)
@@ -134,7 +140,7 @@ class _Ward:
 
 
 class Quarantine:
-    """`places`: processes at once. `lease`, `heartbeat`, `proven_for`, `grace` and `cleanup` in seconds. `on_end(claim)` is
+    """`places`: processes at once. `grace` and `cleanup` in seconds. `on_end(claim)` is
     called when an attempt has ended, in whichever way, and `on_release()` when it was given back because the worker stops."""
 
     def __init__(
@@ -145,9 +151,7 @@ class Quarantine:
         *,
         queues: Sequence[str] | None,
         places: int,
-        lease: float,
-        heartbeat: float,
-        proven_for: float,
+        terms: TermsOfQueues,
         grace: float,
         cleanup: float,
         on_end: Callable[[Claim], None],
@@ -159,9 +163,7 @@ class Quarantine:
         self._stops = stops
         self._queues = queues
         self._places = places
-        self._lease = lease
-        self._heartbeat = heartbeat
-        self._proven_for = proven_for
+        self._terms = terms
         self._grace = grace
         self._cleanup = cleanup
         self._on_end = on_end
@@ -224,7 +226,7 @@ class Quarantine:
         return True
 
     def _patient(self, claim: Claim, sent: float) -> _Patient:
-        kept = Kept(self._store, claim, sent, heartbeat=self._heartbeat, proven_for=self._proven_for)
+        kept = Kept(self._store, claim, sent, self._terms.of(claim.queue))
         return _Patient(kept, trio.current_time())
 
     async def _wait(self) -> None:
@@ -289,7 +291,7 @@ class Quarantine:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._listen, ward)
-                nursery.start_soon(kill_when_silent, ward, self._lease)
+                nursery.start_soon(kill_when_silent, ward)
                 nursery.start_soon(self._feed, ward)
                 await spawned.process.wait()
                 nursery.cancel_scope.cancel()
@@ -317,7 +319,7 @@ class Quarantine:
         try:
             while True:
                 kept = ward.patient.kept
-                await ward.spawned.line.send_all(encode(run_order(kept.claim, kept.sent)) + b"\n")
+                await ward.spawned.line.send_all(encode(run_order(kept.claim, kept.sent, kept.terms.lease)) + b"\n")
                 if not await kept.until(ward.patient.taken.wait):
                     ward.kill("the job's lease was lost before it began")
                     return
@@ -376,9 +378,9 @@ class Quarantine:
             self._on_release()
         if patient.done.is_set():
             return
-        with trio.move_on_after(_LAST_REPORTS if ward.told_to_stop else self._lease):
+        with trio.move_on_after(_LAST_REPORTS if ward.told_to_stop else patient.kept.terms.lease):
             if ward.stuck:
-                await self._until_written(lambda: self._settle(ward.stuck))
+                await self._until_written(patient, lambda: self._settle(ward.stuck))
             elif ward.told_to_stop:
                 await self._give_back(patient, 0.0)
             elif not patient.taken.is_set():
@@ -402,7 +404,7 @@ class Quarantine:
         how = f"killed because {ward.ended_by_us}" if ward.ended_by_us is not None else how_it_ended(code)
         seen = f"its quarantine process {ward.pid}: {how}{where}"
         self._tell_end(ward.patient, ward.pid, how, counts=alone)
-        await self._until_written(lambda: self._store.report_crash(claim, seen, alone=alone))
+        await self._until_written(ward.patient, lambda: self._store.report_crash(claim, seen, alone=alone))
 
     def _tell_end(self, patient: _Patient, pid: int, crash: str | None = None, *, counts: bool = False) -> None:
         claim = patient.claim
@@ -410,15 +412,16 @@ class Quarantine:
         self._observer.emit(QuarantineEnded(claim.id, claim.kind, claim.attempt, pid, seconds, crash, counts))
 
     async def _give_back(self, patient: _Patient, delay: float) -> None:
-        await self._until_written(lambda: self._settle([Outcome(patient.claim, "released", delay=delay)]))
+        released = Outcome(patient.claim, "released", delay=delay)
+        await self._until_written(patient, lambda: self._settle([released]))
 
     async def _settle(self, outcomes: Sequence[Outcome]) -> bool | None:
         return None if (await self._store.settle(outcomes)).again else True
 
-    async def _until_written(self, write: Callable[[], Any]) -> None:
+    async def _until_written(self, patient: _Patient, write: Callable[[], Any]) -> None:
         """Again while the database cannot be reached, or somebody has locked the row; no longer than the lease lasts."""
         failures = 0
-        with trio.move_on_after(self._lease):
+        with trio.move_on_after(patient.kept.terms.lease):
             while True:
                 with suppress(DatabaseUnavailable):
                     if await write() is not None:
@@ -427,12 +430,12 @@ class Quarantine:
                 failures += 1
 
 
-async def kill_when_silent(ward: _Ward, lease: float) -> None:
-    """Kills a process that gave no sign of life for a lease and a second. Its own alarm clock does so after two leases, and
-    says less."""
+async def kill_when_silent(ward: _Ward) -> None:
+    """Kills a process that gave no sign of life for its job's lease and a second. Its own alarm clock does so after two
+    leases, and says less."""
     await ward.up.wait()
     while True:
-        heard = ward.heard
+        heard, lease = ward.heard, ward.lease
         await trio.sleep_until(heard + lease)
         if ward.heard != heard:
             continue  # the lease counts from the last sign

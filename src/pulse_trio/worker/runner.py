@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from ..handlers import Handlers
     from ..jobs import Claim
     from ..observe import Observer
+    from ..settings import TermsOfQueues
     from .calls import Call
 
 UNKNOWN_KIND_DELAY = 15.0
@@ -82,9 +83,7 @@ class Runner:
         on_start: Callable[[Held], None],
         on_end: Callable[[Held], None],
         observer: Observer,
-        margin: float,
-        lease: float,
-        heartbeat: float,
+        terms: TermsOfQueues,
         cleanup: float,
         timeout: float,
         orphaned: Callable[[], bool],
@@ -95,13 +94,13 @@ class Runner:
         self._on_start = on_start
         self._on_end = on_end
         self._observer = observer
-        self._proven_for = lease - margin
+        self._terms = terms.own
+        self._terms_by_queue = terms.by_queue
         self._timeout = timeout
         # With a timeout for every job, no deadline that another job left in the nursery is near enough.
-        self._early = -1.0 if timeout else heartbeat / 20
+        self._shared = not timeout
         # trio.current_time() without the way to the clock: each job asks once.
         self._now = trio.lowlevel.current_clock().current_time
-        self._heartbeat = heartbeat
         self._cleanup = cleanup
         self._call_of = call_of
         self._orphaned = orphaned
@@ -129,7 +128,7 @@ class Runner:
             try:
                 async with trio.open_nursery() as nursery:
                     while True:
-                        held.opened(nursery, self._early)
+                        held.opened(nursery, shared=self._shared)
                         try:
                             outcome = completed(
                                 claim,
@@ -187,12 +186,14 @@ class Runner:
     def _begin(self, claim: Claim, sent: float) -> Held:
         """The job as it begins, or as it has ended if it is not to begin."""
         call = self._call_of(claim.kind)
+        terms = self._terms
+        if self._terms_by_queue:
+            terms = self._terms_by_queue.get(claim.queue, terms)
         held = Held(
             claim,
             call or _never,
             sent,
-            sent + self._proven_for,
-            sent + self._heartbeat,
+            terms,
             self._cleanup,
             self._orphaned,
             self._transactions,

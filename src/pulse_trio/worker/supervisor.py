@@ -4,9 +4,9 @@ Each child is an ordinary worker in a process of its own, with a line to here (`
 watchdog, and needs no handlers: it never imports the user's module. It does what no worker can do for itself:
 
 - a child that died hands its jobs back at once, by its sessions, instead of after the lease;
-- a child whose event loop has not turned for a lease is killed: its leases have run out or are about to, and whatever
-  blocks it would hold its other jobs up for ever. Dying it says where it was, which a C function that keeps the
-  interpreter's lock cannot prevent (`last_words.py`);
+- a child whose event loop has not turned for a lease (the shortest that it holds) is killed: its leases have run out or are
+  about to, and whatever blocks it would hold its other jobs up for ever. Dying it says where it was, which a C function that
+  keeps the interpreter's lock cannot prevent (`last_words.py`);
 - a child that ends too early is started again with jittered backoff; one that ends with a usage error ends everything, and
   so do a few in a row of which none began.
 
@@ -92,6 +92,12 @@ class Child:
     started: float
     heard: float
     sessions: list[int]
+    lease: float
+    """The shortest that it holds, in seconds."""
+    longest: float
+    """The longest that it may hold."""
+    patience: trio.CancelScope = field(default_factory=trio.CancelScope)
+    """Ends when it was silent for so long that its lease is nearly over."""
     quiet: bool = False
     """It knows that it is to claim nothing."""
     unread: bytes = b""
@@ -178,14 +184,14 @@ class Supervisor:
     async def run(self) -> int:
         """Supervises until stopped (or, with `burst`, until every child has found nothing due); returns the exit code."""
         async with trio.open_nursery() as services:
-            watchdog = Watchdog(
+            self._watchdog = Watchdog(
                 self._store,
                 tick=self._settings.watchdog,
                 retention=self._settings.retention,
                 on_rescue=lambda: None,
                 observer=self._observer,
             )
-            services.start_soon(watchdog.run)
+            services.start_soon(self._watchdog.run)
             batches = Batches(self._store, retention=self._settings.retention, observer=self._observer)
             services.start_soon(batches.run)
             try:
@@ -270,7 +276,8 @@ class Supervisor:
         quieted = {QUIET_VARIABLE: "1"} if quiet else {}
         process, line, words = await spawn(self._command, self._environment | quieted)
         now = trio.current_time()
-        child = Child(process, line, words, now, now, [], quiet=quiet)
+        lease = self._settings.lease
+        child = Child(process, line, words, now, now, [], lease, lease, quiet=quiet)
         self._children.add(child)
         if self._ended_by is not None:
             # It was being started while the others were told.
@@ -318,6 +325,13 @@ class Supervisor:
 
     def _heard(self, child: Child, message: dict[str, Any]) -> None:
         child.heard = trio.current_time()
+        if "leases" in message:
+            shortest, child.longest = message["leases"]
+            if shortest < self._settings.lease:
+                self._watchdog.quicken(shortest)
+        if "lease" in message:
+            child.lease = message["lease"]
+        child.patience.deadline = _patient_until(child)
         if "session" in message:
             child.sessions.append(message["session"])
             self._first_is_up.set()
@@ -326,20 +340,17 @@ class Supervisor:
             child.stuck.append(decode_outcome(message["stuck"]))
 
     async def _kill_when_silent(self, child: Child) -> None:
-        patience = self._settings.lease
         while True:
-            # So that who is silent is killed when the lease is over, and not later: before others come for its jobs.
-            await trio.sleep_until(child.heard + patience - _SECOND_LOOK)
+            with trio.CancelScope(deadline=_patient_until(child)) as child.patience:
+                await trio.sleep_forever()
             heard = child.heard
-            if trio.current_time() < heard + patience - _SECOND_LOOK:
-                continue
             await trio.sleep(_SECOND_LOOK)
             # Before its first session a child may be waiting for the database, or importing for long.
             if child.sessions and child.heard == heard:
                 child.doomed = True
                 # Its end is what the caller waits for, and would cancel this.
                 with trio.CancelScope(shield=True):
-                    await self._end_silent(child, patience)
+                    await self._end_silent(child, child.lease)
                 return
 
     async def _end_silent(self, child: Child, patience: float) -> None:
@@ -388,7 +399,7 @@ class Supervisor:
 
     async def _rescue_late(self, child: Child) -> None:
         """Once more; and until the server answers, as long as the child's leases may last."""
-        with trio.move_on_after(self._settings.lease):
+        with trio.move_on_after(child.longest):
             while True:
                 with trio.move_on_after(_LATE_CLAIM):
                     await self._stopped.wait()
@@ -406,6 +417,11 @@ class Supervisor:
         except DatabaseUnavailable:
             return False  # at the latest the watchdog does it, when the leases have run out
         return True
+
+
+def _patient_until(child: Child) -> float:
+    """So that who is silent is killed when the lease is over, and not later: before others come for its jobs."""
+    return child.heard + child.lease - _SECOND_LOOK
 
 
 STOPPED = "it is stopped (SIGSTOP, a debugger)"

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from ..jobs import Claim
     from ..observe import Observer
+    from ..settings import TermsOfQueues
     from ..store import Exchange
 
 PATIENCE = 30.0
@@ -57,8 +58,7 @@ class Suspects:
         unreported: Callable[[], int],
         start: Callable[[list[Claim], float], None],
         give_back: Callable[[Outcome], None],
-        heartbeat: float,
-        proven_for: float,
+        terms: TermsOfQueues,
         observer: Observer,
     ) -> None:
         self._store = store
@@ -68,8 +68,7 @@ class Suspects:
         self._unreported = unreported
         self._start = start
         self._give_back = give_back
-        self._heartbeat = heartbeat
-        self._proven_for = proven_for
+        self._terms = terms
         self._observer = observer
         self._not_before = -math.inf
 
@@ -86,7 +85,7 @@ class Suspects:
             self._not_before = trio.current_time() + _ELSEWHERE
             return
         (claim,) = claims
-        kept = Kept(self._store, claim, sent, heartbeat=self._heartbeat, proven_for=self._proven_for)
+        kept = Kept(self._store, claim, sent, self._terms.of(claim.queue))
         begun = False
         try:
             with trio.move_on_after(PATIENCE) as patience:

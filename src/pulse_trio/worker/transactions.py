@@ -82,8 +82,9 @@ class _FenceLost(Exception):
 class Transactions:
     """`completed(claim, value)` makes the outcome; `on_commit(held)` is called when a job has become completed here.
 
-    `margin`: seconds from a lease's local deadline to its end. Until then a handler that is cancelled has to have ended, and it
-    cannot while its connection waits for an answer: a third of it for that, and a third to look into an unanswered COMMIT.
+    `margin`: seconds from a lease's local deadline to its end, for the queue where that is least. Until then a handler that is
+    cancelled has to have ended, and it cannot while its connection waits for an answer: a third of it for that, and a third to
+    look into an unanswered COMMIT.
     """
 
     def __init__(
@@ -166,7 +167,7 @@ class Transactions:
         """Whether the commit was done. If that cannot be known in time the job is cancelled like one whose lease cannot be
         proven: its release is fenced, so it finds a row only if the commit was not done."""
         # Never past the lease: what the handler does when it hears of it, somebody else's attempt may be doing by then.
-        last = held.lease_deadline + self._margin * 2 / 3
+        last = held.lease_deadline + held.terms.margin * 2 / 3
         deadline = max(held.lease_deadline, min(trio.current_time() + _FIND_OUT, last))
         with trio.CancelScope(shield=True, deadline=deadline):
             while True:
