@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psycopg
@@ -49,18 +50,20 @@ while the worker's other connections go on renewing the lease: the handler would
 as long as the job's timeout."""
 
 
-# What a handler changed for the rest of its transaction must not bend the completion: the role, the names' meaning, NULL in
-# arrays, a time limit. What was deferred is checked before, in the world that the handler made.
-_BEFORE_COMPLETION = b"; ".join(
-    [
-        f"SET LOCAL statement_timeout = '{_ANSWER_WITHIN:g}s'".encode(),
-        b"SET CONSTRAINTS ALL IMMEDIATE",
-        b"RESET SESSION AUTHORIZATION",
-        b"RESET ROLE",
-        f"SET LOCAL idle_in_transaction_session_timeout = '{_COMMIT_WITHIN:g}s'".encode(),
-        pinned_for_transaction(),
-    ]
-)
+@cache
+def _before_completion(answer_within: float, commit_within: float) -> bytes:
+    """What a handler changed for the rest of its transaction must not bend the completion: the role, the names' meaning, NULL
+    in arrays, a time limit. What was deferred is checked before, in the world that the handler made."""
+    return b"; ".join(
+        [
+            f"SET LOCAL statement_timeout = '{answer_within:g}s'".encode(),
+            b"SET CONSTRAINTS ALL IMMEDIATE",
+            b"RESET SESSION AUTHORIZATION",
+            b"RESET ROLE",
+            f"SET LOCAL idle_in_transaction_session_timeout = '{commit_within:g}s'".encode(),
+            pinned_for_transaction(),
+        ]
+    )
 
 
 class CommitUnknown(DatabaseUnavailable):
@@ -115,7 +118,7 @@ class Begun:
     async def _complete(self, outcome: Outcome) -> list[Any]:
         claim = outcome.claim
         self._limits.apply(self.connection)
-        await self.connection.command(_BEFORE_COMPLETION)
+        await self.connection.command(_before_completion(_ANSWER_WITHIN, _COMMIT_WITHIN))
         async with OwnAsyncCursor(self.connection) as cursor:
             await cursor.execute(
                 statement("complete_unlocked", self._schema),
