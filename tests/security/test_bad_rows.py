@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -416,3 +417,61 @@ def test_an_id_that_no_sequence_gave_does_not_use_up_the_sequence(window: Window
     window.run("INSERT INTO job (id, kind) VALUES (%s, 'noop')", 2**63 - 1)
     window.run("SELECT mend_ids()")
     assert window.enqueue() < 2**62
+
+
+TWINS = {"completed": 4, "dead": 5, "cancelled": 6}
+
+
+def plant_twins(window: Window, live: str | None, finished: str) -> int:
+    """A finished job, and another one of the same id: live in that state, or finished too."""
+    job_id = plant(window, queue="twins")
+    window.run("SELECT cancel_jobs(ARRAY[%s]::bigint[])", job_id)
+    window.run("UPDATE job_archive SET state = %s WHERE id = %s", TWINS[finished], job_id)
+    if live is None:
+        window.run("INSERT INTO job_archive SELECT * FROM job_archive WHERE id = %s", job_id)
+        return job_id
+    lease = "now() + interval '1 h'" if live == "running" else "'infinity'"
+    window.run(
+        "INSERT INTO job (id, kind, queue, args, attempt, state, locked_by, lease_until, run_at)"
+        f" VALUES (%s, 'noop', 'twins', '{{}}', 1, %s, %s, {lease}, now() + %s::interval)",
+        job_id,
+        2 if live == "running" else 1,
+        1 if live == "running" else 0,
+        "1 h" if live == "scheduled" else "-1 s",
+    )
+    return job_id
+
+
+@pytest.mark.parametrize(
+    "act", ["job", "jobs", "cancel", "cancel_many", "retry", "retry_many", "delete", "delete_many"]
+)
+async def test_jobs_that_share_one_id_keep_no_other_job_from_being_read_cancelled_retried_or_deleted(
+    act: str, dsn: str, window: Window
+) -> None:
+    twins = [
+        plant_twins(window, live, finished)
+        for live in ("scheduled", "available", "running", None)
+        for finished in TWINS
+    ]
+    other = plant(window, queue="twins")
+    window.run("SELECT cancel_jobs(ARRAY[%s]::bigint[])", other)
+
+    async with open_client(dsn) as client:
+        match act:
+            case "jobs":
+                assert {job.id for job in await client.jobs()} == {*twins, other}
+            case "cancel_many":
+                results = await client.cancel_many([*twins, other])
+                assert {result.job_id for result in results} == {*twins, other}
+            case "retry_many":
+                done = [await client.retry_many(queue="twins", state=state) for state in TWINS]
+                assert any(other in each.retried for each in done)
+            case "delete_many":
+                gone = [await client.delete_many(queue="twins", state=state) for state in TWINS]
+                ids = [job_id for each in gone for job_id in each.deleted]
+                assert other in ids
+                assert len(ids) == len(set(ids))
+            case _:
+                for job_id in [*twins, other]:
+                    with suppress(InvalidTransition):
+                        await getattr(client, act)(job_id)

@@ -3,5 +3,5 @@ SELECT f.name, f.due_at, f.fired_at, f.job_id, f.added, j.state
 FROM (
   SELECT * FROM :"schema".fires WHERE name = %(name)s ORDER BY due_at DESC LIMIT %(limit)s::int
 ) f
-LEFT JOIN LATERAL (SELECT state FROM :"schema".jobs j WHERE j.id = f.job_id) j ON true
+LEFT JOIN LATERAL (SELECT state FROM :"schema".jobs j WHERE j.id = f.job_id LIMIT 1) j ON true
 ORDER BY f.due_at DESC
