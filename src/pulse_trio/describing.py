@@ -14,23 +14,28 @@ Others look at exceptions too, and less carefully: Trio, asyncio, threads, psyco
 inside an exception of ours (`carried`), if its class could do them harm. (A nursery that a handler opens for itself is beyond
 our reach.)
 
-A `str()` that never ends cannot be bounded: it runs on the loop and is the handler's own time, like any code of it that blocks;
-the worker's log then says where it is (`LoopBlocked`).
+A `str()` that loops for ever cannot be bounded: it runs on the loop and is the handler's own time, like any code of it that
+blocks; the worker's log then says where it is (`LoopBlocked`). One that calls itself for ever ends with a `RecursionError`
+(`ask`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+import sys
 import traceback
 from functools import lru_cache
 from itertools import islice
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import trio
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
+
+_T = TypeVar("_T")
 
 _LIMIT = 16_384
 """Bytes of an exception's text."""
@@ -82,11 +87,30 @@ def type_name(error: BaseException) -> str:
 def message_of(error: BaseException) -> str:
     """What `str()` says of it, or why that cannot be said. Bounded; may hold what PostgreSQL cannot."""
     try:
-        return _plain(str(error))
+        return _plain(ask(lambda: str(error)))
     except BaseException as broken:  # noqa: ASYNC103 -- str() waits for nothing: what it raises is never Trio's
         if raised_by_ctrl_c(broken):
             raise
         return f"(its message could not be rendered: str() raised {type_name(broken)})"  # noqa: ASYNC104
+
+
+def ask(question: Callable[[], _T]) -> _T:
+    """What an object of the user's answers. An endless recursion in its code ends with a `RecursionError`.
+
+    From CPython 3.13 on the interpreter misses its recursion limit in calls that it has specialised: of functions with `*args`,
+    `**kwargs` or defaults in 3.13.0 to 3.13.7, with keywords or `*` in later ones (its issues 132744, 137883, 155151). Such
+    a recursion takes all memory. Calls in profiled frames are not specialised, so they are checked.
+    """
+    if sys.version_info < (3, 13) or sys.getprofile() is not None:
+        return question()
+    sys.setprofile(_ignore)
+    try:
+        return question()
+    finally:
+        sys.setprofile(None)
+
+
+def _ignore(*_: object) -> None: ...
 
 
 def leaves_of(error: BaseException) -> list[BaseException]:

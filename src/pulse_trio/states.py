@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from .describing import cut, error_text, leaves_of, raised_by_ctrl_c, storable
+from .describing import ask, cut, error_text, leaves_of, raised_by_ctrl_c, storable
 from .errors import InvalidTransition
 from .jobs import DEFAULT_OPTIONS, Claim, Discard, JobOptions, Outcome, RetryAfter, Snooze, delay_of
 
@@ -150,7 +150,7 @@ def _wished(
     if wish is Discard:
         return Outcome(claim, "discarded", error=text)
     try:
-        delay = max(delay_of(leaf.seconds) for leaf in leaves)
+        delay = ask(lambda: max(delay_of(leaf.seconds) for leaf in leaves))
     except BaseException as broken:  # noqa: ASYNC103 -- an attribute of the user's: it waits for nothing
         if raised_by_ctrl_c(broken):
             raise
@@ -166,7 +166,7 @@ def _failure(claim: Claim, kind: OutcomeKind, error: BaseException, text: str, r
     if retries is None:
         return Outcome(claim, kind, delay=retry_delay(claim), error=text)
     try:
-        delay = retries.delay(claim, error)
+        delay = ask(lambda: retries.delay(claim, error))
     except BaseException as broken:  # noqa: ASYNC103 -- a policy of the user's: it waits for nothing
         if raised_by_ctrl_c(broken):
             raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -94,11 +93,8 @@ BEHAVIOURS: dict[str, Any] = {
     "gives a text that is none": _gives(lambda: Text("text")),
     "gives a number that lies": _gives(lambda: Number(3)),
     "gives itself": _returns_itself,
+    "never ends": _never_ends,
 }
-# On 3.13.0 the description of an exception whose `__str__` recurses without end does not end (seen 2026-11-22, cause not
-# found: an open weakness there, said in docs/contributing/pythons.md).
-if sys.version_info < (3, 13):
-    BEHAVIOURS["never ends"] = _never_ends
 METHODS = [
     "__str__", "__repr__", "__getattr__", "__getattribute__", "__setattr__", "__delattr__", "__eq__", "__hash__", "__bool__",
     "__len__", "__iter__", "__getitem__", "__contains__", "__format__", "__reduce__", "__reduce_ex__", "__sizeof__", "__dir__",

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+from typing import TYPE_CHECKING
+
 import pytest
 
-from pulse_trio.describing import carried, error_text, leaves_of
+from pulse_trio.describing import ask, carried, error_text, leaves_of
 from pulse_trio.handlers.retries import retries_of
 from pulse_trio.jobs import Claim
 from pulse_trio.states import outcome_of_error
 from pulse_trio.worker.calls import wire
 from support.hostile import BASES, SHAPES, cases, hostile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def claim() -> Claim:
@@ -47,6 +53,53 @@ def test_an_exception_whose_methods_misbehave_is_told(base: str) -> None:
         if name != "__str__":
             headline = text.partition("\n\n")[0]
             assert any(said in headline for said in ("mine", "several", "300", "1")), (name, behaviour, headline)
+
+
+def plain(n: int) -> int:
+    return plain(n + 1)
+
+
+def with_a_default(n: int, more: int = 0) -> int:
+    return with_a_default(n + 1)
+
+
+def with_positions(*n: int) -> int:
+    return with_positions(1)
+
+
+def with_names(**n: int) -> int:
+    return with_names(n=1)
+
+
+def passed_on(*n: int, **more: int) -> int:
+    return passed_on(*n, **more)
+
+
+class Bound:
+    def method(self, *n: int) -> int:
+        return self.method(1)
+
+
+@pytest.mark.parametrize(
+    "endless", [plain, with_a_default, with_positions, with_names, passed_on, Bound().method], ids=lambda f: f.__name__
+)
+def test_an_endless_recursion_ends_in_whichever_form_it_calls_itself(endless: Callable[[int], int]) -> None:
+    """Python 3.13 and later miss their limit in some forms of a call."""
+    for _ in range(3):
+        with pytest.raises(RecursionError):
+            ask(lambda: endless(1) if endless is not with_names else with_names(n=1))
+    assert sys.getprofile() is None
+
+
+def test_who_profiles_goes_on_profiling() -> None:
+    def profiler(*_: object) -> None: ...
+
+    sys.setprofile(profiler)
+    try:
+        assert ask(lambda: 7) == 7
+        assert sys.getprofile() is profiler
+    finally:
+        sys.setprofile(None)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import msgspec
 
-from ...describing import cut, error_text, is_group, leaves_of, message_of, place_of, storable
+from ...describing import ask, cut, error_text, is_group, leaves_of, message_of, place_of, storable
 from ...jobs import CancelReason, Claim, Discard, RetryAfter, Snooze, delay_of
 
 _LEAVES = 1000
@@ -106,7 +106,7 @@ def _seconds_of(error: BaseException) -> float | None:
     if not issubclass(type(error), (Snooze, RetryAfter)):
         return None
     try:
-        return delay_of(cast("Any", error).seconds)
+        return ask(lambda: delay_of(cast("Any", error).seconds))
     except BaseException:  # noqa: ASYNC103 -- an attribute of the user's; whoever misses the seconds says so
         return None  # noqa: ASYNC104 -- as above
 
