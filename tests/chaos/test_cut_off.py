@@ -23,6 +23,15 @@ if TYPE_CHECKING:
 LEASE = 3.0
 
 
+async def laid_down(store: WorkerStore) -> None:
+    """Waits until the connection of the last transaction is ready for the next: what it kept is discarded in the background."""
+    pool = store.transactions._pool
+    assert pool is not None
+    with trio.fail_after(60):
+        while not pool.statistics.idle:  # noqa: ASYNC110 -- the pool tells nobody
+            await trio.sleep(0.01)
+
+
 async def rescued_by(store: WorkerStore) -> int:
     """How many jobs a watchdog rescues as soon as it can. Long for a loaded machine, and short beside what TCP would take."""
     with trio.fail_after(30):
@@ -97,6 +106,7 @@ async def test_a_fenced_transaction_whose_server_falls_silent_ends_although_the_
         async with doomed.transactions.open(within=1):
             async with doomed.transactions.begin():
                 pass  # the connection is there
+            await laid_down(doomed)
             if where == "BEGIN":
                 proxy.to_client.swallow()
             with trio.fail_after(60), pytest.raises(DatabaseUnavailable) as failure:  # noqa: PT012 -- which step raises is the point

@@ -475,3 +475,18 @@ async def test_jobs_that_share_one_id_keep_no_other_job_from_being_read_cancelle
                 for job_id in [*twins, other]:
                     with suppress(InvalidTransition):
                         await getattr(client, act)(job_id)
+
+
+async def test_a_queue_with_a_name_too_long_to_be_told_keeps_no_other_job_from_being_retried(
+    dsn: str, window: Window
+) -> None:
+    window.run("ALTER DOMAIN queue_name DROP CONSTRAINT queue_name_check")
+    other = plant(window, run_at="1 h")
+    plant(window, queue="x" * 9000, run_at="1 h")
+    async with open_store(dsn) as waiting:
+        # Workers wait for something to do: they are told.
+        await waiting.announce_idle()
+        async with open_client(dsn) as client:
+            done = await client.retry_many(state="scheduled")
+            assert other in done.retried
+            assert len(done.retried) == 2
