@@ -36,6 +36,24 @@ _OUTCOME = (
     "id, queue, kind, state, priority, attempt, max_attempts, run_at, created_at, started_at, finished_at, worker, lease_until,"
     " result, error, cancel_reason, unique_key, progress, progress_message"
 )
+_BATCH = (
+    "id, name, created_at, closed_at, finished_at, callback_job_id, callback_error, total, completed, dead, cancelled,"
+    " removed"
+)
+# By column: a queue or a schedule under another name would have lost its pause and its retention, and no line says so.
+_QUEUE = (
+    "paused_at, max_running, rate_count, rate_seconds, key_max_running, key_rate_count, key_rate_seconds, retention"
+)
+_SCHEDULE = (
+    "kind, args, queue, priority, options, cron, timezone, every, catch_up, due_as, declared, paused_at, next_due,"
+    " problem"
+)
+# What claims, beats, reports and rescues write. Not the id: a live row under the id of a finished job could be "ended", and so
+# a result be added beside that job's own.
+_HELD = (
+    "state, attempt, locked_by, started_at, lease_until, run_at, failures, crashes, deaths, max_attempts, suspect,"
+    " suspected_at, ripe_at, cancelling"
+)
 TABLES: Mapping[RoleKind, Mapping[str, str]] = {
     # "All it takes is a right to call": a stolen producer can add jobs, and read nothing.
     "producer": {},
@@ -45,18 +63,22 @@ TABLES: Mapping[RoleKind, Mapping[str, str]] = {
         "SELECT (id, state)": "job",
         "SELECT (id, kind, state, finished_at, error, cancel_reason)": "job_archive",
         "SELECT": "migration",
-        "SELECT, INSERT, UPDATE (closed_at, callback)": "batch",
+        # Not the callbacks: they are arguments.
+        f"SELECT ({_BATCH}), INSERT (name), UPDATE (closed_at, callback)": "batch",
         "SELECT, INSERT": "batch_job",
     },
     "worker": {
         "SELECT": f"migration, maintenance, paused_kind, job_archive_default, {VIEWS}",
         "SELECT, INSERT": "job_archive",
-        "SELECT, INSERT, UPDATE": "session, queue",
+        "SELECT, INSERT, UPDATE": "session",
+        f"SELECT, INSERT, UPDATE ({_QUEUE})": "queue",
+        f"SELECT, INSERT, UPDATE ({_SCHEDULE}), DELETE": "schedule",
+        f"SELECT, UPDATE ({_HELD}), DELETE": "job",
         # Policies say which rows (migrations/0013_rights.sql).
         "SELECT, INSERT, UPDATE (error)": "attempt",
         "SELECT, UPDATE (delivered_at, ended_at, ended_as)": "cancellation",
         "SELECT, INSERT, UPDATE, DELETE": (
-            "job, permit, bucket, progress, batch, batch_job, schedule, schedule_fire, schedule_declaration"
+            "permit, bucket, progress, batch, batch_job, schedule_fire, schedule_declaration"
         ),
     },
     "operator": {
@@ -64,17 +86,18 @@ TABLES: Mapping[RoleKind, Mapping[str, str]] = {
             "migration, maintenance, job, job_archive, job_archive_default, attempt, session, batch, batch_job, schedule_fire,"
             f" schedule_declaration, progress, cancellation, permit, bucket, audit, {VIEWS}"
         ),
-        "SELECT, INSERT, UPDATE": "queue, schedule",
+        f"SELECT, INSERT, UPDATE ({_QUEUE})": "queue",
+        f"SELECT, INSERT, UPDATE ({_SCHEDULE})": "schedule",
         "SELECT, INSERT, DELETE": "paused_kind",
         "DELETE": "schedule",
         "INSERT, UPDATE": "schedule_fire",
         # Its jobs may be of batches, too.
-        "INSERT, UPDATE (closed_at, callback)": "batch",
+        "INSERT (name), UPDATE (closed_at, callback)": "batch",
         "INSERT": "batch_job",
     },
 }
-# COPY's: whoever may write the table takes the ids itself.
-SEQUENCES: Mapping[RoleKind, tuple[str, ...]] = {"worker": ("job_id_seq",)}
+# None: COPY takes ids itself, and is for the owner.
+SEQUENCES: Mapping[RoleKind, tuple[str, ...]] = {}
 FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
     "producer": _ENQUEUE,
     "waiter": (*_ENQUEUE, "note_enqueue", "batch_counts"),

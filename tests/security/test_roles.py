@@ -73,7 +73,7 @@ FOR_ALL = {"hold_waits", "drop_waits", "waiting_place", "announce_idle", "withdr
            "doctor_holders", "doctor_may_ids", "doctor_server", "act_as", "missing_rights", "row_security"}  # fmt: skip
 """Locks in memory and names, on no table: whoever is connected to the database may."""
 BATCHES = {"batch_open", "batch_add", "batch_close", "batch_due", "batch_lock"}
-WAITING = BATCHES | {
+WAITING = BATCHES - {"batch_due"} | {
     "batch_failures", "batch_finished", "batch_live", "batch_status", "batch_unfinished", "count_by_state", "ended",
     "note_enqueue", "outcome",
 }  # fmt: skip
@@ -152,7 +152,9 @@ DENIED = {
         "CREATE INDEX ON job (kind)", "DELETE FROM job_archive", "UPDATE job_archive SET result = 'null'",
         "DELETE FROM attempt", "DELETE FROM session", "SELECT maintain()", "SELECT prune('1 day')",
         "SELECT cancel(1)", "SELECT retry_jobs('{1}')", "SELECT delete_jobs('{1}')", "SELECT take_back_held('{1}')",
-        "INSERT INTO migration VALUES (9999, 'mine', '')",
+        "INSERT INTO job (kind) VALUES ('a')", "COPY job (kind) FROM STDIN", "UPDATE job SET id = 1",
+        "UPDATE job SET args = '{}'", "SELECT nextval('job_id_seq')", "UPDATE queue SET name = 'a'",
+        "UPDATE schedule SET name = 'a'", "INSERT INTO migration VALUES (9999, 'mine', '')",
         "INSERT INTO cancellation (job_id, requested_by) VALUES (1, 'a')",
         "ALTER FUNCTION enqueue OWNER TO CURRENT_USER", "GRANT EXECUTE ON FUNCTION maintain TO PUBLIC",
         "CREATE TRIGGER mine AFTER INSERT ON job EXECUTE FUNCTION suppress_redundant_updates_trigger()",
@@ -164,6 +166,7 @@ DENIED = {
         "UPDATE cancellation SET requested_by = 'somebody else'", "DELETE FROM cancellation", "TRUNCATE queue",
         "DROP TABLE job", "CREATE TABLE pulse.mine ()", "SELECT maintain()", "SELECT upkeep('1 day')",
         "SELECT prune('1 day')", "SELECT take_back_held('{1}')", "UPDATE migration SET checksum = ''",
+        "UPDATE queue SET name = 'a'", "UPDATE schedule SET name = 'a'",
     ],
 }  # fmt: skip
 

@@ -1,8 +1,5 @@
--- Closing twice is closing once: the first callback stays. Workers are told to look for its end soon.
+-- Closing twice is closing once: the first callback stays, which a waiter may not read. Workers are told to look for its end soon.
 WITH closed AS (
-  UPDATE :"schema".batch
-  SET closed_at = coalesce(closed_at, now()),
-      callback = CASE WHEN closed_at IS NULL THEN %(callback)s::json ELSE callback END
-  WHERE id = %(id)s::bigint RETURNING id
+  UPDATE :"schema".batch SET closed_at = now(), callback = %(callback)s::json WHERE id = %(id)s::bigint AND closed_at IS NULL
 )
-SELECT id, pg_notify(:'schema', 'look_for_batch ' || id) FROM closed
+SELECT id, pg_notify(:'schema', 'look_for_batch ' || id) FROM :"schema".batch WHERE id = %(id)s::bigint
