@@ -37,8 +37,8 @@ fsync = off
 def find_programs() -> Path | None:
     """The folder of the newest PostgreSQL here that has all that is needed."""
     folders = [Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
-    debians = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda folder: int(folder.parent.name))
-    found = [f for f in (*folders, *debians) if all((f / program).is_file() for program in NEEDED)]
+    packaged = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda folder: int(folder.parent.name))
+    found = [f for f in (*folders, *packaged) if all((f / program).is_file() for program in NEEDED)]
     return found[-1] if found else None
 
 
