@@ -260,3 +260,13 @@ def test_liveliness_is_added_unless_the_dsn_decides() -> None:
 def test_passwords_are_hidden_wherever_they_are_written(text: str) -> None:
     assert "s3cret" not in redact(text)
     assert "s3cret" not in redact(f"cannot use s3cret-word with {text}", make_conninfo("", password="s3cret-word"))
+
+
+async def test_an_answer_for_which_there_is_no_memory_is_lost_like_a_connection(link: Link) -> None:
+    with pytest.raises(DatabaseUnavailable, match="no memory left"):
+        async with link.use() as connection:
+            bytearray(1 << 62)
+    assert connection.closed
+    async with link.use() as again:
+        assert await value(again, "SELECT 1") == 1
+    assert link.generation == 2

@@ -30,6 +30,7 @@ HOSTILE: dict[str, str] = {
     "default_transaction_deferrable": "on",
     "row_security": "off",
     "gin_fuzzy_search_limit": "1",
+    "restrict_nonsystem_relation_kind": "view, foreign-table",
     "exit_on_error": "on",
     "client_min_messages": "debug1",
     "session_replication_role": "replica",
@@ -54,7 +55,8 @@ HOSTILE: dict[str, str] = {
     "lock_timeout": "5s",
 }
 
-NEEDED = ("client_encoding", "array_nulls", "row_security", "exit_on_error", "session_replication_role", "search_path")
+NEEDED = ("client_encoding", "array_nulls", "row_security", "exit_on_error", "session_replication_role", "search_path",
+          "restrict_nonsystem_relation_kind")  # fmt: skip
 """What must be as PostgreSQL has it, or harms the lender alone: see the settings' reference."""
 
 LENT = {name: value for name, value in HOSTILE.items() if name in PINNED and name not in NEEDED} | {

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from pulse_trio.postgres.connection import TrioConnection
     from pulse_trio.postgres.reconnecting import Configure
 
+_NO_MEMORY = "this process has no memory left for what the database answers"
+
 
 class Link:
     """A self-reconnecting connection, used by one task at a time.
@@ -77,15 +79,23 @@ class Link:
             `statement_timeout`.
 
         Raises:
-            DatabaseUnavailable: no connection could be made, the connection was lost, or the time was up.
+            DatabaseUnavailable: no connection could be made, the connection was lost, the time was up, or the block raised
+                `MemoryError`.
             trio.ClosedResourceError: `aclose` was called.
         """
         seconds = self.statement_timeout if timeout is None else timeout
         async with self._lock:
             with trio.move_on_after(seconds) as deadline:
-                connection = await self._connected()
+                try:
+                    connection = await self._connected()
+                except MemoryError:
+                    raise DatabaseUnavailable(f"{self.name}: {_NO_MEMORY}") from None
                 try:
                     yield connection
+                except MemoryError:
+                    # The answer, or part of it, is lost, as with a connection that breaks: the same is done about it.
+                    await connection.close()
+                    raise DatabaseUnavailable(f"{self.name}: {_NO_MEMORY}") from None
                 except (e.OperationalError, e.InterfaceError) as ex:
                     if connection.closed:
                         raise DatabaseUnavailable(f"{self.name}: connection lost: {self._clean(ex)}") from ex

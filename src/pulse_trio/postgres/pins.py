@@ -37,6 +37,8 @@ PINNED: dict[str, str] = {
     "default_transaction_deferrable": "off",
     "row_security": "on",
     "gin_fuzzy_search_limit": "0",
+    # Whether views may be read at all (PostgreSQL 17, and later releases of those before).
+    "restrict_nonsystem_relation_kind": "",
     # What becomes of an error.
     "exit_on_error": "off",
     "client_min_messages": "notice",
