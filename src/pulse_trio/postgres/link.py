@@ -94,7 +94,7 @@ class Link:
                     yield connection
                 except MemoryError:
                     # The answer, or part of it, is lost, as with a connection that breaks: the same is done about it.
-                    await connection.close()
+                    await connection.close()  # noqa: ASYNC120 - never waits
                     raise DatabaseUnavailable(f"{self.name}: {_NO_MEMORY}") from None
                 except (e.OperationalError, e.InterfaceError) as ex:
                     if connection.closed:
