@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from support.processes import Processes, Running
 
 DAY = 86400
-SLACK = 2.0
+SLACK = 30.0
+"""Seconds that a loaded machine may take for anything; a clock that mattered would make it a day, or before its time."""
 APP = """
 import time
 
