@@ -3,6 +3,8 @@
 
 PYTHON ?= python3
 DIR ?= .
+# Tests at once. More than two cores: many of them wait, for a lease to run out or a process to start.
+SIDE_BY_SIDE ?= 3
 # One for each Python that you use: make VENV=.venv-3.13 PYTHON=python3.13 test
 VENV := .venv
 BIN := $(VENV)/bin
@@ -30,7 +32,7 @@ demo: $(VENV)/.demo
 	@$(BIN)/python examples/demo.py "$(DIR)"
 
 test: $(VENV)/.dev
-	@$(BIN)/python -m pytest -n 2 $(ARGS)
+	@$(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --dist worksteal $(ARGS)
 
 # What needs a server; the other suites start the embedded one, or none.
 POSTGRES_TESTS = tests/migrations tests/store tests/client tests/security tests/postgres tests/worker tests/cli tests/model
