@@ -45,6 +45,7 @@ from .observe import (
     TasksLeftBehind,
     UnfitArgumentsReleased,
     UnknownKindReleased,
+    WorkerStale,
     WorkerStarted,
     WorkerStopped,
 )
@@ -70,6 +71,7 @@ _WARNINGS = (
     LoopBlocked,
     HandlerOverran,
     JobsRescued,
+    WorkerStale,
     SuspectAlone,
     JobQuarantined,
     QuarantineNotStarted,
@@ -280,6 +282,11 @@ def sentence(event: Event) -> str:
             dead = f", {event.dead} of them dead (no attempts left)" if event.dead else ""
             whose = f" (process {event.pid}){_list_of(event.jobs)}" if event.pid is not None else ""
             return f"rescued {event.rescued + event.dead} job(s) whose worker had vanished{dead}{whose}"
+        case WorkerStale():
+            return (
+                f"worker {event.host}:{event.pid} has shown no sign of life for {duration(event.seconds)}: it is stale, and "
+                f"its jobs ({event.running} when it was last heard of) are rescued as their leases run out"
+            )
         case SuspectAlone():
             how = f"beside {event.beside} other job(s)" if event.beside else "alone"
             return (

@@ -167,6 +167,18 @@ class JobsRescued:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerStale:
+    """A worker has shown no sign of life for `seconds`, longer than its setting `stale` allows (its lease, if that is 0). One
+    watchdog of the fleet tells it, once, and again when it was heard of meanwhile. `running`: its jobs at its last sign."""
+
+    session: int
+    host: str
+    pid: int
+    seconds: float
+    running: int
+
+
+@dataclass(frozen=True, slots=True)
 class SuspectAlone:
     """A job whose worker died with it too often is about to run in this worker's own process, because the worker was not told
     how another process finds its handlers. `beside`: so many other jobs still run, and had not ended in time; with 0 the worker
@@ -363,6 +375,7 @@ Event = (
     | LoopBlocked
     | HandlerOverran
     | JobsRescued
+    | WorkerStale
     | SuspectAlone
     | JobQuarantined
     | QuarantineStarted

@@ -116,6 +116,9 @@ class WorkerSettings:
     heartbeat: float = _setting(
         10.0, "How often a running job's lease is renewed; a third of the lease, at most half of it."
     )
+    stale: float = _setting(
+        0.0, "How long a worker may show no sign of life before it counts as stale; 0 for as long as its lease."
+    )
     poll: float = _setting(1.0, "How long an idle worker waits for a notification before it looks by itself.")
     watchdog: float = _setting(5.0, "How often expired leases are looked for.")
     grace: float = _setting(25.0, "How long running jobs may go on after the first SIGTERM.")
@@ -146,7 +149,8 @@ class WorkerSettings:
     def __post_init__(self) -> None:
         for name in ("lease", "heartbeat", "poll", "watchdog", "retention", "unfit_patience"):
             self._require(name, 0 < getattr(self, name) < _FOREVER, "must be above 0 and at most a thousand years")
-        self._require("timeout", 0 <= self.timeout < _FOREVER, "must be from 0 to a thousand years")
+        for name in ("timeout", "stale"):
+            self._require(name, 0 <= getattr(self, name) < _FOREVER, "must be from 0 to a thousand years")
         for name in ("grace", "cleanup", "lag_warning", "connect_timeout"):
             self._require(name, getattr(self, name) >= 0, "must not be negative")
         self._require("concurrency", self.concurrency >= 1, "must be at least 1")
@@ -169,6 +173,11 @@ class WorkerSettings:
     def margin(self) -> float:
         """Seconds before the lease's end at which a handler is cancelled if no beat was accepted: time for its clean-up."""
         return self.terms({}).own.margin
+
+    @property
+    def sign_of_life(self) -> float:
+        """Seconds between a worker's signs of life: two may fail before it counts as stale."""
+        return min(self.heartbeat, self.stale / 3) if self.stale else self.heartbeat
 
     @property
     def one_beat_decides(self) -> bool:

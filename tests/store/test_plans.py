@@ -285,6 +285,7 @@ def test_every_statement_with_a_plan_that_matters_is_tried_here() -> None:
         "withdraw_idle",
         "open_session",
         "touch_sessions",
+        "stale_sessions",
         "end_sessions",
         "maintain",
         "prune_progress",

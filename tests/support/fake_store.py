@@ -17,6 +17,7 @@ import trio
 
 from pulse_trio.errors import DatabaseUnavailable
 from pulse_trio.jobs import Claim, JobOptions, Outcome, Progress
+from pulse_trio.observe import WorkerStale
 from pulse_trio.states import FINISHED, Event, State, event_of, next_state
 from pulse_trio.store import Beat, Broken, Exchange, Fired, Found, HandedBack, Limited, Rescue, Settlement, Slot
 from pulse_trio.store.sweeping import Lap
@@ -119,6 +120,10 @@ class FakeDatabase:
         self.limits = FakeLimits()
         self.crowded: set[int] = set()
         self.sessions: dict[int, bool] = {}
+        self.seen: dict[int, tuple[float, float]] = {}
+        """By session: its last sign of life, and after how many seconds without one it is stale."""
+        self.told_of: dict[int, float] = {}
+        """Stale sessions that a watchdog told of, by that sign of life."""
         self.ledger: list[str] = []
         """What handlers wrote in their transactions, and committed."""
         self.idle: set[FakeStore] = set()
@@ -233,6 +238,7 @@ class FakeStore:
         self.leases: dict[str, float] = {}
         """Of queues that have one of their own."""
         self.queues = queues
+        self.stale = 0.0
         self.session = 0
         self.epoch_offset = EPOCH
         self.idle = False
@@ -277,11 +283,13 @@ class FakeStore:
         await self._done("open_session")
         self.session = next(self.database.new_session)
         self.database.sessions[self.session] = True
+        self.database.seen[self.session] = (trio.current_time(), self.stale or self.lease)
         return self.session
 
     async def touch(self, running: int, *, draining: bool) -> None:
         await self._done("touch")
         self.draining = draining
+        self.database.seen[self.session] = (trio.current_time(), self.stale or self.lease)
 
     async def end_sessions(self) -> None:
         await self._done("end_sessions")
@@ -568,6 +576,16 @@ class FakeStore:
         if asked == session and found is None:
             self.database.stacks[request] = (session, answer)
             self.database.questions = [asked for asked in self.database.questions if asked[0] != request]
+
+    async def stale_workers(self) -> list[WorkerStale]:
+        await self._done("stale_workers")
+        now, found = trio.current_time(), list[WorkerStale]()
+        for session, (seen, after) in self.database.seen.items():
+            silent = self.database.sessions[session] and session != self.session and seen + after < now
+            if silent and self.database.told_of.get(session) != seen:
+                self.database.told_of[session] = seen
+                found.append(WorkerStale(session, "host", session, now - seen, 0))
+        return found
 
     async def close_cancellations(self) -> None:
         await self._done("close_cancellations")

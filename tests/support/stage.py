@@ -52,6 +52,7 @@ class Stage:
         store = store or self.store
         worker = Worker(self.handlers, "", store=store, instruments=[self.events], **settings)  # type: ignore[arg-type]
         store.lease, store.queues = worker.settings.lease, worker.settings.queues
+        store.stale = worker.settings.stale
         store.leases = {queue: its.lease for queue, its in self.handlers.queue_leases.items()}
         return worker
 

@@ -25,6 +25,7 @@ OTHER: dict[str, tuple[str, Any]] = {
     "quarantine_slots": ("1", 1),
     "lease": ("60", 60.0),
     "heartbeat": ("2.5", 2.5),
+    "stale": ("300", 300.0),
     "poll": ("0.5", 0.5),
     "watchdog": ("9", 9.0),
     "grace": ("0", 0.0),

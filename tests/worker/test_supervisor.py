@@ -16,7 +16,7 @@ import trio
 
 from pulse_trio.errors import DatabaseUnavailable
 from pulse_trio.jobs import Claim, Outcome
-from pulse_trio.observe import ChildNotStarted, ChildSilent, Observer
+from pulse_trio.observe import ChildNotStarted, ChildSilent, Observer, WorkerStale
 from pulse_trio.settings import WorkerSettings
 from pulse_trio.store import HandedBack, Rescue, Settlement
 from pulse_trio.worker import Supervisor
@@ -176,6 +176,10 @@ class Server:
 
     async def close_cancellations(self) -> None:
         await self._answer()
+
+    async def stale_workers(self) -> Sequence[WorkerStale]:
+        await self._answer()
+        return []
 
     async def maintain(self, retention: float) -> bool:
         await self._answer()

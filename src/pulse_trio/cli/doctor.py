@@ -330,7 +330,7 @@ def _workers(found: Health) -> Iterator[Finding]:
             yield Finding(
                 "warning",
                 "stale worker",
-                f"{worker.host}:{worker.pid} was silent for longer than its lease; its jobs have been handed back",
+                f"{worker.host}:{worker.pid} shows no sign of life; its jobs are rescued when their leases run out",
                 "Was it killed, stopped (SIGSTOP), or cut off? If its process still stands: pulse-trio stack, or kill it.",
             )
     live = [worker for worker in found.workers if worker.state in ("running", "draining")]

@@ -1,5 +1,6 @@
-INSERT INTO :"schema".session (id, host, pid, version, queues, concurrency, lease, declared)
+INSERT INTO :"schema".session (id, host, pid, version, queues, concurrency, lease, stale_after, declared)
 VALUES (%(session)s::bigint, %(host)s, %(pid)s::int, %(version)s, %(queues)s::text[], %(concurrency)s::int, %(lease)s::interval,
+        %(stale)s::interval,
         %(declared)s::text[])
 -- The database's clock, by which jobs' deadlines are set.
 RETURNING extract(epoch FROM clock_timestamp())::float8

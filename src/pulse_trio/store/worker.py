@@ -29,7 +29,7 @@ import trio
 from ..errors import DatabaseUnavailable, SchemaError, StatementRefused, UsageError
 from ..jobs import Claim, Outcome, Progress
 from ..migrate import check_versions
-from ..observe import BadRow, JobDied
+from ..observe import BadRow, JobDied, WorkerStale
 from ..postgres import UNBOUNDED, Link, TrioConnection, configure_session, reconnect_delay
 from ..sql import render, statement
 from ..states import retry_delay, storable
@@ -178,10 +178,10 @@ _Write = Callable[[TrioConnection[Any], list[Outcome]], Awaitable[Settlement]]
 
 class WorkerStore:
     """The store of one worker. `declared` are the queues of its handlers; `lease` in seconds, and in `leases` those of queues
-    that have one of their own; `keep` False deletes completed
-    jobs instead of archiving them; `on_session` is told each new session before it claims, `on_bad_row` each row that cannot
-    be worked with as it stands, `on_suspect` the id, kind and crashes of each job that a rescue of this store's put in
-    quarantine. `session` is the first session's id, chosen by whoever claims for this worker."""
+    that have one of their own; after `stale` seconds without a sign of life it counts as stale, 0 for its lease; `keep` False
+    deletes completed jobs instead of archiving them; `on_session` is told each new session before it claims, `on_bad_row`
+    each row that cannot be worked with as it stands, `on_suspect` the id, kind and crashes of each job that a rescue of this
+    store's put in quarantine. `session` is the first session's id, chosen by whoever claims for this worker."""
 
     def __init__(
         self,
@@ -195,6 +195,7 @@ class WorkerStore:
         declared: Sequence[str] = (),
         concurrency: int = 100,
         keep: bool = True,
+        stale: float = 0.0,
         unfit_patience: float = 86400.0,
         on_session: Callable[[int], None] | None = None,
         on_bad_row: Callable[[BadRow], None] | None = None,
@@ -229,6 +230,7 @@ class WorkerStore:
             "declared": list(declared)[:_DECLARED],
             "concurrency": concurrency,
             "lease": self._lease,
+            "stale": f"{stale} s" if stale else None,
         }
         self._claims = self._link(dsn, "claims", _WORKER_SETTINGS)
         self._settles = self._link(dsn, "settles", _WORKER_SETTINGS)
@@ -901,6 +903,14 @@ class WorkerStore:
         kind = await self._bury(connection, (job_id, attempt, session), "rescued", said)
         self._tell_bad_row(job_id, kind or "", "rescue", said_of(refused))
         return {} if kind is None else {job_id: "dead"}
+
+    async def stale_workers(self) -> list[WorkerStale]:
+        """Workers that have become stale, and that no watchdog has told of since they were heard of last; not this one."""
+        async with self._using(self._watch, patience=60) as connection:
+            cursor = await connection.execute(
+                statement("stale_sessions", self._schema), {"own": numbers(self._sessions)}, prepare=True
+            )
+            return [WorkerStale(*row) for row in await cursor.fetchall()]
 
     async def maintain(self, retention: float) -> bool:
         """Makes the archive's coming days and drops those older than `retention` seconds, unless another worker has just

@@ -143,6 +143,7 @@ class Worker:
             declared=handlers.queues,
             concurrency=self.settings.concurrency,
             keep=keep,
+            stale=self.settings.stale,
             unfit_patience=self.settings.unfit_patience,
             on_session=on_session,
             on_bad_row=self._observer.emit,
@@ -251,7 +252,7 @@ class Worker:
         )
         self._leases = Leases(
             self._store,
-            sign_of_life=s.heartbeat,
+            sign_of_life=s.sign_of_life,
             on_asked=self._cancellations.reach,
             early=self._cancellations.early,
             on_early=self._cancellations.heard,

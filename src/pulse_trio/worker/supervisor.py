@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
     from ..jobs import Outcome
-    from ..observe import Observer
+    from ..observe import Observer, WorkerStale
     from ..settings import WorkerSettings
     from ..store import HandedBack, Rescue, Settlement
 
@@ -74,6 +74,8 @@ class SupervisorStore(Protocol):
     async def rescue_sessions(self, sessions: Sequence[int], limit: int = 1000) -> HandedBack: ...
 
     async def close_cancellations(self) -> None: ...
+
+    async def stale_workers(self) -> Sequence[WorkerStale]: ...
 
     async def maintain(self, retention: float) -> bool: ...
 

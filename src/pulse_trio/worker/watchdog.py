@@ -5,7 +5,7 @@ is not repeated for 20 t, because below PostgreSQL 16 the scan is sequential (28
 six ticks, because what took long may have been the network (the simulation found 40 s after one answer that took 2 s).
 
 It also keeps the archive: its partitions, and what is past its retention, a bounded part with each tick. And it ends the
-ledger rows of cancellations that crossed with the end of their job.
+ledger rows of cancellations that crossed with the end of their job, and tells of workers that have become stale.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ..observe import JobsRescued
 from .outage import Outage, rest_after
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from ..observe import Observer
+    from ..observe import Observer, WorkerStale
     from ..store import Rescue
 
 _LONGEST_PAUSE = 6
@@ -36,6 +36,8 @@ class WatchStore(Protocol):
     async def rescue(self, limit: int = 1000) -> Rescue: ...
 
     async def close_cancellations(self) -> None: ...
+
+    async def stale_workers(self) -> Sequence[WorkerStale]: ...
 
     async def maintain(self, retention: float) -> bool: ...
 
@@ -71,6 +73,8 @@ class Watchdog:
             try:
                 full = await self._rescue()
                 await self._store.close_cancellations()
+                for stale in await self._store.stale_workers():
+                    self._observer.emit(stale)
                 if not full and trio.current_time() >= self._maintain_at:
                     more = await self._store.maintain(self._retention)
                     if not more:
