@@ -36,8 +36,7 @@ def look(queue: str, most: int = 50) -> str:
 def crowded(databases: Databases) -> Generator[Window]:
     """100,000 keys with a job each that is scheduled for tomorrow."""
     with databases.migrated() as dsn, Window(dsn) as window:
-        for name, value in _WORKER_SETTINGS.items():
-            window.run("SELECT set_config(%s, %s, false)", name, value)
+        window.use_settings(_WORKER_SETTINGS)
         # The plans of this session are made now, on empty tables.
         for _ in range(6):
             window.run(look("q"))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
 from support.stores import Window, claim, end, open_store
 
 if TYPE_CHECKING:
@@ -30,8 +28,7 @@ async def flush(store: WorkerStore) -> None:
 
 
 async def test_claims_and_beats_are_hot_updates(alone: Window) -> None:
-    if alone.value("SELECT current_setting('server_version_num')::int") < 150000:
-        pytest.skip("PostgreSQL 14 cannot publish its statistics at once")
+    alone.publish_statistics()
     alone.enqueue_many(1000, "hot")
     async with open_store(alone.dsn) as store:
         held: list[Claim] = []

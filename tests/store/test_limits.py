@@ -433,8 +433,7 @@ def read(window: Window) -> tuple[int, int]:
 @pytest.mark.parametrize("analyzed", [False, True])
 async def test_a_limited_claim_is_an_index_walk_also_when_planned_on_an_empty_table(analyzed: bool, dsn: str) -> None:
     with Window(dsn) as filler, Window(dsn) as window:
-        for name, value in _WORKER_SETTINGS.items():
-            window.run("SELECT set_config(%s, %s, false)", name, value)
+        window.use_settings(_WORKER_SETTINGS)
         call = "SELECT count((c.claimed).id) AS n FROM claim_limited('q', 7, '30 s', 50, '{}', '{}') c"
         for _ in range(6):
             window.run(call)

@@ -44,8 +44,7 @@ def pages(window: Window, lap: Lap, queues: Sequence[str] | None) -> int:
     """The pages that the next sweep of this lap touches."""
     parameters = lap.parameters(queues, [])
     with window.connection.transaction(force_rollback=True):
-        for name, value in _WORKER_SETTINGS.items():
-            window.run("SELECT set_config(%s, %s, true)", name, value)
+        window.use_settings(_WORKER_SETTINGS, local=True)
         cursor = window.connection.execute(
             b"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + statement("slots", "pulse"), parameters
         )

@@ -6,15 +6,17 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+import pytest
 from psycopg.rows import dict_row
 from psycopg.sql import SQL, Identifier
 
 from pulse_trio.client import request_by_name
 from pulse_trio.jobs import Claim, Outcome
+from pulse_trio.postgres.pins import pins_query
 from pulse_trio.store import Slot, WorkerStore, operations
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Mapping, Sequence
     from typing import Self
 
     from pulse_trio.jobs import OutcomeKind
@@ -62,6 +64,16 @@ class Window:
         (row,) = self.run(query, *parameters)
         (value,) = row.values()
         return value
+
+    def use_settings(self, settings: Mapping[str, str], *, local: bool = False) -> None:
+        """Makes settings for the session, or the transaction, as a worker's session does: those that this server knows."""
+        self.connection.execute(pins_query(settings, local=local))
+
+    def publish_statistics(self) -> None:
+        """Makes this session's statistics visible at once (else after a second). Skips the test where that cannot be."""
+        if self.connection.info.server_version < 150000:
+            pytest.skip("PostgreSQL 14 cannot publish its statistics at once")
+        self.run("SELECT pg_stat_force_next_flush()")
 
     def enqueue(self, queue: str = "default", *, kind: str = "noop", args: Any = None, **options: Any) -> int:
         """Enqueues one job as a client would, on a connection of its own kind; returns its id."""
