@@ -31,6 +31,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import trio
 
+from .trio_internals import CTRL_C
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
@@ -242,7 +244,7 @@ def parted(group: BaseException, leaves: list[BaseException]) -> BaseException:
 
 def raised_by_ctrl_c(error: BaseException) -> bool:
     """Whether it is a KeyboardInterrupt from a real Ctrl-C: then Trio's signal handler is where it was raised."""
-    return issubclass(type(error), KeyboardInterrupt) and _raised_in(error) == "trio._core._ki"
+    return issubclass(type(error), KeyboardInterrupt) and _raised_in(error) == CTRL_C
 
 
 def _raised_in(error: BaseException) -> object:

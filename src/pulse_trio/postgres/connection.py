@@ -21,7 +21,7 @@ from psycopg.waiting import Wait
 
 from pulse_trio.postgres.cancelling import CancellableConnection
 from pulse_trio.postgres.connecting import connect_to_first, warn_of_gssapi
-from pulse_trio.postgres.contract import AsyncPipeline, ready_now, several
+from pulse_trio.postgres.contract import AsyncPipeline, adopt_adapters, ready_now, several
 from pulse_trio.postgres.shield import Mode, current_mode, running_in
 from pulse_trio.postgres.transaction import TrioPipeline, TrioTransaction
 
@@ -54,7 +54,7 @@ class Made:
         """Make a new object like that."""
         for name, value in self._state.items():
             setattr(connection, name, value)
-        connection._adapters = AdaptersMap(self._adapters)  # pyright: ignore[reportPrivateUsage]
+        adopt_adapters(connection, self._adapters)
 
 
 STATE = (
@@ -135,7 +135,7 @@ class TrioConnection(CancellableConnection[Row]):
         if cursor_factory:
             connection.cursor_factory = cursor_factory
         if context:
-            connection._adapters = AdaptersMap(context.adapters)
+            adopt_adapters(connection, context.adapters)
         return connection
 
     async def __aexit__(

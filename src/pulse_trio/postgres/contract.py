@@ -4,6 +4,9 @@
 psycopg separates *what to wait for* (generators) from *waiting*; the seam between the two is private and has moved
 within 3.3.x: `_cancel_gen` lost an argument at 3.3.6, `waiting._ready` came back at 3.3.9. A change there must stop
 the program at import with the name of what changed, not corrupt a connection at two in the morning.
+
+`TrioConnection`, `TrioTransaction` and `TrioPipeline` override and use the private methods that they inherit where they
+stand; each name that they use is checked here too, which a test sees to.
 """
 
 from __future__ import annotations
@@ -12,13 +15,8 @@ import inspect
 from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
-from psycopg import AsyncConnection, errors, generators, pq, waiting
-from psycopg._conninfo_utils import get_param, is_ip_address
-from psycopg._cursor_base import BaseCursor
-from psycopg._pipeline_async import AsyncPipeline
-from psycopg._preparing import PrepareManager
-from psycopg._server_cursor_base import ServerCursorMixin
-from psycopg.conninfo import conninfo_attempts, timeout_from_conninfo
+from psycopg import AsyncConnection, conninfo, errors, generators, pq, waiting
+from psycopg.adapt import AdaptersMap
 from psycopg.transaction import AsyncTransaction
 
 if TYPE_CHECKING:
@@ -28,33 +26,67 @@ if TYPE_CHECKING:
     from psycopg.pq.abc import PGconn, PGresult
 
 SUPPORTED = "psycopg>=3.3.9,<3.4"
-
-# Every callable used, and the parameters it must be callable with.
-_EXPECTED: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
-    "AsyncConnection.wait": (AsyncConnection.wait, ("self", "gen", "interval", "timeout")),
-    "AsyncConnection._connect_gen": (AsyncConnection._connect_gen, ("conninfo",)),
-    "AsyncConnection._cancel_gen": (AsyncConnection._cancel_gen, ("self",)),
-    "AsyncConnection._should_cancel": (AsyncConnection._should_cancel, ("self",)),
-    "AsyncConnection._try_cancel": (AsyncConnection._try_cancel, ("self", "timeout")),
-    "AsyncConnection._exec_command": (AsyncConnection._exec_command, ("self", "command", "result_format")),
-    "AsyncConnection._pipeline_nolock": (AsyncConnection._pipeline_nolock, ("self",)),
-    "AsyncConnection._get_connection_params": (AsyncConnection._get_connection_params, ("conninfo", "kwargs")),
-    "AsyncTransaction._enter_gen": (AsyncTransaction._enter_gen, ("self",)),
-    "AsyncTransaction._exit_gen": (AsyncTransaction._exit_gen, ("self", "exc_type", "exc_val", "exc_tb")),
-    "AsyncPipeline.__init__": (AsyncPipeline.__init__, ("self", "conn", "_no_lock")),
-    "AsyncPipeline._exit_gen": (AsyncPipeline._exit_gen, ("self",)),
-    "BaseCursor._stream_fetchone_gen": (BaseCursor._stream_fetchone_gen, ("self", "first")),
-    "PrepareManager.clear": (PrepareManager.clear, ("self",)),
-    "ServerCursorMixin._close_gen": (ServerCursorMixin._close_gen, ("self",)),
-    "generators.copy_end": (generators.copy_end, ("pgconn", "error")),
-    "generators.copy_from": (generators.copy_from, ("pgconn",)),
-    "generators.notifies": (generators.notifies, ("pgconn",)),
-    "conninfo.conninfo_attempts": (conninfo_attempts, ("params",)),
-}
+"""As in pyproject.toml."""
+TRIED = "3.3.9"
 
 
 class PsycopgContractError(ImportError):
     """The installed psycopg is not one this driver was written for; the message names what differs."""
+
+
+def _refusal(*differences: str) -> PsycopgContractError:
+    return PsycopgContractError(
+        f"psycopg {psycopg.__version__} differs from what pulse_trio.postgres was written for"
+        f" ({SUPPORTED}; tried with {TRIED}): {'; '.join(differences)}"
+    )
+
+
+try:
+    from psycopg._conninfo_utils import get_param, is_ip_address
+    from psycopg._cursor_base import BaseCursor
+    from psycopg._pipeline_async import AsyncPipeline
+    from psycopg._preparing import PrepareManager
+    from psycopg._server_cursor_base import ServerCursorMixin
+    from psycopg.conninfo import conninfo_attempts, timeout_from_conninfo
+except ImportError as missing:
+    raise _refusal(str(missing)) from missing
+
+# Every callable used, and the parameters it must be callable with.
+_EXPECTED: dict[tuple[Any, str], tuple[str, ...]] = {
+    (AsyncConnection, "wait"): ("self", "gen", "interval", "timeout"),
+    (AsyncConnection, "_check_connection_ok"): ("self",),
+    (AsyncConnection, "_connect_gen"): ("conninfo",),
+    (AsyncConnection, "_cancel_gen"): ("self",),
+    (AsyncConnection, "_should_cancel"): ("self",),
+    (AsyncConnection, "_try_cancel"): ("self", "timeout"),
+    (AsyncConnection, "_exec_command"): ("self", "command", "result_format"),
+    (AsyncConnection, "_pipeline_nolock"): ("self",),
+    (AsyncConnection, "_get_connection_params"): ("conninfo", "kwargs"),
+    (AsyncTransaction, "_enter_gen"): ("self",),
+    (AsyncTransaction, "_exit_gen"): ("self", "exc_type", "exc_val", "exc_tb"),
+    (AsyncPipeline, "__init__"): ("self", "conn", "_no_lock"),
+    (AsyncPipeline, "_exit_gen"): ("self",),
+    (BaseCursor, "_stream_fetchone_gen"): ("self", "first"),
+    (PrepareManager, "clear"): ("self",),
+    (ServerCursorMixin, "_close_gen"): ("self",),
+    (generators, "copy_end"): ("pgconn", "error"),
+    (generators, "copy_from"): ("pgconn",),
+    (generators, "notifies"): ("pgconn",),
+    (conninfo, "conninfo_attempts"): ("params",),
+}
+_THERE = ((waiting, "_ready"), (errors, "_WaitTimeout"), (errors, "_NO_TRACEBACK"))
+_KEPT = (
+    "_adapters",
+    "_autocommit",
+    "_closed",
+    "_deferrable",
+    "_isolation_level",
+    "_notifies_backlog",
+    "_pipeline",
+    "_prepared",
+    "_read_only",
+)
+"""What a connection keeps, and this room reads or changes."""
 
 
 def check() -> None:
@@ -63,22 +95,32 @@ def check() -> None:
     Raises:
         PsycopgContractError: naming every private function that is gone or takes other parameters.
     """
-    differences = [
-        f"{name}{tuple(inspect.signature(function).parameters)} instead of {parameters}"
-        for name, (function, parameters) in _EXPECTED.items()
-        if tuple(inspect.signature(function).parameters) != parameters
-    ]
-    differences += [
-        f"{module.__name__}.{name} is gone"
-        for module, name in ((waiting, "_ready"), (errors, "_WaitTimeout"), (errors, "_NO_TRACEBACK"))
-        if not hasattr(module, name)
-    ]
+    differences: list[str] = []
+    for (owner, name), parameters in _EXPECTED.items():
+        function = getattr(owner, name, None)
+        if function is None:
+            differences.append(f"{owner.__name__}.{name} is gone")
+        elif (found := tuple(inspect.signature(function).parameters)) != parameters:
+            differences.append(f"{owner.__name__}.{name}{found} instead of {parameters}")
+    differences += [f"{module.__name__}.{name} is gone" for module, name in _THERE if not hasattr(module, name)]
     if differences:
-        raise PsycopgContractError(
-            f"psycopg {psycopg.__version__} differs from what pulse_trio.postgres was written for ({SUPPORTED}): "
-            + "; ".join(differences)
-        )
+        raise _refusal(*differences)
+    connection = AsyncConnection[Any](NOBODYS)
+    differences += [f"a connection keeps no {name}" for name in _KEPT if not hasattr(connection, name)]
+    made = (AsyncTransaction(connection), AsyncPipeline(connection))
+    differences += [f"{type(each).__name__} keeps no _conn" for each in made if not hasattr(each, "_conn")]
+    if differences:
+        raise _refusal(*differences)
 
+
+def _nobodys() -> PGconn:
+    connection = pq.PGconn.connect_start(b"nobody's")
+    connection.finish()
+    return connection
+
+
+NOBODYS: PGconn = _nobodys()
+"""A closed connection: what is left to an object whose session was taken away."""
 
 check()
 
@@ -98,12 +140,6 @@ closes_a_cursor = _is_made_by(cast("Callable[..., Any]", ServerCursorMixin._clos
 """Whether a generator is the CLOSE of a server-side cursor: clean-up, whatever class the cursor is of."""
 
 
-def _nobodys() -> PGconn:
-    connection = pq.PGconn.connect_start(b"nobody's")
-    connection.finish()
-    return connection
-
-
 def several(pgconn: PGconn, commands: bytes) -> PQGen[PGresult]:
     """Commands in one message of the simple protocol: the last one's result, or the first error."""
     pgconn.send_query(commands)
@@ -114,8 +150,15 @@ def several(pgconn: PGconn, commands: bytes) -> PQGen[PGresult]:
     return results[-1]
 
 
-NOBODYS: PGconn = _nobodys()
-"""A closed connection: what is left to an object whose session was taken away."""
+def adopt_adapters(connection: AsyncConnection[Any], adapters: AdaptersMap) -> None:
+    """Give a connection a copy of these adapters: what psycopg does itself only for a `context` at connecting."""
+    connection._adapters = AdaptersMap(adapters)
+
+
+def forget_statements(connection: AsyncConnection[Any]) -> None:
+    """Have a connection prepare its statements anew."""
+    connection._prepared.clear()
+
 
 __all__ = [
     "NOBODYS",
@@ -124,9 +167,11 @@ __all__ = [
     "AsyncTransaction",
     "PsycopgContractError",
     "WaitTimeout",
+    "adopt_adapters",
     "check",
     "closes_a_cursor",
     "conninfo_attempts",
+    "forget_statements",
     "get_param",
     "is_ip_address",
     "ready_now",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import trio
 from psycopg import pq
 
-from pulse_trio.postgres.contract import AsyncPipeline, AsyncTransaction
+from pulse_trio.postgres.contract import AsyncPipeline, AsyncTransaction, forget_statements
 from pulse_trio.postgres.shield import Mode, running_in
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def forget_prepared(connection: AsyncConnection[Any]) -> None:
     when the pipeline is aborted before it: the query would fail with "prepared statement does not exist" ever after.
     (Found by the cancellation storm; on asyncio an error in a pipeline does the same.)
     """
-    connection._prepared.clear()  # pyright: ignore[reportPrivateUsage]
+    forget_statements(connection)
 
 
 class TrioPipeline(AsyncPipeline):

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from ..observe import LoopBlocked
+from ..trio_internals import task_run_by
 from .held import Held
 from .stack import frames_text
 
@@ -118,8 +119,8 @@ def held_on(frame: FrameType) -> Held | None:
         found = inner.f_locals.get("held")
         if isinstance(found, Held):
             return found
-        if inner.f_globals.get("__name__") == "trio._core._run" and "task" in inner.f_locals:
-            return _held_by(inner.f_locals["task"])
+        if (task := task_run_by(inner.f_globals.get("__name__"), inner.f_locals)) is not None:
+            return _held_by(task)
     return None
 
 

@@ -12,7 +12,6 @@ on its way, which goes on when the first one's job has to wait. How many are sen
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from contextvars import copy_context
 from operator import is_
@@ -20,8 +19,10 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from ..trio_internals import lock_owners
+
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable
     from contextvars import Context
 
     from ..jobs import Claim
@@ -31,9 +32,7 @@ if TYPE_CHECKING:
 
 _PLACES = 512
 """Beyond so many, a job gets a task of its own: of 10,000 that only wait, each would take 0.4 kB more in a place."""
-_OWNERS: Mapping[trio.lowlevel.Task, object] = getattr(
-    sys.modules.get("trio._core._parking_lot"), "GLOBAL_PARKING_LOT_BREAKER", {}
-)
+_OWNERS = lock_owners()
 """Tasks that hold a lock of Trio's. Whoever waits for one that a job left locked is told when its task ends, so it must end."""
 _IN_A_ROW = 32
 """Jobs that one place runs in one step of Trio's, at most: everything else in the process waits meanwhile."""

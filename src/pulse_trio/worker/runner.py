@@ -31,6 +31,7 @@ from ..observe import (
     UnknownKindReleased,
 )
 from ..states import UnreadableOptions, outcome_of_cancel, outcome_of_error, retry_delay, storable
+from ..trio_internals import forget, opened_by
 from .held import Held, Transactions
 
 if TYPE_CHECKING:
@@ -389,11 +390,11 @@ def _abandon_what_is_left_open(nursery: trio.Nursery, place: Place | None) -> No
     nursery could not be closed below them. Their generator may still try to, in a task that is gone by then: no other job may
     run in it.
     """
-    opened: list[trio.Nursery] = getattr(trio.lowlevel.current_task(), "_child_nurseries", [])
+    opened = opened_by(trio.lowlevel.current_task())
     while nursery in opened and opened[-1] is not nursery:
         inner = opened.pop()
         inner.cancel_scope.cancel(reason="the job's handler ended and left it open")
-        inner._closed = True  # pyright: ignore[reportPrivateUsage] -- as Trio's task_exited does
+        forget(inner)
         if place is not None:
             place.spoiled = True
 

@@ -1,0 +1,58 @@
+"""A Trio that lacks what a worker stands on is refused at import, by name and version."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import trio
+
+import pulse_trio
+from pulse_trio import trio_internals
+from pulse_trio.postgres import contract
+
+SOURCE = Path(pulse_trio.__file__).parent
+
+TAKEN = {
+    "del trio.lowlevel.Task._child_nurseries": "Task._child_nurseries is gone",
+    "trio.Nursery.__init__ = lambda self, scope: None": "Nursery._closed is gone",
+    "del trio._core._run.unrolled_run": "trio._core._run.unrolled_run with its local `task` is gone",
+    "trio._core._run.unrolled_run = print": "trio._core._run.unrolled_run with its local `task` is gone",
+    "del trio._core._ki.KIManager": "trio._core._ki.KIManager is gone",
+    "del sys.modules['trio._core._ki']": "trio._core._ki.KIManager is gone",
+}
+
+
+def imported_after(change: str) -> subprocess.CompletedProcess[str]:
+    program = f"import sys, trio\n{change}\nimport pulse_trio.worker.places as places\nprint(None in places._OWNERS)"
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("change", TAKEN)
+def test_what_is_gone_is_named_at_import_with_the_versions(change: str) -> None:
+    done = imported_after(change)
+    assert done.returncode == 1
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith(f"pulse_trio.trio_internals.TrioContractError: trio {trio.__version__} differs")
+    assert f"({trio_internals.SUPPORTED}; tried with {trio_internals.TRIED}): {TAKEN[change]}." in said
+
+
+def test_where_trio_does_not_say_who_holds_a_lock_every_task_may() -> None:
+    assert imported_after("").stdout == "False\n"
+    assert imported_after("del trio._core._parking_lot.GLOBAL_PARKING_LOT_BREAKER").stdout == "True\n"
+
+
+def test_the_private_side_of_trio_is_named_in_one_file() -> None:
+    named = re.compile(r"trio\._|_child_nurseries|GLOBAL_PARKING_LOT_BREAKER")
+    found = {path.name for path in SOURCE.rglob("*.py") if named.search(path.read_text(encoding="utf-8"))}
+    assert found == {"trio_internals.py"}
+
+
+def test_the_versions_in_the_errors_are_those_of_the_project() -> None:
+    project = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert trio_internals.SUPPORTED in project["dependencies"]
+    assert contract.SUPPORTED.replace("psycopg", "psycopg[binary]") in project["dependencies"]
