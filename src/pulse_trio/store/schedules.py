@@ -292,7 +292,11 @@ def _options(request: JobRequest) -> str | None:
 
 
 def _interval(every: timedelta | None) -> str | None:
-    return None if every is None else f"{every // timedelta(microseconds=1)} microseconds"
+    if every is None:
+        return None
+    # In fields that each fit 32 bits: PostgreSQL 14 refuses 3600000000 microseconds.
+    seconds, micros = divmod(every // timedelta(microseconds=1), 1_000_000)
+    return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}.{micros:06}"
 
 
 def _text(moment: datetime | None) -> str | None:
