@@ -112,6 +112,7 @@ FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
         "ids_behind",
         "answer_stack",
         "stack_questions",
+        "declare_death_hooks",
     ),
     "operator": (
         *_ENQUEUE,

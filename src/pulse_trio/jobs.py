@@ -27,7 +27,8 @@ OutcomeKind = Literal["completed", "failed", "timeout", "discarded", "cancelled"
 
 class JobOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """What stands in the row's `options` for the worker alone. Times are in seconds; `deadline` and `expires` are moments,
-    in seconds since 1970 by the database's clock."""
+    in seconds since 1970 by the database's clock; `death_of` is the dead job's id, if the database enqueued this one to tell of
+    its death."""
 
     timeout: float | None = None
     backoff_base: float = 2.0
@@ -35,6 +36,7 @@ class JobOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     crash_limit: int = 3
     deadline: float | None = None
     expires: float | None = None
+    death_of: int | None = None
 
 
 DEFAULT_OPTIONS = JobOptions()

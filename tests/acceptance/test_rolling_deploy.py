@@ -44,6 +44,21 @@ def fail_once(path: str) -> str:
     if os.path.getsize(path) == 1:
         raise OSError("the first time")
     return "done"
+
+
+NOW = os.environ["VERSION"] == "now"
+
+
+@handlers.job(queue="before", max_attempts=1, **({"on_death": "mourn"} if NOW else {}))
+def doomed() -> None:
+    raise RuntimeError("no")
+
+
+if NOW:
+
+    @handlers.job
+    def mourn(job_id: int, error: str) -> str:
+        return f"{job_id}: {error.splitlines()[0]}"
 """
 
 
@@ -177,7 +192,7 @@ async def test_a_worker_of_the_version_before_and_a_new_one_share_the_work(
     )
     # The schema of the new version comes while the old worker runs.
     assert migrate_sync(empty_dsn)
-    new_worker = await processes.pulse_trio(*RUN, f"--dsn={empty_dsn}", env={"VERSION": "now"})
+    new_worker = await processes.pulse_trio(*RUN, "--queues=default", f"--dsn={empty_dsn}", env={"VERSION": "now"})
     for name, env in (("an old producer", old_path), ("a new producer", {})):
         producer = await processes.python("-c", producing, empty_dsn, name, env=env)
         assert await producer.ended() == 0, producer.report()
@@ -185,6 +200,13 @@ async def test_a_worker_of_the_version_before_and_a_new_one_share_the_work(
     await until(empty_dsn, count)
     workers = rows(empty_dsn, "SELECT count(DISTINCT worker) FROM pulse.attempts")
     assert workers in ([(1,)], [(2,)])
+    # A job that dies in the old worker is heard by the new one's hook: the old one does not know what a hook is.
+    await until(empty_dsn, "SELECT 1 FROM pulse.death_hook")
+    doomed = SyncClient(empty_dsn).enqueue("doomed", queue="before", max_attempts=1).id
+    await until(empty_dsn, "SELECT 1 FROM pulse.jobs WHERE kind = 'mourn' AND state = 'completed'")
+    assert rows(empty_dsn, "SELECT result #>> '{}' FROM pulse.jobs WHERE kind = 'mourn'") == [
+        (f"{doomed}: RuntimeError: no",)
+    ]
     # Each ends as it should with the other's schema and rows around it.
     for worker in (new_worker, old_worker):
         worker.send(signal.SIGTERM)

@@ -274,6 +274,7 @@ def test_every_statement_with_a_plan_that_matters_is_tried_here() -> None:
         # Its plans are a function's: tests/store/test_limits.py counts what it reads.
         "claim_limited",
         "limit_queue",
+        "declare_death_hooks",
         "limits_of_queue",
         "queues",
         "pause_queue",

@@ -28,7 +28,7 @@ from support.fake_transactions import FakeTransactions
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Sequence
 
-    from pulse_trio.handlers import QueueLimits, Schedule
+    from pulse_trio.handlers import DeathHook, QueueLimits, Schedule
 
 MIDNIGHT = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -442,6 +442,9 @@ class FakeStore:
             Found(queue, priority, min((t - now for t in times if t > now), default=None))
             for (queue, priority), times in sorted(due.items())
         ]
+
+    async def declare_deaths(self, hooks: Sequence[DeathHook], others: Sequence[str]) -> None:
+        await self._done("declare_deaths")
 
     async def declare_limits(self, limits: Sequence[QueueLimits]) -> None:
         await self._done("declare_limits")

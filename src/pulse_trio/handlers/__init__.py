@@ -1,5 +1,6 @@
 """The registry of handlers, their options and their typed arguments."""
 
+from .deaths import DEATH_ARGUMENTS, DeathHook, death_hooks, hooks_json
 from .limits import QueueLease, QueueLimits, Rate, check_limit, parse_rate, queue_lease, queue_limits
 from .names import check_queue, check_text
 from .options import Defaults, encode_options, given_options, request_of
@@ -19,7 +20,9 @@ from .signature import (
 )
 
 __all__ = [
+    "DEATH_ARGUMENTS",
     "MAX_ARGS",
+    "DeathHook",
     "Defaults",
     "Exponential",
     "Fixed",
@@ -42,9 +45,11 @@ __all__ = [
     "check_name",
     "check_queue",
     "check_text",
+    "death_hooks",
     "encode_options",
     "encode_result",
     "given_options",
+    "hooks_json",
     "parse_rate",
     "queue_lease",
     "queue_limits",

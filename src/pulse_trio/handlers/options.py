@@ -22,6 +22,7 @@ from .names import check_queue, check_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from .registry import Handler
     from .retries import Errors, Retry
 
 Duration = float | timedelta
@@ -64,6 +65,7 @@ class HandlerOptions(_Options, total=False):
     retry_on: Errors
     discard_on: Errors
     upgrade: Callable[[dict[str, Any]], Mapping[str, Any]]
+    on_death: str | Handler[..., Any]
 
 
 class CallOptions(_Options, total=False):

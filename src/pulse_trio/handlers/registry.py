@@ -59,6 +59,7 @@ class Handler(Generic[P, R]):
     result_type: Any = field(default=Any)
     retries: Retries | None = None
     key_of: KeyOf | None = None
+    on_death: str | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -216,6 +217,10 @@ class Handlers:
         `upgrade` turns arguments that an older version enqueued into those that the function takes now: a plain function
         from a dictionary by name to a dictionary. It is given those of every job, and leaves new ones as they are.
 
+        `on_death` is another handler, or its kind: when a job dies, from wherever, the database enqueues that handler's job in
+        the same transaction. It is told what its parameters name: `job_id`, `kind`, `queue`, `error`, `attempts`, `died_at`,
+        `args` (by default None: they are left out when they are large or cannot be read).
+
         `runs` is "trio" for async functions and "thread" for plain ones. A parameter annotated `Job` is given the job; the
         others are the job's arguments. Raises `ConfigurationError` for a signature that cannot be stored, an unknown `runs`,
         a kind registered twice, or options that cannot work.
@@ -301,6 +306,7 @@ class Handlers:
         kind = check_text("kind", name if name is not None else function.__name__, 256)
         retries = _take_retries(kind, given)
         key = given.pop("key") if callable(given.get("key")) else None
+        on_death = _take_on_death(kind, given)
         signature = Signature(kind, function, _take_upgrade(kind, given))
         handler: Handler[..., Any] = Handler(
             kind=kind,
@@ -311,6 +317,7 @@ class Handlers:
             result_type=readable_result(kind, hints_of(kind, function).get("return", Any)),
             retries=retries,
             key_of=KeyOf(kind, key, [p.name for p in signature.parameters]) if key is not None else None,
+            on_death=on_death,
         )
         self._add(handler)
         return handler
@@ -343,6 +350,19 @@ def _take_upgrade(kind: str, given: dict[str, Any]) -> Upgrade | None:
             f"handler takes now, got {upgrade!r}."
         )
     return upgrade
+
+
+def _take_on_death(kind: str, given: dict[str, Any]) -> str | None:
+    named: Any = given.pop("on_death", None)
+    if named is None:
+        return None
+    if isinstance(named, Handler):
+        return cast("Handler[..., Any]", named).kind
+    if not isinstance(named, str):
+        raise ConfigurationError(
+            f"Handler {kind!r}: on_death must be a handler of this registry or its kind, got {named!r}."
+        )
+    return named
 
 
 class _Decorator(Protocol):

@@ -20,7 +20,15 @@ if TYPE_CHECKING:
 
 _NOT_NEEDED = frozenset({*VIEWS.split(", "), "job_archive_default"})
 """What people look at."""
-_OF_THE_WORK = ("wake", "claim_limited", "tell_end", "batch_counts", "answer_stack", "stack_questions")
+_OF_THE_WORK = (
+    "wake",
+    "claim_limited",
+    "tell_end",
+    "batch_counts",
+    "answer_stack",
+    "stack_questions",
+    "declare_death_hooks",
+)
 """Functions without which a worker's own tasks fail. Enqueuing is its handlers', and some other worker may do the upkeep."""
 _RIGHT = re.compile(r"(\w+)(?: \(([^)]*)\))?(?:, |$)")
 

@@ -27,6 +27,7 @@ import psycopg
 import trio
 
 from ..errors import DatabaseUnavailable, SchemaError, StatementRefused, UsageError
+from ..handlers import hooks_json
 from ..jobs import Claim, Outcome, Progress
 from ..migrate import check_versions
 from ..observe import BadRow, JobDied, WorkerStale
@@ -50,7 +51,7 @@ from .transactions import FencedTransactions
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 
-    from ..handlers import QueueLimits, Schedule
+    from ..handlers import DeathHook, QueueLimits, Schedule
 
 _ClaimedRow = tuple[int, int, int, int, int, str, str, str, str, str | None]
 
@@ -802,6 +803,12 @@ class WorkerStore:
         async with self._using(self._claims) as connection:
             for one in limits:
                 await _in_spite_of_others(connection, statement("limit_queue", self._schema), limits_parameters(one))
+
+    async def declare_deaths(self, hooks: Sequence[DeathHook], others: Sequence[str]) -> None:
+        """Writes down which job is enqueued when one of a kind dies; `others` are this worker's kinds without such a hook."""
+        async with self._scheduling(patience=60) as connection:
+            parameters = {"session": self.session, "hooks": hooks_json(list(hooks)), "others": texts(others)}
+            await _in_spite_of_others(connection, statement("declare_death_hooks", self._schema), parameters)
 
     async def prune_permits(self) -> None:
         """Removes permits and buckets that count no more."""

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from ..codec import coded_result, in_schema
 from ..errors import ConfigurationError, DatabaseUnavailable, HandlerStuck
-from ..handlers import Handlers, check_queue
+from ..handlers import Handlers, check_queue, death_hooks
 from ..logs import LogInstrument, logger
 from ..observe import HandlerOverran, JobQuarantined, Observer, WorkerStarted, WorkerStopped
 from ..settings import WorkerSettings
@@ -122,6 +122,7 @@ class Worker:
             check_queue(queue)
         self._handlers = handlers
         self._terms = self.settings.terms(handlers.queue_leases)
+        self._death_hooks = death_hooks(handlers)
         self._burst = burst
         self._on_lease = on_lease
         self._on_stuck = on_stuck
@@ -213,6 +214,8 @@ class Worker:
             await self._store.check_schema()
             session = await self._store.open_session()
             await self._store.declare_limits(self._handlers.queue_limits)
+            if self._orders is None:
+                await self._declare_deaths()
             self._build()
             if self._orders is None:
                 self._observer.emit(WorkerStarted(session, self.settings.queues, self.settings.concurrency))
@@ -242,6 +245,11 @@ class Worker:
                     terms.heartbeat,
                     terms.lease,
                 )
+
+    async def _declare_deaths(self) -> None:
+        hooked = {hook.kind for hook in self._death_hooks}
+        others = [handler.kind for handler in self._handlers if handler.kind not in hooked]
+        await self._store.declare_deaths(self._death_hooks, others)
 
     def _build(self) -> None:
         s = self.settings
@@ -373,6 +381,7 @@ class Worker:
             self._store,
             self._handlers.schedules,
             retention=s.retention,
+            on_hour=self._declare_deaths,
             observer=self._observer,
         )
 

@@ -16,7 +16,7 @@ from ..observe import ScheduleBroken, ScheduleFired
 from .outage import Outage
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from ..handlers import Schedule
     from ..observe import Observer
@@ -26,7 +26,7 @@ _TICK = 2.0
 """Seconds after which it asks again anyway: somebody may have made a schedule, or changed one."""
 _ELSEWHERE = 0.1
 """Seconds after which it looks again for what another worker had taken."""
-_PRUNE_EVERY = 3600.0
+_PRUNE_EVERY = _HOUR = 3600.0
 
 
 class ScheduleStore(Protocol):
@@ -40,7 +40,8 @@ class ScheduleStore(Protocol):
 
 
 class Scheduler:
-    """`declared` is what the worker's code declares; `retention` in seconds, of the record of what was fired."""
+    """`declared` is what the worker's code declares; `retention` in seconds, of the record of what was fired. `on_hour()` is
+    called once an hour, for what a worker declares again and again, because those who declared otherwise may be gone."""
 
     def __init__(
         self,
@@ -48,14 +49,17 @@ class Scheduler:
         declared: Sequence[Schedule],
         *,
         retention: float,
+        on_hour: Callable[[], Awaitable[None]],
         observer: Observer,
     ) -> None:
         self._store = store
+        self._on_hour = on_hour
         self._undeclared = list(declared)
         self._retention = retention
         self._observer = observer
         self._outage = Outage("scheduler", observer, least=_ELSEWHERE)
         self._prune_at = trio.current_time()
+        self._hour_at = self._prune_at + _HOUR
         self.looked = trio.Event()
         """Set when everything is declared and nothing (any more) was due: a burst may end."""
 
@@ -78,6 +82,9 @@ class Scheduler:
         if trio.current_time() >= self._prune_at:
             await self._store.prune_fires(self._retention)
             self._prune_at = trio.current_time() + _PRUNE_EVERY
+        if trio.current_time() >= self._hour_at:
+            await self._on_hour()
+            self._hour_at = trio.current_time() + _HOUR
         remaining = await self._store.next_schedule()
         if remaining is None or remaining > 0:
             self.looked.set()

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from ...codec import decoding
 from ...describing import carried
+from ...handlers import death_hooks
 from ...jobs import Job
 from .in_asyncio import AsyncioCalls
 from .in_process import ProcessCalls
 from .in_thread import call_in_thread, stack_in_thread
+from .of_deaths import told_of_deaths
 
 if TYPE_CHECKING:
     import trio
@@ -49,6 +51,7 @@ class Calls:
         self.services: list[Callable[[], Awaitable[None]]] = []
         self._threads = threads
         self._codec = codec
+        self._hooks = {hook.request.kind for hook in death_hooks(handlers)}
         kinds = {handler.runs for handler in handlers}
         # What no handler asks for is not even made.
         if "asyncio" in kinds:
@@ -62,7 +65,8 @@ class Calls:
 
     def _call_of(self, handler: Handler[..., Any]) -> Call:
         call = self._plain_call_of(handler)
-        return call if self._codec is None else decoding(self._codec, call)
+        coded = call if self._codec is None else decoding(self._codec, call)
+        return told_of_deaths(handler, self._codec, call, coded) if handler.kind in self._hooks else coded
 
     def _plain_call_of(self, handler: Handler[..., Any]) -> Call:
         call = handler.signature.bind(handler.function)
