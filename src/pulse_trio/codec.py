@@ -61,8 +61,9 @@ class AeadCodec:
     `keys` are 32 bytes each; every one of them decodes, `current` encodes. To rotate: add the new key everywhere, then make it
     current everywhere, and drop the old one when no job or result of its time is left.
     With `accept_plain=False` arguments and results that no codec has encoded are refused: then nothing can be enqueued from
-    SQL, by schedules or as a batch's callback; what the database says to a hook (`on_death`) is taken all the same. `context` is any text that all programs of one application share, and those of
-    another do not: an envelope of one is refused in the other, should they share a key.
+    SQL, by schedules or as a batch's callback; what the database tells a hook (`on_death`) is taken all the same. `context` is
+    any text that all programs of one application share, and those of another do not: an envelope of one is refused in the
+    other, should they share a key.
     A random nonce of 96 bits: rotate before 2**32 jobs.
     Raises `ConfigurationError`.
     """
