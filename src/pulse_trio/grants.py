@@ -121,6 +121,8 @@ FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
         "cancel_jobs",
         "retry_jobs",
         "delete_jobs",
+        "release_jobs",
+        "complete_jobs",
         "note_enqueue",
         "ids_behind",
         "batch_counts",

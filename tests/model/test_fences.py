@@ -631,6 +631,7 @@ ELSEWHERE = {"exchange", "complete_unlocked", "fail", "beat", "expired"}
 HARMLESS = {
     "matching_jobs": "a person's list of jobs",
     "running_of": "a count",
+    "queue_keys": "a count",
     "slots": "says where to look; the claim decides",
     "suspects_due": "says where to look; the claim decides",
     "quarantined": "a person's list",
@@ -638,6 +639,9 @@ HARMLESS = {
     "ask_stack()": "a question",
     "stack_questions()": "the open questions to a worker; its answer is fenced",
     "cancel_requested": "a look at the row; the worker compares the fence",
+    "running_fences": "a look at the row; the beat decides",
+    "release_jobs()": "an operator breaks the fence; the row is locked, and must be running (tests/store/test_force.py)",
+    "complete_jobs()": "an operator breaks the fence; the row is locked, and must be running (tests/store/test_force.py)",
     "answer_stack()": "an answer to a person's question, by request and session",
     "batch_counts()": "a count",
 }

@@ -62,9 +62,9 @@ def stage(databases: Databases) -> Generator[Stage]:
 ENQUEUING = {"reserve", "key_holders", "enqueue", "enqueue_many", "enqueue_unique"}
 READING = {
     "attempts", "audit", "batch_failures", "batch_finished", "batch_live", "batch_status", "batch_unfinished", "cancel_ended",
-    "cancel_requested",
+    "cancel_requested", "running_fences",
     "cancel_ledger", "quarantined", "count_by_state", "doctor_put_back", "doctor_storage", "doctor_ids", "ended", "job",
-    "jobs", "limits_of_queue", "matching_jobs", "outcome", "paused_kinds", "queues", "retentions", "running_of",
+    "jobs", "limits_of_queue", "matching_jobs", "outcome", "paused_kinds", "queue_keys", "queues", "retentions", "running_of",
     "schedule_clock",
     "schedule_fires", "schedule_next", "schedules", "sessions_of", "settled", "suspects_due", "transaction_done",
     "workers",
@@ -79,7 +79,7 @@ WAITING = BATCHES - {"batch_due"} | {
 }  # fmt: skip
 OPERATORS = {
     "cancel_jobs", "delete_jobs", "limit_queue", "pause_kind", "pause_queue", "resume_kind", "resume_queue", "retry_job",
-    "note_enqueue", "set_retention", "stack_ask", "stack_take", "wake",
+    "note_enqueue", "set_retention", "stack_ask", "stack_take", "wake", "release_jobs", "complete_jobs",
     "schedule_fire", "schedule_fired", "schedule_move", "schedule_one", "schedule_pause", "schedule_put", "schedule_remove",
     "schedule_due",
 }  # fmt: skip
@@ -87,6 +87,8 @@ NOT_THE_WORKERS = {
     "audit",
     "cancel_jobs",
     "delete_jobs",
+    "release_jobs",
+    "complete_jobs",
     "retry_job",
     "pause_kind",
     "resume_kind",

@@ -562,6 +562,11 @@ class FakeStore:
             if job.cancelling and job.state is State.RUNNING
         }
 
+    async def running_fences(self, job_ids: Sequence[int]) -> set[tuple[int, int, int]]:
+        await self._done("running_fences")
+        jobs = [self.database.jobs[i] for i in job_ids if i in self.database.jobs]
+        return {(job.id, job.attempt, job.session) for job in jobs if job.state is State.RUNNING}
+
     async def record_delivered(self, claims: Sequence[Claim]) -> None:
         await self._done("record_delivered")
         for claim in claims:

@@ -19,6 +19,7 @@ from .cron import cron
 from .doctor import doctor
 from .enqueue import enqueue
 from .faults import describe, exit_code_of, our_error
+from .force import complete_jobs, release_jobs
 from .grants import grants
 from .jobs import jobs
 from .migrate import migrate
@@ -69,6 +70,8 @@ def pulse_trio() -> None:
 
 
 jobs.add_command(cancel_jobs)
+jobs.add_command(release_jobs)
+jobs.add_command(complete_jobs)
 for _command in (run, enqueue, jobs, queues, cron, workers, stack, audit, migrate, grants, doctor, bench):
     pulse_trio.add_command(_command)
 

@@ -19,7 +19,7 @@ T = TypeVar("T")
 F = TypeVar("F", bound="Callable[..., Any]")
 
 STATES = [str(state) for state in State]
-NAMES = ("state", "queue", "kind", "worker", "since", "until", "error", "unique_key")
+NAMES = ("state", "queue", "kind", "worker", "since", "until", "error", "unique_key", "key")
 
 
 def _read_by(parse: Callable[[str], T]) -> Callable[[str], T]:
@@ -73,6 +73,7 @@ _OPTIONS = (
     click.option("--until", type=MOMENT, metavar="TIME", help="Only jobs from before then."),
     click.option("--error", metavar="TEXT", help="Only jobs whose last error has this in it."),
     click.option("--unique-key", metavar="KEY", help="Only jobs with this unique key."),
+    click.option("--key", metavar="KEY", help="Only jobs with this key, the one that limits and turns go by."),
 )
 
 

@@ -42,15 +42,38 @@ def _what(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @queues.command("list")
 @click.option("--kinds", "kinds", is_flag=True, help="The kinds that are paused, instead.")
+@click.option(
+    "--by-key",
+    metavar="[QUEUE]",
+    is_flag=False,
+    flag_value="",
+    default=None,
+    help="The keys (tenants) with the most jobs that are due, instead: of one queue or of all.",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    default=50,
+    metavar="NUMBER",
+    show_default=True,
+    help="With --by-key: at most so many keys.",
+)
 @schema_option
 @dsn_option
 @json_option
-def list_queues(kinds: bool, schema: str | None, dsn: str | None, as_json: bool) -> None:
+def list_queues(
+    kinds: bool, by_key: str | None, limit: int, schema: str | None, dsn: str | None, as_json: bool
+) -> None:
     """List queues: how many jobs are due, wait for their time and run; how long the oldest has been due and the oldest
     attempt has run; how many jobs died within the last 24 hours.
 
     A queue is listed while it has live jobs, a pause or a limit, or was served by a worker in the last 7 days.
     """
+    if by_key is not None:
+        if kinds:
+            raise UsageError("Give --kinds or --by-key, not both.")
+        _list_keys(by_key or None, limit, schema, dsn, as_json)
+        return
     with open_store(dsn, schema) as client:
         paused = client.run(store.paused_kinds())
         found = [] if kinds else client.queues()
@@ -67,6 +90,20 @@ def list_queues(kinds: bool, schema: str | None, dsn: str | None, as_json: bool)
         notice(f"{count_of(len(paused), 'kind')} paused: {', '.join(p.kind for p in paused)}")
     elif kinds and not paused:
         notice("no kind is paused")
+
+
+def _list_keys(queue: str | None, limit: int, schema: str | None, dsn: str | None, as_json: bool) -> None:
+    with open_store(dsn, schema) as client:
+        found = client.queue_keys(queue, limit=limit)
+    if as_json:
+        print_json(found)
+        return
+    rows = [(k.queue, k.key, k.waiting, _age(k.oldest_available_age), k.running) for k in found]
+    print_table(("queue", "key", "due", "oldest", "running"), rows, right=("due", "running"), whole=("queue",))
+    if len(found) == limit:
+        notice(f"there may be more keys, with fewer jobs: --limit {limit * 2}")
+    elif not found:
+        notice(f"no job {'' if queue is None else f'of the queue {queue} '}has a key")
 
 
 def _row(q: QueueRecord) -> tuple[object, ...]:

@@ -210,6 +210,23 @@ class SyncClient:
         """Every request to cancel a job, and what came of it; oldest first."""
         return self.run(cancelling.cancellations(job_id))
 
+    def release(self, job_id: int, *, force: bool = False) -> State:
+        """Takes a running job from its worker and puts it back; the attempt is not counted. For a handler that is wedged.
+
+        Without `force` only from a worker that shows no sign of life. The worker cancels the handler when it learns of it, and
+        what the handler reports is refused; but until then it may run beside the next attempt. Returns the job's state: a job
+        whose cancellation was asked for is `cancelled` now. An operator's right, and a line in the audit trail.
+        Raises `UnknownJob` or `InvalidTransition`.
+        """
+        return self.run(history.release(job_id, force=force, by=requester()))
+
+    def complete(self, job_id: int, result: object = None) -> State:
+        """Takes a running job from its worker and ends it as completed, with this result. For a handler that is wedged after
+        its work was done. As `release` otherwise. Raises `UnknownJob`, `InvalidTransition`, or `InvalidArguments` for the
+        result.
+        """
+        return self.run(history.complete(job_id, result, self._codec, by=requester()))
+
     def stack(self, job_id: int) -> stacks.JobStack:
         """Where a running job is; see `Client.stack`."""
         if self._in_transaction():
@@ -342,6 +359,11 @@ class SyncClient:
     def queues(self) -> list[QueueRecord]:
         """Every queue that has live jobs, or a pause or limit: its depth, what runs, and the age of its oldest due job."""
         return self.run(queues.queues())
+
+    def queue_keys(self, queue: str | None = None, *, limit: int = 50) -> list[queues.KeyRecord]:
+        """The keys (tenants) with the most jobs that are due, at most `limit`, of one queue or of all: how many are due and
+        run, and the age of the oldest that is due. Raises `TookTooLong` after 10 s."""
+        return self.run(queues.keys(queue, limit=limit))
 
     def pause(self, queue: str | None = None, *, kind: str | None = None) -> bool:
         """No worker claims from that queue, or jobs of that kind, until `resume`; within a second everywhere. What runs goes

@@ -10,15 +10,17 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from ..codec import coded_result
 from ..errors import InvalidArguments, InvalidTransition, UnknownJob, UsageError
-from ..handlers.names import check_queue
+from ..handlers import check_queue, encode_result
 from ..states import FINISHED, State, storable
-from .arrays import numbers
+from .arrays import numbers, texts
 from .operations import Query, missing, record_of, unmoved
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ..codec import Codec
     from .operations import JobRecord, Operation, Row
 
 BATCH = 500
@@ -37,7 +39,7 @@ class JobFilter(TypedDict, total=False):
 
     `worker` is a session's id, or `host:pid`; `error` a part of the last error's text, in any case. `since` and `until` are
     moments with their offset, or a `timedelta` before now; a job counts by when it finished, or, while it has not, by when
-    it was enqueued.
+    it was enqueued. `key` is the key under which limits and turns count the job (a tenant).
     """
 
     state: State | str | None
@@ -48,6 +50,7 @@ class JobFilter(TypedDict, total=False):
     until: datetime | timedelta | None
     error: str | None
     unique_key: str | None
+    key: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,15 @@ class Deleted:
     """What a deletion did: the ids, and of those that were refused the reason."""
 
     deleted: list[int] = field(default_factory=list[int])
+    refused: dict[int, str] = field(default_factory=dict[int, str])
+
+
+@dataclass(frozen=True, slots=True)
+class Forced:
+    """What an operator's release or completion of running jobs did: by id the state that each job has now, and of those that
+    were refused the reason."""
+
+    moved: dict[int, State] = field(default_factory=dict[int, State])
     refused: dict[int, str] = field(default_factory=dict[int, str])
 
 
@@ -141,7 +153,7 @@ def _matching(
     parameters: dict[str, Any] = {
         "state": _state(chosen.get("state")),
         "workers": workers,
-        **{name: chosen.get(name) for name in ("queue", "kind", "error", "unique_key")},
+        **{name: chosen.get(name) for name in ("queue", "kind", "error", "unique_key", "key")},
         **moment("since", chosen.get("since")),
         **moment("until", chosen.get("until")),
         "before": before or 2**63 - 1,
@@ -296,3 +308,68 @@ def delete_many(chosen: JobFilter, *, limit: int | None = None) -> Operation[Del
         done.deleted.extend(part.deleted)
         done.refused.update(part.refused)
     return done
+
+
+def release(job_id: int, *, force: bool = False, by: str | None = None) -> Operation[State]:
+    """Releases one running job. Raises `UnknownJob` or `InvalidTransition`."""
+    done = yield from release_batch([job_id], force=force, by=by)
+    return _only(job_id, done)
+
+
+def release_batch(ids: Sequence[int], *, force: bool = False, by: str | None = None) -> Operation[Forced]:
+    """Takes running jobs from their workers and puts them back, their attempt unused. Without `force` only from workers that
+    show no sign of life."""
+    rows = yield Query("release_jobs", {"ids": numbers(ids), "force": force, "by": by})
+    return _forced("released", rows)
+
+
+def complete(
+    job_id: int, result: object = None, codec: Codec | None = None, *, by: str | None = None
+) -> Operation[State]:
+    """Completes one running job. Raises `UnknownJob`, `InvalidTransition`, `InvalidArguments` for the result."""
+    done = yield from complete_batch([job_id], result, codec, by=by)
+    return _only(job_id, done)
+
+
+def complete_batch(
+    ids: Sequence[int], result: object = None, codec: Codec | None = None, *, by: str | None = None
+) -> Operation[Forced]:
+    """Takes running jobs from their workers and archives them as completed, all with this result."""
+    results = [encode_result("", result)] * len(ids)
+    if codec is not None and result is not None:
+        found = yield Query("jobs", {"ids": numbers(ids)})
+        kinds = {record.id: record.kind for record in map(record_of, found)}
+        results = [
+            bytes(coded_result(codec, kinds[job_id], job_id, result)).decode() if job_id in kinds else "null"
+            for job_id in ids
+        ]
+    rows = yield Query("complete_jobs", {"ids": numbers(ids), "results": texts(results), "by": by})
+    return _forced("completed", rows)
+
+
+def _forced(past: str, rows: Sequence[Row]) -> Forced:
+    done = Forced()
+    for job_id, moved, state, obstacle in rows:
+        if moved:
+            done.moved[job_id] = State(state)
+        elif state is None:
+            done.refused[job_id] = missing(job_id)
+        elif obstacle == "held":
+            done.refused[job_id] = (
+                f"Job {job_id} is held by a worker that shows signs of life: released now, it may run twice at the same time. "
+                "Cancel it, or say force (--force)."
+            )
+        elif obstacle == "locked":
+            done.refused[job_id] = (
+                f"Job {job_id}: another transaction holds its row, most likely its handler's own (job.transaction()). "
+                "End that one first: pg_locks and pg_blocking_pids say which it is."
+            )
+        else:
+            done.refused[job_id] = f"Job {job_id} is {state}: only a running job can be {past} by force."
+    return done
+
+
+def _only(job_id: int, done: Forced) -> State:
+    if (reason := done.refused.get(job_id)) is not None:
+        raise (UnknownJob if reason == missing(job_id) else InvalidTransition)(reason)
+    return done.moved[job_id]

@@ -40,6 +40,18 @@ class QueueRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyRecord:
+    """A key of a queue (a tenant): how many of its jobs are due (`waiting`) and run; the age of the job that has been due the
+    longest, in seconds."""
+
+    queue: str
+    key: str
+    waiting: int
+    running: int
+    oldest_available_age: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class PausedKind:
     """A kind whose jobs are not claimed, and since when."""
 
@@ -52,6 +64,13 @@ def queues() -> Operation[list[QueueRecord]]:
     limit; by name."""
     rows = yield Query("queues", {})
     return [QueueRecord(*row) for row in rows]
+
+
+def keys(queue: str | None = None, *, limit: int = 50, timeout: float | None = 10.0) -> Operation[list[KeyRecord]]:
+    """The keys with the most jobs that are due, at most `limit`, of one queue or of all. Raises `TookTooLong` after `timeout`
+    seconds."""
+    rows = yield Query("queue_keys", {"queue": None if queue is None else check_queue(queue), "limit": limit}, timeout)
+    return [KeyRecord(*row) for row in rows]
 
 
 def paused_kinds() -> Operation[list[PausedKind]]:

@@ -971,6 +971,14 @@ class WorkerStore:
             )
             return {(row[0], row[1], row[2]): row[3] for row in await cursor.fetchall()}
 
+    async def running_fences(self, job_ids: Sequence[int]) -> set[tuple[int, int, int]]:
+        """The attempts of these jobs that run now, by id, attempt and session."""
+        async with self._using(self._settles) as connection:
+            cursor = await connection.execute(
+                statement("running_fences", self._schema), {"ids": numbers(job_ids)}, prepare=True
+            )
+            return {(row[0], row[1], row[2]) for row in await cursor.fetchall()}
+
     async def record_delivered(self, claims: Sequence[Claim]) -> None:
         """Notes in the ledger that the cancellations of these jobs have reached their handlers."""
         async with self._using(self._settles) as connection:

@@ -7,6 +7,9 @@ job's row to read. The row and its ledger decide. Rows are read only for jobs th
 A notification may also come before the claim it is about, when a job is cancelled while the reply to its claim is on the
 way. Its id is kept for a while, and the row is read when the job begins.
 
+What runs here by this worker's books and not by its row was taken from it, by an operator for one: its next beat is sent at
+once, and finds that out.
+
 Forged notifications cost reads that find nothing. Each such read doubles the pause before the next, up to a quarter of a
 second, and what is remembered between two reads is bounded; beyond the bound the next beat brings the request.
 """
@@ -41,21 +44,25 @@ _REMEMBERED = 10_000
 class LedgerStore(Protocol):
     async def requested(self, job_ids: Sequence[int]) -> dict[Fence, str | None]: ...
 
+    async def running_fences(self, job_ids: Sequence[int]) -> set[Fence]: ...
+
     async def record_delivered(self, claims: Sequence[Claim]) -> None: ...
 
 
 class Cancellations:
-    """`held()` is everything this worker holds."""
+    """`held()` is everything this worker holds; `on_gone(held)` is told of what it holds no more, by the row."""
 
     def __init__(
         self,
         store: LedgerStore,
         *,
         held: Callable[[], Iterable[Held]],
+        on_gone: Callable[[Held], None],
         observer: Observer,
     ) -> None:
         self._store = store
         self._held = held
+        self._on_gone = on_gone
         self._observer = observer
         self._heard: set[int] = set()
         self._reached: list[Claim] = []
@@ -101,14 +108,24 @@ class Cancellations:
                 continue
             try:
                 requested = await self._store.requested(sorted({fence[0] for fence in meant}))
+                gone = await self._gone([fence for fence in meant if fence not in requested])
             except DatabaseUnavailable:
                 # The settler says so: it has the same connection. The beats bring the requests when it is back.
                 continue
             for fence, message in requested.items():
                 if fence in meant:
                     self.reach(meant[fence], message)
-            ration.looked(found=bool(requested))
+            for fence in gone:
+                if meant[fence].outcome is None:
+                    self._on_gone(meant[fence])
+            ration.looked(found=bool(requested) or bool(gone))
             await trio.sleep(ration.pause)
+
+    async def _gone(self, fences: list[Fence]) -> list[Fence]:
+        if not fences:
+            return []
+        running = await self._store.running_fences(sorted({fence[0] for fence in fences}))
+        return [fence for fence in fences if fence not in running]
 
     def _keep(self, unknown: set[int]) -> None:
         if unknown and len(self.early) < _REMEMBERED:

@@ -256,6 +256,7 @@ class Worker:
         self._cancellations = Cancellations(
             self._store,
             held=lambda: self._leases.held,
+            on_gone=lambda held: self._leases.hurry(held),
             observer=self._observer,
         )
         self._leases = Leases(

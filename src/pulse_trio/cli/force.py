@@ -1,0 +1,77 @@
+"""`pulse-trio jobs release` and `jobs complete`: an operator takes running jobs from their workers."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from ..client.cancelling import requester
+from ..errors import UsageError
+from ..store import history
+from .database import open_store
+from .jobs import JOB_ID
+from .options import actor_option, dsn_option, json_option, schema_option
+from .output import notice, print_json
+
+if TYPE_CHECKING:
+    from ..store.history import Forced
+
+_IDS = click.argument("job_ids", type=JOB_ID, metavar="ID...", nargs=-1, required=True)
+
+
+@click.command("release")
+@_IDS
+@click.option("--force", is_flag=True, help="Also from workers that show signs of life.")
+@actor_option
+@schema_option
+@dsn_option
+@json_option
+def release_jobs(job_ids: tuple[int, ...], force: bool, schema: str | None, dsn: str | None, as_json: bool) -> int:
+    """Take running jobs from their workers and put them back, for handlers that are wedged.
+
+    The attempt is not counted as failed. The worker cancels the handler when it learns of it; until then the handler may run
+    beside the next attempt. A job whose cancellation was asked for is cancelled instead. If one of several is refused, the
+    others are released, and the exit code tells.
+    """
+    with open_store(dsn, schema) as client:
+        done = client.run(history.release_batch(list(dict.fromkeys(job_ids)), force=force, by=requester()))
+    return _report("released", done, as_json=as_json)
+
+
+@click.command("complete")
+@_IDS
+@click.option("--force", is_flag=True, help="Needed: what the handler still does is lost.")
+@click.option("--result", metavar="JSON", default="null", show_default=True, help="The result of each.")
+@actor_option
+@schema_option
+@dsn_option
+@json_option
+def complete_jobs(
+    job_ids: tuple[int, ...], force: bool, result: str, schema: str | None, dsn: str | None, as_json: bool
+) -> int:
+    """Take running jobs from their workers and end them as completed, for handlers that are wedged after their work was done.
+
+    If one of several is refused, the others are completed, and the exit code tells.
+    """
+    if not force:
+        raise UsageError("The handlers of these jobs are running, and what they still do would be lost: say --force.")
+    try:
+        value = json.loads(result)
+    except ValueError as error:
+        raise UsageError(f"--result is not JSON: {error}") from None
+    with open_store(dsn, schema) as client:
+        done = client.run(history.complete_batch(list(dict.fromkeys(job_ids)), value, by=requester()))
+    return _report("completed", done, as_json=as_json)
+
+
+def _report(past: str, done: Forced, *, as_json: bool) -> int:
+    if as_json:
+        print_json({past: list(done.moved), "refused": done.refused})
+    else:
+        for job_id, state in done.moved.items():
+            click.echo(f"{job_id} {state}")
+    for reason in done.refused.values():
+        notice(reason)
+    return UsageError.exit_code if done.refused else 0

@@ -1,0 +1,12 @@
+-- The keys with the most jobs that are due, of one queue or of all: those that are due, those that run, and how long the oldest has
+-- been due. Walks the live jobs with a key (the index job_keyed for one queue); the statement's time limit bounds that. Never
+-- prepared by name, so that the plan is made for this queue.
+SELECT j.queue::text, j.key::text,
+       count(*) FILTER (WHERE j.state <> 2 AND j.run_at <= statement_timestamp()) AS waiting,
+       count(*) FILTER (WHERE j.state = 2) AS running,
+       extract(epoch FROM statement_timestamp() - min(j.run_at) FILTER (
+         WHERE j.state <> 2 AND j.run_at <= statement_timestamp() AND isfinite(j.run_at)))::float8
+FROM :"schema".job j
+WHERE j.key IS NOT NULL AND (%(queue)s::text IS NULL OR j.queue = %(queue)s::text)
+GROUP BY j.queue, j.key
+ORDER BY waiting DESC, running DESC, j.queue, j.key LIMIT %(limit)s::bigint
