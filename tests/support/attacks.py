@@ -26,6 +26,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "bucket": ("queue", "key"), "cancellation": ("id",), "claim_turn": ("queue",), "job": ("id",),
     "job_archive": ("id", "finished_at"), "maintenance": ("one",), "migration": ("version",), "paused_kind": ("kind",),
     "permit": ("queue", "key", "job_id"), "progress": ("job_id",), "queue": ("name",), "reservation": ("id",),
+    "death_hook": ("kind",), "death_hook_declaration": ("kind", "session"),
     "schedule": ("name",), "schedule_declaration": ("name", "session"), "schedule_fire": ("name", "due_at"),
     "session": ("id",),
     "stack_request": ("id",), "unique_hold": ("queue", "key"),
@@ -85,6 +86,8 @@ INSERT INTO schedule (name, kind, args, cron, due_as, next_due)
 INSERT INTO schedule_fire (name, due_at, fired_at, job_id, added) VALUES ('nightly', now() - interval '1 day', now(),
   201, true);
 INSERT INTO schedule_declaration (name, session) VALUES ('nightly', 900);
+INSERT INTO death_hook (kind, hook, takes, queue, priority, max_attempts) VALUES ('fatal', 'noop', '{job_id}', 'default', 0, 20);
+INSERT INTO death_hook_declaration (kind, session) VALUES ('fatal', 900);
 INSERT INTO stack_request (job_id, session, requested_at, answered_at, answer)
   VALUES (101, 900, now(), now(), 'MARK_STACK'), (102, 900, now(), NULL, NULL);
 INSERT INTO unique_hold (queue, key, job_id, taken_at, until) VALUES ('default', 'MARK_KEY', 104, now(),
