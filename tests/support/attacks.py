@@ -86,7 +86,8 @@ INSERT INTO schedule (name, kind, args, cron, due_as, next_due)
 INSERT INTO schedule_fire (name, due_at, fired_at, job_id, added) VALUES ('nightly', now() - interval '1 day', now(),
   201, true);
 INSERT INTO schedule_declaration (name, session) VALUES ('nightly', 900);
-INSERT INTO death_hook (kind, hook, takes, queue, priority, max_attempts) VALUES ('fatal', 'noop', '{job_id}', 'default', 0, 20);
+INSERT INTO death_hook (kind, hook, takes, queue, priority, max_attempts)
+  VALUES ('fatal', 'noop', '{job_id}', 'default', 0, 20);
 INSERT INTO death_hook_declaration (kind, session) VALUES ('fatal', 900);
 INSERT INTO stack_request (job_id, session, requested_at, answered_at, answer)
   VALUES (101, 900, now(), now(), 'MARK_STACK'), (102, 900, now(), NULL, NULL);
