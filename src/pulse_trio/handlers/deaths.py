@@ -1,6 +1,6 @@
 """`on_death`: which handler's job is enqueued when a job of a kind dies, and what that job is told.
 
-The database enqueues it, in the transaction in which the job dies (migrations/0027_on_death.sql): no worker that ran the job
+The database enqueues it, in the transaction in which the job dies (migrations/0028_on_death.sql): no worker that ran the job
 need be there any more. Workers only declare it, when they start.
 """
 
