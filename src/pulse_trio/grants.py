@@ -90,7 +90,7 @@ TABLES: Mapping[RoleKind, Mapping[str, str]] = {
         f"SELECT, INSERT, UPDATE ({_SCHEDULE})": "schedule",
         "SELECT, INSERT, DELETE": "paused_kind",
         "DELETE": "schedule",
-        "INSERT, UPDATE": "schedule_fire",
+        "INSERT, UPDATE (job_id, added)": "schedule_fire",
         # Its jobs may be of batches, too.
         "INSERT (name), UPDATE (closed_at, callback)": "batch",
         "INSERT": "batch_job",

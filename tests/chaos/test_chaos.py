@@ -30,6 +30,32 @@ async def test_no_invariant_breaks_when_workers_are_killed_stopped_and_cut_off_a
     assert "no invariant broken" in page(result)
 
 
+HOSTILE_FAULTS = [
+    Planned(0.5, "poison pill", None, 1.0),
+    Planned(1.0, "rolling deploy", None, 5.0),
+    Planned(1.5, "hostile producer", None, 3.0, "11"),
+    Planned(2.0, "planted rows", None, 1.0, "12"),
+    Planned(2.5, "advisory locks", None, 5.0),
+    Planned(3.0, "forged notifications", None, 3.0, "13"),
+]
+
+
+async def test_no_invariant_breaks_when_other_parties_write_notify_lock_and_deploy() -> None:
+    result = await play(2, 10.0, workers=3, producers=1, rate=4.0, planned=HOSTILE_FAULTS, slack=5.0)
+
+    assert result.violations == []
+    counts = result.counts
+    assert sum(counts["faults"].values()) == len(HOSTILE_FAULTS)
+    # Each of them was there: rows of strangers, and a pill that was tried more often than once.
+    details = {fault.kind: fault.detail for fault in result.history.faults}
+    assert counts["jobs of strangers"] > 20, details
+    assert counts["jobs by kind"]["poison"] == 1
+    assert counts["rescues"] >= 3
+    assert " 0 taken" not in details["hostile producer"]
+    assert not details["advisory locks"].startswith("0 of")
+    assert details["rolling deploy"] == "ended with 0"
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_a_seed_gives_the_same_schedule_again_with_every_kind_of_fault_in_it(seed: int) -> None:
     planned = plan(seed, 60, 5)

@@ -158,7 +158,10 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
         " catch_up, due_as, declared, paused_at, next_due, problem), DELETE",
     },
     "table schedule_declaration": {"worker": "SELECT, INSERT, UPDATE, DELETE", "operator": "SELECT"},
-    "table schedule_fire": {"worker": "SELECT, INSERT, UPDATE, DELETE", "operator": "SELECT, INSERT, UPDATE"},
+    "table schedule_fire": {
+        "worker": "SELECT, INSERT, UPDATE, DELETE",
+        "operator": "SELECT, INSERT, UPDATE (job_id, added)",
+    },
     "table session": {"worker": "SELECT, INSERT, UPDATE", "operator": "SELECT"},
     "table stack_request": {},
     "table death_hook": {},
@@ -338,8 +341,7 @@ def operated(login: str, change: Change) -> bool:
             return True
         case (("schedule" | "schedule_declaration" | "unique_hold"), _):
             return True
-        case "schedule_fire", _:
-            # No right to remove one; but it may be said to have been at another time.
+        case "schedule_fire", "insert" | "update":
             return True
         case "stack_request", _:
             return True

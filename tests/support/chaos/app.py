@@ -71,7 +71,7 @@ def begin(order: dict[str, Any]) -> NoReturn:
     os.environ |= {"CHAOS_WHO": order["who"], "CHAOS_SKEW": str(order["skew"]), "PULSE_TRIO_DSN": order["dsn"]}
     die_with_parent()
     record()
-    target = "supervised" if order["settings"].get("processes", 1) > 1 else "handlers"
+    target = order.get("target") or ("supervised" if order["settings"].get("processes", 1) > 1 else "handlers")
     settings = [f"--{name.replace('_', '-')}={value}" for name, value in order["settings"].items()]
     main(["run", f"support.chaos.{target}:handlers", *settings])
 

@@ -1,4 +1,4 @@
-"""The invariants I0 to I15, each a pure function from a history to its violations, with the evidence.
+"""The invariants I0 to I16, each a pure function from a history to its violations, with the evidence.
 
 The journal is what the database did; the workers' lines are what they asked and believed; the effects are what the world saw.
 An invariant compares at least two of these, or one with the rules. Times are monotonic seconds unless they are the journal's.
@@ -17,7 +17,7 @@ from .history import CANCELLED, COMPLETED, DEAD, FINISHED, LIVE_WAITING, NO_ROW,
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from .history import Fence, History
+    from .history import Fence, History, Step
 
 REFUNDED = {"snoozed", "released"}
 """Outcomes that use no budget."""
@@ -34,6 +34,10 @@ ON_TIME = 30.0
 """Seconds by which an occurrence may be late before its schedule's promise of what was missed counts."""
 SCHEDULER_LOOKS = 2.0
 """Seconds after which every scheduler looks again."""
+POISON = "poison"
+"""The kind of jobs that kill each process that runs them."""
+CRASH_LIMIT = 3
+"""Deaths in processes of its own after which a job is dead."""
 FAREWELL = 5.0
 """Seconds the last reports of a worker may take that is to be replaced."""
 
@@ -324,7 +328,7 @@ def i8_recovery(history: History) -> Iterator[Violation]:
                 lived = said.get(process_of.get(session, ("", 0)), 0.0) + history.epoch - step.at
                 if lived > 0:
                     yield Violation("I8", step.job, f"handed back {lived:.3f} s before its process died", step.changes)
-            elif late < 0:
+            elif late < 0 and fence_of(step) not in history.witnessed:
                 yield Violation("I8", step.job, f"rescued {-late:.3f} s before its lease ended", step.changes)
             allowed = (
                 b.watchdog + b.slack + hindered(history, step.job, expired - history.epoch, step.at - history.epoch)
@@ -355,10 +359,24 @@ def i9_one_path(history: History) -> Iterator[Violation]:
             # The budget as fail.sql saw it: a refund comes before it in the same transaction.
             budget = change.old_max_attempts or 0
             expected = RETRYABLE if (change.old_attempt or 0) < budget else DEAD
+            if deaths(history, step.job, change.old_attempt or 0) >= CRASH_LIMIT:
+                expected = DEAD
             if change.cancelling:
                 expected = CANCELLED
             if step.new != expected:
                 yield Violation("I9", step.job, f"{step.outcome} led to state {step.new}, not {expected}", step.changes)
+
+
+def fence_of(step: Step) -> Fence:
+    """What the attempt that ended here was held by."""
+    change = step.release
+    assert change is not None
+    return (step.job, change.old_attempt or 0, change.old_session or 0)
+
+
+def deaths(history: History, job: int, until: int) -> int:
+    """How many attempts of a job, this one included, were seen to end with a process of their own."""
+    return sum(alone for (of, attempt, _), alone in history.witnessed.items() if of == job and attempt <= until)
 
 
 def i10_liveness(history: History) -> Iterator[Violation]:
@@ -525,6 +543,17 @@ def i15_no_crash(history: History) -> Iterator[Violation]:
         yield Violation("I15", None, "ended by an error of its own", (crash,))
 
 
+def i16_poison(history: History) -> Iterator[Violation]:
+    """A job that kills each process that runs it is dead in the end, as soon as it was seen to in processes of its own."""
+    for job, steps in history.steps.items():
+        if history.healed_at is None or steps[0].changes[0].kind != POISON:
+            continue
+        seen = deaths(history, job, steps[-1].changes[-1].attempt or 0) if steps[-1].new == DEAD else 0
+        if steps[-1].new != DEAD or seen < CRASH_LIMIT:
+            text = f"a poison pill is in state {steps[-1].new} after {seen} deaths that were seen"
+            yield Violation("I16", job, text, steps[-1].changes)
+
+
 INVARIANTS: Mapping[str, Callable[[History], Iterable[Violation]]] = {
     "I0": i0_journal_is_whole,
     "I1": i1_no_loss,
@@ -542,4 +571,5 @@ INVARIANTS: Mapping[str, Callable[[History], Iterable[Violation]]] = {
     "I13": i13_schedules,
     "I14": i14_replaced,
     "I15": i15_no_crash,
+    "I16": i16_poison,
 }

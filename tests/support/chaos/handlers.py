@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import socket
 import threading
 import time
@@ -254,3 +255,18 @@ async def deaf(job: Job, token: str, seconds: float) -> str:
             with trio.CancelScope(shield=True):
                 await trio.sleep(seconds)
     return token  # noqa: ASYNC104 -- as above
+
+
+@handlers.job(max_attempts=8, backoff_base=0.05, backoff_cap=0.5)
+async def poison(job: Job, token: str) -> None:
+    """Kills its process, whichever that is."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+KINDS = tuple(handler.kind for handler in handlers)
+"""Of the jobs that somebody answers for. What others write is of no such kind."""
+
+
+@handlers.job(max_attempts=1)
+async def count(job: Job, n: int) -> None:
+    """What strangers enqueue and plant."""

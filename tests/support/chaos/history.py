@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from .journal import Change
@@ -157,6 +157,8 @@ class History:
     """What pulse-trio says it fired: schedule, occurrence in seconds since 1970, job."""
     paused_at: Mapping[str, float] = field(default_factory=dict[str, float])
     """When each schedule was paused, in seconds since 1970: nothing is fired from then on."""
+    strangers: int = 0
+    """How many jobs the faults wrote that nobody answers for. They are left out of everything else."""
     crashes: Sequence[str] = ()
     """What workers said of an error that was nobody's but pulse-trio's own, with which they ended."""
 
@@ -178,6 +180,11 @@ class History:
             for fence in o.asked_fences("reports")
         ]
         return found
+
+    @cached_property
+    def witnessed(self) -> dict[Fence, bool]:
+        """The attempts whose process another one saw die, and whether nothing else had run in it."""
+        return {f: o.asked["alone"] for o in self.operations for f in o.asked_fences("crashed")}
 
     @cached_property
     def stops(self) -> list[Window]:
@@ -287,6 +294,24 @@ def read_lines(folder: Path, pattern: str) -> list[dict[str, Any]]:
                 except ValueError:
                     continue
     return sorted(lines, key=lambda line: line["t"])
+
+
+_FENCED = ("reports", "beats", "crashed", "claims", "renewed", "lost", "accepted", "refused")
+
+
+def strangers(changes: Sequence[Change], known: Iterable[str]) -> frozenset[int]:
+    """The jobs that nobody answers for: of no kind that the run's producers enqueue, from their first row on."""
+    kinds = frozenset(known)
+    return frozenset(change.job for change in changes if change.kind is not None and change.kind not in kinds)
+
+
+def without(lines: Sequence[dict[str, Any]], jobs: frozenset[int]) -> list[dict[str, Any]]:
+    """What the processes said, but for what they said of these jobs."""
+    return [
+        {k: [f for f in v if f[0] not in jobs] if k in _FENCED and isinstance(v, list) else v for k, v in line.items()}
+        for line in lines
+        if line.get("job") not in jobs
+    ]
 
 
 def read_crashes(folder: Path) -> list[str]:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, LiteralString, NamedTuple
 
 import psycopg
 
+from .handlers import KINDS
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -42,10 +44,12 @@ BEGIN
     coalesce(NEW.id, OLD.id), chaos.next_revision(coalesce(NEW.id, OLD.id)), lower(TG_OP), chaos.statement_name(),
     pg_current_xact_id()::text::bigint, OLD.state, NEW.state, OLD.locked_by, NEW.locked_by, OLD.attempt, NEW.attempt,
     OLD.lease_until, NEW.lease_until, NEW.max_attempts, OLD.max_attempts, NEW.run_at, coalesce(NEW.cancelling, OLD.cancelling),
-    coalesce(OLD.suspect, false), NULL, coalesce(NEW.kind, OLD.kind), coalesce(NEW.args, OLD.args) ->> 'token',
+    coalesce(OLD.suspect, false), NULL, coalesce(NEW.kind, OLD.kind),
+    -- What strangers write may be no arguments at all: their jobs are of no kind of ours.
+    CASE WHEN coalesce(NEW.kind, OLD.kind) = ANY ('{KINDS}') THEN coalesce(NEW.args, OLD.args) ->> 'token' END,
     clock_timestamp(), coalesce(NEW.queue, OLD.queue), coalesce(NEW.key, OLD.key),
     -- The occurrence that a scheduled job is for.
-    (coalesce(NEW.args, OLD.args) ->> 'at')::timestamptz);
+    CASE WHEN coalesce(NEW.kind, OLD.kind) = ANY ('{KINDS}') THEN (coalesce(NEW.args, OLD.args) ->> 'at')::timestamptz END);
   RETURN NULL;
 END $$;
 CREATE FUNCTION chaos.archive_changed() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -72,7 +76,8 @@ CREATE TRIGGER chaos AFTER INSERT ON pulse.attempt FOR EACH ROW EXECUTE FUNCTION
 _READ = """
 SELECT job, revision, operation, statement, tx, old_state, state, old_session, session, old_attempt, attempt,
        extract(epoch FROM old_lease_until)::float8, extract(epoch FROM lease_until)::float8, max_attempts, old_max_attempts,
-       extract(epoch FROM run_at)::float8, cancelling, suspect, outcome, kind, token, extract(epoch FROM at)::float8,
+       CASE WHEN isfinite(run_at) THEN extract(epoch FROM run_at)::float8 END,
+       cancelling, suspect, outcome, kind, token, extract(epoch FROM at)::float8,
        queue, key, extract(epoch FROM due)::float8
 FROM chaos.journal ORDER BY job, revision
 """
@@ -111,7 +116,8 @@ class Change(NamedTuple):
 def install(dsn: str) -> None:
     """Puts the triggers on the schema `pulse` of a migrated database. Needs its owner's rights."""
     with psycopg.connect(dsn) as connection:
-        connection.execute(_INSTALL)
+        # With parameters there could be one statement only. The names are ours.
+        connection.execute(_INSTALL.replace("{KINDS}", "{" + ",".join(KINDS) + "}").encode())
 
 
 def read(dsn: str) -> Sequence[Change]:

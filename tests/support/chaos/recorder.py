@@ -146,6 +146,13 @@ class RecordedStore(WorkerStore):
             answer["rescued"] = rescue.rescued + rescue.dead
         return rescue
 
+    async def report_crash(self, claim: Claim, seen: str, *, alone: bool) -> bool | None:
+        # The process was seen to die: nothing waits for its lease.
+        with self._recorder.operation("report_crash", crashed=_fences([claim]), alone=alone) as answer:
+            written = await super().report_crash(claim, seen, alone=alone)
+            answer["written"] = written
+        return written
+
     async def settle(self, outcomes: Sequence[Outcome], *, unsure: bool = False) -> Settlement:
         with self._recorder.operation("settle", reports=_reports(outcomes), unsure=unsure) as answer:
             settlement = await super().settle(outcomes, unsure=unsure)

@@ -19,7 +19,7 @@ from pulse_trio.settings import WorkerSettings
 from . import handlers, journal
 from .checker import Violation, check, hindered
 from .handlers import CATCH_UP, EVERY, NARROW, TENANT, TENANTS
-from .history import RUNNING, Bounds, History, Limit, read_crashes, read_effects, read_lines
+from .history import RUNNING, Bounds, History, Limit, read_crashes, read_effects, read_lines, strangers, without
 from .schedule import LEASE, plan
 from .stage import GRACE, Server, open_stage
 from .strikes import carry_out
@@ -117,9 +117,10 @@ async def play(
             ended = time.monotonic()
             say(f"drained in {ended - healed_at:.1f} s, {left} left; reading the history")
         changes = await trio.to_thread.run_sync(journal.read, server.dsn)
+        foreign = strangers(changes, handlers.KINDS)
         history = History(
-            changes,
-            read_lines(folder, "worker-*.jsonl") + read_lines(folder, "producer-*.jsonl"),
+            [change for change in changes if change.job not in foreign],
+            without(read_lines(folder, "worker-*.jsonl") + read_lines(folder, "producer-*.jsonl"), foreign),
             read_effects(folder / "effects.jsonl"),
             stage.faults,
             stage.hindrances,
@@ -134,7 +135,8 @@ async def play(
             EVERY,
             await trio.to_thread.run_sync(journal.read_fires, server.dsn),
             await trio.to_thread.run_sync(journal.read_pauses, server.dsn),
-            read_crashes(folder),
+            strangers=len(foreign),
+            crashes=read_crashes(folder),
         )
         violations = await trio.to_thread.run_sync(check, history)
         counts = count(history) | {"drained in": round(ended - healed_at, 2)}
@@ -228,6 +230,7 @@ def count(history: History) -> dict[str, Any]:
         "occurrences of schedules": len(history.fires),
         "faults": dict(sorted(Counter(f.kind for f in history.faults).items())),
         "handlers that did not end": sum(line["event"] == "overran" for line in history.lines),
+        "jobs of strangers": history.strangers,
         "rescues": outcomes["rescued"],
         "of these, by a supervisor": handed_back,
         "refused reports": sum(len(o.fences("refused")) for o in operations),

@@ -48,8 +48,21 @@ ANYWHERE = {
     "listener terminated": (0.0, 0.0),
     "deaf handler": (3.0, 3.0),
 }
-KINDS = {**TO_WORKERS, **TO_GROUPS, **TO_ALL, **TO_NETWORKS, **TO_SERVER, **ANYWHERE}
+HOSTILE = {
+    "hostile producer": (2.0, 4.0),
+    "planted rows": (1.0, 2.0),
+    "forged notifications": (2.0, 4.0),
+    "advisory locks": (3.0, LEASE + 2),
+    "rolling deploy": (5.0, 8.0),
+    "poison pill": (3.0, 3.0),
+}
+"""What other parties do: a stolen producer, an older version's rows, neighbours in the database, and those who deploy."""
+KINDS = {**TO_WORKERS, **TO_GROUPS, **TO_ALL, **TO_NETWORKS, **TO_SERVER, **ANYWHERE, **HOSTILE}
 CONNECTIONS = ("claims", "settles", "beats", "watchdog", "listener", "progress", "transactions")
+PRODUCER = "chaos_producer"
+"""A login that was granted a producer's work, and is stolen."""
+STRANGER = "chaos_stranger"
+"""A login that was granted nothing."""
 CHILDREN = 2
 """Worker processes of a supervised group."""
 DIRECTIONS = ("both", "to_server", "to_client")
@@ -133,5 +146,7 @@ def detail(chance: random.Random, kind: str) -> str:
             return chance.choice(CONNECTIONS)
         case "kill child" | "stop child":
             return str(chance.randrange(CHILDREN))
+        case "hostile producer" | "planted rows" | "forged notifications":
+            return str(chance.randrange(10**6))
         case _:
             return ""

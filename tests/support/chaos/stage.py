@@ -16,13 +16,15 @@ import psycopg
 import trio
 
 from pulse_trio.embedded.membership import Membership
+from pulse_trio.grants import grant_sync
 from pulse_trio.migrate import migrate_sync
 from support.processes import clean_environment, kill_group
 from support.proxy import open_proxy
 
 from . import journal
+from .handlers import KINDS
 from .recorder import Recorder
-from .schedule import CHILDREN, groups, proxied
+from .schedule import CHILDREN, PRODUCER, STRANGER, groups, proxied
 from .strikes import children_of, send
 
 if TYPE_CHECKING:
@@ -104,6 +106,7 @@ class Stage:
         self._nursery = nursery
         self._producers: list[trio.Process] = []
         self._others: list[trio.Process] = []
+        self._deployed = 0
 
     async def start(self, module: str, *arguments: str, name: str) -> trio.Process:
         """Starts a module of the harness in the run's folder; what it prints goes to a file there."""
@@ -152,6 +155,27 @@ class Stage:
             while not all(log.exists() and b'"operation"' in log.read_bytes() for log in logs):  # noqa: ASYNC110 -- as above
                 await trio.sleep(0.05)
 
+    async def deployed(self, seconds: float) -> str:
+        """A worker of the next version, beside the others, for so long; returns how it ended."""
+        self._deployed += 1
+        who = f"next{self._deployed}"
+        settings = {k: v for k, v in self._settings.items() if k != "process_slots"}
+        settings |= {"processes": 1, "concurrency": 3, "queues": "default,mail"}
+        order = {"dsn": self.server.dsn, "who": who, "settings": settings, "skew": 0.0, "target": "newer"}
+        process = await self.start("app", json.dumps(order), name=f"worker-{who}")
+        self._others.append(process)
+        log = self.folder / f"worker-{who}.jsonl"
+        with trio.move_on_after(20):
+            while process.returncode is None and not (log.exists() and b'"operation"' in log.read_bytes()):  # noqa: ASYNC110
+                await trio.sleep(0.05)
+        with trio.move_on_after(seconds):
+            return f"ended by itself with {await process.wait()}"
+        process.send_signal(signal.SIGTERM)
+        with trio.move_on_after(GRACE + 6):
+            return f"ended with {await process.wait()}"
+        process.kill()
+        return "was killed"
+
     async def stop_producing(self) -> None:
         """Ends the producers: what they were doing they finish or report as unknown."""
         for process in self._producers:
@@ -171,11 +195,11 @@ class Stage:
     async def drained(self, within: float, *, scheduled: bool = False) -> int:
         """Waits until no job is left; returns how many are, in the end. `scheduled`: those aside that schedules bring."""
         left = -1
-        query = "SELECT count(*) FROM pulse.job WHERE %s OR kind NOT LIKE 'tick%%'"
+        query = "SELECT count(*) FROM pulse.job WHERE kind = ANY (%s) AND (%s OR kind NOT LIKE 'tick%%')"
         with trio.move_on_after(within):
             while left != 0:
                 try:
-                    ((left,),) = await self.ask(query, not scheduled)
+                    ((left,),) = await self.ask(query, list(KINDS), not scheduled)
                 except psycopg.OperationalError:
                     pass
                 await trio.sleep(0.2)
@@ -214,6 +238,13 @@ def ask(dsn: str, query: LiteralString, parameters: tuple[Any, ...]) -> list[tup
         return cursor.fetchall() if cursor.description else []
 
 
+def let_strangers_in(dsn: str) -> None:
+    """Two logins beside the owner's: one that was granted a producer's work, one that was granted nothing."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(f"CREATE ROLE {PRODUCER} LOGIN; CREATE ROLE {STRANGER} LOGIN".encode())
+    grant_sync(dsn, {"producer": PRODUCER})
+
+
 @asynccontextmanager
 async def open_stage(
     folder: Path, server: Server, settings: dict[str, Any], seed: int, *, workers: int, producers: int, rate: float
@@ -221,6 +252,7 @@ async def open_stage(
     """A stage on a fresh, journaled schema; whatever runs at the end is killed."""
     await trio.to_thread.run_sync(migrate_sync, server.dsn)
     await trio.to_thread.run_sync(journal.install, server.dsn)
+    await trio.to_thread.run_sync(let_strangers_in, server.dsn)
     async with AsyncExitStack() as stack:
         proxies = {n: await stack.enter_async_context(open_proxy(server.dsn)) for n in proxied(workers)}
         async with trio.open_nursery() as nursery:

@@ -18,7 +18,7 @@ from pulse_trio import SyncClient
 from pulse_trio.errors import DatabaseUnavailable
 from pulse_trio.postgres import TrioConnection
 
-from . import handlers
+from . import handlers, strangers
 from .history import Fault, Window
 from .schedule import LEASE, TO_NETWORKS
 
@@ -215,6 +215,20 @@ async def strike_server_once(stage: Stage, fault: Planned) -> str | None:
             return await fill(stage, fault.seconds)
         case "listener terminated":
             return await terminate(stage, "listener")
+        case "hostile producer":
+            return await trio.to_thread.run_sync(strangers.fuzz, stage.server.dsn, int(fault.how), fault.seconds)
+        case "forged notifications":
+            return await trio.to_thread.run_sync(strangers.notify, stage.server.dsn, int(fault.how), fault.seconds)
+        case "advisory locks":
+            return await trio.to_thread.run_sync(strangers.hold, stage.server.dsn, fault.seconds)
+        case "planted rows":
+            with hindering(stage):  # the table is locked for a moment
+                return await trio.to_thread.run_sync(strangers.plant, stage.server.dsn, int(fault.how))
+        case "rolling deploy":
+            return await stage.deployed(fault.seconds)
+        case "poison pill":
+            await trio.to_thread.run_sync(enqueue_poison, stage.server.dsn)
+            await trio.sleep(fault.seconds)
         case "deaf handler":
             await trio.to_thread.run_sync(enqueue_deaf, stage.server.dsn)
             await trio.sleep(fault.seconds)
@@ -226,6 +240,11 @@ async def strike_server_once(stage: Stage, fault: Planned) -> str | None:
 def enqueue_deaf(dsn: str) -> None:
     """A job whose handler does not end. Without a token: no producer answers for it."""
     SyncClient(dsn).enqueue(handlers.deaf, "", 30.0)
+
+
+def enqueue_poison(dsn: str) -> None:
+    """A job that kills each process that runs it. Without a token, as above."""
+    SyncClient(dsn).enqueue(handlers.poison, "")
 
 
 @contextmanager
