@@ -390,6 +390,12 @@ def crashed() -> Story:
     return story
 
 
+def poison_that_lived() -> Story:
+    story = Story().enqueued("", kind="poison").claimed().completed()
+    story.healed_at = story.now
+    return story
+
+
 BAD: dict[str, list[Callable[[], Story]]] = {
     "I1": [lost_row, lost_enqueue, unfinished, rolled_back_but_there, out_of_nowhere],
     "I2": [attempt_skipped, attempt_reset],
@@ -413,6 +419,7 @@ BAD: dict[str, list[Callable[[], Story]]] = {
     ],
     "I14": [stuck_and_not_replaced, stuck_and_completed],
     "I15": [crashed],
+    "I16": [poison_that_lived],
 }
 
 
