@@ -80,9 +80,12 @@ async def beats(dsn: str, batch: int, count: int) -> None:
 
 def enqueue(dsn: str, many: int, count: int) -> None:
     """So many calls of the blocking client, for `many` jobs each."""
+    import psycopg
+
     from pulse_trio import JobRequest, SyncClient
 
-    with SyncClient(dsn) as client:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        client = SyncClient(connection)
         for _ in range(count):
             if many == 1:
                 client.enqueue("noop")
