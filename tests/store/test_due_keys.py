@@ -190,3 +190,14 @@ async def test_a_rate_of_a_queue_that_makes_no_sense_stops_nothing(
     window.run("UPDATE bucket SET full_at = 'infinity' WHERE queue = %s", queue)
     window.enqueue(queue, key="a")
     await store.claim_limited(queue, 2, turns)
+
+
+@pytest.mark.parametrize("key", ["'k'", "NULL"])
+async def test_a_job_that_is_due_at_infinity_does_not_end_the_looks_at_its_queue(key: str, alone: Window) -> None:
+    alone.run("ALTER DOMAIN due_time DROP CONSTRAINT due_time_check")
+    alone.run("INSERT INTO queue (name, max_running) VALUES ('endless', 5)")
+    for due_at in ("infinity", "now"):
+        alone.run(f"INSERT INTO job (kind, queue, key, run_at) VALUES ('noop', 'endless', {key}, '{due_at}')")
+    async with open_store(alone.dsn) as store:
+        assert len((await store.claim_limited("endless", 5)).claims) == 1
+        assert len((await store.claim_limited("endless", 5)).claims) == 0
