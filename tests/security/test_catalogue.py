@@ -70,6 +70,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
     "function enqueue": CALLED_BY_ALL,
     "function enqueue_many": CALLED_BY_ALL,
     "function enqueue_unique": CALLED_BY_ALL,
+    "function first_of_size": PUBLIC,
     "function greatest_id": {},
     "function ids_behind": called_by("worker", "operator"),
     "function is_readable": PUBLIC,

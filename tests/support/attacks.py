@@ -349,7 +349,9 @@ class World:
 
     def _values(self, of: str) -> tuple[str, ...]:
         name = of.removeprefix("pulse.")
-        return (*VALUES[DOMAINS.get(name, name)], "NULL")
+        # Of a type that is new here: empty, or missing.
+        usual = ("'{}'",) if of.endswith("[]") else ()
+        return (*VALUES.get(DOMAINS.get(name, name), usual), "NULL")
 
     def _calls(self, signature: str) -> Iterator[Deed]:
         name = signature.partition("(")[0]
