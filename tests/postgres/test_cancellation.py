@@ -138,8 +138,9 @@ async def test_an_answer_on_its_way_is_returned_and_cancellation_strikes_at_the_
 async def test_a_silent_server_costs_the_connection_not_the_program(proxy: Proxy, through_proxy: Connection) -> None:
     proxy.swallow()
     with trio.fail_after(60):
+        scope = trio.CancelScope()
         async with trio.open_nursery() as nursery:
-            with trio.CancelScope() as scope:
+            with scope:
                 await nursery.start(cancel_when_sent, proxy, scope)
                 await through_proxy.execute("SELECT 1")
     assert scope.cancelled_caught
@@ -215,8 +216,9 @@ async def test_a_commit_under_way_is_awaited(connection: Connection, until: Unti
 async def test_a_commit_on_a_silent_network_is_given_up(proxy: Proxy, through_proxy: Connection) -> None:
     through_proxy.cleanup_timeout = 0.1
     with trio.fail_after(60):
+        scope = trio.CancelScope()
         async with trio.open_nursery() as nursery:
-            with trio.CancelScope() as scope:
+            with scope:
                 async with through_proxy.transaction():
                     await through_proxy.execute("SELECT 1")
                     proxy.swallow()

@@ -42,9 +42,9 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from ..errors import DatabaseUnavailable, StatementRefused
-from ..observe import ClaimRefused
-from ..ration import Ration
-from .outage import COST_SHARE, Outage, rest_after
+from .hints import MOST, Hints
+from .outage import COST_SHARE, Outage, Pace, rest_after
+from .refusals import Refusals
 from .signal import Signal
 
 if TYPE_CHECKING:
@@ -63,15 +63,10 @@ _REMEMBERED_FOR = 100
 """Sweeps in a row that may not find a slot before it is forgotten: well over a minute."""
 _LAP_SHARE = 5
 """A sweep that took t seconds is not repeated for 5 t while a lap over all slots is under way."""
-_TOLD = 32
-"""Queues whose producers notified that one sweep looks up, at most."""
 _GAVE = 64
 """Slots that gave jobs lately are claimed from also while sweeps do not reach everything: so many."""
 _LIMITED_AT_ONCE = 8
 """Claims from queues with limits in one round, so that no number of such queues keeps the others waiting."""
-_REFUSED_FOR = 5.0
-"""Seconds for which a queue or slot is left alone when a claim was refused; twice as long each time, to a minute at most."""
-_LONGEST_REFUSAL = 60.0
 _LOOK_AROUND = 0.02
 """Seconds from a claim that brought less than was asked for to the sweep that it calls for."""
 _BLIND = 0.002
@@ -80,11 +75,6 @@ _STREAM = 0.03
 """Work that arrives again within so many seconds is a stream: it is looked for every `_BLIND` seconds, and nobody notifies."""
 _SOONEST_POLL = 0.02
 """The poll interval of a worker that cannot be notified, just after it found work; it doubles with each vain look."""
-_VAIN = (0.01, 0.25)
-"""Seconds until the next wake-up is obeyed after the first looks that brought nothing, and at most. With less to begin with,
-2,000 forged ones in two seconds cost more than 30 statements."""
-_FREE = 2
-"""Looks in a row that may bring nothing before a wake-up waits."""
 _PRUNE_EVERY = 1.0
 _LOOK_WHILE_FULL = 5.0
 """Seconds after which a worker without a free slot looks for suspects that only it can run."""
@@ -262,35 +252,27 @@ class Claimer:
         self._limited = limited
         self._suspects = suspects
         self._limited_first = False
-        self._last_prune = -math.inf
-        self._prune_cost = 0.0
+        self._pruning = Pace()
         self._queues = list(queues) if queues is not None else None
         self._batch = max(1, math.ceil(concurrency / 2))
         self._free = free
         self._start = start
         self._poll = poll
-        self._observer = observer
         self._outage = Outage("claimer", observer)
         self._wake = Signal()
         self._freed = Signal()
         self._told = False
-        self._hints: dict[str, None] = {}
-        """Queues of which a notification said that they have a due job, and that no look has heeded yet."""
-        self._hints_at = -math.inf
-        """When the next hint is obeyed, on Trio's clock."""
-        self._ration = Ration(*_VAIN, free=_FREE)
+        self._hints = Hints()
         self._more = False
         """Whether the last claim left jobs behind because they are large."""
         self._told_of: dict[str, None] = {}
         """Queues whose producers notified since the last sweep."""
         self._lap_was_vain = True
         """Whether nothing was claimed since this lap over all slots began."""
-        self._refusals: dict[tuple[str, int | None], tuple[int, float]] = {}
-        """By queue and priority (None: one with limits): refusals in a row, and until when it is left alone."""
+        self._refusals = Refusals(observer)
         self._sweep_wanted = True
-        self._last_sweep = -math.inf
+        self._sweeping = Pace()
         self._last_found = -math.inf
-        self._sweep_cost = 0.0
         self._deaf_poll = poll
         self.listening = False
         """Whether notifications can be heard."""
@@ -308,36 +290,32 @@ class Claimer:
         self.listening = True
         if self._queues is not None and queue and queue not in self._queues:
             return
-        if len(self._hints) <= _TOLD:
-            self._hints[queue] = None
         self.found_nothing = False
-        if trio.current_time() >= self._hints_at:
+        if self._hints.add(queue):
             self._wake.give()
 
     def _heed(self) -> bool:
         """Takes the hints into account, if their time has come; whether there were any."""
-        if not self._hints or trio.current_time() < self._hints_at:
+        hints = self._hints.take()
+        if not hints:
             return False
-        hints, self._hints = self._hints, {}
-        if len(hints) > _TOLD:
+        if len(hints) > MOST:
             # There were more than are kept.
             self._limited.told_of_all()
         for queue in hints:
             self._limited.told(queue)
-            if queue and len(self._told_of) < _TOLD:
+            if queue and len(self._told_of) < MOST:
                 self._told_of[queue] = None
         # Looking around afterwards would be a third statement: in a flood the sweep comes first.
-        known = len(hints) <= _TOLD and all(queue in self._book or queue in self._limited for queue in hints)
-        self._told = known and not self._ration.pause
+        known = len(hints) <= MOST and all(queue in self._book or queue in self._limited for queue in hints)
+        self._told = known and not self._hints.paused
         if not self._told:
             self._sweep_wanted = True
         return True
 
     def _looked(self, *, heeded: bool, found: bool) -> None:
         if found or heeded:
-            self._ration.looked(found=found)
-            pause = self._ration.pause
-            self._hints_at = trio.current_time() + pause if pause else -math.inf
+            self._hints.looked(found=found)
 
     def deafened(self) -> None:
         """Notifications cannot be heard for now."""
@@ -377,7 +355,7 @@ class Claimer:
                     await self._pause(error)
                 except StatementRefused as error:
                     self._rest()
-                    await trio.sleep(self._refused(None, None, str(error)))
+                    await trio.sleep(self._refusals.refused(None, None, str(error)))
                 else:
                     self._outage.over()
         finally:
@@ -448,7 +426,9 @@ class Claimer:
     async def _claim(self, limit: int) -> int:
         completed = self._carrier.take_completed()
         try:
-            claims, sent, settlement = await self._store.exchange(limit, self._slots(), completed)
+            claims, sent, settlement = await self._store.exchange(
+                limit, self._refusals.without(self._book.slots), completed
+            )
         except BaseException:
             # Lost on the way, there or back: the settler finds out which.
             self._carrier.put_back(completed)
@@ -463,28 +443,8 @@ class Claimer:
             self._start(claims, sent)
         self._carrier.settled(settlement)
         for slot, error in self._store.refused_slots:
-            self._refused(slot.queue, slot.priority, error)
+            self._refusals.refused(slot.queue, slot.priority, error)
         return len(claims)
-
-    def _slots(self) -> list[Slot]:
-        """The book's, without those that are left alone."""
-        slots = self._book.slots
-        if not self._refusals:
-            return slots
-        now = trio.current_time()
-        return [s for s in slots if self._refusals.get((s.queue, s.priority), (0, -math.inf))[1] <= now]
-
-    def _refused(self, queue: str | None, priority: int | None, error: str) -> float:
-        """Says that a claim was refused; returns for how many seconds its queue or slot is left alone."""
-        now = trio.current_time()
-        key = (queue or "", priority)
-        # One that has been well for a while begins anew.
-        self._refusals = {k: v for k, v in self._refusals.items() if v[1] + 2 * _LONGEST_REFUSAL > now}
-        times = self._refusals.get(key, (0, 0.0))[0]
-        pause = min(_REFUSED_FOR * 2**times, _LONGEST_REFUSAL)
-        self._refusals[key] = (times + 1, now + pause)
-        self._observer.emit(ClaimRefused(queue, error, pause))
-        return pause
 
     async def _claim_both(self, limit: int) -> int:
         """Claims from queues with limits and from the others, in turns who comes first."""
@@ -505,7 +465,7 @@ class Claimer:
             try:
                 answer = await self._store.claim_limited(queue, limit - claimed, self._limited.turns(queue))
             except StatementRefused as error:
-                self._limited.refused(queue, trio.current_time() + self._refused(queue, None, str(error)))
+                self._limited.refused(queue, trio.current_time() + self._refusals.refused(queue, None, str(error)))
                 continue
             # Nothing may be awaited from here to start(): these jobs are ours already.
             self._limited.claimed(queue, answer, began, trio.current_time())
@@ -519,19 +479,18 @@ class Claimer:
 
     async def _prune(self) -> None:
         began = trio.current_time()
-        if began >= self._last_prune + max(_PRUNE_EVERY, rest_after(self._prune_cost, longest=math.inf)):
-            self._last_prune = began
+        if began >= self._pruning.ended + max(_PRUNE_EVERY, rest_after(self._pruning.cost, longest=math.inf)):
             await self._store.prune_permits()
-            self._prune_cost = trio.current_time() - began
+            self._pruning.took(began)
 
     # Sweeping
 
     def _sweep_is_due(self, *, wanted: bool) -> bool:
         pause = self._sweep_pause() if wanted else max(_SWEEP_EVERY, self._sweep_pause())
-        return trio.current_time() >= self._last_sweep + pause
+        return trio.current_time() >= self._sweeping.ended + pause
 
     def _sweep_pause(self) -> float:
-        return rest_after(self._sweep_cost, share=COST_SHARE if self._store.sweep.ended else _LAP_SHARE)
+        return rest_after(self._sweeping.cost, share=COST_SHARE if self._store.sweep.ended else _LAP_SHARE)
 
     async def _sweep(self) -> None:
         began = trio.current_time()
@@ -548,8 +507,7 @@ class Claimer:
         self._on_sweep(self._store.suspect_due_in)
         if not sweep.ended:
             self._sweep_wanted = True
-        self._last_sweep = trio.current_time()
-        self._sweep_cost = self._last_sweep - began
+        self._sweeping.took(began)
 
     # Waiting
 
@@ -560,7 +518,7 @@ class Claimer:
         """
         self._rest()
         self._sweep_wanted = True
-        pause = max(_LOOK_AROUND, self._last_sweep + self._sweep_pause() - trio.current_time())
+        pause = max(_LOOK_AROUND, self._sweeping.ended + self._sweep_pause() - trio.current_time())
         pause = min(pause, self._next_limited())
         # Nobody tells a worker that does not say it waits. At 5,000 jobs/s a blind 20 ms here was the latency of most.
         await self._wait_for_wake(pause if self._store.idle else _BLIND)
@@ -577,9 +535,9 @@ class Claimer:
         return False
 
     async def _woken(self) -> None:
-        if trio.current_time() < self._hints_at:
+        if trio.current_time() < self._hints.at:
             # Hints that come meanwhile give no signal.
-            with trio.move_on_at(self._hints_at):
+            with trio.move_on_at(self._hints.at):
                 await self._wake.wait()
                 return
         if self._hints:
@@ -589,7 +547,7 @@ class Claimer:
 
     async def _wait_idle(self, nothing_due: bool) -> None:
         self._rest()
-        asked = self._sweep_wanted or (self._hints and not self._ration.pause)
+        asked = self._sweep_wanted or (self._hints and not self._hints.paused)
         if nothing_due and not asked and not self._suspect_is_due():
             self.found_nothing = True
             self.dry.give()
@@ -621,14 +579,14 @@ class Claimer:
         )
         if due_in is None:
             return math.inf
-        return max(0.001, self._last_sweep + due_in - trio.current_time())
+        return max(0.001, self._sweeping.ended + due_in - trio.current_time())
 
     def _next_sweep(self) -> float:
         """Until a sweep that is wanted may be made. Without this, what came just before the worker announced that it waits
         stood there until the poll, if the first sweep had been dear."""
         if not self._sweep_wanted:
             return math.inf
-        return max(0.001, self._last_sweep + self._sweep_pause() - trio.current_time())
+        return max(0.001, self._sweeping.ended + self._sweep_pause() - trio.current_time())
 
     def _next_limited(self) -> float:
         return max(0.001, self._limited.next_try - trio.current_time()) if self._limited else math.inf

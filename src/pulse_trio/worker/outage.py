@@ -4,7 +4,10 @@ is back. Also how rarely a loop repeats what was slow.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
+
+import trio
 
 from ..observe import DatabaseFound, DatabaseLost
 from ..postgres import reconnect_delay
@@ -52,3 +55,18 @@ LONGEST_REST = 5.0
 def rest_after(cost: float, *, share: int = COST_SHARE, longest: float = LONGEST_REST) -> float:
     """Seconds for which something that took `cost` seconds is not repeated."""
     return min(share * cost, longest)
+
+
+class Pace:
+    """When something that is repeated was last done, and what it cost, in seconds of Trio's clock."""
+
+    __slots__ = ("cost", "ended")
+
+    def __init__(self) -> None:
+        self.ended = -math.inf
+        self.cost = 0.0
+
+    def took(self, began: float) -> None:
+        """It was done just now, and was begun at `began`."""
+        self.ended = trio.current_time()
+        self.cost = self.ended - began
