@@ -12,7 +12,7 @@ import os
 import tomllib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from .errors import ConfigurationError
 from .ownership import distrust
@@ -35,7 +35,9 @@ _FOREVER = 1000 * 365.25 * 86400
 """Seconds. What becomes an interval in PostgreSQL has to fit a timestamp; NaN and infinity are refused with it."""
 
 
-class Terms(NamedTuple):
+# Not a NamedTuple: each job reads four of these, and CPython reads a slot at a third of the cost of a tuple's field.
+@dataclass(frozen=True, slots=True)
+class Terms:
     """How jobs are held: the worker's own terms, or those of a queue that has a lease of its own. All in seconds."""
 
     lease: float

@@ -157,7 +157,8 @@ async def test_what_is_wrong_in_a_database_is_found(dsn: str, monkeypatch: pytes
         assert before.storage.maintained_ago is not None
         assert 0 <= before.storage.maintained_ago < 300
         assert before.server.version // 10000 >= 14
-        assert not before.holders
+        # Somebody else's statement may be active just now: with LONG at 0 that is told, too.
+        assert not [holder for holder in before.holders if "forgotten" in holder.what]
 
         window.run("CREATE INDEX slow ON job (state)")
         window.run("CREATE INDEX partly ON job (id) WHERE locked_by <> 0")
@@ -179,7 +180,7 @@ async def test_what_is_wrong_in_a_database_is_found(dsn: str, monkeypatch: pytes
         assert found.storage.missing_days == 1
         assert found.storage.astray
         assert found.put_back == [PutBack("lost", 3, 1, job_id)]
-        assert "the idle in transaction transaction of forgotten" in found.holders[0].what
+        assert any("the idle in transaction transaction of forgotten" in holder.what for holder in found.holders)
         assert [w.state for w in found.workers] == ["running"]
 
 
@@ -190,7 +191,7 @@ def test_a_role_that_may_only_look_is_found_out(dsn: str) -> None:
         window.run("GRANT SELECT ON ALL TABLES IN SCHEMA pulse TO pulse_trio_reader")
         server = look(window, "pulse_trio_reader").server
     assert server.role == "pulse_trio_reader"
-    assert "INSERT on job" in server.missing
+    assert "DELETE on job" in server.missing
     assert not [right for right in server.missing if right.startswith("SELECT")]
     assert not server.may_maintain
     assert not server.sees_others

@@ -67,6 +67,8 @@ class Signature:
         self._positional = [p.name for p in self.parameters if p.kind is not p.KEYWORD_ONLY]
         self._keyword = [p.name for p in self.parameters if p.kind is p.KEYWORD_ONLY]
         self._decoder = msgspec.json.Decoder(self._struct(hints))
+        # One look-up for each job, not a question as well.
+        self._read: Callable[[str], Any] = self._decoder.decode if upgrade is None else self._read_upgraded
         first = parameters[0] if parameters else None
         self._job_first = (
             first is not None and first.name == self.job_parameter and first.kind is not first.KEYWORD_ONLY
@@ -118,7 +120,7 @@ class Signature:
     def decode(self, args: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """(positional, keyword) arguments of a call. Raises `UnfitArguments`."""
         try:
-            struct = self._decoder.decode(args if self._upgrade is None else self._upgraded(args, self._upgrade))
+            struct = self._read(args)
         except msgspec.DecodeError as error:
             # Kept on the job and logged, where arguments must not be: of a Literal or an enum the value itself is quoted.
             said = _QUOTED_VALUE.sub(r"\1\2", str(error))
@@ -129,6 +131,10 @@ class Signature:
             tuple([getattr(struct, name) for name in self._positional]),
             {name: getattr(struct, name) for name in self._keyword},
         )
+
+    def _read_upgraded(self, args: str) -> Any:
+        assert self._upgrade is not None  # noqa: S101 -- bound only then
+        return self._decoder.decode(self._upgraded(args, self._upgrade))
 
     def _upgraded(self, args: str, upgrade: Upgrade) -> str | bytes:
         old: object = _decode(args.encode())

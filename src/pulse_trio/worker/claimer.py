@@ -261,6 +261,8 @@ class Claimer:
         self._outage = Outage("claimer", observer)
         self._wake = Signal()
         self._freed = Signal()
+        self.freed = self._freed.give
+        """To be called when a slot of this worker is free again."""
         self._told = False
         self._hints = Hints()
         self._more = False
@@ -328,10 +330,6 @@ class Claimer:
         self._told = False
         self.found_nothing = False
         self._wake.give()
-
-    def freed(self) -> None:
-        """A slot of this worker is free again."""
-        self._freed.give()
 
     async def next_freed(self) -> None:
         """Waits until a job of this worker has ended."""

@@ -262,6 +262,7 @@ class Worker:
         self._leases = Leases(
             self._store,
             sign_of_life=s.sign_of_life,
+            mixed=bool(self._terms.by_queue),
             on_asked=self._cancellations.reach,
             early=self._cancellations.early,
             on_early=self._cancellations.heard,
@@ -322,7 +323,7 @@ class Worker:
         self._settler = Settler(
             self._store,
             carried=lambda: self._claimer.hungry,
-            on_settled=self._settled,
+            on_settled=self._settled if self._orders is None else self._ordered_settled,
             observer=self._observer,
             on_room=lambda: self._claimer.freed(),
             target=s.lease / 30,
@@ -621,9 +622,10 @@ class Worker:
     def _settled(self, claim: Claim) -> None:
         self._leases.remove(claim)
         self._claimer.ended(claim.queue)
-        # Not `_done`: one call more for each job is 1 % of what the worker spends on it.
-        if self._orders is not None:
-            self._orders.done(claim)
+
+    def _ordered_settled(self, claim: Claim) -> None:
+        self._settled(claim)
+        self._done(claim)
 
     def _done(self, claim: Claim) -> None:
         if self._orders is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import trio
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ..settings import Terms
 
 
+_NEVER = math.inf
 _ENDED = "job.nursery can be used only while the job runs: until its handler and its last child have ended."
 
 
@@ -42,20 +44,32 @@ class Transactions(Protocol):
     def open(self, held: Held, result: Any) -> AbstractAsyncContextManager[JobTransaction]: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Common:
+    """What all jobs of a worker have in common: one reference for each job instead of five.
+
+    `cleanup` and `timeout` in seconds (infinity: no timeout); `orphaned()` says whether the program around the worker was
+    cancelled; `say(claim, fraction, message)` takes what a handler says of its progress.
+    """
+
+    cleanup: float
+    timeout: float
+    orphaned: Callable[[], bool]
+    transactions: Transactions
+    say: Callable[[Claim, float, str | None], None]
+
+
 class Held:
     """What stands behind a `Job` while this worker holds it. Also its `JobRuntime`."""
 
     __slots__ = (
         "_children",
-        "_cleanup",
         "_cleanup_end",
+        "_common",
         "_heartbeat_joined",
         "_heartbeat_over",
-        "_orphaned",
         "_parked",
         "_reason",
-        "_say",
-        "_transactions",
         "asked",
         "beat_due",
         "call",
@@ -82,10 +96,7 @@ class Held:
         call: Callable[[Held, str], Awaitable[Any]],
         started: float,
         terms: Terms,
-        cleanup: float,
-        orphaned: Callable[[], bool],
-        transactions: Transactions,
-        say: Callable[[Claim, float, str | None], None],
+        common: Common,
     ) -> None:
         self.claim = claim
         self.call = call
@@ -93,27 +104,24 @@ class Held:
         self.terms = terms
         self.lease_deadline = started + terms.proven_for
         self.beat_due = started + terms.heartbeat
-        self.timeout_deadline = math.inf
-        self.job_deadline = math.inf
+        self.timeout_deadline = started + common.timeout
+        self.job_deadline = self._cleanup_end = _NEVER
         self.ended = False
         """Whether the runner has done with it."""
         self.asked = False
         self.cancel_message: str | None = None
-        # Neither a deadline of the whole job nor a request for its cancellation: the path of most jobs asks this alone.
+        # No deadline of the whole job, no request for its cancellation, no transaction of its own, no failure: the path of most
+        # jobs asks this alone.
         self.plain = True
         self.scope_nursery: trio.Nursery | None = None
         self.outcome: Outcome | None = None
         self.lost = False
         self.said: tuple[BaseException, str] | None = None
         """What is kept of an exception that was described where it was raised (another process)."""
-        self._cleanup = cleanup
-        self._cleanup_end = math.inf
+        self._common = common
         self._reason: CancelReason | None = None
-        self._orphaned = orphaned
-        self._transactions = transactions
         self.transaction: Literal["open", "settling", "committed"] | None = None
         self.committed: Outcome | None = None
-        self._say = say
         self._children: Children | None = None
         self._heartbeat_joined = False
         self._heartbeat_over = False
@@ -139,7 +147,7 @@ class Held:
             return "expired"
         return None
 
-    def opened(self, nursery: trio.Nursery, *, shared: bool) -> None:
+    def opened(self, nursery: trio.Nursery, shared: bool) -> None:
         """The nursery is this job's; from here on the lease is its deadline.
 
         A nursery that another job has left may have that one's deadline. If that may be `shared`, and is early by no more than
@@ -184,7 +192,7 @@ class Held:
 
     @contextmanager
     def cleanup(self) -> Generator[trio.CancelScope]:
-        end = trio.current_time() + self._cleanup
+        end = trio.current_time() + self._common.cleanup
         if self.cancel_reason is not None:
             # One time for all clean-ups that follow a cancellation: who waits for the job knows how long.
             end = self._cleanup_end = min(end, self._cleanup_end)
@@ -194,7 +202,7 @@ class Held:
     # The fenced transaction
 
     def open_transaction(self, result: Any) -> AbstractAsyncContextManager[JobTransaction]:
-        return self._transactions.open(self, result)
+        return self._common.transactions.open(self, result)
 
     def begin_transaction(self) -> None:
         if self.transaction == "committed":
@@ -268,7 +276,7 @@ class Held:
     # Progress
 
     def progress(self, fraction: float, message: str | None) -> None:
-        self._say(self.claim, fraction, message and storable(message))
+        self._common.say(self.claim, fraction, message and storable(message))
 
     # Cancellation
 
@@ -313,7 +321,7 @@ class Held:
                 # A handler in a thread, which no Cancelled reaches, asks whether to go on.
                 return trio.from_thread.run_sync(lambda: self.cancel_reason)
         # Not asked of Trio (current_effective_deadline): a scope of the handler's own that is cancelled is nobody's business.
-        if self._reason is None and self._orphaned():
+        if self._reason is None and self._common.orphaned():
             self._reason = "parent"
         return self._reason
 

@@ -43,6 +43,7 @@ class BeatStore(Protocol):
 
 class Leases:
     """Holds the leases of one worker. It shows a sign of life every `sign_of_life` seconds.
+    `mixed`: queues have leases of their own.
 
     `on_asked(held, message)`: a beat brought a request for the job's cancellation. `early` has the ids of jobs for which a
     notification came before the claim; they are taken out here, and `on_early(job_id)` has their rows read.
@@ -53,6 +54,7 @@ class Leases:
         store: BeatStore,
         *,
         sign_of_life: float,
+        mixed: bool,
         on_asked: Callable[[Held, str | None], None],
         early: set[int],
         on_early: Callable[[int], None],
@@ -60,6 +62,7 @@ class Leases:
     ) -> None:
         self._store = store
         self._sign_of_life = sign_of_life
+        self._mixed = mixed
         self._on_asked = on_asked
         self._early = early
         self._on_early = on_early
@@ -90,7 +93,7 @@ class Leases:
         if not self._held:
             self._added.give()
         self._held[held.claim] = held
-        if held.beat_due < self._next_due:
+        if self._mixed and held.beat_due < self._next_due:
             # Its queue has a shorter heartbeat than those of which one is due next.
             self._next_due = self._nap.deadline = held.beat_due
         if self._early and held.claim.id in self._early:

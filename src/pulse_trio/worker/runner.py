@@ -10,6 +10,7 @@ dictionary entry and some objects. There is no logging and no event unless someb
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
@@ -32,7 +33,7 @@ from ..observe import (
 )
 from ..states import UnreadableOptions, outcome_of_cancel, outcome_of_error, retry_delay, storable
 from ..trio_internals import forget, opened_by
-from .held import Held, Transactions
+from .held import Common, Held, Transactions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,19 +96,15 @@ class Runner:
         self._on_start = on_start
         self._on_end = on_end
         self._observer = observer
-        self._terms = terms.own
-        self._terms_by_queue = terms.by_queue
-        self._timeout = timeout
+        self._same_terms = None if terms.by_queue else terms.own
+        self._terms_of = terms.of
         # With a timeout for every job, no deadline that another job left in the nursery is near enough.
         self._shared = not timeout
         # trio.current_time() without the way to the clock: each job asks once.
         self._now = trio.lowlevel.current_clock().current_time
-        self._cleanup = cleanup
+        self._common = Common(cleanup, timeout or math.inf, orphaned, transactions, say)
         self._call_of = call_of
-        self._orphaned = orphaned
         self._epoch_offset = epoch_offset
-        self._transactions = transactions
-        self._say = say
         self._codec = codec
         self._retries = {h.kind: h.retries for h in handlers if h.retries is not None}
         self._tell_start = observer.wanted(JobStarted)
@@ -129,7 +126,7 @@ class Runner:
             try:
                 async with trio.open_nursery() as nursery:
                     while True:
-                        held.opened(nursery, shared=self._shared)
+                        held.opened(nursery, self._shared)
                         try:
                             outcome = completed(
                                 claim,
@@ -187,21 +184,7 @@ class Runner:
     def _begin(self, claim: Claim, sent: float) -> Held:
         """The job as it begins, or as it has ended if it is not to begin."""
         call = self._call_of(claim.kind)
-        terms = self._terms
-        if self._terms_by_queue:
-            terms = self._terms_by_queue.get(claim.queue, terms)
-        held = Held(
-            claim,
-            call or _never,
-            sent,
-            terms,
-            self._cleanup,
-            self._orphaned,
-            self._transactions,
-            self._say,
-        )
-        if self._timeout:
-            held.timeout_deadline = held.started + self._timeout
+        held = Held(claim, call or _never, sent, self._same_terms or self._terms_of(claim.queue), self._common)
         self._on_start(held)
         # The lease may be over before its job begins: another job of the batch held the loop, or the process was stopped.
         if (
@@ -219,6 +202,7 @@ class Runner:
                 refusal = self._bad_row(claim, error)
             finally:
                 if refusal is not None:
+                    held.plain = False
                     self._end(held, refusal)
         if self._tell_start and not held.ended:
             self._observer.emit(JobStarted(claim.id, claim.kind, claim.queue, claim.attempt))
@@ -226,21 +210,22 @@ class Runner:
 
     def _end(self, held: Held, outcome: Outcome | None) -> None:
         held.ended = True
-        held.outcome = outcome if held.plain else _in_view_of(held, outcome)
         held.end_heartbeat()
-        if held.committed is not None:
-            self._after_commit(held, held.committed)
+        if held.plain:
+            held.outcome = outcome
+        else:
+            self._end_of_other(held, outcome)
         if self._tell_end:
             self._emit_end(held)
-        # The first comparison decides for most: looking a word up in a tuple cost each job 500 instructions.
-        if (
-            self._tell_failure
-            and (ended := held.outcome) is not None
-            and ended.kind != "completed"
-            and ended.kind in _FAILURES
-        ):
-            self._emit_failure(held, ended)
         self._on_end(held)
+
+    def _end_of_other(self, held: Held, outcome: Outcome | None) -> None:
+        """The end of a job that is not `plain`."""
+        held.outcome = _in_view_of(held, outcome)
+        if held.committed is not None:
+            self._after_commit(held, held.committed)
+        if self._tell_failure and held.outcome is not None and held.outcome.kind in _FAILURES:
+            self._emit_failure(held, held.outcome)
 
     def _refusal(self, held: Held, call: Call | None) -> Outcome | None:
         """The outcome of a job that is not begun; None if it can be."""
@@ -286,6 +271,7 @@ class Runner:
         return None if not mine else error if mine == [error] else parted(error, mine)
 
     def _after_cancel(self, held: Held) -> Outcome | None:
+        held.plain = False
         reason = held.cancel_reason
         if reason == "lease-unproven":
             self._observer.emit(LeaseUnproven(held.claim.id, held.claim.kind, held.claim.attempt))
@@ -302,6 +288,7 @@ class Runner:
         return outcome_of_cancel(held.claim, reason, self._retries.get(held.claim.kind), held.cancel_message)
 
     def _failed(self, held: Held, error: BaseException) -> Outcome:
+        held.plain = False
         claim, error = held.claim, original(error)
         text = held.said[1] if held.said is not None and held.said[0] is error else error_text(error)
         held.said = (error, text)

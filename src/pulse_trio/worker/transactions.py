@@ -152,6 +152,7 @@ class Transactions:
 
     def _note_commit(self, held: Held, outcome: Outcome) -> None:
         held.transaction = "committed"
+        held.plain = False
         held.outcome = held.committed = outcome
         self._on_commit(held)
 
