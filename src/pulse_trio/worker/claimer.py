@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from ..errors import DatabaseUnavailable, StatementRefused
-from .hints import MOST, Hints
+from .hints import MOST, Hints, Poll
 from .outage import COST_SHARE, Outage, Pace, rest_after
 from .refusals import Refusals
 from .signal import Signal
@@ -73,8 +73,6 @@ _BLIND = 0.002
 """The same while producers do not notify."""
 _STREAM = 0.03
 """Work that arrives again within so many seconds is a stream: it is looked for every `_BLIND` seconds, and nobody notifies."""
-_SOONEST_POLL = 0.02
-"""The poll interval of a worker that cannot be notified, just after it found work; it doubles with each vain look."""
 _PRUNE_EVERY = 1.0
 _LOOK_WHILE_FULL = 5.0
 """Seconds after which a worker without a free slot looks for suspects that only it can run."""
@@ -257,7 +255,7 @@ class Claimer:
         self._batch = max(1, math.ceil(concurrency / 2))
         self._free = free
         self._start = start
-        self._poll = poll
+        self._poll = Poll(poll)
         self._outage = Outage("claimer", observer)
         self._wake = Signal()
         self._freed = Signal()
@@ -275,9 +273,6 @@ class Claimer:
         self._sweep_wanted = True
         self._sweeping = Pace()
         self._last_found = -math.inf
-        self._deaf_poll = poll
-        self.listening = False
-        """Whether notifications can be heard."""
         self.hungry = True
         """Whether completions given to the settler now will soon be taken along."""
         self.found_nothing = False
@@ -289,7 +284,7 @@ class Claimer:
 
     def notified(self, queue: str) -> None:
         """A producer says that `queue` has a due job ("": notifications are heard from now on; look at everything)."""
-        self.listening = True
+        self._poll.listening = True
         if self._queues is not None and queue and queue not in self._queues:
             return
         self.found_nothing = False
@@ -321,7 +316,7 @@ class Claimer:
 
     def deafened(self) -> None:
         """Notifications cannot be heard for now."""
-        self.listening = False
+        self._poll.listening = False
 
     def look_again(self) -> None:
         """Sweep, whatever is known."""
@@ -437,7 +432,7 @@ class Claimer:
         if self._store.paused_kinds:
             self._book.walked(claims, self._store.swept_at, every=len(claims) < limit and not self._more)
         if claims:
-            self._deaf_poll = _SOONEST_POLL
+            self._poll.found()
             self._start(claims, sent)
         self._carrier.settled(settlement)
         for slot, error in self._store.refused_slots:
@@ -468,7 +463,7 @@ class Claimer:
             # Nothing may be awaited from here to start(): these jobs are ours already.
             self._limited.claimed(queue, answer, began, trio.current_time())
             if answer.claims:
-                self._deaf_poll = _SOONEST_POLL
+                self._poll.found()
                 self._start(answer.claims, answer.sent)
                 claimed += len(answer.claims)
         if claimed:
@@ -557,19 +552,13 @@ class Claimer:
             await self._store.announce_idle()
             self._sweep_wanted = True
         else:
-            poll = self._poll_after()
+            poll = self._poll.after()
             pause = min(poll, self._next_due(), self._next_limited(), self._next_sweep())
             if not await self._wait_for_wake(pause):
                 self._sweep_wanted = True
                 if pause == poll and not self._hints:
                     # Nobody has sent a hint for so long.
                     self._looked(heeded=False, found=True)
-
-    def _poll_after(self) -> float:
-        if self.listening:
-            return self._poll
-        self._deaf_poll = min(self._poll, self._deaf_poll * 2)
-        return self._deaf_poll
 
     def _next_due(self) -> float:
         due_in = min(

@@ -1,4 +1,5 @@
-"""What notifications say of queues, and when it is heeded: every role that may connect can send them.
+"""What notifications say of queues, and when it is heeded: every role that may connect can send them. And how soon a worker
+looks that hears none.
 
 A look that a notification asked for and that brings nothing makes the next wait, a little longer each time, except after the
 first two: of several idle workers that are woken for one job, all but one look in vain.
@@ -58,3 +59,30 @@ class Hints:
         self._ration.looked(found=found)
         pause = self._ration.pause
         self.at = trio.current_time() + pause if pause else -math.inf
+
+
+_SOONEST_POLL = 0.02
+"""Seconds; the poll interval of a worker that cannot be notified, just after it found work. Work comes in bursts."""
+
+
+class Poll:
+    """How long a worker that is told nothing waits before it looks: `interval` seconds, or less while it cannot be told."""
+
+    __slots__ = ("_interval", "_next", "listening")
+
+    def __init__(self, interval: float) -> None:
+        self._interval = interval
+        self._next = interval
+        self.listening = False
+        """Whether notifications can be heard."""
+
+    def found(self) -> None:
+        """A look found work."""
+        self._next = _SOONEST_POLL
+
+    def after(self) -> float:
+        """Seconds until the next look; twice as many with each that finds nothing."""
+        if self.listening:
+            return self._interval
+        self._next = min(self._interval, self._next * 2)
+        return self._next
