@@ -589,7 +589,7 @@ class FakeStore:
         await self._done("stale_workers")
         now, found = trio.current_time(), list[WorkerStale]()
         for session, (seen, after) in self.database.seen.items():
-            silent = self.database.sessions[session] and session != self.session and seen + after < now
+            silent = self.database.sessions.get(session, False) and session != self.session and seen + after < now
             if silent and self.database.told_of.get(session) != seen:
                 self.database.told_of[session] = seen
                 found.append(WorkerStale(session, "host", session, now - seen, 0))
