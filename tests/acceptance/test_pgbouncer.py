@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from pulse_trio import DatabaseUnavailable, Handlers, Job, SyncClient, open_client
+from pulse_trio import DatabaseUnavailable, Fixed, Handlers, Job, SyncClient, open_client
 from pulse_trio.client import request_by_name
 from pulse_trio.observe import DatabaseFound, DatabaseLost, FenceLost, JobsRescued, JobStarted, LeaseUnproven
 from support.embedded_workers import working
@@ -160,7 +160,8 @@ async def test_a_pooler_that_is_killed_and_started_again_under_running_jobs_cost
             await tx.execute("INSERT INTO public.ledger VALUES (%s)", [n])
         return n
 
-    @handlers.job
+    # Soon again: with the default policy, one that each kill met waits for longer than this test does.
+    @handlers.job(retry=Fixed(0.2))
     async def slow_to_pay(job: Job, n: int) -> None:
         async with job.transaction() as tx:
             await tx.execute("INSERT INTO public.ledger VALUES (%s)", [n])
