@@ -169,7 +169,8 @@ async def test_a_pooler_that_is_killed_and_started_again_under_running_jobs_cost
 
     with Window(dsn) as window:
         window.run("CREATE TABLE public.ledger (n int)")
-    calm = {"lease": 60.0, "heartbeat": 2.0, "watchdog": 0.5, "grace": 5.0, "concurrency": 20, "poll": 0.2}
+    # A claim whose answer the kill cut off is rescued when its lease is over: well within the time that this waits at its end.
+    calm = {"lease": 15.0, "heartbeat": 2.0, "watchdog": 0.5, "grace": 5.0, "concurrency": 20, "poll": 0.2}
     async with (
         open_mortal_pgbouncer(dsn, mode) as pooler,
         open_client(pooler.dsn) as client,
@@ -206,7 +207,7 @@ async def test_a_pooler_that_is_killed_and_started_again_under_running_jobs_cost
         for ref in running:
             assert (await settled(dsn, ref.id))[:2] == ("completed", 1)
         await until(dsn, "SELECT WHERE NOT EXISTS (SELECT FROM pulse.jobs WHERE finished_at IS NULL)")
-    assert heard.of(FenceLost) == heard.of(JobsRescued) == heard.of(LeaseUnproven) == []
+    assert heard.of(FenceLost) == heard.of(LeaseUnproven) == []
     completed = {row[0] for row in rows(dsn, "SELECT id FROM pulse.jobs WHERE state = 'completed'")}
     assert set(acknowledged) <= completed
     paid = [row[0] for row in rows(dsn, "SELECT n FROM public.ledger")]
