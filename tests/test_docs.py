@@ -61,21 +61,25 @@ async def test_the_pages_commands_do_what_the_page_says(page: str, processes: Pr
             await run_console(processes, block["body"], flags)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES_THAT_RUN if "Handlers(" in (ROOT / page).read_text("utf-8")])
+def files_of(page: str) -> dict[str, str]:
+    """The files that a page has its reader write."""
+    noted = [(block["note"] or "", block["body"]) for block in blocks(page)]
+    return {note.removeprefix("file: ").strip(): body for note, body in noted if note.startswith("file: ")}
+
+
+def modules_of(page: str) -> list[str]:
+    """Those that have handlers."""
+    return [name[:-3] for name, body in files_of(page).items() if name.endswith(".py") and "Handlers(" in body]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES_THAT_RUN if modules_of(page)])
 async def test_a_reader_may_go_on_from_the_page_by_awaiting_results_in_an_asyncio_program(
     page: str, processes: Processes, dsn: str
 ) -> None:
-    modules: list[str] = []
-    for block in blocks(page):
-        if (block["note"] or "").startswith("file: "):
-            name = block["note"].removeprefix("file: ").strip()
-            (processes.folder / name).write_text(block["body"])
-            if name.endswith(".py") and "Handlers(" in block["body"]:
-                modules.append(name.removesuffix(".py"))
-    if not modules:
-        pytest.skip("the page's handlers are no file of their own")
+    for name, body in files_of(page).items():
+        (processes.folder / name).write_text(body)
     script = ROOT / "tests/support/goes_on.py"
-    done = await processes.python(str(script), dsn, *modules)
+    done = await processes.python(str(script), dsn, *modules_of(page))
     assert await done.ended(within=120) == 0, done.report()
     assert done.stdout
 
