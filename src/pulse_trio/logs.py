@@ -105,7 +105,7 @@ class ToStderr(logging.StreamHandler[TextIO]):
             return
         try:
             self._writer.write(self._encoded(record))
-        except Exception:
+        except Exception:  # whatever an argument's own `__str__` raises: reported there, and no line ends a worker
             self.handleError(record)
 
     def handleError(self, record: logging.LogRecord) -> None:

@@ -10,18 +10,22 @@ import pytest
 from support.stores import Window
 
 if TYPE_CHECKING:
-    from support.processes import Processes
+    from support.processes import Processes, Running
 
     from .conftest import Command
 
 
-@pytest.mark.usefixtures("app")
-async def test_a_wedged_job_is_released_by_force_and_runs_again(
-    processes: Processes, command: Command, dsn: str
-) -> None:
+@pytest.fixture
+async def wedged(app: None, processes: Processes, command: Command, dsn: str) -> tuple[str, Running]:
+    """A job whose handler does not end, and the worker that runs it."""
     job_id = (await command("enqueue", "wait")).stdout.strip()
     worker = await processes.pulse_trio("run", "app", env={"PULSE_TRIO_DSN": dsn})
     await worker.line("waiting")
+    return job_id, worker
+
+
+async def test_a_wedged_job_is_released_by_force_and_runs_again(wedged: tuple[str, Running], command: Command) -> None:
+    job_id, worker = wedged
     refused = await command("jobs", "release", job_id, code=2)
     assert "--force" in refused.stderr
     released = await command("jobs", "release", job_id, "--force")
@@ -35,13 +39,8 @@ async def test_a_wedged_job_is_released_by_force_and_runs_again(
     assert [entry["act"] for entry in audited if entry["act"] == "release"] == ["release"]
 
 
-@pytest.mark.usefixtures("app")
-async def test_a_wedged_job_is_completed_by_force_with_a_result(
-    processes: Processes, command: Command, dsn: str
-) -> None:
-    job_id = (await command("enqueue", "wait")).stdout.strip()
-    worker = await processes.pulse_trio("run", "app", env={"PULSE_TRIO_DSN": dsn})
-    await worker.line("waiting")
+async def test_a_wedged_job_is_completed_by_force_with_a_result(wedged: tuple[str, Running], command: Command) -> None:
+    job_id, worker = wedged
     assert "--force" in (await command("jobs", "complete", job_id, code=2)).stderr
     assert "is not JSON" in (await command("jobs", "complete", job_id, "--force", "--result", "{", code=2)).stderr
     done = await command("jobs", "complete", job_id, "4711", "--force", "--result", '{"by": "hand"}', "--json", code=2)

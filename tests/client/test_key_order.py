@@ -186,7 +186,7 @@ async def test_a_deadlock_with_what_the_callers_transaction_holds_is_tried_again
     assert ref.added
     with anyio.fail_after(30):
         # A backend reports what it counted when it ends, a moment after its client has gone.
-        while deadlocks(window) < 2:  # noqa: ASYNC110
+        while deadlocks(window) < 2:  # noqa: ASYNC110 -- PostgreSQL tells nobody
             await anyio.sleep(0.05)
     assert window.value("SELECT count(*) FROM job") == 2
 
@@ -195,7 +195,7 @@ async def lock_awaited(window: Window) -> None:
     """Waits until a backend waits for another's transaction."""
     with anyio.fail_after(30):
         # PostgreSQL tells nobody.
-        while not window.value("SELECT count(*) FROM pg_locks WHERE NOT granted"):  # noqa: ASYNC110
+        while not window.value("SELECT count(*) FROM pg_locks WHERE NOT granted"):  # noqa: ASYNC110 -- PostgreSQL tells nobody
             await anyio.sleep(0.01)
 
 

@@ -167,7 +167,7 @@ class Leases:
 
     async def _show_signs_of_life(self) -> None:
         # Workers that were started together are not to show it together.
-        pause = random.uniform(0, self._sign_of_life)  # noqa: S311
+        pause = random.uniform(0, self._sign_of_life)  # noqa: S311 -- spreads load, guards nothing
         while True:
             await trio.sleep(pause)
             pause = self._sign_of_life
@@ -182,7 +182,7 @@ class Leases:
     async def _pause(self, error: DatabaseUnavailable) -> None:
         # Soon, for the leases' sake, but not in step with everybody else who has lost the database.
         shortest = min((held.terms.heartbeat for held in self._held.values()), default=self._sign_of_life)
-        pause = shortest / 10 * random.uniform(0.5, 1)  # noqa: S311
+        pause = shortest / 10 * random.uniform(0.5, 1)  # noqa: S311 -- spreads load, guards nothing
         await trio.sleep(self._outage.failed(error, delay=pause))
 
 
