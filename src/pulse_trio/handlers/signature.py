@@ -11,6 +11,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, cast, get_type_hints
 
 import msgspec
@@ -55,7 +56,6 @@ class Signature:
 
     def __init__(self, kind: str, function: Callable[..., Any], upgrade: Upgrade | None = None) -> None:
         self.kind = kind
-        self._upgrade = upgrade
         self._what = f"Arguments of {kind!r}"
         hints = hints_of(kind, function)
         parameters = list(inspect.signature(function).parameters.values())
@@ -68,7 +68,9 @@ class Signature:
         self._keyword = [p.name for p in self.parameters if p.kind is p.KEYWORD_ONLY]
         self._decoder = msgspec.json.Decoder(self._struct(hints))
         # One look-up for each job, not a question as well.
-        self._read: Callable[[str], Any] = self._decoder.decode if upgrade is None else self._read_upgraded
+        self._read: Callable[[str], Any] = (
+            self._decoder.decode if upgrade is None else partial(self._read_upgraded, upgrade)
+        )
         first = parameters[0] if parameters else None
         self._job_first = (
             first is not None and first.name == self.job_parameter and first.kind is not first.KEYWORD_ONLY
@@ -132,9 +134,8 @@ class Signature:
             {name: getattr(struct, name) for name in self._keyword},
         )
 
-    def _read_upgraded(self, args: str) -> Any:
-        assert self._upgrade is not None  # noqa: S101 -- bound only then
-        return self._decoder.decode(self._upgraded(args, self._upgrade))
+    def _read_upgraded(self, upgrade: Upgrade, args: str) -> Any:
+        return self._decoder.decode(self._upgraded(args, upgrade))
 
     def _upgraded(self, args: str, upgrade: Upgrade) -> str | bytes:
         old: object = _decode(args.encode())

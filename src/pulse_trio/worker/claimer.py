@@ -30,7 +30,7 @@ which is looked for every 2 ms. A worker that cannot hear them (its listening co
 sooner after it found work: work comes in bursts.
 
 **Wake-ups are hints.** Every role that may connect can send them. A look that one asked for and that brings nothing makes the
-next wait, a little longer each time (`Ration`), except after the first two: of several idle workers that are woken for one job,
+next wait, a little longer each time (`Hints`), except after the first two: of several idle workers that are woken for one job,
 all but one look in vain.
 """
 

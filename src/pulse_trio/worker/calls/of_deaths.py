@@ -72,5 +72,5 @@ def _decoded(told: dict[str, msgspec.Raw], codec: Codec | None, dead: int, handl
             told = told | {"args": msgspec.Raw(msgspec.json.encode(value))}
         return _of(told, handler)
     except Exception:
-        # Whatever a codec raises: the handler is told without them.
+        # A codec is the user's and may raise anything, and JSON may be nested too deep: the handler is told without them.
         return None
