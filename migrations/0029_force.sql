@@ -51,7 +51,8 @@ BEGIN
         END IF;
       END IF;
     EXCEPTION WHEN lock_not_available THEN
-      state := 'running'; obstacle := 'locked';
+      -- Also when the row of its cancellation was locked: nothing of this job was changed.
+      moved := false; state := 'running'; obstacle := 'locked';
     END;
     IF moved THEN
       acted := acted || target;
@@ -93,7 +94,8 @@ BEGIN
         WHERE c.job_id = target AND c.ended_at IS NULL;
       END IF;
     EXCEPTION WHEN lock_not_available THEN
-      state := 'running'; obstacle := 'locked';
+      -- Also when the row of its cancellation was locked: nothing of this job was changed.
+      moved := false; state := 'running'; obstacle := 'locked';
     END;
     IF moved THEN
       acted := acted || target;

@@ -138,6 +138,23 @@ async def test_a_row_that_a_transaction_holds_is_refused_within_a_bounded_wait_a
     assert window.state(locked) == "running"
 
 
+@pytest.mark.parametrize("act", ["release", "complete"])
+async def test_a_cancellation_that_a_transaction_holds_leaves_the_job_as_it_was_and_is_not_audited(
+    act: str, client: SyncClient, store: WorkerStore, window: Window, queue: str
+) -> None:
+    job_id = window.enqueue(queue)
+    await claim_one(store, queue)
+    client.cancel(job_id, reason="enough")
+    with psycopg.connect(window.dsn) as holder:
+        holder.execute("SELECT FROM pulse.cancellation WHERE job_id = %s FOR UPDATE", [job_id])
+        done = client.run(
+            history.release_batch([job_id], force=True) if act == "release" else history.complete_batch([job_id])
+        )
+    assert (done.moved, list(done.refused)) == ({}, [job_id])
+    assert window.state(job_id) == "running"
+    assert window.run("SELECT FROM audit WHERE job_ids = ARRAY[%s::bigint] AND act = %s", job_id, act) == []
+
+
 async def test_both_write_a_line_of_the_audit_trail(
     client: SyncClient, store: WorkerStore, window: Window, queue: str
 ) -> None:
