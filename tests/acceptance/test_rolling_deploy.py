@@ -56,7 +56,7 @@ def doomed() -> None:
 
 if NOW:
 
-    @handlers.job
+    @handlers.job(queue="mourning")
     def mourn(job_id: int, error: str) -> str:
         return f"{job_id}: {error.splitlines()[0]}"
 """
@@ -183,7 +183,8 @@ async def test_a_worker_of_the_version_before_and_a_new_one_share_the_work(
     assert str(before) in where.stdout
     migrated = await old("migrate")
     assert await migrated.ended() == 0, migrated.report()
-    old_worker = await old(*RUN)
+    # The old worker does not serve the queue of the new one's hook: a kind that it does not know it puts back for 15 s.
+    old_worker = await old(*RUN, "--queues=default,before")
     await until(empty_dsn, "SELECT 1 FROM pulse.workers WHERE state = 'running' HAVING count(*) = 1")
     producing = (
         "import sys; from pulse_trio import SyncClient; client = SyncClient(sys.argv[1])\n"
@@ -192,7 +193,7 @@ async def test_a_worker_of_the_version_before_and_a_new_one_share_the_work(
     )
     # The schema of the new version comes while the old worker runs.
     assert migrate_sync(empty_dsn)
-    new_worker = await processes.pulse_trio(*RUN, "--queues=default", f"--dsn={empty_dsn}", env={"VERSION": "now"})
+    new_worker = await processes.pulse_trio(*RUN, "--queues=default,mourning", f"--dsn={empty_dsn}", env={"VERSION": "now"})
     for name, env in (("an old producer", old_path), ("a new producer", {})):
         producer = await processes.python("-c", producing, empty_dsn, name, env=env)
         assert await producer.ended() == 0, producer.report()
