@@ -21,7 +21,7 @@ from metering import Meter, costs
 from plots import bars
 from pulse_trio.jobs import Outcome
 from pulse_trio.store import Slot, WorkerStore
-from pulse_trio.worker.claimer import SlotBook
+from pulse_trio.worker.claiming.claim_loop import SlotBook
 
 COLUMNS = {
     "way": "way",

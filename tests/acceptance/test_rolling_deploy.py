@@ -65,7 +65,7 @@ if NOW:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is put back is due again at once."""
-    monkeypatch.setattr("pulse_trio.worker.runner.UNKNOWN_KIND_DELAY", 0.05)
+    monkeypatch.setattr("pulse_trio.worker.jobs.runner.UNKNOWN_KIND_DELAY", 0.05)
 
 
 def old_version() -> Handlers:
@@ -193,7 +193,9 @@ async def test_a_worker_of_the_version_before_and_a_new_one_share_the_work(
     )
     # The schema of the new version comes while the old worker runs.
     assert migrate_sync(empty_dsn)
-    new_worker = await processes.pulse_trio(*RUN, "--queues=default,mourning", f"--dsn={empty_dsn}", env={"VERSION": "now"})
+    new_worker = await processes.pulse_trio(
+        *RUN, "--queues=default,mourning", f"--dsn={empty_dsn}", env={"VERSION": "now"}
+    )
     for name, env in (("an old producer", old_path), ("a new producer", {})):
         producer = await processes.python("-c", producing, empty_dsn, name, env=env)
         assert await producer.ended() == 0, producer.report()

@@ -14,11 +14,11 @@ import trio
 
 from pulse_trio.errors import DatabaseUnavailable
 from pulse_trio.states import leaves_of
-from pulse_trio.worker import claimer
-from pulse_trio.worker.held import Held
-from pulse_trio.worker.leases import Leases
+from pulse_trio.worker.claiming import claim_loop as claimer
+from pulse_trio.worker.holding.heartbeats import Leases
+from pulse_trio.worker.holding.reports import Settler
+from pulse_trio.worker.jobs.running_job import Held
 from pulse_trio.worker.outage import COST_SHARE
-from pulse_trio.worker.settler import Settler
 from support.fake_limits import FakeLimits
 from support.fake_store import FakeDatabase
 

@@ -33,7 +33,7 @@ from pulse_trio import Discard, Handlers, Job, RetryAfter, Snooze, Worker, obser
 from pulse_trio.errors import DatabaseUnavailable, HandlerStuck
 from pulse_trio.handlers import QueueLimits
 from pulse_trio.states import FINISHED, State
-from pulse_trio.worker import claimer
+from pulse_trio.worker.claiming import claim_loop as claimer
 from support.fake_store import FakeBatch, FakeDatabase, FakeJob, FakeStore
 
 from .network import PROCESS, Broken, Store

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from pulse_trio.store import Slot
-from pulse_trio.worker.claimer import SlotBook
+from pulse_trio.worker.claiming.claim_loop import SlotBook
 from support.stores import Window, claim, claim_one, end, open_store, sweep
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pulse_trio.describing import ask, carried, error_text, leaves_of
 from pulse_trio.handlers.retries import retries_of
 from pulse_trio.jobs import Claim
 from pulse_trio.states import outcome_of_error
-from pulse_trio.worker.calls import wire
+from pulse_trio.worker.jobs.kinds import wire
 from support.hostile import BASES, SHAPES, cases, hostile
 
 if TYPE_CHECKING:

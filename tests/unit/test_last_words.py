@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from pulse_trio.worker.last_words import LastWords, Words, read_dump
+from pulse_trio.worker.processes.crash_dump import LastWords, Words, read_dump
 
 PLACES = {("/srv/app.py", "crunch"): "numbers.crunch", ("/srv/app.py", "outer"): "outer"}
 LOOP = """\
@@ -20,7 +20,7 @@ Current thread 0x00007ff18349cb80 (most recent call first):
   File "/srv/lib.py", line 7 in sum
   File "/srv/app.py", line 12 in crunch
   File "/srv/app.py", line 20 in outer
-  File "/srv/src/pulse_trio/worker/runner.py", line 99 in run
+  File "/srv/src/pulse_trio/worker/jobs/runner.py", line 99 in run
   File "/lib/trio/_core/_run.py", line 2600 in unrolled_run
 """
 

@@ -8,7 +8,7 @@ import pytest
 
 from pulse_trio.jobs import Claim
 from pulse_trio.store import Limited
-from pulse_trio.worker.limited import LimitedBook
+from pulse_trio.worker.claiming.limited import LimitedBook
 
 JOB = Claim(1, 1, 20, 0, 0, "", "q", "k", "{}", None, 7)
 

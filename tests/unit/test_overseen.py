@@ -13,8 +13,8 @@ import trio
 import trio.testing
 
 from pulse_trio.jobs import Claim, Outcome
-from pulse_trio.worker.overseen import Line
-from pulse_trio.worker.replacing import (
+from pulse_trio.worker.processes.channel import Line
+from pulse_trio.worker.processes.handover import (
     QUIET_VARIABLE,
     STUCK_VARIABLE,
     decode_outcome,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pulse_trio.jobs import Claim
 from pulse_trio.store import Found, Slot
-from pulse_trio.worker.claimer import _REMEMBERED, _REMEMBERED_FOR, SlotBook
+from pulse_trio.worker.claiming.claim_loop import _REMEMBERED, _REMEMBERED_FOR, SlotBook
 
 
 def claim(queue: str, priority: int, run_at: str, job_id: int) -> Claim:

@@ -28,7 +28,9 @@ TAKEN = {
 
 
 def imported_after(change: str) -> subprocess.CompletedProcess[str]:
-    program = f"import sys, trio\n{change}\nimport pulse_trio.worker.places as places\nprint(None in places._OWNERS)"
+    program = (
+        f"import sys, trio\n{change}\nimport pulse_trio.worker.jobs.task_pool as places\nprint(None in places._OWNERS)"
+    )
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from pulse_trio.observe import Observer
-from pulse_trio.worker.batches import Batches
+from pulse_trio.worker.upkeep.batches import Batches
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

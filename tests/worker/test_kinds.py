@@ -18,8 +18,8 @@ import trio
 from pulse_trio import ConfigurationError, Handlers, Job
 from pulse_trio.observe import FenceLost, LeaseUnproven, TasksLeftBehind
 from pulse_trio.states import storable
-from pulse_trio.worker.calls.asyncio_thread import LoopThread
-from pulse_trio.worker.held import Held
+from pulse_trio.worker.jobs.kinds.asyncio_thread import LoopThread
+from pulse_trio.worker.jobs.running_job import Held
 from support import kinds_app
 from support.stage import Stage
 
@@ -564,8 +564,8 @@ async def test_asyncio_jobs_wait_for_a_loop_that_the_system_has_no_room_for(
     register(stage, handler)
     stage.handlers.job(name="other")(other)
     stage.enqueue("other")
-    monkeypatch.setattr("pulse_trio.worker.calls.in_asyncio.LoopThread", loop_thread)
-    monkeypatch.setattr("pulse_trio.worker.calls.in_asyncio._OPEN_AGAIN", 0.1)
+    monkeypatch.setattr("pulse_trio.worker.jobs.kinds.in_asyncio.LoopThread", loop_thread)
+    monkeypatch.setattr("pulse_trio.worker.jobs.kinds.in_asyncio._OPEN_AGAIN", 0.1)
     assert (await own(stage)).state == "completed"
     assert ran == ["other", "own"]
 

@@ -13,7 +13,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from pulse_trio import Job  # noqa: TC001 -- read by the registry
 from pulse_trio.observe import LoopBlocked
-from pulse_trio.worker.lag import logger
+from pulse_trio.worker.diagnosis.lag import logger
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -117,6 +117,6 @@ async def test_a_loop_that_turns_is_not_told(stage: Stage, said: Said) -> None:
 
 
 async def test_0_watches_nothing(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pulse_trio.worker.lag.threading.Thread", None)
+    monkeypatch.setattr("pulse_trio.worker.diagnosis.lag.threading.Thread", None)
     async with stage.working(lag_warning=0):
         await trio.sleep(0.01)

@@ -13,8 +13,8 @@ import trio.lowlevel
 import trio.testing
 
 from pulse_trio import Job  # noqa: TC001 -- a handler is annotated with it
-from pulse_trio.worker import held
-from pulse_trio.worker.places import Place, Places
+from pulse_trio.worker.jobs import running_job as held
+from pulse_trio.worker.jobs.task_pool import Place, Places
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -111,7 +111,7 @@ async def test_a_cancelled_place_is_not_used_again() -> None:
 
 
 async def test_many_jobs_at_once_do_not_all_stay_as_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pulse_trio.worker.places._PLACES", 3)
+    monkeypatch.setattr("pulse_trio.worker.jobs.task_pool._PLACES", 3)
     free = trio.Event()
     ran: list[object] = []
 

@@ -20,9 +20,9 @@ from pulse_trio.observe import ChildNotStarted, ChildSilent, Observer, WorkerSta
 from pulse_trio.settings import WorkerSettings
 from pulse_trio.store import HandedBack, Rescue, Settlement
 from pulse_trio.worker import Supervisor
-from pulse_trio.worker.last_words import LastWords
-from pulse_trio.worker.replacing import QUIET_VARIABLE, encode_outcome
-from pulse_trio.worker.supervisor import Child
+from pulse_trio.worker.processes.crash_dump import LastWords
+from pulse_trio.worker.processes.handover import QUIET_VARIABLE, encode_outcome
+from pulse_trio.worker.processes.supervisor import Child
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,7 @@ import trio
 from ..observe import JobQuarantined, Observer
 from ..store import WorkerStore
 from ..worker import Supervisor
-from ..worker.launch import environment_of
+from ..worker.processes.launch import environment_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

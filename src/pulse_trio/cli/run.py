@@ -18,10 +18,10 @@ from ..postgres import wait_for_database
 from ..settings import load_settings
 from ..text import headline
 from ..worker import Worker, inherit_last_words, inherited_line, is_supervised
-from ..worker.launch import KEEP_VARIABLE, quarantine_environment
-from ..worker.orders import Orders, inherited_session
-from ..worker.quarantine import Launch
-from ..worker.replacing import REPLACE_ME, inherited_outcomes, inherited_quiet, leave_to_successor
+from ..worker.processes.handover import REPLACE_ME, inherited_outcomes, inherited_quiet, leave_to_successor
+from ..worker.processes.launch import KEEP_VARIABLE, quarantine_environment
+from ..worker.processes.orders import Orders, inherited_session
+from ..worker.processes.quarantine import Launch
 from .collector import settle_collector
 from .database import choose_database, open_database_async
 from .fleet import Fleet
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ..jobs import Outcome
     from ..settings import WorkerSettings
     from ..worker import WorkerReport
-    from ..worker.overseen import Line
+    from ..worker.processes.channel import Line
     from .database import Choice
 
 

@@ -1,8 +1,8 @@
 """The worker: a nursery tree over the store. `Worker` is one process's runtime, `Supervisor` keeps several."""
 
-from .coordinator import Worker, WorkerReport
-from .last_words import inherit_last_words
-from .overseen import inherited_line, is_supervised
-from .supervisor import Supervisor
+from .processes.channel import inherited_line, is_supervised
+from .processes.crash_dump import inherit_last_words
+from .processes.supervisor import Supervisor
+from .worker import Worker, WorkerReport
 
 __all__ = ["Supervisor", "Worker", "WorkerReport", "inherit_last_words", "inherited_line", "is_supervised"]

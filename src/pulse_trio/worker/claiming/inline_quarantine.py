@@ -1,0 +1,112 @@
+"""Runs suspects in the worker's own process, where no other process can load its handlers (quarantine.py is for the others).
+
+A worker that finds a due suspect claims it, claims nothing more, and waits until what it runs has ended and is reported; then
+the suspect runs, and the worker goes on claiming when it has ended. Its lease is renewed meanwhile, so no other worker makes
+room for the same suspect.
+
+A worker whose own jobs have not ended after `PATIENCE` seconds runs the suspect beside them: it starts in bounded time however
+busy the worker is. What it may take along gets its attempts back (refund.sql).
+
+Nothing outlives this process to say how it ended, so no crash here counts towards the job's crash_limit: max_attempts bounds
+them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from ...jobs import Outcome
+from ...observe import SuspectAlone
+from ..jobs.kept import BeatStore, Kept
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from ...jobs import Claim
+    from ...observe import Observer
+    from ...settings import TermsOfQueues
+    from ...store import Exchange
+
+PATIENCE = 30.0
+"""Seconds a worker waits for its own jobs to end before it runs a suspect beside them."""
+_ELSEWHERE = 1.0
+"""Seconds until another try, when there was nothing to claim: another worker was first, or a limit is reached."""
+_UNREPORTED_PAUSE = 0.01
+
+
+class SuspectStore(BeatStore, Protocol):
+    @property
+    def suspect_due_in(self) -> float | None: ...
+
+    async def claim_suspect(self, queues: Sequence[str] | None) -> Exchange: ...
+
+
+class Suspects:
+    """`running()` counts this worker's jobs, `unreported()` those that have ended but are still held in the database;
+    `ended()` waits for the next end of one; `give_back` takes the outcome of one that is not begun."""
+
+    def __init__(
+        self,
+        store: SuspectStore,
+        *,
+        queues: Sequence[str] | None,
+        running: Callable[[], int],
+        ended: Callable[[], Awaitable[None]],
+        unreported: Callable[[], int],
+        start: Callable[[list[Claim], float], None],
+        give_back: Callable[[Outcome], None],
+        terms: TermsOfQueues,
+        observer: Observer,
+    ) -> None:
+        self._store = store
+        self._queues = queues
+        self._running = running
+        self._ended = ended
+        self._unreported = unreported
+        self._start = start
+        self._give_back = give_back
+        self._terms = terms
+        self._observer = observer
+        self._not_before = -math.inf
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the last sweep found a suspect that is due, and it is worth a try now."""
+        due_in = self._store.suspect_due_in
+        return due_in is not None and due_in <= 0 and trio.current_time() >= self._not_before
+
+    async def run_one(self) -> None:
+        """Runs a suspect to its end, if one can be had. Claiming stands still meanwhile."""
+        claims, sent, _ = await self._store.claim_suspect(self._queues)
+        if not claims:
+            self._not_before = trio.current_time() + _ELSEWHERE
+            return
+        (claim,) = claims
+        kept = Kept(self._store, claim, sent, self._terms.of(claim.queue))
+        begun = False
+        try:
+            with trio.move_on_after(PATIENCE) as patience:
+                if not await kept.until(self._alone):
+                    return
+            # Nothing may be awaited from here to start().
+            beside = self._running() if patience.cancelled_caught else 0
+            self._observer.emit(SuspectAlone(claim.id, claim.kind, claim.attempt, beside))
+            self._start([claim], kept.sent)
+            begun = True
+        finally:
+            if not begun:
+                self._give_back(Outcome(claim, "released"))
+        if not beside:
+            await self._idle()
+
+    async def _alone(self) -> None:
+        await self._idle()
+        while self._unreported():  # noqa: ASYNC110 -- the settler's one signal is for whoever ends the worker
+            await trio.sleep(_UNREPORTED_PAUSE)
+
+    async def _idle(self) -> None:
+        while self._running():
+            await self._ended()

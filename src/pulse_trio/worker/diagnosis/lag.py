@@ -1,0 +1,142 @@
+"""Notices that the event loop does not turn, and says which handler blocks it.
+
+A thread asks the loop for a sign of life and waits for it. When none comes for `warning` seconds the thread looks at what
+the loop's thread executes right now, and says so at once, in the log: nothing else of the worker can. When the loop turns
+again there is an event with the whole time. Both come long before a lease is at risk.
+
+The job is found from the stack: our runner's frame is on it, or Trio's with the task that runs, whose parents lead to the
+runner's. So no job has to leave a mark.
+
+The asyncio loop of a worker is another loop in another thread. It has a monitor of its own, which finds the job by its task.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from ...observe import LoopBlocked
+from ...trio_internals import task_run_by
+from ..jobs.running_job import Held
+from .stack import frames_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+    from ...observe import Observer
+
+CallSoon = Callable[[Callable[[], Any]], Any]
+Blocking = Callable[["FrameType"], tuple["Held | None", list[tuple["FrameType", int]]]]
+
+logger = logging.getLogger("pulse_trio")
+
+_SECOND_LOOK = 0.1
+"""Seconds after which a missing sign of life is believed: a process that was stopped wakes up with its time over."""
+
+
+class LagMonitor:
+    """Watches the loop it runs in; `warning` in seconds of real time."""
+
+    def __init__(self, *, warning: float, observer: Observer, clock: Callable[[], float] = time.monotonic) -> None:
+        self._warning = warning
+        self._observer = observer
+        self._clock = clock
+        self._over = threading.Event()
+        self._turned = threading.Event()
+
+    async def run(self) -> None:
+        """Watches the loop it runs in until cancelled."""
+        await self.watch(trio.lowlevel.current_trio_token().run_sync_soon, threading.get_ident(), _on_trio)
+
+    async def watch(self, call_soon: CallSoon, loop: int, blocking: Blocking) -> None:
+        """Watches the loop in the thread `loop` until cancelled. `call_soon` has that loop call something; `blocking` says
+        whose a frame is that the loop executes, and what is to be shown of its stack."""
+        token = trio.lowlevel.current_trio_token()
+        # Not waited for at the end: it touches nothing but the two events, and does not keep the process.
+        watching = partial(self._watch, token, call_soon, loop, blocking)
+        watch = threading.Thread(target=watching, name="pulse-trio lag", daemon=True)
+        try:
+            watch.start()
+        except (RuntimeError, MemoryError) as error:
+            # Jobs run without it; the system had no room for a thread.
+            logger.warning(
+                "no handler that blocks the event loop will be named: the system refused a thread (%s)", error
+            )
+        try:
+            await trio.sleep_forever()
+        finally:
+            self._over.set()
+            self._turned.set()
+
+    def _watch(self, token: trio.lowlevel.TrioToken, call_soon: CallSoon, loop: int, blocking: Blocking) -> None:
+        try:
+            while not self._over.wait(self._warning / 2):
+                asked = self._clock()
+                self._turned.clear()
+                try:
+                    call_soon(self._turned.set)
+                except RuntimeError:
+                    return  # it is closed
+                if self._turned.wait(self._warning) or self._turned.wait(_SECOND_LOOK):
+                    continue
+                seen = self._look(loop, blocking, self._clock() - asked)
+                self._turned.wait()
+                if seen is not None and not self._over.is_set():
+                    job_id, kind, stack = seen
+                    event = LoopBlocked(job_id, kind, self._clock() - asked, stack)
+                    token.run_sync_soon(self._observer.emit, event)
+        except trio.RunFinishedError:
+            return
+
+    def _look(self, loop: int, blocking: Blocking, seconds: float) -> tuple[int | None, str | None, str] | None:
+        frame = sys._current_frames().get(loop)  # pyright: ignore[reportPrivateUsage]
+        if frame is None:
+            return None
+        held, frames = blocking(frame)
+        job_id, kind = (held.claim.id, held.claim.kind) if held is not None else (None, None)
+        stack = frames_text(frames)
+        who = f"job {job_id} ({kind})" if held is not None else "something that is no job"
+        logger.warning("%s has blocked the event loop for %.1f s, in:\n%s", who, seconds, stack)
+        return job_id, kind, stack
+
+
+def _on_trio(frame: FrameType) -> tuple[Held | None, list[tuple[FrameType, int]]]:
+    return held_on(frame), [(f, f.f_lineno) for f in reversed(list(_outwards(frame)))]
+
+
+def held_on(frame: FrameType) -> Held | None:
+    """The job whose handler, or a task of whose nurseries, is on a stack."""
+    for inner in _outwards(frame):
+        # Our runner's frame has it.
+        found = inner.f_locals.get("held")
+        if isinstance(found, Held):
+            return found
+        if (task := task_run_by(inner.f_globals.get("__name__"), inner.f_locals)) is not None:
+            return _held_by(task)
+    return None
+
+
+def _held_by(task: Any) -> Held | None:
+    while isinstance(task, trio.lowlevel.Task):
+        coroutine: Any = task.coro
+        # The runner's is awaited by its place's.
+        while (frame := getattr(coroutine, "cr_frame", None)) is not None:
+            if isinstance(found := frame.f_locals.get("held"), Held):
+                return found
+            coroutine = coroutine.cr_await
+        task = task.parent_nursery.parent_task if task.parent_nursery is not None else None
+    return None
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

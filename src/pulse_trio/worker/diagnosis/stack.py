@@ -1,0 +1,78 @@
+"""Where a running job is: the Trio tasks of its nursery as a tree, each with the Python frames it waits in."""
+
+from __future__ import annotations
+
+import traceback
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from types import FrameType
+
+    import trio
+
+    from ...jobs import Claim
+
+_OURS = ("pulse_trio.worker", "pulse_trio.handlers", "trio", "outcome")
+
+
+def task_of(tasks: Iterable[trio.lowlevel.Task], claim: Claim) -> trio.lowlevel.Task | None:
+    """The task that runs a claim, among those of the jobs nursery. Looked for, so that no job has to note its own."""
+    for task in tasks:
+        # The runner's frame is the task's outermost, or the one below its place's.
+        for frame, _ in islice(await_frames(task.coro), 2):
+            if frame.f_locals.get("claim") is claim:
+                return task
+    return None
+
+
+LIMIT = 65536
+"""Bytes of a stack: a handler may have thousands of tasks, and while it is read nothing else runs."""
+
+
+def task_tree(task: trio.lowlevel.Task) -> str:
+    """The task and all below it, a line for each frame, the innermost last; cut after `LIMIT` characters."""
+    lines, size = list[str](), 0
+    for line in _lines(task, ""):
+        lines.append(line)
+        size += len(line) + 1
+        if size > LIMIT:
+            break
+    return "\n".join(lines)
+
+
+def _lines(task: trio.lowlevel.Task, indent: str) -> Iterator[str]:
+    yield f"{indent}task {task.name}"
+    for line in frames_text(task.iter_await_frames()).splitlines():
+        yield f"{indent}  {line}"
+    for nursery in task.child_nurseries:
+        for child in sorted(nursery.child_tasks, key=lambda t: t.name):
+            # The job's own heartbeat is none of the handler's.
+            if getattr(getattr(child.coro, "cr_code", None), "co_qualname", "") == "Held._heartbeat":
+                continue
+            yield from _lines(child, f"{indent}    ")
+
+
+def frames_text(frames: Iterable[tuple[FrameType, int]]) -> str:
+    """Frames, outermost first, without those of the worker and of Trio around and below the handler's own (all if it
+    has none)."""
+    found = list(frames)
+    own = [pair for pair in found if not is_ours(pair[0])]
+    return "".join(traceback.StackSummary.extract(iter(own or found)).format()).rstrip()
+
+
+def is_ours(frame: FrameType) -> bool:
+    """Whether a frame is the worker's or Trio's and not the handler's."""
+    module = str(frame.f_globals.get("__name__", ""))
+    return any(module == name or module.startswith(f"{name}.") for name in _OURS)
+
+
+def await_frames(coro: Any) -> Iterator[tuple[FrameType, int]]:
+    """The frames a suspended coroutine waits in, outermost first."""
+    while coro is not None:
+        frame = getattr(coro, "cr_frame", None) or getattr(coro, "gi_frame", None)
+        if frame is None:
+            return
+        yield frame, frame.f_lineno
+        coro = getattr(coro, "cr_await", None) or getattr(coro, "gi_yieldfrom", None)

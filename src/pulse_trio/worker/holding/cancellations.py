@@ -1,0 +1,149 @@
+"""Brings requests for cancellation to the jobs they are about, and notes in the ledger that they have arrived.
+
+A request reaches the worker by notification within milliseconds, or with the job's next beat; the second finds it done.
+**A notification is a hint to look, never an order**: every role that may connect can send one, so what it says is only which
+job's row to read. The row and its ledger decide. Rows are read only for jobs that run here, all of them in one statement.
+
+A notification may also come before the claim it is about, when a job is cancelled while the reply to its claim is on the
+way. Its id is kept for a while, and the row is read when the job begins.
+
+What runs here by this worker's books and not by its row was taken from it, by an operator for one: its next beat is sent at
+once, and finds that out.
+
+Forged notifications cost reads that find nothing. Each such read doubles the pause before the next, up to a quarter of a
+second, and what is remembered between two reads is bounded; beyond the bound the next beat brings the request.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from ...errors import DatabaseUnavailable
+from ...observe import CancellationDelivered
+from ...postgres import reconnect_delay
+from ...ration import Ration
+from ..jobs.running_job import fence_of
+from ..signal import Signal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from ...jobs import Claim
+    from ...observe import Observer
+    from ..jobs.running_job import Fence, Held
+
+_EARLY = 10.0
+"""Seconds for which the id of a job is kept that does not run here: it has just ended, or its claim is on the way."""
+_REMEMBERED = 10_000
+"""Ids that are kept at most, of either sort. A real fleet has a few; a flood of forged ones must not fill the memory."""
+
+
+class LedgerStore(Protocol):
+    async def requested(self, job_ids: Sequence[int]) -> dict[Fence, str | None]: ...
+
+    async def running_fences(self, job_ids: Sequence[int]) -> set[Fence]: ...
+
+    async def record_delivered(self, claims: Sequence[Claim]) -> None: ...
+
+
+class Cancellations:
+    """`held()` is everything this worker holds; `on_gone(held)` is told of what it holds no more, by the row."""
+
+    def __init__(
+        self,
+        store: LedgerStore,
+        *,
+        held: Callable[[], Iterable[Held]],
+        on_gone: Callable[[Held], None],
+        observer: Observer,
+    ) -> None:
+        self._store = store
+        self._held = held
+        self._on_gone = on_gone
+        self._observer = observer
+        self._heard: set[int] = set()
+        self._reached: list[Claim] = []
+        self._news = Signal()
+        self._to_record = Signal()
+        self.early: set[int] = set()
+        self._forget_at = math.inf
+
+    def heard(self, job_id: int) -> None:
+        """A notification about a job, or a job that begins was heard of before; the job may be any worker's."""
+        if len(self._heard) < _REMEMBERED:
+            self._heard.add(job_id)
+        self._news.give()
+
+    def reach(self, held: Held, message: str | None) -> None:
+        """Cancels a job that is held here, unless that was done already or its outcome stands."""
+        if held.asked or held.outcome is not None:
+            return
+        held.ask(message)
+        self._reached.append(held.claim)
+        self._to_record.give()
+        claim = held.claim
+        self._observer.emit(CancellationDelivered(claim.id, claim.kind, claim.attempt, message))
+
+    async def run(self) -> None:
+        """Looks and records until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._look)
+            nursery.start_soon(self._record)
+
+    async def _look(self) -> None:
+        ration = Ration()
+        while True:
+            with trio.CancelScope(deadline=self._forget_at):
+                await self._news.wait()
+            if trio.current_time() >= self._forget_at:
+                self.early.clear()
+                self._forget_at = math.inf
+            heard, self._heard = self._heard, set()
+            meant = {fence_of(held.claim): held for held in self._held() if held.claim.id in heard and not held.asked}
+            self._keep(heard.difference(fence[0] for fence in meant))
+            if not meant:
+                continue
+            try:
+                requested = await self._store.requested(sorted({fence[0] for fence in meant}))
+                gone = await self._gone([fence for fence in meant if fence not in requested])
+            except DatabaseUnavailable:
+                # The settler says so: it has the same connection. The beats bring the requests when it is back.
+                continue
+            for fence, message in requested.items():
+                if fence in meant:
+                    self.reach(meant[fence], message)
+            for fence in gone:
+                if meant[fence].outcome is None:
+                    self._on_gone(meant[fence])
+            ration.looked(found=bool(requested) or bool(gone))
+            await trio.sleep(ration.pause)
+
+    async def _gone(self, fences: list[Fence]) -> list[Fence]:
+        if not fences:
+            return []
+        running = await self._store.running_fences(sorted({fence[0] for fence in fences}))
+        return [fence for fence in fences if fence not in running]
+
+    def _keep(self, unknown: set[int]) -> None:
+        if unknown and len(self.early) < _REMEMBERED:
+            self.early |= unknown
+            self._forget_at = min(self._forget_at, trio.current_time() + _EARLY)
+
+    async def _record(self) -> None:
+        failures = 0
+        while True:
+            await self._to_record.wait()
+            while self._reached:
+                claims = list(self._reached)
+                try:
+                    await self._store.record_delivered(claims)
+                except DatabaseUnavailable:
+                    # The settler says so: it has the same connection. Nothing depends on the time that is noted.
+                    await trio.sleep(reconnect_delay(failures))
+                    failures += 1
+                else:
+                    failures = 0
+                    del self._reached[: len(claims)]

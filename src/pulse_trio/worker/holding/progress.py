@@ -1,0 +1,68 @@
+"""Keeps what handlers say of their progress, and writes the newest of each job, at most once a second.
+
+A handler only hands its value over; nothing here can hold it up. What is still to be written when its job ends is not
+written any more: the statement is fenced like every report, and the job's end says more.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from ...errors import DatabaseUnavailable
+from ...jobs import Progress
+from ..outage import Outage
+from ..signal import Signal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...jobs import Claim
+    from ...observe import Observer
+
+EVERY = 1.0
+"""Seconds between two statements."""
+_BATCH = 1000
+_MOST = 10_000
+"""Values kept after a vain try to write them: a value is about a running job, and this lives through many."""
+
+
+class ProgressStore(Protocol):
+    async def write_progress(self, said: Sequence[Progress]) -> None: ...
+
+
+class ProgressBook:
+    """One worker's."""
+
+    def __init__(self, store: ProgressStore, observer: Observer) -> None:
+        self._store = store
+        self._outage = Outage("progress", observer, least=EVERY)
+        self._said: dict[Claim, Progress] = {}
+        self._work = Signal()
+
+    def say(self, claim: Claim, fraction: float, message: str | None) -> None:
+        """Takes the newest value of a running job. Never waits."""
+        self._said[claim] = Progress(claim, fraction, message)
+        self._work.give()
+
+    async def run(self) -> None:
+        """Writes until cancelled."""
+        while True:
+            await self._work.wait()
+            batch = [self._said.pop(claim) for claim in list(self._said)[:_BATCH]]
+            try:
+                await self._store.write_progress(batch)
+            except DatabaseUnavailable as error:
+                # What was said first comes first, and goes first.
+                self._said = {said.claim: said for said in batch} | self._said
+                for claim in list(islice(self._said, max(0, len(self._said) - _MOST))):
+                    del self._said[claim]
+                pause = self._outage.failed(error)
+            else:
+                self._outage.over()
+                pause = 0.0 if self._said and len(batch) == _BATCH else EVERY
+            if self._said:
+                self._work.give()
+            await trio.sleep(pause)

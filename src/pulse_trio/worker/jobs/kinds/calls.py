@@ -1,0 +1,110 @@
+"""The calls of one worker's handlers, by kind."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from ....codec import decoding
+from ....describing import carried
+from ....handlers import death_hooks
+from ....jobs import Job
+from .in_asyncio import AsyncioCalls
+from .in_process import ProcessCalls
+from .in_thread import call_in_thread, stack_in_thread
+from .of_deaths import told_of_deaths
+
+if TYPE_CHECKING:
+    import trio
+
+    from ....codec import Codec
+    from ....handlers import Handler, Handlers
+    from ....observe import Observer
+    from ..running_job import Held
+
+Call = Callable[["Held", str], Awaitable[Any]]
+
+
+class Calls:
+    """`calls.get(kind)` is the call of that kind's handler, None if this worker has none; `calls.services` are what they
+    need to run beside the jobs.
+
+    Times in seconds; `margin` and `lag_warning` as `AsyncioCalls` takes them. Raises `ConfigurationError` if a handler cannot
+    be called the way it asks for.
+    """
+
+    def __init__(
+        self,
+        handlers: Handlers,
+        *,
+        threads: trio.CapacityLimiter,
+        codec: Codec | None,
+        process_slots: int,
+        cleanup: float,
+        margin: float,
+        lag_warning: float,
+        observer: Observer,
+    ) -> None:
+        self._in_threads = {handler.kind for handler in handlers if handler.runs == "thread"}
+        self._asyncio: AsyncioCalls | None = None
+        self._processes: ProcessCalls | None = None
+        self.services: list[Callable[[], Awaitable[None]]] = []
+        self._threads = threads
+        self._codec = codec
+        self._hooks = {hook.request.kind for hook in death_hooks(handlers)}
+        kinds = {handler.runs for handler in handlers}
+        # What no handler asks for is not even made.
+        if "asyncio" in kinds:
+            self._asyncio = AsyncioCalls(margin=margin, lag_warning=lag_warning, observer=observer)
+            self.services.append(self._asyncio.run)
+        if "process" in kinds:
+            self._processes = ProcessCalls(slots=process_slots, cleanup=cleanup)
+            self.services.append(self._processes.run)
+        self._by_kind = {handler.kind: self._call_of(handler) for handler in handlers}
+        self.get = self._by_kind.get
+
+    def _call_of(self, handler: Handler[..., Any]) -> Call:
+        call = self._plain_call_of(handler)
+        coded = call if self._codec is None else decoding(self._codec, call)
+        return told_of_deaths(handler, self._codec, call, coded) if handler.kind in self._hooks else coded
+
+    def _plain_call_of(self, handler: Handler[..., Any]) -> Call:
+        call = handler.signature.bind(handler.function)
+        match handler.runs:
+            case "trio":
+                return lambda held, args: call(Job(held.claim, held), args)
+            case "asyncio":
+                assert self._asyncio is not None  # noqa: S101 -- made for this kind
+                return self._asyncio.call_of(_harmless(call))
+            case "thread":
+                return call_in_thread(call, self._threads)
+            case "process":
+                assert self._processes is not None  # noqa: S101 -- made for this kind
+                return self._processes.call_of(handler)
+
+    def ends_by_itself(self, kind: str) -> bool:
+        """Whether nobody can end a handler of this kind but itself: it keeps its slot, and the process stays."""
+        return kind in self._in_threads
+
+    def stack_of(self, held: Held) -> str | None:
+        """Where a handler is that does not run in its job's own Trio task; None for one that does."""
+        if held.claim.kind in self._in_threads:
+            return stack_in_thread(held)
+        for calls in (self._asyncio, self._processes):
+            if calls is not None and (stack := calls.stack_of(held)) is not None:
+                return stack
+        return None
+
+
+def _harmless(call: Callable[[Job, str], Any]) -> Callable[[Job, str], Any]:
+    """The call of an asyncio function that raises nothing whose class could harm asyncio."""
+
+    async def harmless(job: Job, args: str) -> Any:
+        try:
+            return await call(job, args)
+        except BaseException as error:  # noqa: ASYNC103 -- raised below, as what it is or inside of one of ours
+            if (safe := carried(error)) is error:
+                raise
+        raise safe
+
+    return harmless

@@ -1,0 +1,208 @@
+"""The other end of `runs="process"`: a process that runs one handler after another, as its worker tells it.
+
+It dies with its worker: the worker holds the one writing end of a pipe (the lifeline), and when that closes the kernel
+sends SIGIO, which ends this process even inside a C function that keeps the interpreter's lock.
+
+The signal `LEAVE` ends the handler that runs: `SystemExit` is raised in it, so that its `finally` blocks run. What is not
+over soon afterwards is killed. SIGTERM and SIGINT say nothing here: a service manager sends them to every process at once,
+and what they mean for a job is for the worker to decide.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import signal
+import socket
+import threading
+from contextlib import nullcontext
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ....handlers import Handler, Signature, encode_result
+from ....jobs import CancelReason, Job
+from ....states import storable
+from . import wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
+    from typing import NoReturn
+
+    from ....jobs import JobNursery, JobTransaction
+
+
+LEAVE = signal.SIGUSR2
+LOG_VARIABLE = "PULSE_TRIO_CHILD_LOG"
+"""The level from which on the worker wants what handlers log; not set where the program configures logging itself."""
+_NAME, _MESSAGE = 200, 65_536
+"""Characters of a logger's name, and of a message or a traceback, that cross to the worker."""
+
+
+class ChildRuntime:
+    """What stands behind a `Job` in a child process: its values, and why it is cancelled."""
+
+    def __init__(self, say: Callable[[wire.Said], None]) -> None:
+        self._say = say
+        self.cancel_reason: CancelReason | None = None
+        self.cancel_message: str | None = None
+
+    @property
+    def deadline(self) -> float:
+        raise RuntimeError("job.deadline is on the worker's clock, which a handler with runs='process' has not.")
+
+    @property
+    def nursery(self) -> JobNursery:
+        raise RuntimeError("job.nursery is for Trio handlers; this one has runs='process'.")
+
+    def cleanup(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def progress(self, fraction: float, message: str | None) -> None:
+        self._say(wire.Said(fraction, message))
+
+    def open_transaction(self, result: Any) -> AbstractAsyncContextManager[JobTransaction]:
+        raise RuntimeError("job.transaction() is for Trio handlers; this one has runs='process'.")
+
+
+class Child:
+    """The loop: an order, the handler, an answer."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
+        self._orders = line.makefile("rb")
+        self._runtime: ChildRuntime | None = None
+        self._told_to_leave = False
+        self._speaking = False
+        self._sending = threading.Lock()
+        self._calls: dict[wire.Place, Callable[[Job, str], Any]] = {}
+
+    def run(self) -> None:
+        """Until the worker closes the line, or a cancelled handler has been left."""
+        signal.signal(LEAVE, self._leave)
+        self._send(wire.Ready())
+        while not self._told_to_leave and (order := self._orders.readline()):
+            call = wire.decode_order(order)
+            if isinstance(call, wire.Cancel):
+                return
+            self._send(self._answer(call))
+
+    def _answer(self, order: wire.Call) -> wire.Answer:
+        claim = order.claim
+        runtime = ChildRuntime(self.say)
+        try:
+            try:
+                self._runtime = runtime
+                value = self._call_at(order.place)(Job(claim, runtime), claim.args)
+            finally:
+                self._runtime = None
+            return wire.Returned(msgspec.Raw(encode_result(claim.kind, value).encode()))
+        except BaseException as error:  # noqa: ASYNC103 -- told to the worker
+            # Whatever a handler raises is its own; only the SystemExit that was raised in it is ours.
+            if self._told_to_leave and isinstance(error, SystemExit):
+                return wire.Left()  # noqa: ASYNC104 -- told to the worker
+            return wire.describe(error)  # noqa: ASYNC104 -- told to the worker
+
+    def _call_at(self, place: wire.Place) -> Callable[[Job, str], Any]:
+        if place not in self._calls:
+            handler = find(place)
+            signature = handler.signature if isinstance(handler, Handler) else Signature(place.name, handler)
+            self._calls[place] = signature.bind(handler.function if isinstance(handler, Handler) else handler)
+        return self._calls[place]
+
+    def _leave(self, *_: object) -> None:
+        self._told_to_leave = True
+        if self._runtime is None or self._speaking:
+            return  # no message is cut in two
+        self._raise_in_handler(self._runtime)
+
+    def say(self, said: wire.Said | wire.Logged) -> None:
+        """Tells the worker something while a handler runs. From any thread."""
+        if threading.current_thread() is not threading.main_thread():
+            self._send(said)
+            return
+        self._speaking = True
+        try:
+            self._send(said)
+        finally:
+            self._speaking = False
+        if self._told_to_leave and self._runtime is not None and self._runtime.cancel_reason is None:
+            self._raise_in_handler(self._runtime)
+
+    def _send(self, message: wire.Answer) -> None:
+        data = wire.encode(message) + b"\n"
+        with self._sending:
+            self._line.sendall(data)
+
+    def _raise_in_handler(self, runtime: ChildRuntime) -> NoReturn:
+        # The handler runs, so nobody else reads the line.
+        if isinstance(order := wire.decode_order(self._orders.readline()), wire.Cancel):
+            runtime.cancel_reason, runtime.cancel_message = order.reason, order.message
+        raise SystemExit(f"cancelled: {runtime.cancel_reason}")
+
+
+def find(place: wire.Place) -> Any:
+    """What a place names. Raises ImportError or AttributeError."""
+    found: Any = import_module(place.module)
+    for name in place.name.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def _ignore(*_: object) -> None:
+    """A function and not SIG_IGN, which what the handler starts would inherit."""
+
+
+def main(line: int, lifeline: int) -> None:
+    """The child's whole life; both numbers are inherited descriptors."""
+    for number in (line, lifeline):
+        os.set_inheritable(number, False)
+    _die_with(lifeline)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _ignore)
+    with socket.socket(fileno=line) as connection:
+        child = Child(connection)
+        if (level := os.environ.pop(LOG_VARIABLE, None)) is not None:
+            logging.getLogger().addHandler(Forwarded(child.say))
+            logging.getLogger().setLevel(int(level))
+            logging.captureWarnings(True)
+        child.run()
+
+
+class Forwarded(logging.Handler):
+    """Gives what handlers log to the worker, whose log has one format and one stream."""
+
+    def __init__(self, say: Callable[[wire.Logged], None]) -> None:
+        super().__init__()
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            traceback = logging.Formatter().formatException(record.exc_info) if record.exc_info else None
+            logged = wire.Logged(
+                storable(record.name)[:_NAME],
+                record.levelno,
+                storable(record.getMessage())[:_MESSAGE],
+                record.created,
+                storable(traceback)[:_MESSAGE] if traceback else None,
+            )
+        except Exception:
+            self.handleError(record)
+        else:
+            self._say(logged)
+
+
+def _die_with(lifeline: int) -> None:
+    if hasattr(fcntl, "F_SETOWN"):
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+
+    def wait() -> NoReturn:
+        # Where the kernel does not signal it; and when it was closed before we asked to be told.
+        os.read(lifeline, 1)
+        os._exit(1)
+
+    threading.Thread(target=wait, name="lifeline", daemon=True).start()

@@ -1,0 +1,69 @@
+"""`runs="thread"`: a plain function in a thread of its own.
+
+A thread cannot be cancelled: the slot and the lease are kept until it ends, whatever happens meanwhile. What it returns
+after its fence was lost is refused when it is reported.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from ....describing import carried
+from ....handlers.signature import Signature
+from ....jobs import Job
+from ...diagnosis.stack import frames_text
+from .outside import OutsideTrio
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+    from types import FrameType
+
+    from ..running_job import Held
+
+_CALLER = Signature.__module__
+
+
+def call_in_thread(
+    call: Callable[[Job, str], Any], limiter: trio.CapacityLimiter
+) -> Callable[[Held, str], Awaitable[Any]]:
+    """The call of a plain function."""
+
+    async def in_thread(held: Held, args: str) -> Any:
+        job = Job(held.claim, OutsideTrio(held, "thread"))
+        return await trio.to_thread.run_sync(harmless, job, args, abandon_on_cancel=False, limiter=limiter)
+
+    def harmless(job: Job, args: str) -> Any:
+        try:
+            return call(job, args)
+        except BaseException as error:  # noqa: ASYNC103 -- raised below, as what it is or inside of one of ours
+            # In the thread: if its result cannot be handed over, it never ends for whom it works.
+            if (safe := carried(error)) is error:
+                raise
+        raise safe
+
+    return in_thread
+
+
+def stack_in_thread(held: Held) -> str | None:
+    """The frames of the thread that runs a job; None if no thread does. The job is known by what its call was given."""
+    for thread, innermost in sys._current_frames().items():  # pyright: ignore[reportPrivateUsage]
+        frames = list(_outwards(innermost))
+        if any(_runs(frame, held) for frame in frames):
+            return f"thread {thread}\n{frames_text((f, f.f_lineno) for f in reversed(frames))}"
+    return None
+
+
+def _runs(frame: FrameType, held: Held) -> bool:
+    if frame.f_globals.get("__name__") != _CALLER:
+        return False
+    job = frame.f_locals.get("job")
+    return isinstance(job, Job) and (job.id, job.attempt) == (held.claim.id, held.claim.attempt)
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

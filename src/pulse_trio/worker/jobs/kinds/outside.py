@@ -1,0 +1,48 @@
+"""What a job can do for a handler that does not run in Trio: a thread's or asyncio's."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
+
+    from ....jobs import CancelReason, JobNursery, JobTransaction
+    from ..running_job import Held
+
+
+class OutsideTrio:
+    """A `JobRuntime` that asks the worker's and leaves out what only a Trio task can do."""
+
+    __slots__ = ("_held", "_runs")
+
+    def __init__(self, held: Held, runs: str) -> None:
+        self._held = held
+        self._runs = runs
+
+    @property
+    def cancel_reason(self) -> CancelReason | None:
+        return self._held.cancel_reason
+
+    @property
+    def cancel_message(self) -> str | None:
+        return self._held.cancel_message
+
+    @property
+    def deadline(self) -> float:
+        return self._held.deadline
+
+    @property
+    def nursery(self) -> JobNursery:
+        raise RuntimeError(f"job.nursery is for Trio handlers; this one has runs={self._runs!r}.")
+
+    def cleanup(self) -> AbstractContextManager[object]:
+        # Nothing to shield: no Cancelled reaches a thread, and asyncio cancels one await only.
+        return nullcontext()
+
+    def progress(self, fraction: float, message: str | None) -> None:
+        self._held.progress(fraction, message)
+
+    def open_transaction(self, result: Any) -> AbstractAsyncContextManager[JobTransaction]:
+        raise RuntimeError(f"job.transaction() is for Trio handlers; this one has runs={self._runs!r}.")

@@ -1,0 +1,152 @@
+"""What a worker and its child processes tell each other: one JSON object a line, both ways. Never pickle."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, cast
+
+import msgspec
+
+from ....describing import ask, cut, error_text, is_group, leaves_of, message_of, place_of, storable
+from ....jobs import CancelReason, Claim, Discard, RetryAfter, Snooze, delay_of
+
+_LEAVES = 1000
+"""Of a group that crosses; a retry policy is asked about no more of them."""
+_LIMIT = 65_536
+"""Bytes of an exception's message that cross."""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a handler is found: `module` to import, `name` in it."""
+
+    module: str
+    name: str
+
+
+class Call(msgspec.Struct, frozen=True, tag="call"):
+    """To the child: run the handler at `place` for this claim."""
+
+    place: Place
+    claim: Claim
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """To the child, before SIGTERM: why."""
+
+    reason: CancelReason
+    message: str | None = None
+
+
+class Returned(msgspec.Struct, frozen=True, tag="returned"):
+    """From the child: the handler's value."""
+
+    value: msgspec.Raw
+
+
+class Raised(msgspec.Struct, frozen=True, tag="raised"):
+    """From the child: what the handler raised. `record` is what is kept of it on the job; `seconds` is a wish's;
+    `inner` what an ExceptionGroup holds, however deep (without records of their own)."""
+
+    place: Place
+    text: str
+    record: str
+    seconds: float | None = None
+    inner: list[Raised] | None = None
+
+
+class Left(msgspec.Struct, frozen=True, tag="left"):
+    """From the child: it left the handler, as it was told."""
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """From the child, once: it has started."""
+
+
+class Said(msgspec.Struct, frozen=True, tag="said"):
+    """From the child, while the handler runs: how far it has come."""
+
+    fraction: float
+    message: str | None
+
+
+class Logged(msgspec.Struct, frozen=True, tag="logged"):
+    """From the child, at any time: a log record, for the worker's own log. `created` in seconds since 1970."""
+
+    name: str
+    level: int
+    message: str
+    created: float
+    traceback: str | None = None
+
+
+Answer = Returned | Raised | Left | Ready | Said | Logged
+encode = msgspec.json.Encoder().encode
+_orders: msgspec.json.Decoder[Call | Cancel] = msgspec.json.Decoder(Call | Cancel)
+_answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
+decode_order = _orders.decode
+decode_answer = _answers.decode
+
+
+def describe(error: BaseException) -> Raised:
+    """An exception as it crosses. Never raises, whatever the exception does; of a group only what it holds at last."""
+    leaves = leaves_of(error) if is_group(error) else None
+    inner = None if leaves is None else [_described(leaf, "") for leaf in leaves[:_LEAVES]]
+    return msgspec.structs.replace(_described(error, error_text(error)), inner=inner)
+
+
+def _described(error: BaseException, record: str) -> Raised:
+    # A wish is understood by its class, and a class derived from it may not be known there.
+    wish = next((w for w in (Snooze, RetryAfter, Discard) if issubclass(type(error), w)), type(error))
+    module, name = place_of(wish)
+    text = cut(storable(message_of(error)), _LIMIT)
+    return Raised(Place(module, name), text, record, seconds=_seconds_of(error))
+
+
+def _seconds_of(error: BaseException) -> float | None:
+    if not issubclass(type(error), (Snooze, RetryAfter)):
+        return None
+    try:
+        return ask(lambda: delay_of(cast("Any", error).seconds))
+    except BaseException:  # noqa: ASYNC103 -- an attribute of the user's; whoever misses the seconds says so
+        return None  # noqa: ASYNC104 -- as above
+
+
+def rebuild(raised: Raised) -> Exception:
+    """The exception again, as far as a retry policy needs it: of the same class if that is known here, with the same text.
+    Never raises, whatever that class does."""
+    cls = _find(raised.place)
+    if raised.seconds is not None and cls in (Snooze, RetryAfter):
+        return cls(raised.seconds)
+    if cls is Discard:
+        return Discard(raised.text)
+    if raised.inner:
+        return ExceptionGroup(raised.text, [rebuild(one) for one in raised.inner])
+
+    def said(_: object) -> str:
+        return raised.text
+
+    name = raised.place.name.rpartition(".")[2]
+    for base in (cls, Exception):
+        try:
+            named: Any = type(name, (base,), {"__module__": raised.place.module, "__str__": said})
+            # Not through __init__, which may want anything.
+            error: Any = base.__new__(named)
+            if raised.seconds is not None:
+                error.seconds = raised.seconds
+        except Exception:  # noqa: S112 -- whatever the class does when another is derived from it
+            continue
+        if issubclass(type(error), base):
+            return error
+    return Exception(raised.text)
+
+
+def _find(place: Place) -> type[Exception]:
+    """The class, if this process has it; nothing is imported for it."""
+    found: Any = sys.modules.get(place.module)
+    for name in place.name.split("."):
+        try:
+            found = getattr(found, name, None)
+        except Exception:  # a module's own __getattr__
+            return Exception
+    is_class = issubclass(type(found), type) and issubclass(found, Exception)
+    return found if is_class else Exception

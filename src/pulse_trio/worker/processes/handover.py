@@ -1,0 +1,73 @@
+"""What a process says of the jobs it leaves running when it is replaced, to whoever reports them when it is gone.
+
+Not before: while the process lives, so does a handler that does not end, and a job is settled when nothing of it runs.
+
+Said is what a report needs, a line for each job. Arguments may be a megabyte, and a line to the supervisor has a buffer of some
+200 kB, one variable of the environment 128 KiB; a successor in place is therefore left a file.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from ...jobs import Outcome
+from ...states import cut
+from .crash_dump import nameless_file
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+REPLACE_ME = 75
+"""The exit code of a worker process whose handlers do not end: to be started again at once (EX_TEMPFAIL)."""
+STUCK_VARIABLE = "PULSE_TRIO_STUCK_JOBS"
+"""Holds the number of the inherited descriptor of the outcomes, in the environment of a process that has replaced itself."""
+QUIET_VARIABLE = "PULSE_TRIO_CLAIM_NOTHING"
+"""In the environment of a process whose predecessor was told to claim no more."""
+_ERROR_LIMIT = 16_384
+"""Bytes of an error: the stack of a handler may be four times as long."""
+
+_encode = msgspec.json.encode
+_decoder = msgspec.json.Decoder(Outcome)
+
+
+def encode_outcome(outcome: Outcome) -> str:
+    """As JSON, in one line of at most some 100 kB: the claim without its arguments and options."""
+    claim = replace(outcome.claim, args="{}", options=None)
+    error = None if outcome.error is None else cut(outcome.error, _ERROR_LIMIT)
+    return _encode(replace(outcome, claim=claim, error=error)).decode()
+
+
+def decode_outcome(text: str | bytes) -> Outcome:
+    """From `encode_outcome`."""
+    return _decoder.decode(text)
+
+
+def leave_to_successor(stuck: Sequence[Outcome], *, quiet: bool) -> None:
+    """Before this process executes another program in its place. Raises `OSError`."""
+    if quiet:
+        os.environ[QUIET_VARIABLE] = "1"
+    if stuck:
+        with nameless_file() as file:
+            file.writelines(encode_outcome(outcome).encode() + b"\n" for outcome in stuck)
+            file.seek(0)
+            number = os.dup(file.fileno())
+        os.set_inheritable(number, True)
+        os.environ[STUCK_VARIABLE] = str(number)
+
+
+def inherited_outcomes() -> list[Outcome]:
+    """What the process that we replaced has left to report."""
+    number = os.environ.pop(STUCK_VARIABLE, None)
+    if number is None:
+        return []
+    with os.fdopen(int(number), "rb") as file:
+        return [decode_outcome(line) for line in file]
+
+
+def inherited_quiet() -> bool:
+    """Whether the process that we replaced, or our supervisor, was told to claim no more."""
+    return os.environ.pop(QUIET_VARIABLE, None) is not None

@@ -1,0 +1,49 @@
+"""How another process is started with this worker's settings and handlers."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, cast
+
+from ...settings import WorkerSettings
+from .quarantine import Launch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PATH_VARIABLE = "PULSE_TRIO_MODULE_PATH"
+KEEP_VARIABLE = "PULSE_TRIO_KEEP_COMPLETED"
+_START = (
+    f"import json, os, sys; sys.path[:] = json.loads(os.environ.pop('{PATH_VARIABLE}')); "
+    "from pulse_trio.cli import main; main()"
+)
+
+
+def launch_of(app: str, dsn: str, settings: WorkerSettings, *, keep: bool = True) -> Launch:
+    """A process that runs `app` ("module:attribute") with the settings of an embedded worker, and the modules' search path of
+    this process."""
+    environment = quarantine_environment(dsn, settings, {}) | {PATH_VARIABLE: json.dumps(sys.path)}
+    if not keep:
+        environment[KEEP_VARIABLE] = "0"
+    return Launch([sys.executable, "-c", _START, "run", app], environment)
+
+
+def quarantine_environment(dsn: str, settings: WorkerSettings, flags: Mapping[str, bool]) -> dict[str, str]:
+    """The environment of a process that runs one job at a time, and claims nothing itself."""
+    return {**os.environ, **environment_of(dsn, replace(settings, concurrency=1), {**flags, "burst": False})}
+
+
+def environment_of(dsn: str, settings: WorkerSettings, flags: Mapping[str, bool]) -> dict[str, str]:
+    """What makes a child's settings ours, wherever ours came from. Not on its command line: that, `ps` shows to all."""
+    chosen = {f.name: getattr(settings, f.name) for f in fields(WorkerSettings)} | {"processes": 1, "dsn": dsn, **flags}
+    return {f"PULSE_TRIO_{name.upper()}": _text(value) for name, value in chosen.items() if value is not None}
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    # The only tuple among the settings is the list of queues.
+    return ",".join(cast("tuple[str, ...]", value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,56 @@
+"""Starts another process of ours, with a line to it and a file for its last words."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import subprocess
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, NamedTuple
+
+import trio
+
+from .channel import LINE_VARIABLE
+from .crash_dump import LAST_WORDS_VARIABLE, LastWords
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class Spawned(NamedTuple):
+    """A process that was started, and this end of what leads to it."""
+
+    process: trio.Process
+    line: trio.SocketStream
+    words: LastWords
+
+
+async def spawn(command: Sequence[str], environment: Mapping[str, str]) -> Spawned:
+    """Starts `command`. Raises `OSError` if the system refuses it; then nothing of it is left."""
+    with ExitStack() as made:
+        ours, theirs = socket.socketpair()
+        made.enter_context(ours)
+        with theirs:
+            words = LastWords()
+            made.callback(words.close)
+            process = await _open_process(command, environment, theirs.fileno(), words.fileno())
+        made.pop_all()
+    return Spawned(process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)), words)
+
+
+async def _open_process(command: Sequence[str], environment: Mapping[str, str], line: int, words: int) -> trio.Process:
+    try:
+        return await trio.lowlevel.open_process(
+            command,
+            stdin=subprocess.DEVNULL,
+            env={**environment, LINE_VARIABLE: str(line), LAST_WORDS_VARIABLE: str(words)},
+            pass_fds=[line, words],
+            # A terminal's Ctrl-C is for the process that starts this one, which passes it on; and a handler that kills its
+            # process group kills this process, and not the one that started it.
+            start_new_session=True,
+        )
+    except RuntimeError as error:
+        # Trio starts a process from a thread, and Python says this of one that the kernel refuses.
+        if "start new thread" not in str(error):
+            raise
+        raise BlockingIOError(errno.EAGAIN, str(error)) from error

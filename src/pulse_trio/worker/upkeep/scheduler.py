@@ -1,0 +1,101 @@
+"""Fires schedules: enqueues a job for each occurrence whose time has come.
+
+Any worker fires; the row's lock decides which, so there is no leader and nothing to elect. Needs no handlers and no clock but
+the database's: it asks how long until the next occurrence, sleeps that long, and looks again. What another worker has taken
+is looked for again soon after, in case that worker dies with it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from ...errors import DatabaseUnavailable
+from ...observe import ScheduleBroken, ScheduleFired
+from ..outage import Outage
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from ...handlers import Schedule
+    from ...observe import Observer
+    from ...store import Broken, Fired
+
+_TICK = 2.0
+"""Seconds after which it asks again anyway: somebody may have made a schedule, or changed one."""
+_ELSEWHERE = 0.1
+"""Seconds after which it looks again for what another worker had taken."""
+_PRUNE_EVERY = _HOUR = 3600.0
+
+
+class ScheduleStore(Protocol):
+    async def declare_schedules(self, declared: Sequence[Schedule]) -> None: ...
+
+    async def next_schedule(self) -> float | None: ...
+
+    async def fire_schedules(self) -> tuple[list[Fired], list[Broken]]: ...
+
+    async def prune_fires(self, retention: float) -> None: ...
+
+
+class Scheduler:
+    """`declared` is what the worker's code declares; `retention` in seconds, of the record of what was fired. `on_hour()` is
+    called once an hour, for what a worker declares again and again, because those who declared otherwise may be gone."""
+
+    def __init__(
+        self,
+        store: ScheduleStore,
+        declared: Sequence[Schedule],
+        *,
+        retention: float,
+        on_hour: Callable[[], Awaitable[None]],
+        observer: Observer,
+    ) -> None:
+        self._store = store
+        self._on_hour = on_hour
+        self._undeclared = list(declared)
+        self._retention = retention
+        self._observer = observer
+        self._outage = Outage("scheduler", observer, least=_ELSEWHERE)
+        self._prune_at = trio.current_time()
+        self._hour_at = self._prune_at + _HOUR
+        self.looked = trio.Event()
+        """Set when everything is declared and nothing (any more) was due: a burst may end."""
+
+    async def run(self) -> None:
+        """Fires until cancelled."""
+        while True:
+            try:
+                pause = await self._turn()
+            except DatabaseUnavailable as error:
+                pause = self._outage.failed(error)
+            else:
+                self._outage.over()
+            await trio.sleep(pause)
+
+    async def _turn(self) -> float:
+        """Does what there is to do; returns the seconds until there may be more."""
+        if self._undeclared:
+            await self._store.declare_schedules(self._undeclared)
+            self._undeclared.clear()
+        if trio.current_time() >= self._prune_at:
+            await self._store.prune_fires(self._retention)
+            self._prune_at = trio.current_time() + _PRUNE_EVERY
+        if trio.current_time() >= self._hour_at:
+            await self._on_hour()
+            self._hour_at = trio.current_time() + _HOUR
+        remaining = await self._store.next_schedule()
+        if remaining is None or remaining > 0:
+            self.looked.set()
+            return _TICK if remaining is None else min(remaining, _TICK)
+        return 0 if await self._fire() else _ELSEWHERE
+
+    async def _fire(self) -> bool:
+        """Fires what it can have; False if others had it all."""
+        fired, broken = await self._store.fire_schedules()
+        for name, due_at, job_id, late, added in fired:
+            self._observer.emit(ScheduleFired(name, due_at, job_id, late, added))
+        for name, error in broken:
+            self._observer.emit(ScheduleBroken(name, error))
+        return bool(fired or broken)

@@ -1,0 +1,97 @@
+"""Rescues what dead workers held: expired leases go through the normal retry-or-dead-letter path, due at once.
+
+Needs no handlers, no leader and no clock but the database's; any number of watchdogs may run. A tick that took t seconds
+is not repeated for 20 t, because below PostgreSQL 16 the scan is sequential (289 ms at 1.2M rows); but never for more than
+six ticks, because what took long may have been the network (the simulation found 40 s after one answer that took 2 s).
+
+It also keeps the archive: its partitions, and what is past its retention, a bounded part with each tick. And it ends the
+ledger rows of cancellations that crossed with the end of their job, and tells of workers that have become stale.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from ...errors import DatabaseUnavailable
+from ...observe import JobsRescued
+from ..outage import Outage, rest_after
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ...observe import Observer, WorkerStale
+    from ...store import Rescue
+
+_LONGEST_PAUSE = 6
+"""Ticks."""
+_SOONEST_TICK = 1.0
+_BATCH = 1000
+_MAINTAIN_EVERY = 3600.0
+
+
+class WatchStore(Protocol):
+    async def rescue(self, limit: int = 1000) -> Rescue: ...
+
+    async def close_cancellations(self) -> None: ...
+
+    async def stale_workers(self) -> Sequence[WorkerStale]: ...
+
+    async def maintain(self, retention: float) -> bool: ...
+
+
+class Watchdog:
+    """`tick` and `retention` in seconds. `on_rescue()` is called after a tick that put jobs back."""
+
+    def __init__(
+        self,
+        store: WatchStore,
+        *,
+        tick: float,
+        retention: float,
+        on_rescue: Callable[[], None],
+        observer: Observer,
+    ) -> None:
+        self._store = store
+        self._tick = tick
+        self._retention = retention
+        self._on_rescue = on_rescue
+        self._observer = observer
+        self._outage = Outage("watchdog", observer, least=tick / 10)
+        self._maintain_at = trio.current_time()
+
+    def quicken(self, lease: float) -> None:
+        """There are jobs with so short a lease: looks at least every half of it, though not more often than once a second."""
+        self._tick = min(self._tick, max(_SOONEST_TICK, lease / 2))
+
+    async def run(self) -> None:
+        """Watches until cancelled."""
+        while True:
+            began = trio.current_time()
+            try:
+                full = await self._rescue()
+                await self._store.close_cancellations()
+                for stale in await self._store.stale_workers():
+                    self._observer.emit(stale)
+                if not full and trio.current_time() >= self._maintain_at:
+                    more = await self._store.maintain(self._retention)
+                    if not more:
+                        # Not to the second: workers that were started together need not come together.
+                        self._maintain_at = trio.current_time() + _MAINTAIN_EVERY * random.uniform(0.9, 1)  # noqa: S311
+            except DatabaseUnavailable as error:
+                pause = self._outage.failed(error)
+            else:
+                self._outage.over()
+                rest = rest_after(trio.current_time() - began, longest=_LONGEST_PAUSE * self._tick)
+                pause = 0 if full else max(self._tick, rest)
+            await trio.sleep(pause)
+
+    async def _rescue(self) -> bool:
+        """One tick; True when there may be more."""
+        rescued, dead = await self._store.rescue(_BATCH)
+        if rescued or dead:
+            self._observer.emit(JobsRescued(rescued, dead))
+            self._on_rescue()
+        return rescued + dead >= _BATCH
