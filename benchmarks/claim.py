@@ -2,8 +2,8 @@
 
     python benchmarks/claim.py [--quick]
 
-One or two client processes claim batches of due jobs through `WorkerStore.exchange`, each exchange completing the batch
-before, exactly as a worker does, with floors and fences; no job is run. In turn, for several batch sizes.
+One or two client processes claim batches of due jobs through `WorkerStore.complete_and_claim`, each call completing the
+batch before, exactly as a worker does, with cursors and fences; no job is run. In turn, for several batch sizes.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from common import Report, Row, Server, fill, in_turn, medians, open_server, par
 from metering import Meter, costs
 from plots import bars
 from pulse_trio.jobs import Outcome
-from pulse_trio.store import Slot, WorkerStore
-from pulse_trio.worker.claiming.claim_loop import SlotBook
+from pulse_trio.store import ClaimCursor, WorkerStore
+from pulse_trio.worker.claiming.claim_loop import ClaimCursors
 
 COLUMNS = {
     "way": "way",
@@ -39,14 +39,14 @@ async def exchange_all(dsn: str, batch: int, keep: bool, start: float) -> Row:
     """Claims and completes until nothing is due; begins at the monotonic time `start`."""
     store = WorkerStore(dsn, keep=keep, concurrency=batch)
     await store.open_session()
-    book = SlotBook(None, Slot)
+    book = ClaimCursors(None, ClaimCursor)
     book.swept(await store.slots(None))
     done: list[Outcome] = []
     jobs = exchanges = 0
     await trio.sleep(max(0.0, start - time.monotonic()))
     cpu = time.process_time()
     while True:
-        claims, _, settlement = await store.exchange(batch, book.slots, done)
+        claims, _, settlement = await store.complete_and_claim(batch, book.slots, done)
         assert len(settlement.accepted) == len(done), "a fence was lost"
         if not claims and not done:
             break
@@ -109,7 +109,7 @@ def main() -> None:
         report = Report(
             "claim",
             "How many claim + complete pairs a second does the store do?",
-            f"{jobs} due jobs on one queue, claimed and completed through WorkerStore.exchange, no handlers",
+            f"{jobs} due jobs on one queue, claimed and completed through WorkerStore.complete_and_claim, no handlers",
             options,
             server,
         )

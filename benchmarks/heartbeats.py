@@ -21,7 +21,7 @@ import trio
 from common import Report, Row, Server, fill, in_turn, medians, open_server, parser, rounds
 from metering import Meter, costs
 from plots import lines
-from pulse_trio.store import Slot, WorkerStore
+from pulse_trio.store import ClaimCursor, WorkerStore
 
 if TYPE_CHECKING:
     from pulse_trio.jobs import Claim
@@ -42,11 +42,11 @@ async def claim_all(store: WorkerStore, jobs: int) -> list[Claim]:
     """Claims `jobs` jobs of the default queue."""
     await store.open_session()
     claims: list[Claim] = []
-    slot = Slot("default", 0)
+    slot = ClaimCursor("default", 0)
     while len(claims) < jobs:
-        new = (await store.exchange(1000, [slot])).claims
+        new = (await store.complete_and_claim(1000, [slot])).claims
         claims += new
-        slot = slot._replace(floor_run_at=new[-1].run_at, floor_id=new[-1].id)
+        slot = slot._replace(cursor_run_at=new[-1].run_at, cursor_id=new[-1].id)
     return claims
 
 

@@ -50,28 +50,28 @@ SETTINGS = {
 async def exchanges(dsn: str, batch: int, count: int, *, keep: bool) -> None:
     """So many exchanges, each completing what the one before has claimed."""
     from pulse_trio.jobs import Outcome
-    from pulse_trio.store.worker import Slot, WorkerStore
+    from pulse_trio.store.worker import ClaimCursor, WorkerStore
 
     store = WorkerStore(dsn, lease=3000.0, concurrency=2 * batch, keep=keep)
     await store.open_session()
-    slot, completed = Slot("default", 0), []
+    slot, completed = ClaimCursor("default", 0), []
     for _ in range(count):
-        exchange = await store.exchange(batch, [slot], completed)
+        exchange = await store.complete_and_claim(batch, [slot], completed)
         assert len(exchange.claims) == batch
         assert not exchange.settlement.refused
         last = max(exchange.claims, key=lambda c: (c.run_at, c.id))
-        slot = slot._replace(floor_run_at=last.run_at, floor_id=last.id)
+        slot = slot._replace(cursor_run_at=last.run_at, cursor_id=last.id)
         completed = [Outcome(claim, "completed") for claim in exchange.claims]
     await store.aclose()
 
 
 async def beats(dsn: str, batch: int, count: int) -> None:
     """So many heartbeats for `batch` jobs."""
-    from pulse_trio.store.worker import Slot, WorkerStore
+    from pulse_trio.store.worker import ClaimCursor, WorkerStore
 
     store = WorkerStore(dsn, lease=3000.0, concurrency=2 * batch)
     await store.open_session()
-    exchange = await store.exchange(batch, [Slot("default", 0)])
+    exchange = await store.complete_and_claim(batch, [ClaimCursor("default", 0)])
     for _ in range(count):
         beat = await store.beat(exchange.claims)
         assert len(beat.renewed) == batch

@@ -4,9 +4,9 @@
 
 pgbench cannot carry rows from one statement to the next, so the statement's answer is folded into arrays inside the
 statement (ids, attempts, greatest run_at and id, and the length of everything else so that all of it is computed); the
-rest is the text of sql/exchange.sql as workers send it: completions of the last batch, the next claim, floors, fences,
-one commit. Worker connections' planner settings, prepared statements. In the same rounds two clients do the same through
-the store (claim.py), and workers drain the same number of jobs.
+rest is the text of sql/complete_and_claim.sql as workers send it: completions of the last batch, the next claim, cursors,
+fences, one commit. Worker connections' planner settings, prepared statements. In the same rounds two clients do the same
+through the store (claim.py), and workers drain the same number of jobs.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ SELECT coalesce(array_agg(id) FILTER (WHERE id IS NOT NULL), '{}')::text AS ids,
        coalesce(array_agg(attempt) FILTER (WHERE id IS NOT NULL), '{}')::text AS attempts,
        coalesce(array_agg((:client_id + 1)::bigint) FILTER (WHERE id IS NOT NULL), '{}')::text AS sessions,
        coalesce(array_agg('null'::text) FILTER (WHERE id IS NOT NULL), '{}')::text AS results,
-       coalesce(array_agg(run_at ORDER BY run_at DESC) FILTER (WHERE id IS NOT NULL), '{-infinity}')::text AS floor_run_ats,
-       coalesce(array_agg(id ORDER BY run_at DESC) FILTER (WHERE id IS NOT NULL), '{0}')::text AS floor_ids,
+       coalesce(array_agg(run_at ORDER BY run_at DESC) FILTER (WHERE id IS NOT NULL), '{-infinity}')::text AS cursor_run_ats,
+       coalesce(array_agg(id ORDER BY run_at DESC) FILTER (WHERE id IS NOT NULL), '{0}')::text AS cursor_ids,
        sum(length(queue) + length(kind) + length(args) + coalesce(length(options), 0)
            + max_attempts + failures + priority) AS read_too
 FROM answer
@@ -59,10 +59,10 @@ FROM answer
 
 
 def script(batch: int, keep: bool) -> str:
-    """sql/exchange.sql as a pgbench script."""
-    text = statement("exchange", "pulse").decode()
+    """sql/complete_and_claim.sql as a pgbench script."""
+    text = statement("complete_and_claim", "pulse").decode()
     ctes, found, rest = text.rpartition("\n)\n(SELECT ")
-    assert found, "exchange.sql has another shape now: adapt the folding of its answer"
+    assert found, "complete_and_claim.sql has another shape now: adapt the folding of its answer"
     folded = f"{ctes}\n), answer AS MATERIALIZED (\n(SELECT {rest.rstrip().rstrip(';')}\n)\n{ANSWER.strip()} \\gset\n"
     fixed = {
         "keep": "true" if keep else "false",
@@ -72,8 +72,8 @@ def script(batch: int, keep: bool) -> str:
         "queues": "'{default}'",
         "priorities": "'{0}'",
         "paused_kinds": "'{}'",
-        "floor_run_ats": "((:floor_run_ats)::text[])[1:1]",
-        "floor_ids": "((:floor_ids)::text[])[1:1]",
+        "cursor_run_ats": "((:cursor_run_ats)::text[])[1:1]",
+        "cursor_ids": "((:cursor_ids)::text[])[1:1]",
     }
     return re.sub(r"%\((\w+)\)s", lambda match: fixed.get(match[1], f":{match[1]}"), folded).replace("%%", "%")
 
@@ -111,7 +111,7 @@ def _count(dsn: str) -> int:
 def _pgbench(dsn: str, file: str, exchanges: int) -> str:
     settings = " ".join(f"-c {name}={value}" for name, value in store_worker._WORKER_SETTINGS.items())
     first: dict[str, Any] = {"ids": "{}", "attempts": "{}", "sessions": "{}", "results": "{}"}
-    first |= {"floor_run_ats": "{-infinity}", "floor_ids": "{0}"}
+    first |= {"cursor_run_ats": "{-infinity}", "cursor_ids": "{0}"}
     variables = [part for name, value in first.items() for part in ("-D", f"{name}={value}")]
     site = find_binaries()
     command = [str(site / PROGRAM / "bin" / "pgbench"), "-n", "-M", "prepared", "-f", file, "-t", str(exchanges)]

@@ -238,4 +238,4 @@ def options_of(claim: Claim) -> JobOptions:
 
 
 LONGEST_OPTIONS = 4096
-"""Bytes; a claim brings one more at most (exchange.sql), so that what is longer is seen to be."""
+"""Bytes; a claim brings one more at most (complete_and_claim.sql), so that what is longer is seen to be."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
     from pulse_trio.jobs import Outcome
-    from pulse_trio.store import Exchange, Settlement, Slot
+    from pulse_trio.store import ClaimCursor, ClaimResult, Settlement
 
 pytestmark = pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux limits another process's files")
 
@@ -88,8 +88,10 @@ class Noting(WorkerStore):
 
     accepted: set[int]
 
-    async def exchange(self, limit: int, slots: Sequence[Slot], completed: Sequence[Outcome] = ()) -> Exchange:
-        return self._note(exchange := await super().exchange(limit, slots, completed), exchange.settlement)
+    async def complete_and_claim(
+        self, limit: int, slots: Sequence[ClaimCursor], completed: Sequence[Outcome] = ()
+    ) -> ClaimResult:
+        return self._note(exchange := await super().complete_and_claim(limit, slots, completed), exchange.settlement)
 
     async def settle(self, outcomes: Sequence[Outcome], *, unsure: bool = False) -> Settlement:
         return self._note(settlement := await super().settle(outcomes, unsure=unsure), settlement)

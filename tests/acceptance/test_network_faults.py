@@ -11,7 +11,7 @@ import trio
 
 from pulse_trio import DatabaseUnavailable, Handlers, Job, SyncClient
 from pulse_trio.observe import DatabaseFound, DatabaseLost, FenceLost, JobsRescued, JobStarted, LeaseUnproven
-from pulse_trio.store import Slot, WorkerStore
+from pulse_trio.store import ClaimCursor, WorkerStore
 from support.embedded_workers import working
 from support.proxy import open_proxy
 from support.stores import Window, claim_one, end, open_store
@@ -28,7 +28,7 @@ SLACK = 0.5  # seconds that a loaded machine may take beyond a deadline of ours
 FAST = {"lease": 6.0, "heartbeat": 2.0, "watchdog": 0.5, "cleanup": 0.2, "grace": 5.0}
 
 OPERATIONS: dict[str, Callable[[WorkerStore, Claim], Awaitable[object]]] = {
-    "claim": lambda store, _: store.exchange(1, [Slot("default", 0)]),
+    "claim": lambda store, _: store.complete_and_claim(1, [ClaimCursor("default", 0)]),
     "report": lambda store, claim: store.settle([end(claim)]),
     "beat": lambda store, claim: store.beat([claim]),
 }

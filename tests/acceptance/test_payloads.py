@@ -10,7 +10,7 @@ import trio
 from pulse_trio import DatabaseUnavailable, Handlers, Job, SyncClient
 from pulse_trio.jobs import Outcome
 from pulse_trio.observe import JobStarted
-from pulse_trio.store import Slot, TooSlow
+from pulse_trio.store import ClaimCursor, TooSlow
 from support.embedded_workers import working
 from support.stores import Window, claim_one, open_store
 from support.workers import rows, until
@@ -100,15 +100,15 @@ async def test_a_claim_takes_jobs_until_their_arguments_have_a_megabyte(dsn: str
         for _ in range(20):
             window.enqueue(args={"a": "x" * 300_000})
     async with open_store(dsn) as store:
-        first = await store.exchange(20, [Slot("default", 0)])
+        first = await store.complete_and_claim(20, [ClaimCursor("default", 0)])
         assert len(first.claims) == 4
         assert store.bounded
-        second = await store.exchange(20, [Slot("default", 0)])
+        second = await store.complete_and_claim(20, [ClaimCursor("default", 0)])
         # It was quick, and may be twice as large now.
         assert len(second.claims) == 7
-        rest = await store.exchange(20, [Slot("default", 0)])
+        rest = await store.complete_and_claim(20, [ClaimCursor("default", 0)])
         assert len(rest.claims) == 9
-        assert not (await store.exchange(20, [Slot("default", 0)])).claims
+        assert not (await store.complete_and_claim(20, [ClaimCursor("default", 0)])).claims
         assert not store.bounded
 
 
@@ -155,9 +155,9 @@ async def test_after_an_outage_small_jobs_are_claimed_as_before(dsn: str, proxy:
         proxy.cut()
         for _ in range(30):
             with pytest.raises(DatabaseUnavailable):
-                await store.exchange(200, [Slot("default", 0)])
+                await store.complete_and_claim(200, [ClaimCursor("default", 0)])
         proxy.forward()
-        claimed = [len((await store.exchange(200, [Slot("default", 0)])).claims) for _ in range(3)]
+        claimed = [len((await store.complete_and_claim(200, [ClaimCursor("default", 0)])).claims) for _ in range(3)]
     assert claimed == [200, 200, 200]
 
 

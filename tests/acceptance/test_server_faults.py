@@ -179,7 +179,7 @@ async def test_a_producers_open_transaction_hides_its_job_and_a_late_commit_star
     with psycopg.connect(dsn) as producer:
         late = client.using(producer).enqueue("quick").id
         async with working(gate.handlers, dsn, **FAST) as heard:
-            # Meanwhile others, enqueued later, pass by: the worker's floor is above the row that is not there yet.
+            # Meanwhile others, enqueued later, pass by: the worker's cursor is above the row that is not there yet.
             for _ in range(5):
                 assert (await settled(dsn, client.enqueue("quick").id))[0] == "completed"
             assert window.run("SELECT FROM jobs WHERE id = %s", late) == []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from pulse_trio.store import Slot, worker
+from pulse_trio.store import ClaimCursor, worker
 from pulse_trio.store.worker import statement
 from support.chaos import journal
 from support.chaos.checker import INVARIANTS, Violation, check
@@ -98,19 +98,28 @@ class Story:
     def produced(self, token: str = "t", phase: str = "ok") -> Story:  # noqa: S107 -- no password
         return self.said("enqueue", {"tokens": [token]}, {}, phase)
 
-    def claimed(self, attempt: int = 1, session: int = A, statement: str = "exchange", told: bool = True) -> Story:
+    def claimed(
+        self, attempt: int = 1, session: int = A, statement: str = "complete_and_claim", told: bool = True
+    ) -> Story:
         self.change("update", statement=statement, state=2, session=session, attempt=attempt, lease_until=self.now + 7)
         if told:
-            self.said("exchange", {"reports": []}, {"claims": [(self.job, attempt, session)], "sent": self.now})
+            self.said(
+                "complete_and_claim", {"reports": []}, {"claims": [(self.job, attempt, session)], "sent": self.now}
+            )
         return self
 
     def completed(self, attempt: int = 1, session: int = A) -> Story:
-        self.change("delete", statement="exchange", state=None)
+        self.change("delete", statement="complete_and_claim", state=None)
         self.change(
-            "archive", tx=int(self.now), statement="exchange", state=COMPLETED, session=session, attempt=attempt
+            "archive",
+            tx=int(self.now),
+            statement="complete_and_claim",
+            state=COMPLETED,
+            session=session,
+            attempt=attempt,
         )
         report = (self.job, attempt, session, "completed")
-        return self.said("exchange", {"reports": [report]}, {"accepted": [report], "refused": []})
+        return self.said("complete_and_claim", {"reports": [report]}, {"accepted": [report], "refused": []})
 
     def rescued(self, attempt: int = 1, after: float = 6.3, state: int = RETRYABLE) -> Story:
         self.now += after - 1
@@ -218,7 +227,9 @@ def renewed_unasked() -> Story:
 
 
 def claim_forgotten() -> Story:
-    return Story().enqueued().produced().said("exchange", {"reports": []}, {"claims": [(1, 1, A)], "sent": 1.0})
+    return (
+        Story().enqueued().produced().said("complete_and_claim", {"reports": []}, {"claims": [(1, 1, A)], "sent": 1.0})
+    )
 
 
 def refused_without_reason() -> Story:
@@ -504,7 +515,7 @@ class Scene:
         return {v.invariant for v in check_all_but_i1(self.history())}
 
     async def claim(self, store: RecordedStore) -> Claim:
-        (claim,) = (await store.exchange(1, [Slot("default", 0)])).claims
+        (claim,) = (await store.complete_and_claim(1, [ClaimCursor("default", 0)])).claims
         return claim
 
     def expire(self, job_id: int) -> None:
@@ -586,7 +597,7 @@ PREDICATES = {
     "session": (rb"j\.locked_by = [rhf]\.session", wrong_session),
 }
 WRITES: dict[str, Callable[[RecordedStore, Claim], Any]] = {
-    "exchange": lambda store, claim: store.settle([end(claim)]),
+    "complete_and_claim": lambda store, claim: store.settle([end(claim)]),
     "complete_unlocked": lambda store, claim: store.settle([end(claim, cancelling=True)]),
     "fail": lambda store, claim: store.settle([end(claim, "failed")]),
     "beat": lambda store, claim: store.beat([claim]),

@@ -423,7 +423,7 @@ async def test_the_callers_exception_leaves_the_client_as_it_is(dsn: str, window
 
 
 @on_trio
-@pytest.mark.parametrize("how", ["exchange", "settle", "unlocked", "dead", "cancelled", "rescued"])
+@pytest.mark.parametrize("how", ["complete_and_claim", "settle", "unlocked", "dead", "cancelled", "rescued"])
 async def test_every_way_to_end_tells_who_waits_and_nobody_else(how: str, dsn: str, window: Window) -> None:
     ours, other, back = (window.enqueue(max_attempts=1, kind=kind) for kind in ("ours", "other", "back"))
     with psycopg.connect(dsn, autocommit=True) as waiter:
@@ -434,8 +434,8 @@ async def test_every_way_to_end_tells_who_waits_and_nobody_else(how: str, dsn: s
             returned = await claim_one(store)
             assert (returned.id, [c.id for c in claims]) == (back, [ours, other])
             waiter.execute(statement("hold_waits", "pulse"), {"names": f'{{" waits"," wait {ours}"," wait {back}"}}'})
-            if how == "exchange":
-                await store.exchange(0, [], [end(c) for c in claims])
+            if how == "complete_and_claim":
+                await store.complete_and_claim(0, [], [end(c) for c in claims])
             elif how == "settle":
                 await store.settle([end(c) for c in claims])
             elif how == "unlocked":
@@ -453,7 +453,7 @@ async def test_every_way_to_end_tells_who_waits_and_nobody_else(how: str, dsn: s
             # Whoever stops waiting is told no more.
             waiter.execute(statement("drop_waits", "pulse"), {"names": f'{{" waits"," wait {ours}"," wait {back}"}}'})
             window.make_due(back)
-            await store.exchange(0, [], [end(await claim_one(store))])
+            await store.complete_and_claim(0, [], [end(await claim_one(store))])
             assert list(waiter.notifies(timeout=0.2)) == []
     assert window.state(back) == "completed"
 
@@ -464,7 +464,7 @@ async def test_while_nobody_waits_nothing_is_notified_and_no_id_is_asked_about(d
     with psycopg.connect(dsn, autocommit=True) as listener:
         listener.execute("LISTEN end_" + window.value("SELECT md5('pulse')"))
         async with open_store(dsn) as store:
-            await store.exchange(0, [], [end(c) for c in await claim(store)])
+            await store.complete_and_claim(0, [], [end(c) for c in await claim(store)])
             async with store._using(store._claims) as connection:
                 cursor = await connection.execute("SELECT pulse.tell_end('{1,2,3}'), pulse.tell_end(NULL)")
                 assert await cursor.fetchone() == (0, 0)

@@ -407,14 +407,14 @@ async def traceless_report_of_a_rescued_attempt(s: Scene) -> bool:
 
 async def claimed_twice(s: Scene) -> bool:
     held = await s.running()
-    await s.b.exchange(1, [worker.Slot("default", 0)])
+    await s.b.complete_and_claim(1, [worker.ClaimCursor("default", 0)])
     return s.w.job(held.id)["attempt"] != 1
 
 
 async def suspect_in_company(s: Scene) -> bool:
     s.w.enqueue()
     s.w.run("UPDATE job SET suspect = true")
-    return bool((await s.a.exchange(1, [worker.Slot("default", 0)])).claims)
+    return bool((await s.a.complete_and_claim(1, [worker.ClaimCursor("default", 0)])).claims)
 
 
 async def suspect_claimed_twice(s: Scene) -> bool:
@@ -503,11 +503,11 @@ class Torn(NamedTuple):
 
 
 TORN = [
-    Torn("absolve", r"a\.attempt = r\.attempt", crash_of_a_later_attempt),
-    Torn("absolve", r"a\.session = r\.session", crash_under_another_session),
-    Torn("absolve", r"a\.job_id = r\.id", crash_of_another_job),
-    Torn("absolve", r"j\.id = held\.id", crash_of_another_job),
-    Torn("absolve", r"a\.error = %\(expired\)s::text", crash_taken_back_twice),
+    Torn("forgive_crash", r"a\.attempt = r\.attempt", crash_of_a_later_attempt),
+    Torn("forgive_crash", r"a\.session = r\.session", crash_under_another_session),
+    Torn("forgive_crash", r"a\.job_id = r\.id", crash_of_another_job),
+    Torn("forgive_crash", r"j\.id = held\.id", crash_of_another_job),
+    Torn("forgive_crash", r"a\.error = %\(expired\)s::text", crash_taken_back_twice),
     Torn("progress", r"j\.attempt = s\.attempt", progress_of_an_earlier_attempt),
     Torn("progress", r"j\.locked_by = s\.session", progress_of_another_session),
     Torn("progress", r"j\.id = s\.id", progress_of_a_finished_job),
@@ -546,8 +546,8 @@ TORN = [
     Torn("settled", r"a\.outcome <> 'rescued'", noted_report_of_a_rescued_attempt),
     Torn("settled", r"NOT EXISTS \(SELECT FROM \S+job j WHERE j\.id = r\.id\)", traceless_report_of_a_held_job),
     Torn("settled", r"NOT EXISTS \(SELECT FROM \S+attempt a WHERE .*?\)", traceless_report_of_a_rescued_attempt),
-    Torn("exchange", r"state <> 2", claimed_twice),
-    Torn("exchange", r"NOT suspect", suspect_in_company),
+    Torn("complete_and_claim", r"state <> 2", claimed_twice),
+    Torn("complete_and_claim", r"NOT suspect", suspect_in_company),
     Torn("claim_suspect", r"state <> 2", suspect_claimed_twice),
     Torn("claim_limited()", r"j\.state <> 2", limited_claimed_twice),
     Torn("claim_limited()", r"places := limits\.max_running - \(\s+SELECT count\(\*\)", more_than_the_limit,
@@ -626,7 +626,7 @@ def definition(window: Window, function: str) -> str:
 # Where a fence may be, and why it needs no scene of its own here
 
 FENCE = re.compile(r"locked_by (?:=|IN)|\battempt = |state (?:=|<>) 2|lease_until <|session = |cancelling\b")
-ELSEWHERE = {"exchange", "complete_unlocked", "fail", "beat", "expired"}
+ELSEWHERE = {"complete_and_claim", "complete_unlocked", "fail", "beat", "expired"}
 """Torn in tests/chaos/test_checker.py."""
 HARMLESS = {
     "matching_jobs": "a person's list of jobs",

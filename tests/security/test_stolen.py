@@ -77,7 +77,7 @@ async def test_a_finished_job_is_of_the_attempt_that_runs_of_its_session_and_of_
             # What it may: end what it could have claimed itself.
             with pytest.raises(CheckViolation, match="result_fits"):
                 thief.run((FINISHED + row.format(**true)).replace("'7'", "to_json(repeat('x', 1048576))"))
-            assert (await store.exchange(0, [], [end(held, result='"done"')])).settlement.accepted
+            assert (await store.complete_and_claim(0, [], [end(held, result='"done"')])).settlement.accepted
             assert owner.job(held.id)["result"] == "done"
 
 

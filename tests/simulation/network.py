@@ -18,13 +18,22 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
     from pulse_trio.jobs import Claim, Outcome
-    from pulse_trio.store import Beat, Exchange, Fired, Limited, Rescue, Settlement, Slot
+    from pulse_trio.store import Beat, ClaimCursor, ClaimResult, Fired, Limited, Rescue, Settlement
     from support.fake_transactions import FakeBegun
 
     from .world import World
 
 _AGAIN = frozenset(
-    {"exchange", "claim_suspect", "claim_limited", "settle", "beat", "rescue", "fire_schedules", "finish_batches"}
+    {
+        "complete_and_claim",
+        "claim_suspect",
+        "claim_limited",
+        "settle",
+        "beat",
+        "rescue",
+        "fire_schedules",
+        "finish_batches",
+    }
 )
 """Calls that may be done later, or twice; of others only the way there and back can break."""
 
@@ -125,7 +134,7 @@ class Store(FakeStore):
             if fault is not None:
                 await self._answer(fault)
         except DatabaseUnavailable:
-            self._lost_claims |= operation in ("exchange", "claim_suspect", "claim_limited")
+            self._lost_claims |= operation in ("complete_and_claim", "claim_suspect", "claim_limited")
             raise
         self.heard |= {(claim.id, claim.attempt) for claim in getattr(answer, "claims", ())}
         return answer._replace(sent=self.world.sent(sent)) if hasattr(answer, "sent") else answer
@@ -138,13 +147,17 @@ class Store(FakeStore):
 
     # Operations
 
-    async def exchange(self, limit: int, slots: Sequence[Slot], completed: Sequence[Outcome] = ()) -> Exchange:
+    async def complete_and_claim(
+        self, limit: int, slots: Sequence[ClaimCursor], completed: Sequence[Outcome] = ()
+    ) -> ClaimResult:
         self._renew_session()
-        return await self._through("exchange", lambda store: FakeStore.exchange(store, limit, slots, completed))
+        return await self._through(
+            "complete_and_claim", lambda store: FakeStore.complete_and_claim(store, limit, slots, completed)
+        )
 
     async def claim_suspect(
         self, queues: Sequence[str] | None, *, session: int | None = None, fresh: bool = True
-    ) -> Exchange:
+    ) -> ClaimResult:
         self._renew_session()
         return await self._through(
             "claim_suspect", lambda store: FakeStore.claim_suspect(store, queues, session=session, fresh=fresh)

@@ -15,9 +15,9 @@ import trio
 from pulse_trio.errors import DatabaseUnavailable
 from pulse_trio.states import leaves_of
 from pulse_trio.worker.claiming import claim_loop as claimer
-from pulse_trio.worker.holding.heartbeats import Leases
-from pulse_trio.worker.holding.reports import Settler
-from pulse_trio.worker.jobs.running_job import Held
+from pulse_trio.worker.holding.heartbeats import Heartbeats
+from pulse_trio.worker.holding.reports import Reports
+from pulse_trio.worker.jobs.running_job import RunningJob
 from pulse_trio.worker.outage import COST_SHARE
 from support.fake_limits import FakeLimits
 from support.fake_store import FakeDatabase
@@ -162,16 +162,16 @@ def believed_too_long(_: pytest.MonkeyPatch) -> Callable[[int], World]:
 
 
 def never_stopped(patch: pytest.MonkeyPatch) -> Callable[[int], World]:
-    patch.setattr(Held, "deadline", property(lambda held: min(held.timeout_deadline, held.job_deadline)))
+    patch.setattr(RunningJob, "deadline", property(lambda held: min(held.timeout_deadline, held.job_deadline)))
     return WorldOf
 
 
 def never_beaten(patch: pytest.MonkeyPatch) -> Callable[[int], World]:
-    async def run(leases: Leases) -> None:
+    async def run(leases: Heartbeats) -> None:
         await trio.sleep_forever()
 
-    patch.setattr(Leases, "run", run)
-    patch.setattr(Held, "deadline", property(lambda held: min(held.timeout_deadline, held.job_deadline)))
+    patch.setattr(Heartbeats, "run", run)
+    patch.setattr(RunningJob, "deadline", property(lambda held: min(held.timeout_deadline, held.job_deadline)))
     return WorldOf
 
 
@@ -179,7 +179,7 @@ def reports_dropped(patch: pytest.MonkeyPatch) -> Callable[[int], World]:
     def put_back(settler: Any, outcomes: Sequence[Outcome]) -> None:
         settler._writing -= len(outcomes)
 
-    patch.setattr(Settler, "put_back", put_back)
+    patch.setattr(Reports, "put_back", put_back)
     return WorldOf
 
 
@@ -201,8 +201,8 @@ def limits_uncounted(patch: pytest.MonkeyPatch) -> Callable[[int], World]:
 
 
 def nothing_released(patch: pytest.MonkeyPatch) -> Callable[[int], World]:
-    add = Settler.add
-    patch.setattr(Settler, "add", lambda settler, outcome: outcome.kind == "released" or add(settler, outcome))
+    add = Reports.add
+    patch.setattr(Reports, "add", lambda settler, outcome: outcome.kind == "released" or add(settler, outcome))
     return WorldOf
 
 

@@ -13,7 +13,7 @@ from pulse_trio import InvalidArguments, SyncClient, UnknownJob, UsageError, ope
 from pulse_trio.grants import grant_sync
 from pulse_trio.sql import statement
 from pulse_trio.states import State
-from pulse_trio.store import Slot, cancelling
+from pulse_trio.store import ClaimCursor, cancelling
 from support.stores import Window, claim, claim_one, end
 
 if TYPE_CHECKING:
@@ -303,7 +303,7 @@ async def test_a_completion_that_crossed_with_the_request_is_closed_by_the_next_
     first, second = await claim(store, queue)
     for job_id in ids:
         cancel(window, job_id)
-    await store.exchange(0, [Slot(queue, 0)], [end(first)])
+    await store.complete_and_claim(0, [ClaimCursor(queue, 0)], [end(first)])
     assert ledger(window, ids[0]).ended_at is None
     await store.close_cancellations()
     row = ledger(window, ids[0])
@@ -438,7 +438,7 @@ async def test_waiting_ends_when_the_handler_has(store: WorkerStore, window: Win
         await store.settle([end(running, "cancelled")])
         await until(lambda: window.do(cancelling.cancellations(crossed.id)))
         # Not told that it was being cancelled: nobody closes its ledger row yet, and the wait must not mind.
-        await store.exchange(0, [], [end(crossed)])
+        await store.complete_and_claim(0, [], [end(crossed)])
     assert [r.state for r in got] == ["cancelled", "cancelled", "completed", "cancelled"]
 
 

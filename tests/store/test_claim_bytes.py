@@ -36,9 +36,9 @@ def exchange(connection: psycopg.Connection[Any], size: int, limit: int = 50) ->
     """The ids that one exchange claims from two queues."""
     asked = {
         "session": 7, "lease": "30 s", "leases": None, "limit": limit, "size": size, "queues": "{a,b}", "priorities": "{0,0}",
-        "floor_run_ats": "{-infinity,-infinity}", "floor_ids": "{0,0}", "paused_kinds": "{}",
+        "cursor_run_ats": "{-infinity,-infinity}", "cursor_ids": "{0,0}", "paused_kinds": "{}",
     }  # fmt: skip
-    *rows, _ = connection.execute(statement("exchange", "pulse"), NOBODY | asked).fetchall()
+    *rows, _ = connection.execute(statement("complete_and_claim", "pulse"), NOBODY | asked).fetchall()
     return [row[0] for row in rows]
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from pulse_trio.store import Slot
-from pulse_trio.worker.claiming.claim_loop import SlotBook
+from pulse_trio.store import ClaimCursor
+from pulse_trio.worker.claiming.claim_loop import ClaimCursors
 from support.stores import Window, claim, claim_one, end, open_store, sweep
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ async def test_the_lease_counts_from_before_the_statement_was_sent(
 ) -> None:
     window.enqueue(queue)
     before = trio.current_time()
-    exchange = await store.exchange(1, [Slot(queue, 0)])
+    exchange = await store.complete_and_claim(1, [ClaimCursor(queue, 0)])
     assert before <= exchange.sent <= trio.current_time()
 
 
@@ -73,12 +73,12 @@ async def test_claims_go_by_priority_then_by_the_listed_order_of_queues(
     jobs = {
         (name, priority): window.enqueue(name, priority=priority) for name in (second, first) for priority in (-1, 5, 0)
     }
-    book = SlotBook((first, second), Slot)
+    book = ClaimCursors((first, second), ClaimCursor)
     book.swept(await store.slots((first, second)))
 
     order: list[int] = []
     for _ in range(len(jobs)):
-        (claimed,) = (await store.exchange(1, book.slots)).claims
+        (claimed,) = (await store.complete_and_claim(1, book.slots)).claims
         order.append(claimed.id)
 
     assert order == [jobs[name, priority] for priority in (5, 0, -1) for name in (first, second)]
@@ -89,10 +89,10 @@ async def test_a_batch_over_several_slots_is_put_in_their_order(store: WorkerSto
     low = [window.enqueue(queue) for _ in range(2)]
     high = [window.enqueue(queue, priority=9) for _ in range(2)]
     other = [window.enqueue(late_but_first) for _ in range(2)]
-    book = SlotBook((late_but_first, queue), Slot)
+    book = ClaimCursors((late_but_first, queue), ClaimCursor)
     book.swept(await store.slots((late_but_first, queue)))
 
-    claims = (await store.exchange(100, book.slots)).claims
+    claims = (await store.complete_and_claim(100, book.slots)).claims
     book.claimed(claims)
 
     assert [c.id for c in claims] == high + other + low
@@ -104,7 +104,7 @@ async def test_the_limit_holds_across_slots_and_the_first_slots_come_first(
 ) -> None:
     ids = {p: window.enqueue_many(5, queue, priority=p) for p in (2, 1, 0)}
 
-    claims = (await store.exchange(limit, [Slot(queue, p) for p in (2, 1, 0)])).claims
+    claims = (await store.complete_and_claim(limit, [ClaimCursor(queue, p) for p in (2, 1, 0)])).claims
 
     assert {c.id for c in claims} == set((ids[2] + ids[1] + ids[0])[:limit])
     running = window.value("SELECT count(*) FROM job WHERE queue = %s AND state = 2", queue)
@@ -163,37 +163,37 @@ async def test_a_row_that_a_foreign_key_check_holds_is_claimed(store: WorkerStor
         assert (await claim_one(store, queue)).id == job_id
 
 
-# Floors
+# Cursors
 
 
-async def test_a_row_below_the_floor_is_left_to_the_sweep(store: WorkerStore, window: Window, queue: str) -> None:
+async def test_a_row_below_the_cursor_is_left_to_the_sweep(store: WorkerStore, window: Window, queue: str) -> None:
     ids = window.enqueue_many(2, queue)
     window.run("UPDATE job SET run_at = now() - interval '1 h' WHERE id = %s", ids[0])
     window.run("UPDATE job SET run_at = now() - interval '1 min' WHERE id = %s", ids[1])
     (first,) = await claim(store, queue, 1)
     (second,) = await claim(store, queue, 1)
-    book = SlotBook(None, Slot)
+    book = ClaimCursors(None, ClaimCursor)
     book.swept(list(await store.slots([queue])))
     book.claimed([first, second])
     backdated = window.enqueue(queue)
     window.run("UPDATE job SET run_at = now() - interval '30 min' WHERE id = %s", backdated)
 
-    assert (await store.exchange(10, book.slots)).claims == []
+    assert (await store.complete_and_claim(10, book.slots)).claims == []
 
     book.swept(await store.slots([queue]))
-    assert [c.id for c in (await store.exchange(10, book.slots)).claims] == [backdated]
+    assert [c.id for c in (await store.complete_and_claim(10, book.slots)).claims] == [backdated]
 
 
-async def test_rows_above_the_floor_are_claimed(store: WorkerStore, window: Window, queue: str) -> None:
+async def test_rows_above_the_cursor_are_claimed(store: WorkerStore, window: Window, queue: str) -> None:
     ids = window.enqueue_many(3, queue)
     window.run("UPDATE job SET run_at = now() - interval '1 h'")
     run_at = window.value("SELECT run_at::text FROM job WHERE id = %s", ids[1])
-    # The floor itself is claimed again if it is there: a released job may have come back with the same due time.
-    claims = (await store.exchange(10, [Slot(queue, 0, run_at, ids[1])])).claims
+    # The cursor itself is claimed again if it is there: a released job may have come back with the same due time.
+    claims = (await store.complete_and_claim(10, [ClaimCursor(queue, 0, run_at, ids[1])])).claims
     assert [c.id for c in claims] == ids[1:]
 
 
-async def test_a_commit_of_the_last_50_ms_is_not_hidden_by_the_floor(
+async def test_a_commit_of_the_last_50_ms_is_not_hidden_by_the_cursor(
     store: WorkerStore, window: Window, queue: str
 ) -> None:
     # Conclusive only if the claim came within 50 ms of the row's run_at, by the database's clock.
@@ -201,7 +201,7 @@ async def test_a_commit_of_the_last_50_ms_is_not_hidden_by_the_floor(
         job_id = window.enqueue(queue)
         run_at = window.value("SELECT run_at::text FROM job WHERE id = %s", job_id)
         later = window.value("SELECT (clock_timestamp() + interval '10 s')::text")
-        claims = (await store.exchange(1, [Slot(queue, 0, later, 2**62)])).claims
+        claims = (await store.complete_and_claim(1, [ClaimCursor(queue, 0, later, 2**62)])).claims
         age = window.value("SELECT clock_timestamp() - %s::timestamptz", run_at)
         if age < timedelta(milliseconds=50):
             assert [c.id for c in claims] == [job_id]
@@ -210,17 +210,17 @@ async def test_a_commit_of_the_last_50_ms_is_not_hidden_by_the_floor(
     pytest.fail("no claim was fast enough to tell")
 
 
-async def test_the_floor_a_claim_gives_survives_any_date_style(alone: Window) -> None:
+async def test_the_cursor_a_claim_gives_survives_any_date_style(alone: Window) -> None:
     name = alone.value("SELECT current_database()")
     alone.run(f"ALTER DATABASE \"{name}\" SET DateStyle = 'German, DMY'")
     alone.run(f"ALTER DATABASE \"{name}\" SET TimeZone = 'Asia/Kathmandu'")
     async with open_store(alone.dsn) as store:
         ids = alone.enqueue_many(3, "q")
         alone.run("UPDATE job SET run_at = timestamptz '2001-02-03 04:05:06.789012Z' + id * interval '1 microsecond'")
-        book = SlotBook(None, Slot)
+        book = ClaimCursors(None, ClaimCursor)
         book.swept(await store.slots(None))
         for expected in ids:
-            claims = (await store.exchange(1, book.slots)).claims
+            claims = (await store.complete_and_claim(1, book.slots)).claims
             book.claimed(claims)
             assert [c.id for c in claims] == [expected]
 
@@ -255,7 +255,7 @@ async def test_a_paused_queue_is_left_out_until_it_is_resumed(store: WorkerStore
     window.run("INSERT INTO queue (name, paused_at) VALUES (%s, now())", queue)
     assert await sweep(store, [queue]) == []
     window.run("UPDATE queue SET paused_at = NULL WHERE name = %s", queue)
-    assert await sweep(store, [queue]) == [Slot(queue, 0)]
+    assert await sweep(store, [queue]) == [ClaimCursor(queue, 0)]
 
 
 async def test_a_slot_tells_when_its_next_job_falls_due(store: WorkerStore, window: Window, queue: str) -> None:
@@ -285,7 +285,7 @@ async def test_concurrent_claimers_never_get_the_same_row(room_dsn: str, window:
     got: list[Claim] = []
 
     async def greedy(store: WorkerStore, limit: int) -> None:
-        while claims := (await store.exchange(limit, [Slot(queue, 1), Slot(queue, 0)])).claims:
+        while claims := (await store.complete_and_claim(limit, [ClaimCursor(queue, 1), ClaimCursor(queue, 0)])).claims:
             got.extend(claims)
 
     async with open_store(room_dsn) as a, open_store(room_dsn) as b, open_store(room_dsn) as c:
@@ -310,7 +310,9 @@ async def test_claims_and_completions_of_several_workers_at_once_lose_and_repeat
     async def work(store: WorkerStore, limit: int) -> None:
         done: list[Claim] = []
         while True:
-            claims, _, settlement = await store.exchange(limit, [Slot(queue, 0)], [end(c) for c in reversed(done)])
+            claims, _, settlement = await store.complete_and_claim(
+                limit, [ClaimCursor(queue, 0)], [end(c) for c in reversed(done)]
+            )
             accepted.extend(o.claim.id for o in settlement.accepted)
             assert (settlement.refused, settlement.again) == ([], [])
             done = claims

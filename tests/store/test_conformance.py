@@ -13,7 +13,7 @@ import trio
 from pulse_trio.client import request_by_name
 from pulse_trio.handlers import QueueLimits, Rate, schedule
 from pulse_trio.jobs import Progress
-from pulse_trio.store import Slot, WorkerStore, cancelling, stacks
+from pulse_trio.store import ClaimCursor, WorkerStore, cancelling, stacks
 from pulse_trio.timing import timing
 from support.fake_store import FakeDatabase, FakeStore
 from support.stores import Window, claim, claim_one, end, forged, open_store
@@ -196,13 +196,13 @@ async def test_sessions_are_positive_and_differ(store: Store, other: Store) -> N
 async def test_a_paused_queue_is_not_claimed_from_by_who_knows_its_slot(house: House, store: Store) -> None:
     house.enqueue()
     house.pause()
-    assert (await store.exchange(5, [Slot(house.queue, 0)])).claims == []
+    assert (await store.complete_and_claim(5, [ClaimCursor(house.queue, 0)])).claims == []
 
 
 async def test_a_claim_carries_the_row_and_the_fence(house: House, store: Store) -> None:
     job_id = house.enqueue(kind="k", priority=4, max_attempts=3)
     before = trio.current_time()
-    claims, sent, settlement = await store.exchange(5, [Slot(house.queue, 4)])
+    claims, sent, settlement = await store.complete_and_claim(5, [ClaimCursor(house.queue, 4)])
     (claimed,) = claims
     assert before <= sent <= trio.current_time()
     assert settlement == ([], [], [])
@@ -224,18 +224,18 @@ async def test_claims_are_first_in_first_out_up_to_the_limit(house: House, store
 async def test_slots_share_the_limit_in_the_order_given(house: House, store: Store) -> None:
     low = [house.enqueue() for _ in range(2)]
     high = [house.enqueue(priority=1) for _ in range(2)]
-    claims = (await store.exchange(3, [Slot(house.queue, 1), Slot(house.queue, 0)])).claims
+    claims = (await store.complete_and_claim(3, [ClaimCursor(house.queue, 1), ClaimCursor(house.queue, 0)])).claims
     assert {c.id for c in claims} == {*high, low[0]}
     # First in, first out over all slots; the caller puts its slots in order.
     assert [c.id for c in claims] == [low[0], *high]
 
 
-async def test_a_floor_hides_what_stands_below_it_but_not_what_is_recent(house: House, store: Store) -> None:
+async def test_a_cursor_hides_what_stands_below_it_but_not_what_is_recent(house: House, store: Store) -> None:
     house.enqueue()
     first = await claim_one(store, house.queue)
     assert (await store.settle([end(first, "released")])).accepted
-    above = Slot(house.queue, 0, first.run_at, 0)
-    (again,) = (await store.exchange(1, [above])).claims
+    above = ClaimCursor(house.queue, 0, first.run_at, 0)
+    (again,) = (await store.complete_and_claim(1, [above])).claims
     assert again.id == first.id
     assert await claim(store, house.queue) == []
 
@@ -243,7 +243,7 @@ async def test_a_floor_hides_what_stands_below_it_but_not_what_is_recent(house: 
 async def test_an_exchange_claims_and_completes_at_once(house: House, store: Store) -> None:
     ids = [house.enqueue() for _ in range(2)]
     done = end(await claim_one(store, house.queue), result="7")
-    claims, _, settlement = await store.exchange(5, [Slot(house.queue, 0)], [done])
+    claims, _, settlement = await store.complete_and_claim(5, [ClaimCursor(house.queue, 0)], [done])
     assert [c.id for c in claims] == ids[1:]
     assert settlement == ([done], [], [])
     assert house.state(ids[0]) == "completed"
@@ -295,7 +295,7 @@ async def test_a_wrong_fence_is_refused_everywhere(part: str, house: House, stor
     wrong = forged(ours, **{part: getattr(ours, part) + 10**9})
     for outcome in (end(wrong), end(wrong, "failed")):
         assert (await store.settle([outcome])).refused == [outcome]
-    assert (await store.exchange(0, [], [end(wrong)])).settlement.refused
+    assert (await store.complete_and_claim(0, [], [end(wrong)])).settlement.refused
     assert (await store.beat([wrong]))[1:] == (frozenset(), frozenset(), {})
     assert house.state(job_id) == "running"
     assert (await store.settle([end(ours)])).accepted

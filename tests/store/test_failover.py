@@ -10,7 +10,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from pulse_trio.errors import DatabaseUnavailable
-from pulse_trio.store import Slot, WorkerStore
+from pulse_trio.store import ClaimCursor, WorkerStore
 from support.stores import Window, open_store
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ async def test_a_primary_that_became_read_only_is_left_for_a_new_connection_and_
         async with store._claims.use() as connection:
             await connection.execute("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY")
         with pytest.raises(DatabaseUnavailable, match="read-only"):
-            await store.exchange(1, [Slot(queue, 0)])
-        (claimed,) = (await store.exchange(1, [Slot(queue, 0)])).claims
+            await store.complete_and_claim(1, [ClaimCursor(queue, 0)])
+        (claimed,) = (await store.complete_and_claim(1, [ClaimCursor(queue, 0)])).claims
     assert claimed.id == job_id
     assert claimed.session != before
 

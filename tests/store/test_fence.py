@@ -21,7 +21,7 @@ NOBODY = 10**15
 
 
 async def exchanged(store: WorkerStore, claim: Claim) -> bool:
-    settlement = (await store.exchange(0, [], [end(claim)])).settlement
+    settlement = (await store.complete_and_claim(0, [], [end(claim)])).settlement
     assert not settlement.again
     return bool(settlement.accepted)
 
@@ -42,7 +42,7 @@ def settled(kind: OutcomeKind) -> Callable[[WorkerStore, Claim], Awaitable[bool]
 
 
 WRITES: dict[str, Callable[[WorkerStore, Claim], Awaitable[bool]]] = {
-    "exchange": exchanged,
+    "complete_and_claim": exchanged,
     "beat": renewed,
 } | {
     kind: settled(kind)
@@ -114,7 +114,7 @@ async def test_a_stale_workers_write_is_refused_after_the_next_claim(
 
 
 def seen(window: Window, job_id: int) -> dict[str, Any]:
-    """The row but for its crashes: who comes back tells that nobody crashed (absolve.sql), and changes nothing else."""
+    """The row but for its crashes: who comes back tells that nobody crashed (forgive_crash.sql), and changes nothing else."""
     row = window.row(job_id)
     assert row is not None
     return {name: value for name, value in row.items() if name not in ("crashes", "ctid", "xmin")}
@@ -184,7 +184,7 @@ async def test_a_batch_with_every_wrong_fence_and_a_locked_row_writes_the_right_
     with window.connection.transaction():
         window.run("SELECT FROM job WHERE id = %s FOR UPDATE", locked.id)
         outcomes = [end(c) for c in (right, *wrong, locked)]
-        accepted, refused, again = (await store.exchange(0, [], outcomes)).settlement
+        accepted, refused, again = (await store.complete_and_claim(0, [], outcomes)).settlement
 
     assert [o.claim for o in accepted] == [right]
     assert {o.claim for o in refused} == set(wrong)

@@ -79,6 +79,6 @@ async def test_a_completion_moves_the_row_and_nothing_stays(alone: Window) -> No
     alone.enqueue_many(10, "hot")
     async with open_store(alone.dsn) as store:
         claims = await claim(store, "hot")
-        await store.exchange(0, [], [end(c) for c in claims])
+        await store.complete_and_claim(0, [], [end(c) for c in claims])
     assert alone.value("SELECT count(*) FROM job") == 0
     assert alone.value("SELECT count(*) FROM job_archive") == 10

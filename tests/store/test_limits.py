@@ -60,7 +60,7 @@ async def test_a_queue_runs_no_more_than_its_limit_and_a_place_is_free_when_a_jo
     assert [c.id for c in first] == ids[:3]
     answer = await other.claim_limited(queue, 10)
     assert (answer.claims, answer.again_in, answer.blocked) == ([], None, True)
-    await store.exchange(0, [], [end(first[1])])
+    await store.complete_and_claim(0, [], [end(first[1])])
     assert [c.id for c in await take(other, queue)] == [ids[3]]
     assert await take(store, queue) == []
 

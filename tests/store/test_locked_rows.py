@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from pulse_trio.errors import DatabaseUnavailable
-from pulse_trio.store import Slot
+from pulse_trio.store import ClaimCursor
 from support.stores import Window, claim, end
 
 if TYPE_CHECKING:
@@ -52,7 +52,9 @@ async def test_a_claim_brings_new_jobs_although_a_completion_is_locked(
     first, second = await claim(store, queue)
     new = window.enqueue(queue)
     with locked(window, first.id):
-        claims, _, (accepted, refused, again) = await store.exchange(10, [Slot(queue, 0)], [end(first), end(second)])
+        claims, _, (accepted, refused, again) = await store.complete_and_claim(
+            10, [ClaimCursor(queue, 0)], [end(first), end(second)]
+        )
     assert [c.id for c in claims] == [new]
     assert ([o.claim for o in accepted], refused, [o.claim for o in again]) == ([second], [], [first])
 
@@ -126,7 +128,7 @@ async def test_a_locked_table_is_the_databases_fault_and_passes(store: WorkerSto
     with psycopg.connect(window.dsn) as connection:
         connection.execute("LOCK TABLE pulse.job IN ACCESS EXCLUSIVE MODE")
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(refused, lambda: store.exchange(1, [Slot(queue, 0)], [end(first)]))
+            nursery.start_soon(refused, lambda: store.complete_and_claim(1, [ClaimCursor(queue, 0)], [end(first)]))
             nursery.start_soon(refused, lambda: store.settle([end(second, "failed")]))
             nursery.start_soon(refused, lambda: store.beat([first]))
             nursery.start_soon(refused, store.rescue)

@@ -8,7 +8,7 @@ import pytest
 
 from pulse_trio.errors import StatementRefused
 from pulse_trio.sql import statement
-from pulse_trio.store import Slot
+from pulse_trio.store import ClaimCursor
 from pulse_trio.store.sweeping import STEPS, Lap
 from pulse_trio.store.worker import _WORKER_SETTINGS
 from support.stores import Window, claim, end, open_store
@@ -142,7 +142,7 @@ async def test_a_row_that_no_claim_can_take_stops_its_own_slot_only(room_dsn: st
     window.run("INSERT INTO job (kind, queue, key) VALUES ('refused', %s, 'a')", queue)
     well = window.enqueue(other)
     async with open_store(room_dsn) as store:
-        exchange = await store.exchange(10, [Slot(queue, 0), Slot(other, 0)])
+        exchange = await store.complete_and_claim(10, [ClaimCursor(queue, 0), ClaimCursor(other, 0)])
         assert [c.id for c in exchange.claims] == [well]
         ((slot, said),) = store.refused_slots
         assert slot.queue == queue
@@ -150,7 +150,7 @@ async def test_a_row_that_no_claim_can_take_stops_its_own_slot_only(room_dsn: st
         with pytest.raises(StatementRefused, match="not this one"):
             await store.claim_limited(queue, 10)
         # With completions on the way, these are written too.
-        exchange = await store.exchange(10, [Slot(queue, 0)], [end(exchange.claims[0])])
+        exchange = await store.complete_and_claim(10, [ClaimCursor(queue, 0)], [end(exchange.claims[0])])
         assert len(exchange.settlement.accepted) == 1
         assert exchange.claims == []
     window.run("DROP TRIGGER refuse ON job; DROP FUNCTION refuse")

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 ROWS = 100_000
 FENCE = {"ids": "{1,2,3}", "attempts": "{1,1,1}", "sessions": "{1,1,1}"}
 STATEMENTS: dict[str, dict[str, Any]] = {
-    "exchange": FENCE | {
+    "complete_and_claim": FENCE | {
         "results": "{1,2,3}", "keep": True, "session": 7, "lease": "30 s", "leases": '{"q1": "2 s"}', "limit": 50,
         "size": 1048576, "queues": "{q0,q1,q2}",
-        "priorities": "{1,0,0}", "floor_run_ats": "{-infinity,-infinity,2000-01-01}", "floor_ids": "{0,0,7}",
+        "priorities": "{1,0,0}", "cursor_run_ats": "{-infinity,-infinity,2000-01-01}", "cursor_ids": "{0,0,7}",
         "paused_kinds": "{}",
     },
     "complete_unlocked": FENCE | {"results": "{1,2,3}", "keep": True},
@@ -37,7 +37,7 @@ STATEMENTS: dict[str, dict[str, Any]] = {
     "cancel_requested": {"ids": "{1,2,3}"},
     "running_fences": {"ids": "{1,2,3}"},
     "bury": {"id": 5, "attempt": 1, "session": 7, "outcome": "failed", "error": "it failed", "bare": False},
-    "absolve": FENCE | {"expired": "gone", "came_back": "back"},
+    "forgive_crash": FENCE | {"expired": "gone", "came_back": "back"},
     "cancel_close": {},
     "cancel_ended": {"ids": "{1,2,3}"},
     "await_transaction": {"id": 7},
@@ -177,8 +177,8 @@ async def test_the_watchdogs_scan_reads_the_lease_index(large: Window, dsn: str)
         assert scans(text) == []
 
 
-async def test_the_claim_walks_its_index_from_the_floor_in_order(worker: Connection) -> None:
-    text = await plan(worker, "exchange", STATEMENTS["exchange"])
+async def test_the_claim_walks_its_index_from_the_cursor_in_order(worker: Connection) -> None:
+    text = await plan(worker, "complete_and_claim", STATEMENTS["complete_and_claim"])
     assert "Index Scan using job_claim on job" in text
     assert "Tid Scan on job" in text
     walk = text[text.index("Index Scan using job_claim") :].split("->")[0]
@@ -206,19 +206,21 @@ async def test_a_plan_made_on_an_empty_table_serves_a_large_one(dsn: str) -> Non
     # One prepared connection that lives from empty to large, as a worker's does.
     async with await connected(dsn, _WORKER_SETTINGS) as connection:
         for _ in range(10):
-            for name in ("exchange", "beat", "fail", "complete_unlocked", "slots"):
+            for name in ("complete_and_claim", "beat", "fail", "complete_unlocked", "slots"):
                 await connection.execute(statement(name, "pulse"), STATEMENTS[name], prepare=True)
         with Window(dsn) as window:
             fill(window)
             for analyzed in (False, True):
                 if analyzed:
                     window.run("ANALYZE job")
-                for name in ("exchange", "beat", "fail", "complete_unlocked", "slots"):
+                for name in ("complete_and_claim", "beat", "fail", "complete_unlocked", "slots"):
                     text = await prepared_plan(connection, name)
                     assert scans(text) == [], f"{name}, analyzed: {analyzed}"
             before = reads(window)
             for _ in range(5):
-                await connection.execute(statement("exchange", "pulse"), STATEMENTS["exchange"], prepare=True)
+                await connection.execute(
+                    statement("complete_and_claim", "pulse"), STATEMENTS["complete_and_claim"], prepare=True
+                )
                 await connection.execute(statement("beat", "pulse"), STATEMENTS["beat"], prepare=True)
             await connection.execute("SELECT pg_stat_force_next_flush()")
             await connection.execute("SELECT 1")
@@ -245,8 +247,9 @@ def reads(window: Window) -> int:
 async def test_a_claim_from_a_large_backlog_touches_few_pages(worker: Connection) -> None:
     async with worker.transaction(force_rollback=True):
         cursor = await worker.execute(
-            b"EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, TIMING OFF) " + statement("exchange", "pulse"),
-            STATEMENTS["exchange"] | {"limit": 1, "ids": "{}", "attempts": "{}", "sessions": "{}", "results": "{}"},
+            b"EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, TIMING OFF) " + statement("complete_and_claim", "pulse"),
+            STATEMENTS["complete_and_claim"]
+            | {"limit": 1, "ids": "{}", "attempts": "{}", "sessions": "{}", "results": "{}"},
         )
         text = "\n".join([line for (line,) in await cursor.fetchall()])
     hits = re.search(r"Buffers: shared hit=(\d+)(?: read=(\d+))?", text)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pulse_trio.handlers import QueueLimits
-from pulse_trio.store import Slot
+from pulse_trio.store import ClaimCursor
 from support.stores import Window, claim, claim_one, open_store
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ async def test_one_claim_and_one_beat_lease_each_queues_jobs_for_its_own_time(wi
     names = [queue, f"{queue}-short", f"{queue}/x.y:z_long"]
     ids = [window.enqueue(name) for name in names]
     async with open_store(window.dsn, lease=100, leases={names[1]: 20.5, names[2]: 9000}) as store:
-        claims = (await store.exchange(10, [Slot(name, 0) for name in names])).claims
+        claims = (await store.complete_and_claim(10, [ClaimCursor(name, 0) for name in names])).claims
         assert sorted(c.id for c in claims) == ids
         assert leases(window, ids) == pytest.approx([100, 20.5, 9000], abs=8)
         shorten(window, ids)

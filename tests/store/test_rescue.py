@@ -37,7 +37,7 @@ async def test_an_expired_lease_puts_the_job_back_at_once_with_its_attempt_and_f
 
 
 async def test_a_rescued_job_comes_due_now_and_not_in_the_past(store: WorkerStore, window: Window, queue: str) -> None:
-    # So it lands above the floors of workers, and behind what is due already.
+    # So it lands above the cursors of workers, and behind what is due already.
     job_id = window.enqueue(queue)
     await claim_one(store, queue)
     window.expire(job_id)

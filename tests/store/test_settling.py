@@ -11,7 +11,7 @@ import trio
 
 from pulse_trio.jobs import Claim, RetryAfter, Snooze
 from pulse_trio.states import FINISHED, outcome_of_error, storable
-from pulse_trio.store import Slot, operations
+from pulse_trio.store import ClaimCursor, operations
 from support.stores import Window, claim, claim_one, end, forged, open_store
 
 if TYPE_CHECKING:
@@ -234,7 +234,9 @@ async def test_one_result_that_cannot_be_stored_does_not_hold_up_the_claims(
     monkeypatch.setattr("pulse_trio.states.random.uniform", lambda _, high: high)
     ids = window.enqueue_many(3, queue)
     bad, good = await claim(store, queue, 2)
-    claims, _, settlement = await store.exchange(1, [Slot(queue, 0)], [end(bad, result="{"), end(good)])
+    claims, _, settlement = await store.complete_and_claim(
+        1, [ClaimCursor(queue, 0)], [end(bad, result="{"), end(good)]
+    )
 
     assert [c.id for c in claims] == ids[2:]
     assert {o.claim for o in settlement.accepted} == {bad, good}

@@ -19,7 +19,18 @@ from pulse_trio.errors import DatabaseUnavailable
 from pulse_trio.jobs import Claim, JobOptions, Outcome, Progress
 from pulse_trio.observe import WorkerStale
 from pulse_trio.states import FINISHED, Event, State, event_of, next_state
-from pulse_trio.store import Beat, Broken, Exchange, Fired, Found, HandedBack, Limited, Rescue, Settlement, Slot
+from pulse_trio.store import (
+    Beat,
+    Broken,
+    ClaimCursor,
+    ClaimResult,
+    Fired,
+    Found,
+    HandedBack,
+    Limited,
+    Rescue,
+    Settlement,
+)
 from pulse_trio.store.sweeping import Lap
 from pulse_trio.timing import due
 from support.fake_limits import FakeLimits
@@ -33,7 +44,7 @@ if TYPE_CHECKING:
 MIDNIGHT = datetime(2026, 1, 1, tzinfo=UTC)
 
 RECENT = 0.05
-"""Seconds a floor trails the newest row, as in exchange.sql."""
+"""Seconds a cursor trails the newest row, as in complete_and_claim.sql."""
 
 
 EPOCH = 1_700_000_000.0
@@ -260,7 +271,7 @@ class FakeStore:
         self.swept_at = "-inf"
         self.sweep = Lap()
         self.keyed_due_in: float | None = None
-        self.refused_slots: list[tuple[Slot, str]] = []
+        self.refused_slots: list[tuple[ClaimCursor, str]] = []
 
     async def _done(self, operation: str) -> None:
         """The way to the server."""
@@ -302,23 +313,25 @@ class FakeStore:
 
     # Claiming and settling
 
-    async def exchange(self, limit: int, slots: Sequence[Slot], completed: Sequence[Outcome] = ()) -> Exchange:
+    async def complete_and_claim(
+        self, limit: int, slots: Sequence[ClaimCursor], completed: Sequence[Outcome] = ()
+    ) -> ClaimResult:
         sent = trio.current_time()
-        await self._done("exchange")
+        await self._done("complete_and_claim")
         settlement = self._write(completed)
         claims = [self._claim(job) for job in self._due(limit, slots)]
-        await self._answered("exchange")
-        return Exchange(sorted(claims, key=lambda c: (float(c.run_at), c.id)), sent, settlement)
+        await self._answered("complete_and_claim")
+        return ClaimResult(sorted(claims, key=lambda c: (float(c.run_at), c.id)), sent, settlement)
 
-    def _due(self, limit: int, slots: Sequence[Slot]) -> list[FakeJob]:
+    def _due(self, limit: int, slots: Sequence[ClaimCursor]) -> list[FakeJob]:
         now = trio.current_time()
         found: list[FakeJob] = []
         for slot in slots:
             if slot.queue in self.database.paused or self.database.limits.limited(slot.queue):
                 continue
-            floor = (float(slot.floor_run_at), slot.floor_id)
-            if floor[0] > now - RECENT:
-                floor = (now - RECENT, 0)
+            cursor = (float(slot.cursor_run_at), slot.cursor_id)
+            if cursor[0] > now - RECENT:
+                cursor = (now - RECENT, 0)
             jobs = [
                 job
                 for job in self.database.jobs.values()
@@ -327,7 +340,7 @@ class FakeStore:
                 and job.key is None
                 and job.kind not in self.paused_kinds
                 and not job.suspect
-                and (job.run_at, job.id) >= floor
+                and (job.run_at, job.id) >= cursor
                 and job.id not in self.database.locked
             ]
             found += sorted(jobs, key=lambda job: (job.run_at, job.id))
@@ -457,7 +470,7 @@ class FakeStore:
 
     async def claim_suspect(
         self, queues: Sequence[str] | None, *, session: int | None = None, fresh: bool = True
-    ) -> Exchange:
+    ) -> ClaimResult:
         sent = trio.current_time()
         await self._done("claim_suspect")
         due = [
@@ -471,7 +484,7 @@ class FakeStore:
             self._claim(job, session or 0) for job in sorted(due, key=lambda j: (-j.priority, j.run_at, j.id))[:1]
         ]
         await self._answered("claim_suspect")
-        return Exchange(claims, sent, Settlement([], [], []))
+        return ClaimResult(claims, sent, Settlement([], [], []))
 
     async def report_crash(self, claim: Claim, seen: str, *, alone: bool) -> bool | None:
         await self._done("report_crash")

@@ -13,7 +13,7 @@ from psycopg.sql import SQL, Identifier
 from pulse_trio.client import request_by_name
 from pulse_trio.jobs import Claim, Outcome
 from pulse_trio.postgres.pins import pins_query
-from pulse_trio.store import Slot, WorkerStore, operations
+from pulse_trio.store import ClaimCursor, WorkerStore, operations
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -120,8 +120,8 @@ class Window:
 
 
 async def claim(store: WorkerStore, queue: str = "default", limit: int = 100, *, priority: int = 0) -> list[Claim]:
-    """What the store claims from one queue, without a floor."""
-    return (await store.exchange(limit, [Slot(queue, priority)])).claims
+    """What the store claims from one queue, without a cursor."""
+    return (await store.complete_and_claim(limit, [ClaimCursor(queue, priority)])).claims
 
 
 async def claim_one(store: WorkerStore, queue: str = "default", *, priority: int = 0) -> Claim:
@@ -130,10 +130,10 @@ async def claim_one(store: WorkerStore, queue: str = "default", *, priority: int
     return claimed
 
 
-async def sweep(store: WorkerStore, queues: Sequence[str] | None = None) -> list[Slot]:
+async def sweep(store: WorkerStore, queues: Sequence[str] | None = None) -> list[ClaimCursor]:
     """The slots a worker would claim from, in its order."""
     found = await store.slots(queues)
-    return [Slot(f.queue, f.priority) for f in sorted(found, key=lambda f: (-f.priority, f.queue))]
+    return [ClaimCursor(f.queue, f.priority) for f in sorted(found, key=lambda f: (-f.priority, f.queue))]
 
 
 def end(claim: Claim, kind: OutcomeKind = "completed", **details: Any) -> Outcome:

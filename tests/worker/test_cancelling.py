@@ -186,13 +186,13 @@ async def test_a_request_that_overtakes_the_reply_to_the_claim_cancels_the_job_a
 ) -> None:
     async def slow() -> None:
         for job in sleeper.database.jobs.values():
-            del sleeper.store.silence["exchange"]
+            del sleeper.store.silence["complete_and_claim"]
             sleeper.database.cancel(job.id, "at once")
             await trio.sleep(2)
 
     async with sleeper.working():
         await trio.sleep(1)  # it listens
-        sleeper.store.silence["exchange"] = slow
+        sleeper.store.silence["complete_and_claim"] = slow
         job_id = sleeper.enqueue("sleeper")
         await trio.sleep(5)
         assert state_of(sleeper.database.jobs[job_id]) == ("cancelled", "at once")

@@ -10,14 +10,14 @@ import trio
 
 from pulse_trio import Discard, Job, RetryAfter, Snooze
 from pulse_trio.observe import DatabaseFound, DatabaseLost, FenceLost, JobsRescued, JobStarted
-from pulse_trio.store import Slot
+from pulse_trio.store import ClaimCursor
 from support.fake_store import FakeBatch, FakeStore, unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pulse_trio.jobs import Outcome
-    from pulse_trio.store import Exchange
+    from pulse_trio.store import ClaimResult
     from support.stage import Recorder, Stage
 
 
@@ -65,20 +65,20 @@ async def test_a_full_worker_does_not_claim(noop: Stage) -> None:
         await trio.sleep(50)
         assert worker.running == 2
         assert noop.database.states() == ["running", "running", "available"]
-        calls = noop.store.calls.count("exchange")
+        calls = noop.store.calls.count("complete_and_claim")
         await trio.sleep(30)
-        assert noop.store.calls.count("exchange") == calls
+        assert noop.store.calls.count("complete_and_claim") == calls
 
 
 async def test_one_claim_takes_at_most_half_of_the_slots(noop: Stage) -> None:
     asked: list[int] = []
-    exchange = noop.store.exchange
+    exchange = noop.store.complete_and_claim
 
-    async def spy(limit: int, *rest: Any) -> Exchange:
+    async def spy(limit: int, *rest: Any) -> ClaimResult:
         asked.append(limit)
         return await exchange(limit, *rest)
 
-    noop.store.exchange = spy  # type: ignore[method-assign]
+    noop.store.complete_and_claim = spy  # type: ignore[method-assign]
     for _ in range(50):
         noop.enqueue("noop", seconds=1)
     await noop.burst(concurrency=20)
@@ -143,7 +143,7 @@ async def test_forged_wake_ups_cost_a_few_looks_and_delay_no_job_by_much(
             for listener in noop.database.listeners:
                 listener(f"q{n}" if queue == "random" else queue)
             await trio.sleep(0.001)
-        looks = [call for call in noop.store.calls if call in ("exchange", "slots", "claim_limited")]
+        looks = [call for call in noop.store.calls if call in ("complete_and_claim", "slots", "claim_limited")]
         assert 4 < len(looks) <= 32
         for real in ("default", "narrow", "new"):
             began = trio.current_time()
@@ -221,7 +221,7 @@ async def test_a_retry_starts_when_it_is_due(stage: Stage, events: Recorder) -> 
     assert second - first == pytest.approx(7.5, abs=1.1)
 
 
-async def test_a_row_below_the_floor_starts_within_two_seconds(noop: Stage, events: Recorder) -> None:
+async def test_a_row_below_the_cursor_starts_within_two_seconds(noop: Stage, events: Recorder) -> None:
     async with noop.working():
         for _ in range(10):
             noop.enqueue("noop")
@@ -403,7 +403,7 @@ async def test_reports_go_out_again_until_the_database_is_back(noop: Stage, even
     ids = [noop.enqueue("noop", seconds=1) for _ in range(3)]
     async with noop.working(grace=100):
         await trio.sleep(0.5)
-        for operation in ("exchange", "settle", "slots"):
+        for operation in ("complete_and_claim", "settle", "slots"):
             noop.store.trouble[operation] = unavailable
         await trio.sleep(8)
         assert noop.database.states() == ["running"] * 3
@@ -415,7 +415,7 @@ async def test_reports_go_out_again_until_the_database_is_back(noop: Stage, even
     assert events.of(FenceLost) == []
 
 
-@pytest.mark.parametrize("operation", ["exchange", "settle"])
+@pytest.mark.parametrize("operation", ["complete_and_claim", "settle"])
 async def test_a_lost_reply_to_a_completion_counts_once_the_database_says_so(
     operation: str, noop: Stage, events: Recorder
 ) -> None:
@@ -448,11 +448,11 @@ async def test_a_lost_reply_to_a_completion_counts_once_the_database_says_so(
 @pytest.mark.parametrize("number", range(2, 8))
 async def test_completions_whose_claim_never_left_go_another_way(number: int, noop: Stage) -> None:
     async def once() -> None:
-        if noop.store.calls.count("exchange") == number:
+        if noop.store.calls.count("complete_and_claim") == number:
             await unavailable()
 
     ids = [noop.enqueue("noop") for _ in range(50)]
-    noop.store.trouble["exchange"] = once
+    noop.store.trouble["complete_and_claim"] = once
     began = trio.current_time()
     await noop.burst(concurrency=4)
     assert {noop.database.state(i) for i in ids} == {"completed"}
@@ -490,7 +490,7 @@ async def test_a_lost_reply_to_a_claim_leaves_the_job_to_the_watchdog(noop: Stag
         if lost == 1:
             await unavailable()
 
-    noop.store.silence["exchange"] = once
+    noop.store.silence["complete_and_claim"] = once
     async with noop.working():
         began = trio.current_time()
         await trio.sleep(60)
@@ -565,14 +565,14 @@ async def test_while_64_mib_of_results_wait_to_be_written_nothing_is_claimed(sta
 
 async def test_reports_travel_with_the_next_claim_while_there_is_work(noop: Stage) -> None:
     travelled = 0
-    exchange = noop.store.exchange
+    exchange = noop.store.complete_and_claim
 
-    async def spy(limit: int, slots: Sequence[Slot], completed: Sequence[Outcome] = ()) -> Exchange:
+    async def spy(limit: int, slots: Sequence[ClaimCursor], completed: Sequence[Outcome] = ()) -> ClaimResult:
         nonlocal travelled
         travelled += len(completed)
         return await exchange(limit, slots, completed)
 
-    noop.store.exchange = spy  # type: ignore[method-assign]
+    noop.store.complete_and_claim = spy  # type: ignore[method-assign]
     for _ in range(400):
         noop.enqueue("noop")
     await noop.burst(concurrency=20)
@@ -598,7 +598,7 @@ async def test_the_watchdog_rescues_and_the_job_starts_again(noop: Stage, events
     job_id = noop.enqueue("noop")
     dead = FakeStore(noop.database)
     await dead.open_session()
-    await dead.exchange(1, [Slot("default", 0)])
+    await dead.complete_and_claim(1, [ClaimCursor("default", 0)])
     noop.enqueue("noop", delay=0)
     began = trio.current_time()
     async with noop.working(watchdog=5, poll=1000):

@@ -19,7 +19,7 @@ from pulse_trio import ConfigurationError, Handlers, Job
 from pulse_trio.observe import FenceLost, LeaseUnproven, TasksLeftBehind
 from pulse_trio.states import storable
 from pulse_trio.worker.jobs.kinds.asyncio_thread import LoopThread
-from pulse_trio.worker.jobs.running_job import Held
+from pulse_trio.worker.jobs.running_job import RunningJob
 from support import kinds_app
 from support.stage import Stage
 
@@ -462,7 +462,9 @@ async def test_an_asyncio_handler_tells_its_progress(stage: Stage, monkeypatch: 
 
     said: list[tuple[Any, ...]] = []
     monkeypatch.setattr(
-        Held, "progress", lambda _, *what: said.append((threading.get_ident() == here, trio.current_time() > 0, *what))
+        RunningJob,
+        "progress",
+        lambda _, *what: said.append((threading.get_ident() == here, trio.current_time() > 0, *what)),
     )
     here = threading.get_ident()
 
@@ -670,7 +672,7 @@ async def test_the_next_job_gets_a_new_process_when_an_idle_one_has_died(stage: 
 
 async def test_a_process_tells_its_progress(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[tuple[float, str | None]] = []
-    monkeypatch.setattr(Held, "progress", lambda _, fraction, message: said.append((fraction, message)))
+    monkeypatch.setattr(RunningJob, "progress", lambda _, fraction, message: said.append((fraction, message)))
     job = await at_once(stage, "process", "say")
     assert (job.result, said) == ('"said"', [(0.5, "half of it")])
 

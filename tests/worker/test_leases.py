@@ -308,7 +308,7 @@ async def test_a_slow_claim_shortens_the_lease_by_its_own_time(sleeper: Stage, l
     async def slow() -> None:
         await trio.sleep(4)
 
-    sleeper.store.silence["exchange"] = slow
+    sleeper.store.silence["complete_and_claim"] = slow
     sleeper.enqueue("sleeper", seconds=1000)
     async with sleeper.working():
         sleeper.store.trouble["beat"] = unavailable
@@ -320,10 +320,10 @@ async def test_a_slow_claim_shortens_the_lease_by_its_own_time(sleeper: Stage, l
 async def test_a_job_whose_lease_is_over_before_it_begins_is_not_begun(late: float, sleeper: Stage, log: Log) -> None:
     # The answer to its claim was read that late: the process was stopped, or another job of the batch held the loop.
     async def slow() -> None:
-        del sleeper.store.silence["exchange"]
+        del sleeper.store.silence["complete_and_claim"]
         await trio.sleep(PROVEN + late)
 
-    sleeper.store.silence["exchange"] = slow
+    sleeper.store.silence["complete_and_claim"] = slow
     job_id = sleeper.enqueue("sleeper", seconds=1)
     async with sleeper.working():
         await trio.sleep(PROVEN + late + 5)

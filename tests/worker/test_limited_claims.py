@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pulse_trio.jobs import Outcome
-    from pulse_trio.store import Exchange, Limited, Slot
+    from pulse_trio.store import ClaimCursor, ClaimResult, Limited
     from support.stage import Stage
 
 
@@ -164,9 +164,13 @@ class Refusing(FakeStore):
             raise StatementRefused(f"claiming from the queue {queue!r}: integer out of range")
         return await super().claim_limited(queue, limit, turns)
 
-    async def exchange(self, limit: int, slots: Sequence[Slot], completed: Sequence[Outcome] = ()) -> Exchange:
+    async def complete_and_claim(
+        self, limit: int, slots: Sequence[ClaimCursor], completed: Sequence[Outcome] = ()
+    ) -> ClaimResult:
         self.refused_slots = [(slot, "integer out of range") for slot in slots if slot.queue in self.bad]
-        return await super().exchange(limit, [slot for slot in slots if slot.queue not in self.bad], completed)
+        return await super().complete_and_claim(
+            limit, [slot for slot in slots if slot.queue not in self.bad], completed
+        )
 
 
 @pytest.mark.parametrize("limited", [True, False])
@@ -201,6 +205,6 @@ async def test_more_queues_with_keys_than_a_round_takes_in_keep_no_plain_job_wai
     noop.enqueue("noop", queue="plain")
     await noop.burst()
     names = noop.store.calls
-    first = names.index("exchange")
+    first = names.index("complete_and_claim")
     assert names[:first].count("claim_limited") <= 8
     assert {job.state for job in noop.database.jobs.values()} == {"completed"}

@@ -11,7 +11,7 @@ import trio
 from pulse_trio import ConfigurationError, Handlers, Job
 from pulse_trio.handlers import QueueLease
 from pulse_trio.observe import LeaseUnproven
-from pulse_trio.store import Slot
+from pulse_trio.store import ClaimCursor
 from support.fake_store import FakeStore, unavailable
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ async def hold(stage: Stage) -> None:
     dead = FakeStore(stage.database)
     dead.leases = {queue: its.lease for queue, its in stage.handlers.queue_leases.items()}
     await dead.open_session()
-    assert len((await dead.exchange(9, [Slot(queue, 0) for queue in PROVEN])).claims) == 3
+    assert len((await dead.complete_and_claim(9, [ClaimCursor(queue, 0) for queue in PROVEN])).claims) == 3
 
 
 async def test_a_vanished_workers_jobs_are_rescued_when_the_lease_of_their_queue_is_over(
@@ -251,7 +251,7 @@ async def test_a_quarantine_process_believes_no_longer_lease_than_was_written(qu
     job_id = queues.enqueue("sleeper", queue="slow", seconds=1000)
     sent = trio.current_time()
     queues.store.leases = {"slow": 40.0}
-    (claim,) = (await queues.store.exchange(1, [Slot("slow", 0)])).claims
+    (claim,) = (await queues.store.complete_and_claim(1, [ClaimCursor("slow", 0)])).claims
     orders = Orders(claim, sent, 40.0)
     worker = queues.worker(orders=orders)
     async with trio.open_nursery() as nursery:

@@ -122,7 +122,7 @@ async def test_who_is_quiet_before_it_begins_asks_for_no_job_at_all(sleeper: Sta
         await nursery.start(worker.run)
         await trio.sleep(30)
         worker.stop()
-    assert not {"slots", "exchange"} & set(sleeper.store.calls)
+    assert not {"slots", "complete_and_claim"} & set(sleeper.store.calls)
     assert not claims_after(sleeper, [waiting])
 
 
@@ -263,7 +263,7 @@ async def test_reports_are_written_before_the_goodbye(sleeper: Stage) -> None:
         worker.stop()
     assert sleeper.outcomes() == ["completed"]
     assert sleeper.store.calls.index("end_sessions") > max(
-        i for i, call in enumerate(sleeper.store.calls) if call in ("settle", "exchange", "beat")
+        i for i, call in enumerate(sleeper.store.calls) if call in ("settle", "complete_and_claim", "beat")
     )
 
 
@@ -274,7 +274,7 @@ async def test_a_database_that_is_gone_holds_a_stopping_worker_for_a_bounded_tim
     async with trio.open_nursery() as nursery:
         await nursery.start(worker.run)
         await trio.sleep(1)
-        for operation in ("exchange", "settle", "beat", "touch", "end_sessions", "rescue"):
+        for operation in ("complete_and_claim", "settle", "beat", "touch", "end_sessions", "rescue"):
             sleeper.store.trouble[operation] = unavailable
         getattr(worker, stop)()
         stopped = trio.current_time()
@@ -432,7 +432,7 @@ async def test_the_farewell_of_a_cancelled_worker_is_bounded(sleeper: Stage) -> 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(sleeper.worker().run)
             await trio.sleep(1)
-            sleeper.store.trouble["settle"] = sleeper.store.trouble["exchange"] = trio.sleep_forever
+            sleeper.store.trouble["settle"] = sleeper.store.trouble["complete_and_claim"] = trio.sleep_forever
     assert trio.current_time() - began <= 5 + 5 + 5.1
 
 

@@ -20,7 +20,7 @@ from pulse_trio.observe import ChildNotStarted, ChildSilent, Observer, WorkerSta
 from pulse_trio.settings import WorkerSettings
 from pulse_trio.store import HandedBack, Rescue, Settlement
 from pulse_trio.worker import Supervisor
-from pulse_trio.worker.processes.crash_dump import LastWords
+from pulse_trio.worker.processes.crash_dump import CrashDump
 from pulse_trio.worker.processes.handover import QUIET_VARIABLE, encode_outcome
 from pulse_trio.worker.processes.supervisor import Child
 
@@ -222,7 +222,7 @@ async def test_what_a_child_said_just_before_its_end_is_heard_to_the_last_line(s
         process.say(stuck=encode_outcome(outcome(number)), filler="x" * 1000)
     inherited = process.line.dup()  # by something that the child has started
     process.end(75)
-    child = Child(process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)), LastWords(), 0, 0, [], 30, 30)  # type: ignore[arg-type] -- no process
+    child = Child(process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)), CrashDump(), 0, 0, [], 30, 30)  # type: ignore[arg-type] -- no process
     with inherited, trio.fail_after(5):
         assert (await supervisor._watch(child))[0] == 75
     assert [outcome.claim.id for outcome in child.stuck] == list(range(70))

@@ -17,7 +17,7 @@ from ..handlers import check_queue
 from ..postgres import wait_for_database
 from ..settings import load_settings
 from ..text import headline
-from ..worker import Worker, inherit_last_words, inherited_line, is_supervised
+from ..worker import Worker, inherit_crash_dump, inherited_line, is_supervised
 from ..worker.processes.handover import REPLACE_ME, inherited_outcomes, inherited_quiet, leave_to_successor
 from ..worker.processes.launch import KEEP_VARIABLE, quarantine_environment
 from ..worker.processes.orders import Orders, inherited_session
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ..jobs import Outcome
     from ..settings import WorkerSettings
     from ..worker import WorkerReport
-    from ..worker.processes.channel import Line
+    from ..worker.processes.channel import Channel
     from .database import Choice
 
 
@@ -146,7 +146,7 @@ class Deployment(Run):
         session = inherited_session()
         self._orders = Orders(self._line, session) if self._line is not None and session is not None else None
         self._keep = os.environ.pop(KEEP_VARIABLE, "1") != "0"
-        inherit_last_words(handlers)
+        inherit_crash_dump(handlers)
 
     def say(self, message: str) -> None:
         """The supervisor has said the same."""
@@ -221,7 +221,7 @@ class Supervision(Run):
         return await fleet.run()
 
 
-async def _run_beside(line: Line | None, worker: Worker) -> WorkerReport:
+async def _run_beside(line: Channel | None, worker: Worker) -> WorkerReport:
     """The worker, and beside it the line to its supervisor if it has one."""
     if line is None:
         return await worker.run()

@@ -1,4 +1,4 @@
--- What exchange.sql does with completions, for the batch in which somebody else holds a row's lock: takes the free rows
+-- What complete_and_claim.sql does with completions, for the batch in which somebody else holds a row's lock: takes the free rows
 -- and says which of the others are still ours (locked, report again later) and which are not (the lease was lost).
 -- Also for handlers that completed although they were being cancelled: the ledger says so in the same transaction.
 WITH report AS MATERIALIZED (

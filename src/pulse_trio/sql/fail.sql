@@ -48,7 +48,7 @@ WITH report AS MATERIALIZED (
 ), back AS (
   UPDATE :"schema".job j
   SET state = CASE h.next WHEN 'retryable' THEN 3 ELSE 1 END, locked_by = 0, lease_until = 'infinity',
-      -- Lands above every floor: releases and rescues come due at once, but not in the past.
+      -- Lands above every cursor: releases and rescues come due at once, but not in the past.
       -- No delay may fail its batch: NaN and infinity are 30 years too.
       run_at = statement_timestamp() + make_interval(secs => least(greatest(h.delay, 0), 1e9)),
       failures = least(j.failures, 2147483646) + (h.outcome IN ('failed', 'timeout'))::int,

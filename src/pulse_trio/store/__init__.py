@@ -6,14 +6,26 @@ from .limits import Limited
 from .schedules import Broken, Fired
 from .sweeping import Found
 from .transactions import CommitUnknown, FencedTransactions
-from .worker import Beat, Exchange, HandedBack, Rescue, Settlement, Slot, TooSlow, WorkerStore, is_large, size_of
+from .worker import (
+    Beat,
+    ClaimCursor,
+    ClaimResult,
+    HandedBack,
+    Rescue,
+    Settlement,
+    TooSlow,
+    WorkerStore,
+    is_large,
+    size_of,
+)
 
 __all__ = [
     "Allowance",
     "Beat",
     "Broken",
+    "ClaimCursor",
+    "ClaimResult",
     "CommitUnknown",
-    "Exchange",
     "FencedTransactions",
     "Fired",
     "Found",
@@ -21,7 +33,6 @@ __all__ = [
     "Limited",
     "Rescue",
     "Settlement",
-    "Slot",
     "TooSlow",
     "WorkerStore",
     "is_large",

@@ -15,7 +15,7 @@ MOST = 8 * 1024 * 1024
 LARGE = 16 * 1024
 """A result of more bytes does not travel with claims and with the reports of other jobs."""
 SMALL = 250
-"""What a small job counts for, here and in exchange.sql: there, what has fewer bytes is not looked at closer."""
+"""What a small job counts for, here and in complete_and_claim.sql: there, what has fewer bytes is not looked at closer."""
 _LEAST = 64 * 1024
 _FORGIVEN = 30
 """Quick statements after which what was lost is taken to have been an outage, one doubling at a time."""

@@ -34,8 +34,8 @@ from ..sql import statement
 from ..states import TRANSITIONS, Event, State
 from .arrays import numbers, optional_numbers, texts
 from .bounded import bounded, bounded_sync
+from .disk_full import disk_full
 from .rights import remedy
-from .room import no_room
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -470,4 +470,4 @@ def translate(error: psycopg.Error, schema: str) -> PulseTrioError:
         case psycopg.errors.QueryCanceled():
             return TookTooLong(f"The database stopped that, because it took too long ({headline}).")
         case _:
-            return DatabaseUnavailable(f"The database could not do that: {no_room(error) or headline}")
+            return DatabaseUnavailable(f"The database could not do that: {disk_full(error) or headline}")

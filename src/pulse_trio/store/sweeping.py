@@ -1,7 +1,7 @@
 """Where a sweep goes on: it is bounded, so with very many queues and priorities one lap takes several.
 
 What a lap finds is complete when one sweep made it (`whole`): that is so up to `STEPS` (queue, priority) pairs. Beyond that
-each sweep tells the due ones among those it walked, and the worker keeps besides what gave it jobs lately (`SlotBook`).
+each sweep tells the due ones among those it walked, and the worker keeps besides what gave it jobs lately (`ClaimCursors`).
 """
 
 from __future__ import annotations

@@ -37,12 +37,12 @@ from ..states import retry_delay, storable
 from . import schedules
 from .allowance import FIRST, LARGE, SMALL, Allowance
 from .arrays import numbers, texts
+from .disk_full import disk_full
 from .finishing import finish_batches
 from .health import LIFT, row_security
 from .limits import Limited, limited_claims, limits_parameters
 from .needed import missing_rights, refuse_missing
 from .operations import run
-from .room import no_room
 from .rows import ROWS_FAULT, bury, each_alone, said_of
 from .suspects import claim_suspect, due_suspects
 from .sweeping import Found, Lap
@@ -95,16 +95,16 @@ _EXPIRED = "lease expired: the worker was gone or cut off"
 _CAME_BACK = "lease expired: the worker was cut off or stopped, and came back"
 
 
-class Slot(NamedTuple):
+class ClaimCursor(NamedTuple):
     """A place to claim from, and where to start in it: the greatest (run_at, id) it gave so far."""
 
     queue: str
     priority: int
-    floor_run_at: str = "-infinity"
-    floor_id: int = 0
+    cursor_run_at: str = "-infinity"
+    cursor_id: int = 0
 
 
-class Exchange(NamedTuple):
+class ClaimResult(NamedTuple):
     """What one exchange brought. `sent` is Trio's clock just before the statement went out: leases count from there."""
 
     claims: list[Claim]
@@ -259,7 +259,7 @@ class WorkerStore:
         self._sessions: list[int] = []
         self.bounded = False
         """Whether the last exchange brought fewer jobs than were asked for because these are large."""
-        self.refused_slots: list[tuple[Slot, str]] = []
+        self.refused_slots: list[tuple[ClaimCursor, str]] = []
         """Slots that the last exchange could not claim from, for what a row of theirs holds, and what PostgreSQL said."""
         self.limited: list[str] = []
         """Queues to claim from with `claim_limited`, as the last sweep (`slots`) found them."""
@@ -267,7 +267,7 @@ class WorkerStore:
         """Kinds that are not claimed, as the last sweep found them."""
         self._paused_kinds = texts(())
         self.swept_at = "-infinity"
-        """When the last sweep was, by the database's clock: as a floor."""
+        """When the last sweep was, by the database's clock: as a cursor."""
         self.sweep = Lap()
         """How far the last sweep came."""
         self.keyed_due_in: float | None = None
@@ -332,7 +332,7 @@ class WorkerStore:
             raise DatabaseUnavailable(f"{link.name}: a row stands in the way: {str(error).strip()}") from error
         except (psycopg.OperationalError, psycopg.InternalError) as error:
             # Full disk, deadlock, read-only after a failover, too many connections: try again, with backoff.
-            raise DatabaseUnavailable(f"{link.name}: {no_room(error) or str(error).strip()}") from error
+            raise DatabaseUnavailable(f"{link.name}: {disk_full(error) or str(error).strip()}") from error
 
     # Sessions
 
@@ -421,7 +421,9 @@ class WorkerStore:
 
     # Claiming and settling
 
-    async def exchange(self, limit: int, slots: Sequence[Slot], completed: Sequence[Outcome] = ()) -> Exchange:
+    async def complete_and_claim(
+        self, limit: int, slots: Sequence[ClaimCursor], completed: Sequence[Outcome] = ()
+    ) -> ClaimResult:
         """Claims up to `limit` jobs from `slots` and archives completed ones, in one statement and one commit."""
         try:
             async with self._using(self._claims, patience=self._claim_patience) as connection:
@@ -436,8 +438,8 @@ class WorkerStore:
         return self._silence if self._claim_allowance.halved else None
 
     async def _exchange_or_unlocked(
-        self, connection: TrioConnection[Any], limit: int, slots: Sequence[Slot], completed: Sequence[Outcome]
-    ) -> Exchange:
+        self, connection: TrioConnection[Any], limit: int, slots: Sequence[ClaimCursor], completed: Sequence[Outcome]
+    ) -> ClaimResult:
         await self._ensure_session(connection)
         self.refused_slots.clear()
         try:
@@ -459,7 +461,9 @@ class WorkerStore:
             exchange = await self._claim_slot_by_slot(connection, limit, slots)
         return exchange._replace(settlement=settlement)
 
-    async def _claim_slot_by_slot(self, connection: TrioConnection[Any], limit: int, slots: Sequence[Slot]) -> Exchange:
+    async def _claim_slot_by_slot(
+        self, connection: TrioConnection[Any], limit: int, slots: Sequence[ClaimCursor]
+    ) -> ClaimResult:
         """From the first slot that gives something: those that were refused before it are in `refused_slots`.
 
         No further, for what is claimed must be started before anything else is awaited."""
@@ -473,11 +477,11 @@ class WorkerStore:
             else:
                 if exchange.claims:
                     return exchange
-        return Exchange([], trio.current_time(), Settlement([], [], []))
+        return ClaimResult([], trio.current_time(), Settlement([], [], []))
 
     async def _exchange(
-        self, connection: TrioConnection[Any], limit: int, slots: Sequence[Slot], completed: Sequence[Outcome]
-    ) -> Exchange:
+        self, connection: TrioConnection[Any], limit: int, slots: Sequence[ClaimCursor], completed: Sequence[Outcome]
+    ) -> ClaimResult:
         # In id order: the order in which every settler takes its row locks.
         ordered = sorted(completed, key=_by_id) if len(completed) > 1 else completed
         session = self.session
@@ -491,12 +495,12 @@ class WorkerStore:
             "size": self._claim_allowance.size,
             "queues": texts([s.queue for s in slots]),
             "priorities": numbers([s.priority for s in slots]),
-            "floor_run_ats": texts([s.floor_run_at for s in slots]),
-            "floor_ids": numbers([s.floor_id for s in slots]),
+            "cursor_run_ats": texts([s.cursor_run_at for s in slots]),
+            "cursor_ids": numbers([s.cursor_id for s in slots]),
             "paused_kinds": self._paused_kinds,
         }
         sent = trio.current_time()
-        cursor = await connection.execute(statement("exchange", self._schema), parameters, prepare=True)
+        cursor = await connection.execute(statement("complete_and_claim", self._schema), parameters, prepare=True)
         rows = await cursor.fetchall()
         tail = rows.pop()
         # A worker may hold 10,000 claims of few queues and kinds: one text for each of these.
@@ -510,7 +514,7 @@ class WorkerStore:
         settlement = Settlement(list(ordered), [], []) if tail[8] is None else _sort_out(ordered, tail[8])
         if limit:
             self.bounded = self._was_bounded(claims, limit, sent)
-        return Exchange(claims, sent, settlement)
+        return ClaimResult(claims, sent, settlement)
 
     def _was_bounded(self, claims: Sequence[Claim], limit: int, sent: float) -> bool:
         """Whether the allowance kept jobs from being claimed; learns from how long the answer took."""
@@ -686,7 +690,7 @@ class WorkerStore:
             marks = {"expired": _EXPIRED, "came_back": _CAME_BACK}
             # What the beat or the report said stands, whatever becomes of this: a lock on the ledger kept every beat back.
             with suppress(psycopg.OperationalError, *ROWS_FAULT):
-                await connection.execute(statement("absolve", self._schema), _fences(lost) | marks, prepare=True)
+                await connection.execute(statement("forgive_crash", self._schema), _fences(lost) | marks, prepare=True)
 
     def _report(self, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         return _fences([o.claim for o in outcomes])
@@ -721,7 +725,7 @@ class WorkerStore:
 
     async def claim_suspect(
         self, queues: Sequence[str] | None, *, session: int | None = None, fresh: bool = True
-    ) -> Exchange:
+    ) -> ClaimResult:
         """Claims one job whose worker died with it too often, for the process that has (or will have) `session`; without one,
         for this worker itself. `fresh`: that process has not run any other job."""
         async with self._using(self._claims) as connection:
@@ -736,7 +740,7 @@ class WorkerStore:
                     self._paused_kinds,
                     fresh=fresh,
                 )
-        return Exchange(claims, sent, Settlement([], [], []))
+        return ClaimResult(claims, sent, Settlement([], [], []))
 
     async def report_crash(self, claim: Claim, seen: str, *, alone: bool) -> bool | None:
         """The process that ran `claim` has died, and this worker saw how: `seen`. `alone`: nothing else had ever run in it, so
@@ -1128,7 +1132,7 @@ def size_of(outcome: Outcome) -> int:
 
 
 def _size_of(claims: Sequence[Claim]) -> int:
-    """As exchange.sql counts it, but in characters."""
+    """As complete_and_claim.sql counts it, but in characters."""
     return sum([max(SMALL, len(claim.args)) for claim in claims])
 
 

@@ -29,23 +29,23 @@ from ..logs import LogInstrument, logger
 from ..observe import HandlerOverran, JobQuarantined, Observer, WorkerStarted, WorkerStopped
 from ..settings import WorkerSettings
 from ..states import storable
-from ..store import Slot, WorkerStore
-from .claiming.claim_loop import Claimer, SlotBook
-from .claiming.inline_quarantine import Suspects
-from .claiming.limited import LimitedBook
+from ..store import ClaimCursor, WorkerStore
+from .claiming.claim_loop import ClaimCursors, ClaimLoop
+from .claiming.inline_quarantine import InlineQuarantine
+from .claiming.limited import LimitedQueues
 from .claiming.listener import Listener
 from .diagnosis.lag import LagMonitor
 from .diagnosis.stack import task_of, task_tree
 from .diagnosis.stacks import Stacks
-from .diagnosis.stuck import Overruns
+from .diagnosis.stuck import StuckHandlers
 from .holding.cancellations import Cancellations
-from .holding.heartbeats import Leases
-from .holding.progress import ProgressBook
-from .holding.reports import Settler
+from .holding.heartbeats import Heartbeats
+from .holding.progress import ProgressReports
+from .holding.reports import Reports
 from .jobs.interrupts import protect
 from .jobs.kinds import Calls
 from .jobs.runner import Runner, completed
-from .jobs.task_pool import Places
+from .jobs.task_pool import TaskPool
 from .jobs.transactions import Transactions
 from .processes.launch import launch_of
 from .processes.quarantine import Quarantine, Stops
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from ..codec import Codec
     from ..jobs import Claim, Outcome
     from ..observe import Instrument
-    from .jobs.running_job import Held
+    from .jobs.running_job import RunningJob
     from .processes.orders import Orders
     from .processes.quarantine import Launch
 
@@ -156,11 +156,11 @@ class Worker:
         self._stopping = trio.Event()
         self._stopping_now = trio.Event()
         self._orphaned = False
-        self._committed: set[Held] = set()
+        self._committed: set[RunningJob] = set()
         """Jobs completed by their own transaction, whose handlers have not returned yet."""
         self._running_count = 0
-        self._held: Callable[[], Iterable[Held]] = tuple
-        self._stuck: dict[Held, str] = {}
+        self._held: Callable[[], Iterable[RunningJob]] = tuple
+        self._stuck: dict[RunningJob, str] = {}
         self._ended: dict[str, int] = {}
         self._released = 0
 
@@ -259,7 +259,7 @@ class Worker:
             on_gone=lambda held: self._leases.hurry(held),
             observer=self._observer,
         )
-        self._leases = Leases(
+        self._leases = Heartbeats(
             self._store,
             sign_of_life=s.sign_of_life,
             mixed=bool(self._terms.by_queue),
@@ -275,7 +275,7 @@ class Worker:
             session=lambda: self._store.session,
             stack_of=self._stack_of,
         )
-        self._progress = ProgressBook(self._store, self._observer)
+        self._progress = ProgressReports(self._store, self._observer)
         codec = in_schema(self._handlers.codec, s.schema)
         self._calls = Calls(
             self._handlers,
@@ -287,7 +287,7 @@ class Worker:
             lag_warning=s.lag_warning,
             observer=self._observer,
         )
-        self._overruns = Overruns(
+        self._overruns = StuckHandlers(
             lambda: [
                 held
                 for held in chain(self._leases.held, self._leases.lost, self._committed)
@@ -319,20 +319,20 @@ class Worker:
             epoch_offset=lambda: self._store.epoch_offset,
             say=self._progress.say,
         )
-        self._places = Places(self._runner.run)
-        self._settler = Settler(
+        self._places = TaskPool(self._runner.run)
+        self._settler = Reports(
             self._store,
-            carried=lambda: self._claimer.hungry,
+            carried=lambda: self._claimer.has_backlog,
             on_settled=self._settled if self._orders is None else self._ordered_settled,
             observer=self._observer,
             on_room=lambda: self._claimer.freed(),
             target=s.lease / 30,
         )
-        self._claimer = Claimer(
+        self._claimer = ClaimLoop(
             self._store,
             self._settler,
-            SlotBook(s.queues, Slot),
-            LimitedBook(s.queues),
+            ClaimCursors(s.queues, ClaimCursor),
+            LimitedQueues(s.queues),
             self._suspects() if self._launch is None else None,
             queues=s.queues,
             concurrency=s.concurrency,
@@ -358,7 +358,7 @@ class Worker:
             )
         if self._orders is not None:
             # Nobody claims here, and so nobody carries completions.
-            self._claimer.hungry = False
+            self._claimer.has_backlog = False
         self._batches = Batches(self._store, retention=s.retention, observer=self._observer)
         self._listener = Listener(
             self._store,
@@ -387,9 +387,9 @@ class Worker:
             observer=self._observer,
         )
 
-    def _suspects(self) -> Suspects:
+    def _suspects(self) -> InlineQuarantine:
         s = self.settings
-        return Suspects(
+        return InlineQuarantine(
             self._store,
             queues=s.queues,
             running=lambda: self._running_count,
@@ -535,7 +535,7 @@ class Worker:
 
     # A handler that does not end
 
-    def _overran(self, held: Held, seconds: float) -> None:
+    def _overran(self, held: RunningJob, seconds: float) -> None:
         """The handler of `held` was cancelled and has not ended: all else is handed back, and the process replaced."""
         claim = held.claim
         stack = self._stack_of(held)
@@ -548,7 +548,7 @@ class Worker:
         if self._on_stuck is not None and len(self._stuck) == 1:
             self._services_nursery.start_soon(self._leave_the_stuck)
 
-    def _stack_of(self, held: Held) -> str:
+    def _stack_of(self, held: RunningJob) -> str:
         """Where a job is; empty if it has ended."""
         task = task_of(self._jobs_nursery.child_tasks, held.claim)
         return "" if task is None else self._calls.stack_of(held) or task_tree(task)
@@ -562,7 +562,7 @@ class Worker:
         assert self._on_stuck is not None  # noqa: S101 -- asked before
         self._on_stuck([outcome for held in self._stuck if (outcome := self._outcome_of_stuck(held)) is not None])
 
-    def _outcome_of_stuck(self, held: Held) -> Outcome | None:
+    def _outcome_of_stuck(self, held: RunningJob) -> Outcome | None:
         """What its cancellation meant, whatever its handler may return one day; None if there is nothing left to report."""
         if held.committed is not None or held.lost:
             return None
@@ -593,11 +593,11 @@ class Worker:
         self._running_count += len(claims)
         self._places.start(self._jobs_nursery, claims, sent)
 
-    def _job_committed(self, held: Held) -> None:
+    def _job_committed(self, held: RunningJob) -> None:
         self._leases.remove(held.claim)
         self._committed.add(held)
 
-    def _job_ended(self, held: Held) -> None:
+    def _job_ended(self, held: RunningJob) -> None:
         self._running_count -= 1
         if held in self._stuck:
             held.outcome = self._outcome_of_stuck(held)

@@ -23,8 +23,8 @@ REFUNDED = {"snoozed", "released"}
 """Outcomes that use no budget."""
 PEOPLES = {"retry_job", "delete_jobs", "prune", "upkeep"}
 """Statements that may touch a finished job."""
-REPORTING = {"exchange", "complete_unlocked", "fail"}
-CLAIMING = {"exchange", "claim_limited", "claim_suspect"}
+REPORTING = {"complete_and_claim", "complete_unlocked", "fail"}
+CLAIMING = {"complete_and_claim", "claim_limited", "claim_suspect"}
 
 
 CLAIMS_AGAIN = 5.0

@@ -38,7 +38,7 @@ WHO = os.environ.get("CHAOS_WHO", "")
 """The worker that this process is, or that it is a child of."""
 
 
-class Line:
+class Channel:
     """The process's line to the effect sink. Blocking: a sink that is slow must not look like an effect that came late."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Line:
             self._socket.sendall(json.dumps(said).encode() + b"\n")
 
 
-LINE = Line()
+LINE = Channel()
 
 
 def block_if_asked() -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pulse_trio.jobs import Claim, Outcome
-    from pulse_trio.store import Beat, Exchange, Limited, Rescue, Settlement, Slot
+    from pulse_trio.store import Beat, ClaimCursor, ClaimResult, Limited, Rescue, Settlement
     from pulse_trio.store.transactions import Begun
     from pulse_trio.store.worker import HandedBack
 
@@ -111,17 +111,19 @@ class RecordedStore(WorkerStore):
         about = {"schema": "pulse", "concurrency": options.get("concurrency", 100), "keep": True}
         self.transactions = RecordedTransactions(dsn, recorder=recorder, **about)
 
-    async def exchange(self, limit: int, slots: Sequence[Slot], completed: Sequence[Outcome] = ()) -> Exchange:
+    async def complete_and_claim(
+        self, limit: int, slots: Sequence[ClaimCursor], completed: Sequence[Outcome] = ()
+    ) -> ClaimResult:
         if not completed and not slots:
-            return await super().exchange(limit, slots, completed)
-        with self._recorder.operation("exchange", reports=_reports(completed)) as answer:
-            exchange = await super().exchange(limit, slots, completed)
+            return await super().complete_and_claim(limit, slots, completed)
+        with self._recorder.operation("complete_and_claim", reports=_reports(completed)) as answer:
+            exchange = await super().complete_and_claim(limit, slots, completed)
             answer |= _claimed(exchange.claims, exchange.sent) | _settled(exchange.settlement)
         return exchange
 
     async def claim_suspect(
         self, queues: Sequence[str] | None, *, session: int | None = None, fresh: bool = True
-    ) -> Exchange:
+    ) -> ClaimResult:
         with self._recorder.operation("claim_suspect", reports=[]) as answer:
             exchange = await super().claim_suspect(queues, session=session, fresh=fresh)
             answer |= _claimed(exchange.claims, exchange.sent)

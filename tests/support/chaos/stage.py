@@ -70,7 +70,7 @@ class Server:
         self._membership.leave()
 
 
-class Slot:
+class ClaimCursor:
     """A place for a worker process: when one ends, the next is started."""
 
     def __init__(self, number: int, dsn: str, proxy: Proxy | None, skew: float, processes: int) -> None:
@@ -93,7 +93,7 @@ class Stage:
     ) -> None:
         self.folder = folder
         self.server = server
-        self.slots: list[Slot] = []
+        self.slots: list[ClaimCursor] = []
         self.faults: list[Fault] = []
         self.hindrances: list[Window] = []
         self.pauses: list[Window] = []
@@ -131,14 +131,14 @@ class Stage:
             proxy = proxies.get(number)
             skew = {1: 86400.0, 2: -86400.0}.get(number, 0.0)
             children = CHILDREN if number in groups(workers) else 1
-            slot = Slot(number, proxy.dsn if proxy else self.server.dsn, proxy, skew, children)
+            slot = ClaimCursor(number, proxy.dsn if proxy else self.server.dsn, proxy, skew, children)
             self.slots.append(slot)
             self._nursery.start_soon(self._keep_running, slot)
         for number in range(producers):
             order = {"dsn": self.server.dsn, "who": f"p{number}", "seed": self._seed, "rate": rate, "tasks": 3}
             self._producers.append(await self.start("producer", json.dumps(order), name=f"producer-{number}"))
 
-    async def _keep_running(self, slot: Slot) -> None:
+    async def _keep_running(self, slot: ClaimCursor) -> None:
         while not self.closing:
             settings = self._settings | {"processes": slot.processes}
             order = {"dsn": slot.dsn, "who": slot.who, "settings": settings, "skew": slot.skew}

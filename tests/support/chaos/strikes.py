@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from support.proxy import Flow
 
     from .schedule import Planned
-    from .stage import Slot, Stage
+    from .stage import ClaimCursor, Stage
 
 
 async def carry_out(stage: Stage, planned: Sequence[Planned], began: float) -> None:
@@ -65,7 +65,7 @@ PATIENCE = 6.0
 """Seconds in which a fault that needs a connection tries to get one."""
 
 
-async def signal_process(stage: Stage, slot: Slot, fault: Planned) -> int | None:
+async def signal_process(stage: Stage, slot: ClaimCursor, fault: Planned) -> int | None:
     """Faults of a process, whose number it returns. One that is just being replaced is spared."""
     process = slot.process
     if process is None or process.returncode is not None:
@@ -102,7 +102,7 @@ async def signal_process(stage: Stage, slot: Slot, fault: Planned) -> int | None
     return pid
 
 
-async def stop_in_a_job(stage: Stage, slot: Slot, pid: int) -> None:
+async def stop_in_a_job(stage: Stage, slot: ClaimCursor, pid: int) -> None:
     """Lets a stopped process go on, and stops it again, until a handler of it was running when it was stopped: its lease is
     what a stop of more than one is about."""
     with trio.move_on_after(PATIENCE):
@@ -136,7 +136,7 @@ def send(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-async def block(stage: Stage, slot: Slot, seconds: float) -> str:
+async def block(stage: Stage, slot: ClaimCursor, seconds: float) -> str:
     """The next handler on Trio of that worker calls `time.sleep` instead of going on."""
     order = stage.folder / f"block-{slot.who}"
     draft = order.with_suffix(".draft")
@@ -153,7 +153,7 @@ async def block(stage: Stage, slot: Slot, seconds: float) -> str:
     return "no handler ran"
 
 
-async def disturb(slot: Slot, fault: Planned) -> None:
+async def disturb(slot: ClaimCursor, fault: Planned) -> None:
     """Faults of the network before one worker."""
     proxy = slot.proxy
     assert proxy is not None

@@ -13,7 +13,7 @@ from ...client import open_client
 from ...handlers import Handlers
 from ...jobs import Outcome
 from ...postgres import TrioConnection
-from ...store import Slot, WorkerStore, operations
+from ...store import ClaimCursor, WorkerStore, operations
 from ...worker import Worker
 from ..collector import settle_collector
 from .ground import KIND
@@ -101,14 +101,14 @@ class Exchanges:
 
     async def all(self) -> None:
         """Until a claim finds nothing and everything is completed."""
-        slot, held = Slot("default", 0), list[Outcome]()
+        slot, held = ClaimCursor("default", 0), list[Outcome]()
         while True:
-            claims, _, settlement = await self._store.exchange(self._batch, [slot], held)
+            claims, _, settlement = await self._store.complete_and_claim(self._batch, [slot], held)
             self.statements += 1
             self.completed += len(settlement.accepted)
             if not claims:
                 return
-            slot = slot._replace(floor_run_at=claims[-1].run_at, floor_id=claims[-1].id)
+            slot = slot._replace(cursor_run_at=claims[-1].run_at, cursor_id=claims[-1].id)
             held = [_completed(c) for c in claims]
 
 

@@ -5,9 +5,9 @@ The accept loop of the worker: a claim is an accept, the jobs nursery is the han
 **Batches overlap.** One claim takes at most half of the worker's concurrency, so that PostgreSQL prepares one half while
 Python runs the other; completions of the last batch travel with the next claim, in one statement and one commit.
 
-**Slots and floors.** A slot is a (queue, priority). The claimer remembers the greatest (run_at, id) it was given in each
+**Slots and cursors.** A slot is a (queue, priority). The claimer remembers the greatest (run_at, id) it was given in each
 and starts there, so it never reads again the dead index entries that somebody's old snapshot keeps alive: the failure that
-brings PostgreSQL queues down. A *sweep* finds the slots anew and drops the floors, and so finds what appeared below them:
+brings PostgreSQL queues down. A *sweep* finds the slots anew and drops the cursors, and so finds what appeared below them:
 late commits, backdated rows, rows that were locked. It comes at start, when a claim brings less than was asked for, and
 every second; never at more than a twentieth of the time.
 
@@ -18,11 +18,11 @@ up in any case. So neither a look nor a claim grows with what somebody plants, a
 **Refusals.** A row that makes the database refuse a claim harms its own queue or slot: that is left alone for a while
 (`ClaimRefused`), and the others go on.
 
-**Limits.** Queues with limits, and jobs with keys, are claimed by a statement of their own (`LimitedBook` says when), in
+**Limits.** Queues with limits, and jobs with keys, are claimed by a statement of their own (`LimitedQueues` says when), in
 turns with the others: where both have more than there is room for, neither waits for the other to be empty.
 
-**Suspects** run in processes of their own (quarantine.py is told what a sweep finds of them), or else between two rounds, alone
-(suspects.py).
+**Suspects** run in a process of their own (processes/quarantine.py is told what a sweep finds of them), or else between two
+rounds, alone (inline_quarantine.py).
 
 **Idle.** With nothing to claim the worker announces that it waits, looks once more, and sleeps until a notification, the
 next due time of any slot, or the poll interval. Producers notify only while somebody waits: not while work keeps arriving,
@@ -52,9 +52,9 @@ if TYPE_CHECKING:
 
     from ...jobs import Claim, Outcome
     from ...observe import Observer
-    from ...store import Exchange, Found, Limited, Settlement, Slot
-    from .inline_quarantine import Suspects
-    from .limited import LimitedBook
+    from ...store import ClaimCursor, ClaimResult, Found, Limited, Settlement
+    from .inline_quarantine import InlineQuarantine
+    from .limited import LimitedQueues
 
 _SWEEP_EVERY = 1.0
 _REMEMBERED = 16
@@ -94,7 +94,9 @@ class ClaimStore(Protocol):
     @property
     def idle(self) -> bool: ...
 
-    async def exchange(self, limit: int, slots: Sequence[Slot], completed: Sequence[Outcome] = ()) -> Exchange: ...
+    async def complete_and_claim(
+        self, limit: int, slots: Sequence[ClaimCursor], completed: Sequence[Outcome] = ()
+    ) -> ClaimResult: ...
 
     async def slots(self, queues: Sequence[str] | None, told: Sequence[str] = ()) -> list[Found]: ...
 
@@ -105,7 +107,7 @@ class ClaimStore(Protocol):
     def keyed_due_in(self) -> float | None: ...
 
     @property
-    def refused_slots(self) -> Sequence[tuple[Slot, str]]: ...
+    def refused_slots(self) -> Sequence[tuple[ClaimCursor, str]]: ...
 
     @property
     def bounded(self) -> bool: ...
@@ -149,13 +151,13 @@ class Carrier(Protocol):
     def crowded(self) -> bool: ...
 
 
-class SlotBook:
-    """The slots this worker may claim from, in its order, with their floors."""
+class ClaimCursors:
+    """The slots this worker may claim from, in its order, with their cursors."""
 
-    def __init__(self, queues: Sequence[str] | None, make: Callable[[str, int], Slot]) -> None:
+    def __init__(self, queues: Sequence[str] | None, make: Callable[[str, int], ClaimCursor]) -> None:
         self._make = make
         self._listed = {queue: place for place, queue in enumerate(queues)} if queues is not None else None
-        self._slots: dict[tuple[str, int], Slot] = {}
+        self._slots: dict[tuple[str, int], ClaimCursor] = {}
         self._absent: dict[tuple[str, int], int] = {}
         """Slots that are remembered, by how many sweeps in a row have not found them."""
         self._gave: dict[tuple[str, int], None] = {}
@@ -163,7 +165,7 @@ class SlotBook:
         self.next_due_in: float | None = None
 
     @property
-    def slots(self) -> list[Slot]:
+    def slots(self) -> list[ClaimCursor]:
         """In claiming order: priority first, then the listed order of queues."""
         return list(self._slots.values())
 
@@ -174,7 +176,7 @@ class SlotBook:
         return any(slot.queue == queue for slot in self._slots.values())
 
     def swept(self, found: Sequence[Found], *, whole: bool = True) -> None:
-        """Takes a sweep's findings: these slots and those that were there lately, no floors.
+        """Takes a sweep's findings: these slots and those that were there lately, no cursors.
 
         A queue that is mostly empty is found in no sweep, and a worker that had to look for it again with each job would
         start that 0.4 ms later. Of a sweep that did not reach all slots, those that gave jobs lately stay.
@@ -195,12 +197,12 @@ class SlotBook:
         return self._listed[queue] if self._listed is not None else 0
 
     def claimed(self, claims: list[Claim]) -> None:
-        """Raises the floors to what was claimed, and puts the claims in the slots' order (they come first in first out)."""
+        """Raises the cursors to what was claimed, and puts the claims in the slots' order (they come first in first out)."""
         last = {(claim.queue, claim.priority): claim for claim in claims}
         for key, claim in last.items():
             self._gave.pop(key, None)
             self._gave[key] = None
-            self._slots[key] = self._slots[key]._replace(floor_run_at=claim.run_at, floor_id=claim.id)
+            self._slots[key] = self._slots[key]._replace(cursor_run_at=claim.run_at, cursor_id=claim.id)
         while len(self._gave) > _GAVE:
             del self._gave[next(iter(self._gave))]
         if len(self._slots) > 1:
@@ -208,22 +210,22 @@ class SlotBook:
             claims.sort(key=lambda c: order[c.queue, c.priority])
 
     def walked(self, claims: Sequence[Claim], swept_at: str, *, every: bool) -> None:
-        """Raises the floors of slots that were walked to their end and gave nothing to when the last sweep was.
+        """Raises the cursors of slots that were walked to their end and gave nothing to when the last sweep was.
 
         `every`: all were walked, else those before the last that gave something. Only jobs of a paused kind can lie below,
-        and without this each claim would read all of them again. The next sweep drops the floors.
+        and without this each claim would read all of them again. The next sweep drops the cursors.
         """
         gave = {(claim.queue, claim.priority) for claim in claims}
         for key in list(self._slots):
             if key in gave:
                 gave.discard(key)
             elif gave or every:
-                self._slots[key] = self._slots[key]._replace(floor_run_at=swept_at)
+                self._slots[key] = self._slots[key]._replace(cursor_run_at=swept_at)
             else:
                 return
 
 
-class Claimer:
+class ClaimLoop:
     """`free()` is how many jobs may start now; `start(claims, sent)` starts them. `poll` in seconds. `suspects` runs those in
     this process; None where others do, and then `on_sweep(due_in)` is told when the next suspect is due."""
 
@@ -231,9 +233,9 @@ class Claimer:
         self,
         store: ClaimStore,
         carrier: Carrier,
-        book: SlotBook,
-        limited: LimitedBook,
-        suspects: Suspects | None,
+        book: ClaimCursors,
+        limited: LimitedQueues,
+        suspects: InlineQuarantine | None,
         *,
         queues: Sequence[str] | None,
         concurrency: int,
@@ -273,7 +275,7 @@ class Claimer:
         self._sweep_wanted = True
         self._sweeping = Pace()
         self._last_found = -math.inf
-        self.hungry = True
+        self.has_backlog = True
         """Whether completions given to the settler now will soon be taken along."""
         self.found_nothing = False
         """Whether the last look found nothing due, and nobody has asked for another since."""
@@ -385,13 +387,13 @@ class Claimer:
         if claimed:
             self._lap_was_vain = False
         if claimed >= limit or self._more:
-            self.hungry = True
+            self.has_backlog = True
         elif not swept:
             await self._look_around_soon()
         else:
             await self._wait_idle(self._lap_was_vain and self._store.sweep.ended and self._limited.nothing_due)
 
-    async def _full(self, suspects: Suspects) -> bool:
+    async def _full(self, suspects: InlineQuarantine) -> bool:
         """Waits for a free slot; whether a suspect was run meanwhile."""
         with trio.move_on_after(_LOOK_WHILE_FULL) as waiting:
             await self._freed.wait()
@@ -402,7 +404,7 @@ class Claimer:
                 return True
         return False
 
-    async def _run_suspect(self, suspects: Suspects) -> None:
+    async def _run_suspect(self, suspects: InlineQuarantine) -> None:
         self._rest()
         self._sweep_wanted = True
         await suspects.run_one()
@@ -419,7 +421,7 @@ class Claimer:
     async def _claim(self, limit: int) -> int:
         completed = self._carrier.take_completed()
         try:
-            claims, sent, settlement = await self._store.exchange(
+            claims, sent, settlement = await self._store.complete_and_claim(
                 limit, self._refusals.without(self._book.slots), completed
             )
         except BaseException:
@@ -505,7 +507,7 @@ class Claimer:
     # Waiting
 
     async def _look_around_soon(self) -> None:
-        """A claim brought less than was asked for: what more there is stands below a floor, or in a slot not known yet.
+        """A claim brought less than was asked for: what more there is stands below a cursor, or in a slot not known yet.
 
         Not at once: what was claimed shall begin first (a sweep here cost an idle worker's pickup 0.5 ms).
         """
@@ -523,7 +525,7 @@ class Claimer:
     async def _wait_for_wake(self, seconds: float) -> bool:
         with trio.move_on_after(seconds):
             await self._woken()
-            self.hungry = True
+            self.has_backlog = True
             return True
         return False
 
@@ -579,7 +581,7 @@ class Claimer:
         return max(0.001, self._limited.next_try - trio.current_time()) if self._limited else math.inf
 
     def _rest(self) -> None:
-        self.hungry = False
+        self.has_backlog = False
         self._carrier.nudge()
 
     async def _pause(self, error: DatabaseUnavailable) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ...jobs import Claim
     from ...observe import Observer
     from ...settings import TermsOfQueues
-    from ...store import Exchange
+    from ...store import ClaimResult
 
 PATIENCE = 30.0
 """Seconds a worker waits for its own jobs to end before it runs a suspect beside them."""
@@ -41,10 +41,10 @@ class SuspectStore(BeatStore, Protocol):
     @property
     def suspect_due_in(self) -> float | None: ...
 
-    async def claim_suspect(self, queues: Sequence[str] | None) -> Exchange: ...
+    async def claim_suspect(self, queues: Sequence[str] | None) -> ClaimResult: ...
 
 
-class Suspects:
+class InlineQuarantine:
     """`running()` counts this worker's jobs, `unreported()` those that have ended but are still held in the database;
     `ended()` waits for the next end of one; `give_back` takes the outcome of one that is not begun."""
 

@@ -40,7 +40,7 @@ class _Queue:
     """Whether a due job had to wait when it was last tried."""
 
 
-class LimitedBook:
+class LimitedQueues:
     """The queues with limits or keys that this worker may claim from."""
 
     def __init__(self, queues: Sequence[str] | None) -> None:

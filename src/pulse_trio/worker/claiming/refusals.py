@@ -11,7 +11,7 @@ from ...observe import ClaimRefused
 
 if TYPE_CHECKING:
     from ...observe import Observer
-    from ...store import Slot
+    from ...store import ClaimCursor
 
 _FIRST = 5.0
 _LONGEST = 60.0
@@ -40,7 +40,7 @@ class Refusals:
         self._observer.emit(ClaimRefused(queue, error, pause))
         return pause
 
-    def without(self, slots: list[Slot]) -> list[Slot]:
+    def without(self, slots: list[ClaimCursor]) -> list[ClaimCursor]:
         """The slots that are not left alone."""
         if not self._until:
             return slots

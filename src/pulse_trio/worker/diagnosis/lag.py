@@ -24,7 +24,7 @@ import trio
 
 from ...observe import LoopBlocked
 from ...trio_internals import task_run_by
-from ..jobs.running_job import Held
+from ..jobs.running_job import RunningJob
 from .stack import frames_text
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ...observe import Observer
 
 CallSoon = Callable[[Callable[[], Any]], Any]
-Blocking = Callable[["FrameType"], tuple["Held | None", list[tuple["FrameType", int]]]]
+Blocking = Callable[["FrameType"], tuple["RunningJob | None", list[tuple["FrameType", int]]]]
 
 logger = logging.getLogger("pulse_trio")
 
@@ -108,28 +108,28 @@ class LagMonitor:
         return job_id, kind, stack
 
 
-def _on_trio(frame: FrameType) -> tuple[Held | None, list[tuple[FrameType, int]]]:
+def _on_trio(frame: FrameType) -> tuple[RunningJob | None, list[tuple[FrameType, int]]]:
     return held_on(frame), [(f, f.f_lineno) for f in reversed(list(_outwards(frame)))]
 
 
-def held_on(frame: FrameType) -> Held | None:
+def held_on(frame: FrameType) -> RunningJob | None:
     """The job whose handler, or a task of whose nurseries, is on a stack."""
     for inner in _outwards(frame):
         # Our runner's frame has it.
         found = inner.f_locals.get("held")
-        if isinstance(found, Held):
+        if isinstance(found, RunningJob):
             return found
         if (task := task_run_by(inner.f_globals.get("__name__"), inner.f_locals)) is not None:
             return _held_by(task)
     return None
 
 
-def _held_by(task: Any) -> Held | None:
+def _held_by(task: Any) -> RunningJob | None:
     while isinstance(task, trio.lowlevel.Task):
         coroutine: Any = task.coro
         # The runner's is awaited by its place's.
         while (frame := getattr(coroutine, "cr_frame", None)) is not None:
-            if isinstance(found := frame.f_locals.get("held"), Held):
+            if isinstance(found := frame.f_locals.get("held"), RunningJob):
                 return found
             coroutine = coroutine.cr_await
         task = task.parent_nursery.parent_task if task.parent_nursery is not None else None

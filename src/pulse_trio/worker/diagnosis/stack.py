@@ -49,7 +49,7 @@ def _lines(task: trio.lowlevel.Task, indent: str) -> Iterator[str]:
     for nursery in task.child_nurseries:
         for child in sorted(nursery.child_tasks, key=lambda t: t.name):
             # The job's own heartbeat is none of the handler's.
-            if getattr(getattr(child.coro, "cr_code", None), "co_qualname", "") == "Held._heartbeat":
+            if getattr(getattr(child.coro, "cr_code", None), "co_qualname", "") == "RunningJob._heartbeat":
                 continue
             yield from _lines(child, f"{indent}    ")
 

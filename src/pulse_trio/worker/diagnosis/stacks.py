@@ -20,7 +20,7 @@ from .stack import LIMIT
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from ..jobs.running_job import Held
+    from ..jobs.running_job import RunningJob
 
 StackAsked = tuple[int, int, int]
 """(request, session, job id)."""
@@ -42,9 +42,9 @@ class Stacks:
         self,
         store: AnswerStore,
         *,
-        held: Callable[[], Iterable[Held]],
+        held: Callable[[], Iterable[RunningJob]],
         session: Callable[[], int],
-        stack_of: Callable[[Held], str],
+        stack_of: Callable[[RunningJob], str],
     ) -> None:
         self._store = store
         self._held = held

@@ -16,23 +16,27 @@ import trio
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ..jobs.running_job import Held
+    from ..jobs.running_job import RunningJob
 
 
-class Overruns:
+class StuckHandlers:
     """`on_overrun(held, seconds)` is told once of each."""
 
     def __init__(
-        self, held: Callable[[], Iterable[Held]], *, patience: float, on_overrun: Callable[[Held, float], None]
+        self,
+        held: Callable[[], Iterable[RunningJob]],
+        *,
+        patience: float,
+        on_overrun: Callable[[RunningJob, float], None],
     ) -> None:
         self._held = held
         self._patience = patience
         self._on_overrun = on_overrun
-        self._told: set[Held] = set()
+        self._told: set[RunningJob] = set()
 
     async def run(self) -> None:
         """Looks until cancelled."""
-        cancelled: dict[Held, float] = {}
+        cancelled: dict[RunningJob, float] = {}
         while True:
             await trio.sleep(self._patience / 4)
             now = trio.current_time()

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from ...jobs import Claim
     from ...observe import Observer
-    from ..jobs.running_job import Fence, Held
+    from ..jobs.running_job import Fence, RunningJob
 
 _EARLY = 10.0
 """Seconds for which the id of a job is kept that does not run here: it has just ended, or its claim is on the way."""
@@ -56,8 +56,8 @@ class Cancellations:
         self,
         store: LedgerStore,
         *,
-        held: Callable[[], Iterable[Held]],
-        on_gone: Callable[[Held], None],
+        held: Callable[[], Iterable[RunningJob]],
+        on_gone: Callable[[RunningJob], None],
         observer: Observer,
     ) -> None:
         self._store = store
@@ -77,7 +77,7 @@ class Cancellations:
             self._heard.add(job_id)
         self._news.give()
 
-    def reach(self, held: Held, message: str | None) -> None:
+    def reach(self, held: RunningJob, message: str | None) -> None:
         """Cancels a job that is held here, unless that was done already or its outcome stands."""
         if held.asked or held.outcome is not None:
             return

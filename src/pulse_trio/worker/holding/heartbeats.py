@@ -1,10 +1,10 @@
 """The heartbeats of everything this worker holds, sent together: one statement for all that are due.
 
 A job is beaten for from one interval after its claim until its report is written, whether its handler still runs or not.
-Jobs shorter than the interval are never in a beat. The heartbeat task that joins a job's nursery (held.py) is told here.
+Jobs shorter than the interval are never in a beat. The heartbeat task that joins a job's nursery (running_job.py) is told here.
 
-Queues may have leases of their own: each job is beaten for by the terms of its queue (`Held.terms`), and one statement still
-renews all that are due.
+Queues may have leases of their own: each job is renewed by the terms of its queue (`RunningJob.terms`), and one statement
+still renews all that are due.
 
 Trade-off: the due list is a scan over what is held (10,000 jobs: about a millisecond, twice a second at most), so that
 nothing has to be kept in order on the path of every job.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ...jobs import Claim
     from ...observe import Observer
     from ...store import Beat
-    from ..jobs.running_job import Held
+    from ..jobs.running_job import RunningJob
 
 _AT_ONCE = 1000
 """Leases renewed by one statement."""
@@ -41,7 +41,7 @@ class BeatStore(Protocol):
     async def touch(self, running: int, *, draining: bool) -> None: ...
 
 
-class Leases:
+class Heartbeats:
     """Holds the leases of one worker. It shows a sign of life every `sign_of_life` seconds.
     `mixed`: queues have leases of their own.
 
@@ -55,7 +55,7 @@ class Leases:
         *,
         sign_of_life: float,
         mixed: bool,
-        on_asked: Callable[[Held, str | None], None],
+        on_asked: Callable[[RunningJob, str | None], None],
         early: set[int],
         on_early: Callable[[int], None],
         observer: Observer,
@@ -67,8 +67,8 @@ class Leases:
         self._early = early
         self._on_early = on_early
         self._outage = Outage("heartbeats", observer)
-        self._held: dict[Claim, Held] = {}
-        self._lost: dict[Claim, Held] = {}
+        self._held: dict[Claim, RunningJob] = {}
+        self._lost: dict[Claim, RunningJob] = {}
         self._added = Signal()
         self._next_due = -math.inf
         """When the next beat is due, as long as `_nap` lasts until then."""
@@ -79,16 +79,16 @@ class Leases:
         return len(self._held)
 
     @property
-    def held(self) -> Iterable[Held]:
+    def held(self) -> Iterable[RunningJob]:
         """Everything held now."""
         return self._held.values()
 
     @property
-    def lost(self) -> Iterable[Held]:
+    def lost(self) -> Iterable[RunningJob]:
         """What is not held any more, and whose handler has not ended yet."""
         return self._lost.values()
 
-    def add(self, held: Held) -> None:
+    def add(self, held: RunningJob) -> None:
         """From now on this lease is kept."""
         if not self._held:
             self._added.give()
@@ -105,13 +105,13 @@ class Leases:
         self._held.pop(claim, None)
         self._lost.pop(claim, None)
 
-    def lose(self, held: Held) -> None:
+    def lose(self, held: RunningJob) -> None:
         """The fence is lost: beats for it are over. Its handler is cancelled by whoever found out."""
         self._held.pop(held.claim, None)
         if held.outcome is None:
             self._lost[held.claim] = held
 
-    def hurry(self, held: Held) -> None:
+    def hurry(self, held: RunningJob) -> None:
         """Beats for this lease at once: it may be lost."""
         held.beat_due = trio.current_time()
         self._next_due = held.beat_due
@@ -151,7 +151,7 @@ class Leases:
         for held in due:
             self._answer(held, beat)
 
-    def _answer(self, held: Held, beat: Beat) -> None:
+    def _answer(self, held: RunningJob, beat: Beat) -> None:
         if held.claim in beat.renewed:
             held.renew(beat.sent)
             if held.claim in beat.cancelling:
@@ -186,5 +186,5 @@ class Leases:
         await trio.sleep(self._outage.failed(error, delay=pause))
 
 
-def _lease_deadline(held: Held) -> float:
+def _lease_deadline(held: RunningJob) -> float:
     return held.lease_deadline

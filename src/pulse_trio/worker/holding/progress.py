@@ -33,7 +33,7 @@ class ProgressStore(Protocol):
     async def write_progress(self, said: Sequence[Progress]) -> None: ...
 
 
-class ProgressBook:
+class ProgressReports:
     """One worker's."""
 
     def __init__(self, store: ProgressStore, observer: Observer) -> None:

@@ -47,7 +47,7 @@ class SettleStore(Protocol):
     async def settle(self, outcomes: Sequence[Outcome], *, unsure: bool = False) -> Settlement: ...
 
 
-class Settler:
+class Reports:
     """`carried()` says whether the claimer is about to take the completions along; `on_settled(claim)` frees the lease;
     `on_room()` is called when there is room for large results again; a statement should take `target` seconds."""
 

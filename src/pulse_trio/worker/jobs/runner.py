@@ -4,7 +4,7 @@ The nursery holds the handler, its children and, once the first beat is due, its
 Whatever leaves the handler becomes an `Outcome` by the pure functions of `states`; nothing a handler raises reaches its
 siblings or the worker, except what is not the job's: an outer cancellation, and a real Ctrl-C.
 
-Cost: a job that ends at once and leaves its nursery as it was opened hands it to the next one (places.py); it costs a
+Cost: a job that ends at once and leaves its nursery as it was opened hands it to the next one (task_pool.py); it costs a
 dictionary entry and some objects. There is no logging and no event unless somebody asked for them.
 """
 
@@ -33,7 +33,7 @@ from ...observe import (
 )
 from ...states import UnreadableOptions, outcome_of_cancel, outcome_of_error, retry_delay, storable
 from ...trio_internals import forget, opened_by
-from .running_job import Common, Held, Transactions
+from .running_job import Common, RunningJob, Transactions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,8 +82,8 @@ class Runner:
         call_of: Callable[[str], Call | None],
         *,
         codec: Codec | None,
-        on_start: Callable[[Held], None],
-        on_end: Callable[[Held], None],
+        on_start: Callable[[RunningJob], None],
+        on_end: Callable[[RunningJob], None],
         observer: Observer,
         terms: TermsOfQueues,
         cleanup: float,
@@ -181,10 +181,10 @@ class Runner:
             raise
         return None
 
-    def _begin(self, claim: Claim, sent: float) -> Held:
+    def _begin(self, claim: Claim, sent: float) -> RunningJob:
         """The job as it begins, or as it has ended if it is not to begin."""
         call = self._call_of(claim.kind)
-        held = Held(claim, call or _never, sent, self._same_terms or self._terms_of(claim.queue), self._common)
+        held = RunningJob(claim, call or _never, sent, self._same_terms or self._terms_of(claim.queue), self._common)
         self._on_start(held)
         # The lease may be over before its job begins: another job of the batch held the loop, or the process was stopped.
         if (
@@ -208,7 +208,7 @@ class Runner:
             self._observer.emit(JobStarted(claim.id, claim.kind, claim.queue, claim.attempt))
         return held
 
-    def _end(self, held: Held, outcome: Outcome | None) -> None:
+    def _end(self, held: RunningJob, outcome: Outcome | None) -> None:
         held.ended = True
         held.end_heartbeat()
         if held.plain:
@@ -219,7 +219,7 @@ class Runner:
             self._emit_end(held)
         self._on_end(held)
 
-    def _end_of_other(self, held: Held, outcome: Outcome | None) -> None:
+    def _end_of_other(self, held: RunningJob, outcome: Outcome | None) -> None:
         """The end of a job that is not `plain`."""
         held.outcome = _in_view_of(held, outcome)
         if held.committed is not None:
@@ -227,7 +227,7 @@ class Runner:
         if self._tell_failure and held.outcome is not None and held.outcome.kind in _FAILURES:
             self._emit_failure(held, held.outcome)
 
-    def _refusal(self, held: Held, call: Call | None) -> Outcome | None:
+    def _refusal(self, held: RunningJob, call: Call | None) -> Outcome | None:
         """The outcome of a job that is not begun; None if it can be."""
         claim = held.claim
         if self._now() >= held.lease_deadline:
@@ -255,13 +255,13 @@ class Runner:
         self._observer.emit(BadRow(claim.id, claim.kind, "start", storable(f"{type(error).__name__}: {error}")[:2000]))
         return Outcome(claim, "discarded", error=error_text(error))
 
-    def _outcome_of_group(self, held: Held, group: BaseExceptionGroup[BaseException]) -> Outcome | None:
+    def _outcome_of_group(self, held: RunningJob, group: BaseExceptionGroup[BaseException]) -> Outcome | None:
         """A child's failure is the job's; so is a SystemExit. An outer cancellation and a Ctrl-C are the program's."""
         if (programs := self._sort_out(held, group)) is not None:
             raise programs from None
         return held.outcome
 
-    def _sort_out(self, held: Held, error: BaseException) -> BaseException | None:
+    def _sort_out(self, held: RunningJob, error: BaseException) -> BaseException | None:
         """Notes what of an exception is the job's, as its outcome, and gives what is the program's."""
         leaves = leaves_of(error)
         mine = [leaf for leaf in leaves if _is_the_programs(leaf)]
@@ -270,7 +270,7 @@ class Runner:
             held.outcome = self._failed(held, jobs)
         return None if not mine else error if mine == [error] else parted(error, mine)
 
-    def _after_cancel(self, held: Held) -> Outcome | None:
+    def _after_cancel(self, held: RunningJob) -> Outcome | None:
         held.plain = False
         reason = held.cancel_reason
         if reason == "lease-unproven":
@@ -282,12 +282,12 @@ class Runner:
             return Outcome(held.claim, "failed", delay=retry_delay(held.claim), error=error)
         return self.outcome_of_cancelled(held)
 
-    def outcome_of_cancelled(self, held: Held) -> Outcome | None:
+    def outcome_of_cancelled(self, held: RunningJob) -> Outcome | None:
         """What the cancellation of a job means; None when there is nothing left to report."""
         reason = held.cancel_reason or "parent"
         return outcome_of_cancel(held.claim, reason, self._retries.get(held.claim.kind), held.cancel_message)
 
-    def _failed(self, held: Held, error: BaseException) -> Outcome:
+    def _failed(self, held: RunningJob, error: BaseException) -> Outcome:
         held.plain = False
         claim, error = held.claim, original(error)
         text = held.said[1] if held.said is not None and held.said[0] is error else error_text(error)
@@ -299,7 +299,7 @@ class Runner:
             return Outcome(claim, "discarded", error=text)
         return outcome_of_error(claim, error, self._retries.get(claim.kind), text)
 
-    def _after_commit(self, held: Held, committed: Outcome) -> None:
+    def _after_commit(self, held: RunningJob, committed: Outcome) -> None:
         """The job was completed by its transaction; whatever came later can only be told."""
         later, held.outcome = held.outcome, committed
         if later is None or later is committed or (later.kind == "completed" and later.result is None):
@@ -312,7 +312,7 @@ class Runner:
             said = "the handler returned a value, which is lost: set tx.result"
         self._observer.emit(EndedAfterCommit(claim.id, claim.kind, claim.attempt, said))
 
-    def _emit_failure(self, held: Held, outcome: Outcome) -> None:
+    def _emit_failure(self, held: RunningJob, outcome: Outcome) -> None:
         claim = held.claim
         self._observer.emit(
             AttemptFailed(
@@ -327,7 +327,7 @@ class Runner:
             )
         )
 
-    def _emit_end(self, held: Held) -> None:
+    def _emit_end(self, held: RunningJob) -> None:
         claim, outcome = held.claim, held.outcome
         self._observer.emit(
             JobEnded(
@@ -342,7 +342,7 @@ class Runner:
         )
 
 
-def _in_view_of(held: Held, outcome: Outcome | None) -> Outcome | None:
+def _in_view_of(held: RunningJob, outcome: Outcome | None) -> Outcome | None:
     """The outcome of a job that has a deadline, or whose cancellation was asked for."""
     if outcome is None:
         return None
@@ -366,7 +366,7 @@ def _elsewhere(claim: Claim) -> float:
     return UNKNOWN_KIND_DELAY * 2 ** min(claim.attempt - 1, 3)
 
 
-async def _never(_: Held, __: str) -> None:
+async def _never(_: RunningJob, __: str) -> None:
     """Stands for the handler of a kind that has none: such a job is not begun."""
 
 

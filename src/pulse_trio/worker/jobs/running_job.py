@@ -41,7 +41,7 @@ def fence_of(claim: Claim) -> Fence:
 class Transactions(Protocol):
     """Where `job.transaction()` comes from."""
 
-    def open(self, held: Held, result: Any) -> AbstractAsyncContextManager[JobTransaction]: ...
+    def open(self, held: RunningJob, result: Any) -> AbstractAsyncContextManager[JobTransaction]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Common:
     say: Callable[[Claim, float, str | None], None]
 
 
-class Held:
+class RunningJob:
     """What stands behind a `Job` while this worker holds it. Also its `JobRuntime`."""
 
     __slots__ = (
@@ -93,7 +93,7 @@ class Held:
     def __init__(
         self,
         claim: Claim,
-        call: Callable[[Held, str], Awaitable[Any]],
+        call: Callable[[RunningJob, str], Awaitable[Any]],
         started: float,
         terms: Terms,
         common: Common,
@@ -361,7 +361,7 @@ class Children:
     children would cost every job 12 us, and most have none.
     """
 
-    def __init__(self, held: Held, nursery: trio.Nursery) -> None:
+    def __init__(self, held: RunningJob, nursery: trio.Nursery) -> None:
         self._held = held
         self._nursery = nursery
         self.running = 0

@@ -43,7 +43,7 @@ class Place:
 
     __slots__ = ("_in_a_row", "_places", "busy", "spoiled", "task")
 
-    def __init__(self, places: Places, task: trio.lowlevel.Task) -> None:
+    def __init__(self, places: TaskPool, task: trio.lowlevel.Task) -> None:
         self._places = places
         self._in_a_row = 0
         self.task = task
@@ -71,7 +71,7 @@ class Place:
         return due
 
 
-class Places:
+class TaskPool:
     """`run(claim, sent, place)` runs one job to its end, and those that it takes from `place` afterwards. It may return one
     that it has taken and not begun."""
 
@@ -81,7 +81,7 @@ class Places:
         self._waiting: list[Place] = []
         self._places = 0
         self._coming = 0
-        """Places that were sent for. There is one as long as anything is due."""
+        """TaskPool that were sent for. There is one as long as anything is due."""
         self._abreast = 1
         """How many are sent for at a time."""
         self._last: Place | None = None

@@ -5,7 +5,7 @@ neither is, whatever dies when. After the commit the job *is* completed: nothing
 handler does afterwards can only be told as an event.
 
 If the fence is lost the writes are rolled back and the handler is cancelled, as by a beat that found no row. A beat that
-finds no row *because* the commit has just deleted it must not do that: see `Held.lose`.
+finds no row *because* the commit has just deleted it must not do that: see `RunningJob.lose`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from ...jobs import Claim, Outcome
-    from .running_job import Held
+    from .running_job import RunningJob
 
 _LOCKED_PAUSE = 0.01
 """Seconds until a row that somebody has locked (a beat, most often) is tried again; doubles up to half a second."""
@@ -92,8 +92,8 @@ class Transactions:
         store: TransactionStore,
         *,
         completed: Callable[[Claim, Any], Outcome],
-        on_commit: Callable[[Held], None],
-        on_lost: Callable[[Held], None],
+        on_commit: Callable[[RunningJob], None],
+        on_lost: Callable[[RunningJob], None],
         margin: float,
     ) -> None:
         self._store = store
@@ -109,7 +109,7 @@ class Transactions:
             await trio.sleep_forever()
 
     @asynccontextmanager
-    async def open(self, held: Held, result: Any) -> AsyncGenerator[Transaction]:
+    async def open(self, held: RunningJob, result: Any) -> AsyncGenerator[Transaction]:
         """One job's transaction. Raises `RuntimeError` when the job has one open, or is completed by one."""
         held.begin_transaction()
         outcomes: list[Outcome] = []
@@ -150,7 +150,7 @@ class Transactions:
             raise
         self._note_commit(held, outcomes[0])
 
-    def _note_commit(self, held: Held, outcome: Outcome) -> None:
+    def _note_commit(self, held: RunningJob, outcome: Outcome) -> None:
         held.transaction = "committed"
         held.plain = False
         held.outcome = held.committed = outcome
@@ -164,7 +164,7 @@ class Transactions:
         if not written:
             raise _FenceLost
 
-    async def _find_out(self, held: Held) -> bool:
+    async def _find_out(self, held: RunningJob) -> bool:
         """Whether the commit was done. If that cannot be known in time the job is cancelled like one whose lease cannot be
         proven: its release is fenced, so it finds a row only if the commit was not done."""
         # Never past the lease: what the handler does when it hears of it, somebody else's attempt may be doing by then.

@@ -38,7 +38,7 @@ _LAST_LINES = 2.0
 """Seconds in which the supervisor must make room for what is said last."""
 
 
-class Line:
+class Channel:
     """One supervised worker's line."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -141,7 +141,7 @@ def is_supervised() -> bool:
     return LINE_VARIABLE in os.environ
 
 
-def inherited_line() -> Line | None:
+def inherited_line() -> Channel | None:
     """The line to the supervisor that started this process; None when there is none."""
     number = os.environ.pop(LINE_VARIABLE, None)
-    return Line(socket.socket(fileno=int(number))) if number is not None else None
+    return Channel(socket.socket(fileno=int(number))) if number is not None else None

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 LAST_WORDS_VARIABLE = "PULSE_TRIO_LAST_WORDS"
 """Holds the number of the inherited descriptor, in the environment of a supervised worker."""
 END = signal.SIGALRM
-"""Ends a worker whose loop does not turn; what the kernel's alarm clock sends (`overseen.py`). It leaves no core behind."""
+"""Ends a worker whose loop does not turn; what the kernel's alarm clock sends (`channel.py`). It leaves no core behind."""
 _LIMIT = 1 << 20
 """Bytes that are read."""
 _OURS = re.compile(r"[/\\](?:pulse_trio[/\\](?:worker|handlers)|trio|outcome)[/\\]")
@@ -55,7 +55,7 @@ def nameless_file() -> BinaryIO:
     return cast("BinaryIO", tempfile.TemporaryFile())
 
 
-class LastWords:
+class CrashDump:
     """The supervisor's end: one file for one process."""
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ def _text(frames: Sequence[_Frame]) -> str:
     return "\n".join(f'  File "{frame.file}", line {frame.line}, in {frame.name}' for frame in reversed(own))
 
 
-def inherit_last_words(handlers: Iterable[Handler[..., object]]) -> None:
+def inherit_crash_dump(handlers: Iterable[Handler[..., object]]) -> None:
     """In the worker, before its first session: says where its handlers are, and has the frames written at a violent end."""
     number = os.environ.pop(LAST_WORDS_VARIABLE, None)
     if number is None:

@@ -16,7 +16,7 @@ import trio
 from ...jobs import Claim
 
 if TYPE_CHECKING:
-    from .channel import Line
+    from .channel import Channel
 
 SESSION_VARIABLE = "PULSE_TRIO_QUARANTINE_SESSION"
 """In the environment of a quarantine process: the session under which its jobs are claimed."""
@@ -47,7 +47,7 @@ def run_order(claim: Claim, sent: float, lease: float) -> Run:
 class Orders:
     """The process's end. `session` is the one under which its jobs are claimed."""
 
-    def __init__(self, line: Line, session: int) -> None:
+    def __init__(self, line: Channel, session: int) -> None:
         self._line = line
         self.session = session
 

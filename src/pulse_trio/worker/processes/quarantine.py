@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from ...jobs import Claim
     from ...observe import Observer
     from ...settings import TermsOfQueues
-    from ...store import Exchange, Settlement
+    from ...store import ClaimResult, Settlement
 
 LOOK_EVERY = 2.0
 """Seconds after which this worker looks for suspects itself, if no sweep of the claimer's has done so."""
@@ -76,7 +76,7 @@ class QuarantineStore(BeatStore, Protocol):
 
     async def claim_suspect(
         self, queues: Sequence[str] | None, *, session: int | None = None, fresh: bool = True
-    ) -> Exchange: ...
+    ) -> ClaimResult: ...
 
     async def settle(self, outcomes: Sequence[Outcome], *, unsure: bool = False) -> Settlement: ...
 

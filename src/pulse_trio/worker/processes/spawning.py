@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import trio
 
 from .channel import LINE_VARIABLE
-from .crash_dump import LAST_WORDS_VARIABLE, LastWords
+from .crash_dump import LAST_WORDS_VARIABLE, CrashDump
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ class Spawned(NamedTuple):
 
     process: trio.Process
     line: trio.SocketStream
-    words: LastWords
+    words: CrashDump
 
 
 async def spawn(command: Sequence[str], environment: Mapping[str, str]) -> Spawned:
@@ -31,7 +31,7 @@ async def spawn(command: Sequence[str], environment: Mapping[str, str]) -> Spawn
         ours, theirs = socket.socketpair()
         made.enter_context(ours)
         with theirs:
-            words = LastWords()
+            words = CrashDump()
             made.callback(words.close)
             process = await _open_process(command, environment, theirs.fileno(), words.fileno())
         made.pop_all()

@@ -1,17 +1,17 @@
 """Several worker processes as one: spawned, watched, replaced and drained.
 
-Each child is an ordinary worker in a process of its own, with a line to here (`overseen.py`). The supervisor holds the
+Each child is an ordinary worker in a process of its own, with a line to here (`channel.py`). The supervisor holds the
 watchdog, and needs no handlers: it never imports the user's module. It does what no worker can do for itself:
 
 - a child that died hands its jobs back at once, by its sessions, instead of after the lease;
 - a child whose event loop has not turned for a lease (the shortest that it holds) is killed: its leases have run out or are
   about to, and whatever blocks it would hold its other jobs up for ever. Dying it says where it was, which a C function that
-  keeps the interpreter's lock cannot prevent (`last_words.py`);
+  keeps the interpreter's lock cannot prevent (`crash_dump.py`);
 - a child that ends too early is started again with jittered backoff; one that ends with a usage error ends everything, and
   so do a few in a row of which none began.
 
 Signals are passed on. When the supervisor itself dies its children notice the end of the line and stop; a child that cannot
-notice, because its loop does not turn, is ended by its own alarm clock (`overseen.py`).
+notice, because its loop does not turn, is ended by its own alarm clock (`channel.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ...postgres import reconnect_delay
 from ..upkeep.batches import Batches
 from ..upkeep.watchdog import Watchdog
 from .channel import SIGN_OF_LIFE
-from .crash_dump import END, LastWords, Words
+from .crash_dump import END, CrashDump, Words
 from .handover import QUIET_VARIABLE, REPLACE_ME, decode_outcome
 from .spawning import spawn
 
@@ -90,7 +90,7 @@ class Child:
 
     process: trio.Process
     line: trio.SocketStream
-    words: LastWords
+    words: CrashDump
     started: float
     heard: float
     sessions: list[int]

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from ....codec import Codec
     from ....handlers import Handler, Handlers
     from ....observe import Observer
-    from ..running_job import Held
+    from ..running_job import RunningJob
 
-Call = Callable[["Held", str], Awaitable[Any]]
+Call = Callable[["RunningJob", str], Awaitable[Any]]
 
 
 class Calls:
@@ -86,7 +86,7 @@ class Calls:
         """Whether nobody can end a handler of this kind but itself: it keeps its slot, and the process stays."""
         return kind in self._in_threads
 
-    def stack_of(self, held: Held) -> str | None:
+    def stack_of(self, held: RunningJob) -> str | None:
         """Where a handler is that does not run in its job's own Trio task; None for one that does."""
         if held.claim.kind in self._in_threads:
             return stack_in_thread(held)

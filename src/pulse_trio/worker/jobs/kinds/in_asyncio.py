@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from ....jobs import CancelReason
     from ....observe import Observer
-    from ..running_job import Held
+    from ..running_job import RunningJob
 
 logger = logging.getLogger("pulse_trio")
 
@@ -63,7 +63,7 @@ class AsyncioCalls:
         self._lag_warning = lag_warning
         self._observer = observer
         self._opened = trio.Event()
-        self._calls: dict[Held, _Call] = {}
+        self._calls: dict[RunningJob, _Call] = {}
         self._thread: LoopThread | None = None
 
     async def run(self) -> None:
@@ -77,10 +77,12 @@ class AsyncioCalls:
                 lag = LagMonitor(warning=self._lag_warning, observer=self._observer)
                 nursery.start_soon(lag.watch, thread.loop.call_soon_threadsafe, thread.ident, self._blocking)
 
-    def call_of(self, call: Callable[[Job, str], Coroutine[Any, Any, Any]]) -> Callable[[Held, str], Awaitable[Any]]:
+    def call_of(
+        self, call: Callable[[Job, str], Coroutine[Any, Any, Any]]
+    ) -> Callable[[RunningJob, str], Awaitable[Any]]:
         """The call of an asyncio function."""
 
-        async def in_asyncio(held: Held, args: str) -> Any:
+        async def in_asyncio(held: RunningJob, args: str) -> Any:
             if self._thread is None:
                 await self._opened.wait()
                 assert self._thread is not None  # noqa: S101 -- opened
@@ -94,7 +96,7 @@ class AsyncioCalls:
 
         return in_asyncio
 
-    def stack_of(self, held: Held) -> str | None:
+    def stack_of(self, held: RunningJob) -> str | None:
         """The asyncio tasks of a job with the frames they wait in; None if it has none."""
         if (called := self._calls.get(held)) is None or (thread := self._thread) is None:
             return None
@@ -109,7 +111,7 @@ class AsyncioCalls:
                 lines.append(f"asyncio task {task.get_name()}\n{frames_text(await_frames(task.get_coro()))}")
         return "\n".join(lines)
 
-    def _blocking(self, frame: FrameType) -> tuple[Held | None, list[tuple[FrameType, int]]]:
+    def _blocking(self, frame: FrameType) -> tuple[RunningJob | None, list[tuple[FrameType, int]]]:
         """Whose task the loop runs now, and where it is."""
         assert self._thread is not None  # noqa: S101 -- opened
         running = asyncio.current_task(self._thread.loop)
@@ -150,7 +152,7 @@ class _Call:
     )
 
     def __init__(
-        self, thread: LoopThread, held: Held, function: Callable[[], Coroutine[Any, Any, Any]], observer: Observer
+        self, thread: LoopThread, held: RunningJob, function: Callable[[], Coroutine[Any, Any, Any]], observer: Observer
     ) -> None:
         self.held = held
         self.tasks: set[asyncio.Task[Any]] = set()
@@ -240,7 +242,7 @@ class _OnAsyncio(OutsideTrio):
 
     __slots__ = ("_thread",)
 
-    def __init__(self, held: Held, thread: LoopThread) -> None:
+    def __init__(self, held: RunningJob, thread: LoopThread) -> None:
         super().__init__(held, "asyncio")
         self._thread = thread
 

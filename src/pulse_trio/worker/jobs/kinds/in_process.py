@@ -33,7 +33,7 @@ from .child import LEAVE, LOG_VARIABLE, find
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from ..running_job import Held
+    from ..running_job import RunningJob
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class ProcessCalls:
         self._slots = trio.CapacityLimiter(slots or os.cpu_count() or 1)
         self._cleanup = cleanup
         self._idle: list[ChildProcess] = []
-        self._busy: dict[Held, ChildProcess] = {}
+        self._busy: dict[RunningJob, ChildProcess] = {}
         self._opened = trio.Event()
 
     async def run(self) -> None:
@@ -71,11 +71,11 @@ class ProcessCalls:
             os.close(end)
             os.close(self._lifeline)
 
-    def call_of(self, handler: Handler[..., Any]) -> Callable[[Held, str], Awaitable[Any]]:
+    def call_of(self, handler: Handler[..., Any]) -> Callable[[RunningJob, str], Awaitable[Any]]:
         """The call of a plain function. Raises `ConfigurationError` if another process could not find it."""
         return partial(self._call, place_of(handler))
 
-    async def _call(self, place: wire.Place, held: Held, args: str) -> Any:
+    async def _call(self, place: wire.Place, held: RunningJob, args: str) -> Any:
         with held.time_stopped():
             await self._slots.acquire_on_behalf_of(held)
             try:
@@ -92,7 +92,7 @@ class ProcessCalls:
                 self._idle.append(child)
             self._slots.release_on_behalf_of(held)
 
-    def stack_of(self, held: Held) -> str | None:
+    def stack_of(self, held: RunningJob) -> str | None:
         """The process that runs a job; None if there is none (yet)."""
         child = self._busy.get(held)
         return (
@@ -119,7 +119,7 @@ class ProcessCalls:
             raise
         return child
 
-    async def _answer(self, child: ChildProcess, place: wire.Place, held: Held, args: str) -> Any:
+    async def _answer(self, child: ChildProcess, place: wire.Place, held: RunningJob, args: str) -> Any:
         # Another text than the claim's when a codec has decoded it.
         claim = held.claim if args is held.claim.args else msgspec.structs.replace(held.claim, args=args)
         try:

@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
     from types import FrameType
 
-    from ..running_job import Held
+    from ..running_job import RunningJob
 
 _CALLER = Signature.__module__
 
 
 def call_in_thread(
     call: Callable[[Job, str], Any], limiter: trio.CapacityLimiter
-) -> Callable[[Held, str], Awaitable[Any]]:
+) -> Callable[[RunningJob, str], Awaitable[Any]]:
     """The call of a plain function."""
 
-    async def in_thread(held: Held, args: str) -> Any:
+    async def in_thread(held: RunningJob, args: str) -> Any:
         job = Job(held.claim, OutsideTrio(held, "thread"))
         return await trio.to_thread.run_sync(harmless, job, args, abandon_on_cancel=False, limiter=limiter)
 
@@ -47,7 +47,7 @@ def call_in_thread(
     return in_thread
 
 
-def stack_in_thread(held: Held) -> str | None:
+def stack_in_thread(held: RunningJob) -> str | None:
     """The frames of the thread that runs a job; None if no thread does. The job is known by what its call was given."""
     for thread, innermost in sys._current_frames().items():  # pyright: ignore[reportPrivateUsage]
         frames = list(_outwards(innermost))
@@ -56,7 +56,7 @@ def stack_in_thread(held: Held) -> str | None:
     return None
 
 
-def _runs(frame: FrameType, held: Held) -> bool:
+def _runs(frame: FrameType, held: RunningJob) -> bool:
     if frame.f_globals.get("__name__") != _CALLER:
         return False
     job = frame.f_locals.get("job")

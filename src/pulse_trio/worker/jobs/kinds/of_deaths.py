@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
     from ....codec import Codec
     from ....handlers import Handler
-    from ..running_job import Held
+    from ..running_job import RunningJob
 
-    Call = Callable[[Held, str], Awaitable[Any]]
+    Call = Callable[[RunningJob, str], Awaitable[Any]]
 
 
 def told_of_deaths(handler: Handler[..., Any], codec: Codec | None, plain: Call, coded: Call) -> Call:
     """`plain` for jobs that tell of a death, with a value that is encoded; `coded` for all others of the kind."""
 
-    async def call(held: Held, args: str) -> Any:
+    async def call(held: RunningJob, args: str) -> Any:
         claim = held.claim
         dead = options_of(claim).death_of
         if dead is None:

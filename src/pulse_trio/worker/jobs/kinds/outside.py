@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
     from ....jobs import CancelReason, JobNursery, JobTransaction
-    from ..running_job import Held
+    from ..running_job import RunningJob
 
 
 class OutsideTrio:
@@ -17,7 +17,7 @@ class OutsideTrio:
 
     __slots__ = ("_held", "_runs")
 
-    def __init__(self, held: Held, runs: str) -> None:
+    def __init__(self, held: RunningJob, runs: str) -> None:
         self._held = held
         self._runs = runs
 

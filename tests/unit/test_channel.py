@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from pulse_trio.jobs import Claim, Outcome
-from pulse_trio.worker.processes.channel import Line
+from pulse_trio.worker.processes.channel import Channel
 from pulse_trio.worker.processes.handover import (
     QUIET_VARIABLE,
     STUCK_VARIABLE,
@@ -69,7 +69,7 @@ async def test_what_finds_no_room_in_the_line_is_sent_later_and_whole(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     ours, theirs = ends
-    line = Line(theirs)
+    line = Channel(theirs)
     for session in range(5000):
         line.tell_session(session)
     came, lacking = b"", 0
@@ -89,7 +89,7 @@ async def test_what_is_said_last_waits_for_a_supervisor_that_reads_slowly(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     ours, theirs = ends
-    line = Line(theirs)
+    line = Channel(theirs)
 
     def read() -> list[int]:
         with ours.makefile("rb") as lines:
@@ -108,7 +108,7 @@ async def test_what_is_said_last_waits_for_a_supervisor_that_reads_slowly(
 
 async def test_a_supervisor_that_is_gone_keeps_nobody(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = ends
-    line = Line(theirs)
+    line = Channel(theirs)
     ours.close()
     line.tell_session(1)
     line.tell_stuck([stuck(1)])
@@ -118,7 +118,7 @@ async def test_a_shorter_lease_is_told_at_once_and_a_longer_one_with_the_next_si
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     ours, theirs = ends
-    line = Line(theirs)
+    line = Channel(theirs)
     held = 30.0
     told = ours.makefile("rb")
     async with trio.open_nursery() as nursery:

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from pulse_trio.worker.processes.crash_dump import LastWords, Words, read_dump
+from pulse_trio.worker.processes.crash_dump import CrashDump, Words, read_dump
 
 PLACES = {("/srv/app.py", "crunch"): "numbers.crunch", ("/srv/app.py", "outer"): "outer"}
 LOOP = """\
@@ -57,14 +57,14 @@ def test_without_a_handler_the_loops_own_stack_is_given() -> None:
 
 @pytest.mark.parametrize("text", ["", "\n", "{", "[]\n", '{"a": 1}\n', "null\n", '{"a": ["f"]}\n' + HANDLER])
 def test_what_nobody_understands_is_nothing(text: str) -> None:
-    words = LastWords()
+    words = CrashDump()
     os.write(words.fileno(), text.encode())
     assert words.read() == Words()
     words.close()
 
 
 def test_the_file_has_the_places_and_then_the_frames() -> None:
-    words = LastWords()
+    words = CrashDump()
     os.write(words.fileno(), json.dumps({"numbers.crunch": ["/srv/app.py", "crunch"]}).encode() + b"\n")
     assert words.read() == Words()
     os.write(words.fileno(), HANDLER.encode())

@@ -8,7 +8,7 @@ import pytest
 
 from pulse_trio.jobs import Claim
 from pulse_trio.store import Limited
-from pulse_trio.worker.claiming.limited import LimitedBook
+from pulse_trio.worker.claiming.limited import LimitedQueues
 
 JOB = Claim(1, 1, 20, 0, 0, "", "q", "k", "{}", None, 7)
 
@@ -18,18 +18,18 @@ def answer(again_in: float | None = None, *, claims: int = 0, blocked: bool = Fa
 
 
 @pytest.fixture
-def book() -> LimitedBook:
-    book = LimitedBook(None)
+def book() -> LimitedQueues:
+    book = LimitedQueues(None)
     book.swept(["q"])
     return book
 
 
 def test_an_empty_book_has_nothing() -> None:
-    book = LimitedBook(None)
+    book = LimitedQueues(None)
     assert (bool(book), book.ready(0.0), book.next_try, book.nothing_due) == (False, [], math.inf, True)
 
 
-def test_what_a_sweep_found_is_tried_at_once_and_forgotten_when_the_next_does_not(book: LimitedBook) -> None:
+def test_what_a_sweep_found_is_tried_at_once_and_forgotten_when_the_next_does_not(book: LimitedQueues) -> None:
     assert book.ready(0.0) == ["q"]
     assert not book.nothing_due
     book.swept([])
@@ -37,7 +37,7 @@ def test_what_a_sweep_found_is_tried_at_once_and_forgotten_when_the_next_does_no
     assert "q" not in book
 
 
-def test_a_full_limit_is_tried_again_after_a_second_or_when_a_job_ended_here(book: LimitedBook) -> None:
+def test_a_full_limit_is_tried_again_after_a_second_or_when_a_job_ended_here(book: LimitedQueues) -> None:
     book.claimed("q", answer(blocked=True), 10.0, 10.1)
     book.swept(["q"])
     assert book.ready(10.5) == []
@@ -48,13 +48,13 @@ def test_a_full_limit_is_tried_again_after_a_second_or_when_a_job_ended_here(boo
     assert book.ready(10.2) == ["q"]
 
 
-def test_a_rescue_makes_every_queue_worth_a_try(book: LimitedBook) -> None:
+def test_a_rescue_makes_every_queue_worth_a_try(book: LimitedQueues) -> None:
     book.claimed("q", answer(blocked=True), 10.0, 10.1)
     book.told_of_all()
     assert book.ready(10.1) == ["q"]
 
 
-def test_where_nothing_was_due_a_sweep_brings_the_next_try_within_its_share_of_time(book: LimitedBook) -> None:
+def test_where_nothing_was_due_a_sweep_brings_the_next_try_within_its_share_of_time(book: LimitedQueues) -> None:
     book.claimed("q", answer(), 10.0, 10.001)
     assert book.nothing_due
     assert book.next_try == math.inf
@@ -63,24 +63,24 @@ def test_where_nothing_was_due_a_sweep_brings_the_next_try_within_its_share_of_t
     assert not book.nothing_due
 
 
-def test_one_slow_answer_does_not_keep_a_queue_away_for_long(book: LimitedBook) -> None:
+def test_one_slow_answer_does_not_keep_a_queue_away_for_long(book: LimitedQueues) -> None:
     book.claimed("q", answer(), 10.0, 14.0)
     book.swept(["q"])
     assert book.next_try == 19.0
 
 
-def test_a_token_is_waited_for_to_the_moment(book: LimitedBook) -> None:
+def test_a_token_is_waited_for_to_the_moment(book: LimitedQueues) -> None:
     book.claimed("q", answer(2.5, blocked=True), 10.0, 10.1)
     assert book.next_try == pytest.approx(12.6)
 
 
-def test_what_brought_jobs_is_tried_again_at_once(book: LimitedBook) -> None:
+def test_what_brought_jobs_is_tried_again_at_once(book: LimitedQueues) -> None:
     book.claimed("q", answer(0.0, claims=2, turns="mine"), 10.0, 10.1)
     assert book.ready(10.1) == ["q"]
     assert book.turns("q") == "mine"
 
 
-def test_vain_looks_through_many_keys_take_a_fifth_of_the_time_and_then_a_twentieth(book: LimitedBook) -> None:
+def test_vain_looks_through_many_keys_take_a_fifth_of_the_time_and_then_a_twentieth(book: LimitedQueues) -> None:
     for _ in range(50):
         book.claimed("q", answer(0.005, blocked=True), 10.0, 10.01)
         assert book.next_try == pytest.approx(10.05)
@@ -92,12 +92,12 @@ def test_vain_looks_through_many_keys_take_a_fifth_of_the_time_and_then_a_twenti
 
 
 def test_queues_are_served_in_turns_or_in_the_listed_order() -> None:
-    book = LimitedBook(None)
+    book = LimitedQueues(None)
     book.swept(["a", "b", "c"])
     assert book.ready(0.0) == ["a", "b", "c"]
     book.claimed("a", answer(0.0, claims=1), 0.0, 0.0)
     assert book.ready(0.0) == ["b", "c", "a"]
-    listed = LimitedBook(["c", "a", "b"])
+    listed = LimitedQueues(["c", "a", "b"])
     listed.swept(["a", "b", "c"])
     listed.claimed("c", answer(0.0, claims=1), 0.0, 0.0)
     assert listed.ready(0.0) == ["c", "a", "b"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 
 
-def no_room(error: psycopg.Error) -> str | None:
+def disk_full(error: psycopg.Error) -> str | None:
     """What to tell somebody whose statement the server had no room for; None if that is not what is wrong.
 
     A quota, or a limit of the file system, is the same to him: PostgreSQL then has another code, and the same hint.

@@ -8,7 +8,7 @@
 -- (hash and merge joins are off on worker connections) locks them in that order: two settlers cannot deadlock. It is the
 -- only statement that waits for a row lock; lock_timeout bounds that and complete_unlocked.sql then takes what is free.
 --
--- Claims: the slots (queue, priority, floor) come in the worker's order. One index walk each, from the floor upwards, so
+-- Claims: the slots (queue, priority, cursor) come in the worker's order. One index walk each, from the cursor upwards, so
 -- dead entries that an old snapshot keeps alive are not read again. `state <> 2` is a filter, never an index condition.
 -- The answer is bounded in bytes too: jobs are taken until their arguments have `size` together, at least one. What is not
 -- taken was locked for this one statement. Only compressed arguments are read for that; so few bytes need no closer look.
@@ -44,11 +44,11 @@ WITH report AS (
                 ELSE array_agg(due.tid) END
     FROM (
     SELECT due.tid, due.size
-    FROM (SELECT queue, priority, least(floor_run_at, recent) AS floor_run_at,
-                 CASE WHEN floor_run_at > recent THEN 0 ELSE floor_id END AS floor_id
-          FROM unnest(%(queues)s::text[], %(priorities)s::int[], %(floor_run_ats)s::timestamptz[], %(floor_ids)s::bigint[])
-            AS known(queue, priority, floor_run_at, floor_id),
-            -- run_at is the producer's transaction start: a floor this recent would hide commits still under way.
+    FROM (SELECT queue, priority, least(cursor_run_at, recent) AS cursor_run_at,
+                 CASE WHEN cursor_run_at > recent THEN 0 ELSE cursor_id END AS cursor_id
+          FROM unnest(%(queues)s::text[], %(priorities)s::int[], %(cursor_run_ats)s::timestamptz[], %(cursor_ids)s::bigint[])
+            AS known(queue, priority, cursor_run_at, cursor_id),
+            -- run_at is the producer's transaction start: a cursor this recent would hide commits still under way.
             (SELECT statement_timestamp() - interval '50 ms' AS recent) AS clock
           -- Asked here, so that a pause or a limit takes effect with the next claim of every worker. What has a limit, and
           -- jobs with a key, are claim_limited.sql's.
@@ -60,7 +60,7 @@ WITH report AS (
                                ELSE octet_length(args::text) END AS size
       FROM :"schema".job
       WHERE queue = slot.queue AND priority = slot.priority
-        AND (run_at, id) >= (slot.floor_run_at, slot.floor_id)
+        AND (run_at, id) >= (slot.cursor_run_at, slot.cursor_id)
         AND run_at <= statement_timestamp() AND key IS NULL AND state <> 2 AND NOT suspect
         AND kind <> ALL (%(paused_kinds)s::text[])
       ORDER BY run_at, id LIMIT %(limit)s::int FOR NO KEY UPDATE SKIP LOCKED

@@ -14,7 +14,7 @@ import trio.testing
 
 from pulse_trio import Job  # noqa: TC001 -- a handler is annotated with it
 from pulse_trio.worker.jobs import running_job as held
-from pulse_trio.worker.jobs.task_pool import Place, Places
+from pulse_trio.worker.jobs.task_pool import Place, TaskPool
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 number: ContextVar[int] = ContextVar("number", default=0)
 
 
-def start(places: Places, nursery: trio.Nursery, *claims: object) -> None:
+def start(places: TaskPool, nursery: trio.Nursery, *claims: object) -> None:
     """Whatever stands for claims here."""
     places.start(nursery, claims, 0.0)  # type: ignore[arg-type]
 
@@ -69,7 +69,7 @@ async def test_the_starters_context_is_seen_by_every_job() -> None:
         seen.append(number.get())
         number.set(-1)
 
-    places = Places(run)  # type: ignore[arg-type]
+    places = TaskPool(run)  # type: ignore[arg-type]
     async with trio.open_nursery() as nursery:
         for value in (1, 2, 3):
             number.set(value)
@@ -86,7 +86,7 @@ async def test_a_place_that_waits_goes_when_closed_and_one_that_runs_goes_with_i
         if claim == "long":
             await free.wait()
 
-    places = Places(run)  # type: ignore[arg-type]
+    places = TaskPool(run)  # type: ignore[arg-type]
     async with trio.open_nursery() as nursery:
         for claim in ("long", "short", "long"):
             start(places, nursery, claim)
@@ -102,7 +102,7 @@ async def test_a_cancelled_place_is_not_used_again() -> None:
     async def run(_claim: object, _sent: float, _place: Place | None) -> None:
         pass
 
-    places = Places(run)  # type: ignore[arg-type]
+    places = TaskPool(run)  # type: ignore[arg-type]
     async with trio.open_nursery() as nursery:
         start(places, nursery, object())
         await trio.testing.wait_all_tasks_blocked()
@@ -119,7 +119,7 @@ async def test_many_jobs_at_once_do_not_all_stay_as_places(monkeypatch: pytest.M
         ran.append(claim)
         await free.wait()
 
-    places = Places(run)  # type: ignore[arg-type]
+    places = TaskPool(run)  # type: ignore[arg-type]
     async with trio.open_nursery() as nursery:
         start(places, nursery, *range(10))
         await trio.testing.wait_all_tasks_blocked()
@@ -134,7 +134,7 @@ async def test_what_a_job_raises_past_its_runner_ends_the_place() -> None:
     async def run(_claim: object, _sent: float, _place: Place | None) -> None:
         raise KeyError
 
-    places = Places(run)  # type: ignore[arg-type]
+    places = TaskPool(run)  # type: ignore[arg-type]
     with pytest.RaisesGroup(KeyError):
         async with trio.open_nursery() as nursery:
             start(places, nursery, object())
@@ -158,7 +158,7 @@ async def test_jobs_that_end_at_once_run_in_order_in_few_tasks_and_let_others_ha
             await trio.lowlevel.checkpoint()
             turns.append(len(ran))
 
-    places = Places(run)  # type: ignore[arg-type]
+    places = TaskPool(run)  # type: ignore[arg-type]
     async with trio.open_nursery() as nursery:
         start(places, nursery, *range(500))
         await other()
@@ -176,7 +176,7 @@ async def test_jobs_that_wait_all_begin_within_a_few_turns() -> None:
         begun.append(claim)
         await trio.sleep_forever()
 
-    places = Places(run)  # type: ignore[arg-type]
+    places = TaskPool(run)  # type: ignore[arg-type]
     async with trio.open_nursery() as nursery:
         start(places, nursery, *range(300))
         for _ in range(20):
@@ -193,7 +193,7 @@ async def test_what_is_due_begins_even_if_a_job_never_gives_up_its_task() -> Non
         begun.append(claim)
         await trio.sleep_forever()
 
-    places = Places(run)  # type: ignore[arg-type]
+    places = TaskPool(run)  # type: ignore[arg-type]
     async with trio.open_nursery() as nursery:
         start(places, nursery, *range(50))
         nursery.cancel_scope.cancel()
