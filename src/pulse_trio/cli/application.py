@@ -15,6 +15,7 @@ import click
 from .audit import audit
 from .bench import bench
 from .cancel import cancel_jobs
+from .completion import install_completion
 from .cron import cron
 from .doctor import doctor
 from .enqueue import enqueue
@@ -58,6 +59,18 @@ class Commands(click.Group):
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(version("pulse-trio"), prog_name="pulse-trio", message="%(prog)s %(version)s")
+@click.option(
+    "--install-completion",
+    metavar="SHELL",
+    type=click.Choice(["auto", "bash", "zsh", "fish"]),
+    is_flag=False,
+    flag_value="auto",
+    expose_value=False,
+    is_eager=True,
+    callback=install_completion,
+    help="Have Tab complete commands and options in bash, zsh or fish (the shell in SHELL if none is given); say where "
+    "that was written, and end.",
+)
 def pulse_trio() -> None:
     """Background jobs for Trio on PostgreSQL.
 

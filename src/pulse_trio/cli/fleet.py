@@ -1,6 +1,6 @@
 """`run --processes N`: this process supervises, and each worker is another `pulse-trio run` with the same settings.
 
-The supervisor never imports the user's module, so nothing in that can bring it down.
+The supervisor never imports the module of the handlers, so nothing in it can bring the supervisor down.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..worker import Supervisor
 from ..worker.processes.launch import environment_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ..observe import Instrument
     from ..settings import WorkerSettings
@@ -31,9 +31,15 @@ class Fleet:
     """Several worker processes, to be stopped like one worker."""
 
     def __init__(
-        self, target: str, dsn: str, settings: WorkerSettings, *, flags: Mapping[str, bool], instrument: Instrument
+        self,
+        target: str,
+        dsn: str,
+        settings: WorkerSettings,
+        *,
+        flags: Mapping[str, bool | str],
+        instruments: Sequence[Instrument],
     ) -> None:
-        observer = Observer([instrument])
+        observer = Observer(instruments)
         self._store = WorkerStore(
             dsn,
             direct_dsn=settings.direct_dsn,
@@ -49,7 +55,7 @@ class Fleet:
             self._store,
             settings=settings,
             observer=observer,
-            burst=flags["burst"],
+            burst=bool(flags["burst"]),
         )
 
     async def run(self) -> int:

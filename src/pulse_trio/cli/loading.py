@@ -1,4 +1,5 @@
-"""From `app:handlers` to the registry: imports the user's module from the current folder, and says plainly why not."""
+"""From `app:handlers` to the registry, and from `module:object` to an instrument: imports the user's module from the current
+folder, and says plainly why not."""
 
 from __future__ import annotations
 
@@ -7,16 +8,20 @@ import importlib
 import os
 import sys
 import traceback
+from collections.abc import Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import PulseTrioError
 from ..handlers import Handlers
 from .faults import AppError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import FrameType, ModuleType, TracebackType
+
+    from ..observe import Instrument
 
 FRAMES = 3
 """How much of the user's own traceback is shown: its last frames."""
@@ -40,6 +45,68 @@ def load_handlers(target: str) -> Handlers:
     if not len(found):
         raise AppError(f"{module_name}:{attribute} has no handlers. Decorate a function with @{attribute}.job")
     return found
+
+
+def load_instruments(targets: Sequence[str]) -> list[Instrument]:
+    """The instruments that `module:attribute` names: each an object with `listeners`, or a class or function without
+    parameters that returns one.
+
+    Raises `AppError`, a usage error, whose message says what to do.
+    """
+    return [_instrument(target) for target in targets]
+
+
+def _instrument(target: str) -> Instrument:
+    module_name, _, attribute = target.partition(":")
+    if not attribute:
+        raise AppError(f"{target!r} is not a module and an object. An instrument looks like monitoring:instrument")
+    module_name, attribute = _parse(target)
+    folder = str(Path.cwd())
+    if folder not in sys.path[:1]:
+        sys.path.insert(0, folder)
+    found = _attribute(_import(module_name), attribute, registry=False)
+    if isinstance(found, type) or not hasattr(found, "listeners"):
+        if not callable(found):
+            raise AppError(
+                f"The instrument {target} is {_an(type(found).__name__)} without listeners(). "
+                "An instrument has a method listeners() that returns {type of event: function}."
+            )
+        found = _called(target, found)
+    try:
+        listeners = found.listeners()
+    except (Exception, SystemExit) as error:
+        raise AppError(
+            f"The instrument {target} failed: {_headline(error)}",
+            _detail(error, _without_importing(error.__traceback__)),
+        ) from None
+    if not _are_listeners(listeners):
+        raise AppError(
+            f"The instrument {target}: its listeners() must return {{type of event: function}}, not {listeners!r:.200}"
+        )
+    return found
+
+
+def _are_listeners(value: object) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    pairs = cast("Mapping[object, object]", value).items()
+    return all(isinstance(event, type) and callable(listener) for event, listener in pairs)
+
+
+def _called(target: str, factory: Any) -> Any:
+    try:
+        made = factory()
+    except (Exception, SystemExit) as error:
+        raise AppError(
+            f"The instrument {target} could not be made: {_headline(error)}",
+            _detail(error, _without_importing(error.__traceback__)),
+        ) from None
+    if not hasattr(made, "listeners"):
+        raise AppError(
+            f"The instrument {target} returned {_an(type(made).__name__)} without listeners(). "
+            "An instrument has a method listeners() that returns {type of event: function}."
+        )
+    return made
 
 
 def check_target(target: str) -> None:
@@ -126,22 +193,24 @@ def _is_foreign(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__")).partition(".")[0] in ("pulse_trio", "importlib")
 
 
-def _attribute(module: ModuleType, path: str) -> Any:
+def _attribute(module: ModuleType, path: str, *, registry: bool = True) -> Any:
     found: Any = module
     for part in path.split("."):
         if not hasattr(found, part):
-            raise AppError(_no_attribute(module, path, part))
+            raise AppError(_no_attribute(module, path, part, registry=registry))
         found = getattr(found, part)
     return found
 
 
-def _no_attribute(module: ModuleType, path: str, part: str) -> str:
+def _no_attribute(module: ModuleType, path: str, part: str, *, registry: bool) -> str:
     where = f"{module.__name__!r} ({getattr(module, '__file__', None) or 'built in'})"
-    hint = _registries_hint(module)
+    hint = _registries_hint(module) if registry else ""
     near = [] if hint else difflib.get_close_matches(part, [n for n in vars(module) if not n.startswith("__")])
     if near:
         hint = f" Did you mean {' or '.join(near)}?"
-    return f"The module {where} has no attribute {path!r}.{hint or ' Add to it: handlers = pulse_trio.Handlers()'}"
+    elif registry and not hint:
+        hint = " Add to it: handlers = pulse_trio.Handlers()"
+    return f"The module {where} has no attribute {path!r}.{hint}"
 
 
 def _registries_hint(module: ModuleType) -> str:

@@ -30,6 +30,9 @@ the [settings file](settings.md), else an embedded PostgreSQL in the project's f
 and shared between commands. Which one it is, is said on stderr. The embedded one has its schema by itself; any other gets
 it only from `pulse-trio migrate`.
 
+`python -m pulse_trio` is the same command. `pulse-trio --install-completion` has Tab complete commands and options (bash,
+zsh and fish): it writes one file into your own folder, prints its path, and says what the shell still needs.
+
 What was asked for goes to stdout, everything else to stderr. `--json` prints one JSON document with times in ISO 8601
 (UTC); `run --json` logs one object a line. An error is one line on stderr that begins with `pulse-trio:`. A command
 that cannot write to stdout (closed, a full disk) says so and ends with 1; a stderr that cannot be written to stops no command.

@@ -25,17 +25,19 @@ from ..worker.processes.quarantine import Launch
 from .collector import settle_collector
 from .database import choose_database, open_database_async
 from .fleet import Fleet
-from .loading import check_target, load_handlers
+from .loading import check_target, load_handlers, load_instruments
 from .options import dsn_option, setting_options
 from .stopping import RELEASED, Stopping, flush, leave_at_once
 from .streams import accept_lost_output
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from typing import NoReturn
 
     from ..errors import DatabaseUnavailable
     from ..handlers import Handlers
     from ..jobs import Outcome
+    from ..observe import Instrument
     from ..settings import WorkerSettings
     from ..worker import WorkerReport
     from ..worker.processes.channel import Channel
@@ -49,7 +51,23 @@ if TYPE_CHECKING:
 @dsn_option
 @click.option("--verbose", is_flag=True, envvar="PULSE_TRIO_VERBOSE", help="Log every job's start and end too.")
 @click.option("--json", "as_json", is_flag=True, envvar="PULSE_TRIO_JSON", help="Log one JSON object a line.")
-def run(target: str, dsn: str | None, burst: bool, verbose: bool, as_json: bool, **given: Any) -> int:
+@click.option(
+    "--instrument",
+    "instruments",
+    metavar="MODULE:OBJECT",
+    multiple=True,
+    envvar="PULSE_TRIO_INSTRUMENT",
+    help="Also send the events to this instrument (or to what this class or function returns). May be given again.",
+)
+def run(
+    target: str,
+    dsn: str | None,
+    burst: bool,
+    verbose: bool,
+    as_json: bool,
+    instruments: tuple[str, ...],
+    **given: Any,
+) -> int:
     """Run a worker for the handlers of a module.
 
     APP:HANDLERS is a module in the current folder and the name of its Handlers object, as in app:handlers.
@@ -72,24 +90,34 @@ def run(target: str, dsn: str | None, burst: bool, verbose: bool, as_json: bool,
     choice = choose_database(dsn)
     stopping = Stopping(settings, supervised=is_supervised(), quiet=inherited_quiet())
     stopping.expect()
-    flags = {"burst": burst, "verbose": verbose, "json": as_json}
+    flags: dict[str, bool | str] = {"burst": burst, "verbose": verbose, "json": as_json}
+    if instruments:
+        flags["instrument"] = " ".join(instruments)
     if settings.processes > 1:
         check_target(target)  # before the database is waited for
+        loaded = load_instruments(instruments)
         logs.set_up(as_json=as_json, verbose=verbose)
-        return trio.run(Supervision(target, settings, flags, stopping).run, choice)
+        return trio.run(Supervision(target, settings, flags, stopping, loaded).run, choice)
     handlers = load_handlers(target)
+    loaded = load_instruments(instruments)
     logs.set_up(as_json=as_json, verbose=verbose)
     settle_collector()
-    return trio.run(Deployment(target, handlers, settings, flags, stopping).run, choice)
+    return trio.run(Deployment(target, handlers, settings, flags, stopping, loaded).run, choice)
 
 
 class Run(ABC):
     """One life of this process, from the first connection to the exit code."""
 
-    def __init__(self, settings: WorkerSettings, flags: dict[str, bool], stopping: Stopping) -> None:
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        flags: Mapping[str, bool | str],
+        stopping: Stopping,
+        instruments: Sequence[Instrument],
+    ) -> None:
         self.settings = settings
         self.flags = flags
-        self.instrument = logs.LogInstrument(every_job=flags["verbose"])
+        self.instruments = [logs.LogInstrument(every_job=bool(flags["verbose"])), *instruments]
         self.stopping = stopping
         self._said: str | None = None
 
@@ -137,9 +165,15 @@ class Deployment(Run):
     """This process is the worker, perhaps one of several under a supervisor."""
 
     def __init__(
-        self, target: str, handlers: Handlers, settings: WorkerSettings, flags: dict[str, bool], stopping: Stopping
+        self,
+        target: str,
+        handlers: Handlers,
+        settings: WorkerSettings,
+        flags: Mapping[str, bool | str],
+        stopping: Stopping,
+        instruments: Sequence[Instrument],
     ) -> None:
-        super().__init__(settings, flags, stopping)
+        super().__init__(settings, flags, stopping, instruments)
         self._target = target
         self._handlers = handlers
         self._line = inherited_line()
@@ -159,7 +193,7 @@ class Deployment(Run):
             self._handlers,
             dsn,
             settings=self.settings,
-            burst=self.flags["burst"],
+            burst=bool(self.flags["burst"]),
             keep=self._keep,
             watch=self._line is None,
             on_session=self._line.tell_session if self._line is not None else None,
@@ -168,7 +202,7 @@ class Deployment(Run):
             stuck=inherited_outcomes(),
             launch=self._launch(dsn) if self._orders is None else None,
             orders=self._orders,
-            instruments=[self.instrument],
+            instruments=self.instruments,
             log=False,
         )
         self.stopping.of(worker)
@@ -210,13 +244,20 @@ class Deployment(Run):
 class Supervision(Run):
     """This process supervises the workers."""
 
-    def __init__(self, target: str, settings: WorkerSettings, flags: dict[str, bool], stopping: Stopping) -> None:
-        super().__init__(settings, flags, stopping)
+    def __init__(
+        self,
+        target: str,
+        settings: WorkerSettings,
+        flags: Mapping[str, bool | str],
+        stopping: Stopping,
+        instruments: Sequence[Instrument],
+    ) -> None:
+        super().__init__(settings, flags, stopping, instruments)
         self._target = target
 
     async def work(self, dsn: str) -> int:
         """The workers' lives."""
-        fleet = Fleet(self._target, dsn, self.settings, flags=self.flags, instrument=self.instrument)
+        fleet = Fleet(self._target, dsn, self.settings, flags=self.flags, instruments=self.instruments)
         self.stopping.of(fleet)
         return await fleet.run()
 

@@ -29,12 +29,13 @@ from .schedules import Schedule, schedule
 from .signature import Signature, hints_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
     from datetime import timedelta
     from typing import Unpack
 
     from ..codec import Codec
     from ..jobs import Job, JobRequest
+    from ..observe import Instrument
     from ..timing import CatchUp
     from .options import CallOptions
     from .retries import Retries
@@ -95,10 +96,12 @@ class Handler(Generic[P, R]):
 class Handlers:
     """What a worker can run: `handlers = Handlers()`, then `@handlers.job(...)` on functions.
 
-    `codec` decodes the arguments that its workers are given and encodes the results; it may be set later too."""
+    `codec` decodes the arguments that its workers are given and encodes the results; it may be set later too. `instruments`
+    get the events of `pulse_trio.observe` from every worker of these handlers, beside those that the worker was given."""
 
-    def __init__(self, *, codec: Codec | None = None) -> None:
+    def __init__(self, *, codec: Codec | None = None, instruments: Iterable[Instrument] = ()) -> None:
         self.codec = codec
+        self.instruments = list(instruments)
         self._by_kind: dict[str, Handler[..., Any]] = {}
         self._schedules: dict[str, Schedule] = {}
         self._queues: dict[str, QueueLimits] = {}

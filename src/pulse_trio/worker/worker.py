@@ -130,7 +130,9 @@ class Worker:
         self._watch = watch
         # Each job that ends well is worth a line only to who wants everything, as with `run --verbose`.
         every_job = logger.isEnabledFor(logging.DEBUG)
-        self._observer = Observer([*([LogInstrument(every_job=every_job)] if log else []), *instruments])
+        self._observer = Observer(
+            [*([LogInstrument(every_job=every_job)] if log else []), *handlers.instruments, *instruments]
+        )
         self._launch = launch_of(app, dsn, self.settings, keep=keep) if app is not None else launch
         self._orders = orders
         self._quarantine: Quarantine | None = None

@@ -31,12 +31,12 @@ def launch_of(app: str, dsn: str, settings: WorkerSettings, *, keep: bool = True
     return Launch([sys.executable, "-c", _START, "run", app], environment)
 
 
-def quarantine_environment(dsn: str, settings: WorkerSettings, flags: Mapping[str, bool]) -> dict[str, str]:
+def quarantine_environment(dsn: str, settings: WorkerSettings, flags: Mapping[str, bool | str]) -> dict[str, str]:
     """The environment of a process that runs one job at a time, and claims nothing itself."""
     return {**os.environ, **environment_of(dsn, replace(settings, concurrency=1), {**flags, "burst": False})}
 
 
-def environment_of(dsn: str, settings: WorkerSettings, flags: Mapping[str, bool]) -> dict[str, str]:
+def environment_of(dsn: str, settings: WorkerSettings, flags: Mapping[str, bool | str]) -> dict[str, str]:
     """What makes a child's settings ours, wherever ours came from. Not on its command line: that, `ps` shows to all."""
     chosen = {f.name: getattr(settings, f.name) for f in fields(WorkerSettings)} | {"processes": 1, "dsn": dsn, **flags}
     return {f"PULSE_TRIO_{name.upper()}": _text(value) for name, value in chosen.items() if value is not None}
