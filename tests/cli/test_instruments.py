@@ -122,7 +122,7 @@ def test_an_object_a_class_and_a_function_are_instruments(folder: Path) -> None:
     [
         ("monitoring", "'monitoring' is not a module and an object. An instrument looks like monitoring:instrument"),
         ("nowhere:Counting", "There is no module 'nowhere'"),
-        ("monitoring:Countin", "has no attribute 'Countin'. Did you mean Counting?"),
+        ("monitoring:Countingg", "has no attribute 'Countingg'. Did you mean Counting?"),
         ("monitoring:number", "The instrument monitoring:number is an int without listeners()."),
         ("monitoring:broken", "could not be made: OSError: no socket for the metrics"),
         ("monitoring:Mute", "its listeners() must return {type of event: function}, not ['nothing']"),
