@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from typing import TYPE_CHECKING
 
+from support.collecting import has_mark, is_async_test
 from support.databases import Databases, drop_databases
 from support.processes import Processes, open_processes
 from support.proxy import Proxy, open_proxy
@@ -71,10 +72,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(f"PostgreSQL: {config.stash[SERVER].origin}")
 
 
-@pytest.fixture(scope="session")
-def anyio_backend() -> str:
-    """Every async test runs on Trio, on the real clock."""
-    return "trio"
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str, obj: object) -> None:
+    """Async tests run under pytest-trio; those that say `pytest.mark.anyio` run on asyncio too, under anyio's plugin."""
+    if is_async_test(collector, name, obj) and not has_mark(collector, obj, "trio", "anyio"):
+        pytest.mark.trio(obj)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test that asks for `anyio_backend` under pytest-trio would run on Trio for each of its backends, and pass."""
+    for item in items:
+        if "anyio_backend" in getattr(item, "fixturenames", ()) and item.get_closest_marker("trio"):
+            raise pytest.UsageError(f"{item.nodeid} uses anyio_backend: mark it pytest.mark.anyio")
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,7 @@ from support.stores import Window, claim, claim_one, end, open_store
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+pytestmark = pytest.mark.anyio  # On Trio and on asyncio.
 handlers = Handlers()
 on_trio = pytest.mark.parametrize("anyio_backend", ["trio"])
 """For tests with a worker's store in them, which lives on Trio."""

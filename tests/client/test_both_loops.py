@@ -15,6 +15,7 @@ from support.stores import Window, claim, end, open_store
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+pytestmark = pytest.mark.anyio  # On Trio and on asyncio.
 handlers = Handlers()
 
 

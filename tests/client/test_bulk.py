@@ -22,6 +22,7 @@ from support.stores import Window
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
 
+pytestmark = pytest.mark.anyio  # On Trio and on asyncio.
 handlers = Handlers()
 COUNT = 12_345
 

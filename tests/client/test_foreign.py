@@ -235,6 +235,7 @@ AWAITED = {
 on_asyncio = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 
 
+@pytest.mark.anyio
 @on_asyncio
 @pytest.mark.parametrize("way", AWAITED)
 async def test_a_job_appears_if_and_only_if_an_awaited_transaction_commits(way: str, dsn: str, window: Window) -> None:
@@ -259,6 +260,7 @@ async def test_a_job_appears_if_and_only_if_an_awaited_transaction_commits(way: 
     assert window.job(one.id)["priority"] == -3
 
 
+@pytest.mark.anyio
 @on_asyncio
 @pytest.mark.parametrize("way", AWAITED)
 async def test_a_refused_batch_leaves_an_awaited_transaction_alive_and_an_aborted_one_is_named(
@@ -323,6 +325,7 @@ def test_a_blocking_connection_with_another_style_of_dates_enqueues_and_is_told_
     assert what_is_there(window)[0] == [one.id]
 
 
+@pytest.mark.anyio
 @on_asyncio
 @pytest.mark.parametrize("way", AWAITED)
 async def test_what_is_set_on_an_awaited_connection_bends_nothing(way: str, dsn: str, window: Window) -> None:
@@ -344,6 +347,7 @@ async def test_what_is_set_on_an_awaited_connection_bends_nothing(way: str, dsn:
 # What cannot be used
 
 
+@pytest.mark.anyio
 @on_asyncio
 @pytest.mark.parametrize("way", AWAITED)
 async def test_a_batch_is_made_in_an_awaited_transaction(way: str, dsn: str, window: Window) -> None:
@@ -375,6 +379,7 @@ def test_a_connection_that_cannot_be_used_is_refused_with_what_can(dsn: str) -> 
     other.dispose()
 
 
+@pytest.mark.anyio
 @on_asyncio
 async def test_a_connection_of_the_other_client_is_named(dsn: str) -> None:
     async with open_client(dsn) as client:

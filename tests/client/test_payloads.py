@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from pulse_trio import JobRequest
 
+pytestmark = pytest.mark.anyio  # On Trio and on asyncio.
 handlers = Handlers()
 SIZE = 900_000
 COUNT = 64

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from pulse_trio import BatchResult, Client
 
+pytestmark = pytest.mark.anyio  # On Trio and on asyncio.
 handlers = Handlers()
 on_trio = pytest.mark.parametrize("anyio_backend", ["trio"])
 """For tests with a worker's store in them, which lives on Trio."""

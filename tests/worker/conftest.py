@@ -5,17 +5,30 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import trio
 from trio.testing import MockClock
 
+from support.collecting import has_mark, is_async_test
 from support.stage import Recorder, Stage
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from trio.abc import Clock
+
     from support.fake_store import FakeDatabase
 
 
-@pytest.fixture
-def anyio_backend() -> tuple[str, dict[str, Any]]:
-    return "trio", {"clock": MockClock(autojump_threshold=0)}
+def on_virtual_time(async_fn: Callable[..., Awaitable[Any]], *, clock: Clock | None, instruments: Any) -> Any:
+    """pytest-trio's way to run a test, on the clock of its `autojump_clock` if it asks for that, else on one of its own."""
+    return trio.run(async_fn, clock=clock or MockClock(autojump_threshold=0), instruments=instruments)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str, obj: object) -> None:
+    """On virtual time, but for what is marked `real_clock`."""
+    if is_async_test(collector, name, obj) and not has_mark(collector, obj, "trio", "anyio", "real_clock"):
+        pytest.mark.trio(run=on_virtual_time)(obj)
 
 
 @pytest.fixture(autouse=True)

@@ -18,9 +18,7 @@ DRAWN = 500
 """Of the 7,000 combinations that tests/unit/test_describing.py tries one by one; always the same ones."""
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "trio"
+pytestmark = pytest.mark.real_clock  # There are real threads and processes here.
 
 
 @pytest.fixture

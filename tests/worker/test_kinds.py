@@ -35,9 +35,7 @@ SETTINGS: dict[str, Any] = {"lease": 10.0, "heartbeat": 0.1, "cleanup": 2.0, "gr
 WITHIN = 30.0
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "trio"
+pytestmark = pytest.mark.real_clock  # There are real threads and processes here.
 
 
 class Ear:

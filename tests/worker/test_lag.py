@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 WARNING = 0.1
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "trio"
+pytestmark = pytest.mark.real_clock  # There are real threads and processes here.
 
 
 class Said(logging.Handler):

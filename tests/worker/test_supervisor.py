@@ -27,6 +27,8 @@ from pulse_trio.worker.processes.supervisor import Child
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from trio.testing import MockClock
+
     from support.stage import Recorder
 
 
@@ -244,10 +246,9 @@ async def test_a_report_of_a_row_that_stays_locked_is_left_to_the_rescue(
 
 
 async def test_a_supervisor_that_stood_still_itself_kills_nobody(
-    supervisor: Supervisor, kernel: Kernel, events: Recorder, anyio_backend: tuple[str, dict[str, Any]]
+    supervisor: Supervisor, kernel: Kernel, events: Recorder, autojump_clock: MockClock
 ) -> None:
     """Ctrl-Z, `docker pause`: the first thing it saw was that no sign of life had come for a lease."""
-    clock = anyio_backend[1]["clock"]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(supervisor.run)
         process = await kernel.process(0)
@@ -255,7 +256,7 @@ async def test_a_supervisor_that_stood_still_itself_kills_nobody(
         other = await kernel.process(1)
         other.say(session=6)
         await trio.sleep(1)
-        clock.jump(100)
+        autojump_clock.jump(100)
         await trio.sleep(0.6)  # Everybody stood still: a sign of life comes with the next turn of the child's loop.
         process.say(alive=True)
         await trio.sleep(0.2)
