@@ -21,7 +21,7 @@ from metering import Meter, costs
 from plots import bars
 from pulse_trio.jobs import Outcome
 from pulse_trio.store import ClaimCursor, WorkerStore
-from pulse_trio.worker.claiming.claim_loop import ClaimCursors
+from pulse_trio.worker.claiming.cursors import ClaimCursors
 
 COLUMNS = {
     "way": "way",

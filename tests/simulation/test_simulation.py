@@ -14,7 +14,7 @@ import trio
 
 from pulse_trio.errors import DatabaseUnavailable
 from pulse_trio.states import leaves_of
-from pulse_trio.worker.claiming import claim_loop as claimer
+from pulse_trio.worker.claiming import sweeps
 from pulse_trio.worker.holding.heartbeats import Heartbeats
 from pulse_trio.worker.holding.reports import Reports
 from pulse_trio.worker.jobs.running_job import RunningJob
@@ -207,7 +207,7 @@ def nothing_released(patch: pytest.MonkeyPatch) -> Callable[[int], World]:
 
 
 def looks_put_off(patch: pytest.MonkeyPatch) -> Callable[[int], World]:
-    patch.setattr(claimer, "rest_after", lambda cost, share=COST_SHARE, longest=0.0: share * cost)
+    patch.setattr(sweeps, "rest_after", lambda cost, share=COST_SHARE, longest=0.0: share * cost)
     return WorldOf
 
 

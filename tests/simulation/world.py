@@ -33,7 +33,7 @@ from pulse_trio import Discard, Handlers, Job, RetryAfter, Snooze, Worker, obser
 from pulse_trio.errors import DatabaseUnavailable, HandlerStuck
 from pulse_trio.handlers import QueueLimits
 from pulse_trio.states import FINISHED, State
-from pulse_trio.worker.claiming import claim_loop as claimer
+from pulse_trio.worker.claiming import idle
 from support.fake_store import FakeBatch, FakeDatabase, FakeJob, FakeStore
 
 from .network import PROCESS, Broken, Store
@@ -130,9 +130,9 @@ class World:
     def run(self) -> None:
         """Plays the plan to its end, and checks what came of it."""
         order, switch = trio._core._run._r.getstate(), trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING
-        state, blind = random.getstate(), claimer._BLIND
+        state, blind = random.getstate(), idle._BLIND
         # A worker that finds work looks for more every 2 ms of virtual time: nine tenths of a run's cost.
-        claimer._BLIND = 0.25
+        idle._BLIND = 0.25
         trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING = True
         try:
             trio._core._run._r.seed(self.plan.seed)
@@ -142,7 +142,7 @@ class World:
             trio._core._run._r.setstate(order)
             trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING = switch
             random.setstate(state)
-            claimer._BLIND = blind
+            idle._BLIND = blind
 
     def say(self, what: str) -> None:
         self.log.append(f"{trio.current_time():8.3f} {what}")

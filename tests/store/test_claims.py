@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from pulse_trio.store import ClaimCursor
-from pulse_trio.worker.claiming.claim_loop import ClaimCursors
+from pulse_trio.worker.claiming.cursors import ClaimCursors
 from support.stores import Window, claim, claim_one, end, open_store, sweep
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pulse_trio.jobs import Claim
 from pulse_trio.store import ClaimCursor, Found
-from pulse_trio.worker.claiming.claim_loop import _REMEMBERED, _REMEMBERED_FOR, ClaimCursors
+from pulse_trio.worker.claiming.cursors import _REMEMBERED, _REMEMBERED_FOR, ClaimCursors
 
 
 def claim(queue: str, priority: int, run_at: str, job_id: int) -> Claim:

@@ -30,10 +30,15 @@ from ..observe import HandlerOverran, JobQuarantined, Observer, WorkerStarted, W
 from ..settings import WorkerSettings
 from ..states import storable
 from ..store import ClaimCursor, WorkerStore
-from .claiming.claim_loop import ClaimCursors, ClaimLoop
+from .claiming.claim_loop import ClaimLoop
+from .claiming.claimer import Claimer
+from .claiming.cursors import ClaimCursors
+from .claiming.idle import Idle
 from .claiming.inline_quarantine import InlineQuarantine
 from .claiming.limited import LimitedQueues
 from .claiming.listener import Listener
+from .claiming.sweeps import Sweeps
+from .claiming.wakeups import Wakeups
 from .diagnosis.lag import LagMonitor
 from .diagnosis.stack import task_of, task_tree
 from .diagnosis.stacks import Stacks
@@ -43,6 +48,7 @@ from .holding.heartbeats import Heartbeats
 from .holding.progress import ProgressReports
 from .holding.reports import Reports
 from .jobs.interrupts import protect
+from .jobs.job_table import JobTable
 from .jobs.kinds import Calls
 from .jobs.runner import Runner, completed
 from .jobs.task_pool import TaskPool
@@ -160,7 +166,7 @@ class Worker:
         self._orphaned = False
         self._committed: set[RunningJob] = set()
         """Jobs completed by their own transaction, whose handlers have not returned yet."""
-        self._running_count = 0
+        self._jobs_table = JobTable(self.settings.concurrency)
         self._held: Callable[[], Iterable[RunningJob]] = tuple
         self._stuck: dict[RunningJob, str] = {}
         self._ended: dict[str, int] = {}
@@ -185,7 +191,7 @@ class Worker:
     @property
     def running(self) -> int:
         """Jobs whose handler runs now."""
-        return self._running_count
+        return self._jobs_table.running
 
     @property
     def leases(self) -> tuple[float, float]:
@@ -324,26 +330,13 @@ class Worker:
         self._places = TaskPool(self._runner.run)
         self._settler = Reports(
             self._store,
-            carried=lambda: self._claimer.has_backlog,
             on_settled=self._settled if self._orders is None else self._ordered_settled,
             observer=self._observer,
-            on_room=lambda: self._claimer.freed(),
+            jobs=self._jobs_table,
             target=s.lease / 30,
         )
-        self._claimer = ClaimLoop(
-            self._store,
-            self._settler,
-            ClaimCursors(s.queues, ClaimCursor),
-            LimitedQueues(s.queues),
-            self._suspects() if self._launch is None else None,
-            queues=s.queues,
-            concurrency=s.concurrency,
-            free=lambda: 0 if self._settler.crowded else s.concurrency - self._running_count,
-            start=self._start,
-            poll=s.poll,
-            observer=self._observer,
-            on_sweep=self._swept,
-        )
+        cursors, limited = ClaimCursors(s.queues, ClaimCursor), LimitedQueues(s.queues)
+        self._wakeups = Wakeups(s.queues, cursors, limited, s.poll)
         if self._launch is not None:
             self._quarantine = Quarantine(
                 self._store,
@@ -359,23 +352,33 @@ class Worker:
                 observer=self._observer,
             )
         if self._orders is not None:
-            # Nobody claims here, and so nobody carries completions.
-            self._claimer.has_backlog = False
+            # This process claims nothing, so completions do not travel with claims.
+            self._settler.stay_behind()
+        inline = self._suspects()
+        sweeps = Sweeps(self._store, s.queues, cursors, limited, self._wakeups, self._quarantine or inline)
+        self._claim_loop = ClaimLoop(
+            self._jobs_table,
+            sweeps,
+            Claimer(self._store, cursors, limited, self._settler, self._start, self._observer),
+            Idle(self._store, sweeps, self._wakeups, self._settler),
+            self._wakeups,
+            inline if self._quarantine is None else None,
+        )
         self._batches = Batches(self._store, retention=s.retention, observer=self._observer)
         self._listener = Listener(
             self._store,
-            on_notify=self._claimer.notified,
+            on_notify=self._wakeups.notified,
             on_cancel=self._cancellations.heard,
             on_stack=self._stacks.heard,
             on_batch=self._batches.heard,
-            on_deaf=self._claimer.deafened,
+            on_deaf=self._wakeups.deafened,
             observer=self._observer,
         )
         self._watchdog = Watchdog(
             self._store,
             tick=s.watchdog,
             retention=s.retention,
-            on_rescue=self._claimer.look_again,
+            on_rescue=self._wakeups.look_again,
             observer=self._observer,
         )
         if self._terms.shortest < s.lease:
@@ -394,8 +397,8 @@ class Worker:
         return InlineQuarantine(
             self._store,
             queues=s.queues,
-            running=lambda: self._running_count,
-            ended=lambda: self._claimer.next_freed(),
+            running=lambda: self._jobs_table.running,
+            ended=lambda: self._jobs_table.next_freed(),
             unreported=lambda: self._settler.pending,
             start=self._start,
             give_back=self._settler.add,
@@ -456,7 +459,7 @@ class Worker:
     async def _withdraw_idle(self) -> None:
         """Who drains for hours must not make producers notify. With nothing to drain the connection is closed in a moment,
         and the announcement goes with it."""
-        if self._store.idle and self._running_count:
+        if self._store.idle and self._jobs_table.running:
             with suppress(DatabaseUnavailable):
                 await self._store.withdraw_idle()
 
@@ -473,7 +476,7 @@ class Worker:
         if self._hushed.is_set():
             return  # told before it began: not one claim
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._claimer.run)
+            nursery.start_soon(self._claim_loop.run)
             nursery.start_soon(self._scheduler.run)
             if self._burst:
                 nursery.start_soon(self._end_burst)
@@ -502,23 +505,23 @@ class Worker:
         """Ends the worker when a sweep that began after the last job had ended found nothing due."""
         # What is due includes the schedules; their jobs are there for the next sweep.
         await self._scheduler.looked.wait()
-        self._claimer.look_again()
+        self._wakeups.look_again()
         while True:
-            await self._claimer.dry.wait()
+            await self._wakeups.dry.wait()
             # If something still runs, its end asks for another look: it may have enqueued something.
             if not self._busy:
                 await self._settler.drained()
-            if self._claimer.found_nothing and not self._busy:
+            if self._wakeups.found_nothing and not self._busy:
                 if await self._finish_batches():
                     # A callback job may be due now.
-                    self._claimer.look_again()
-                elif self._claimer.found_nothing and not self._busy:
+                    self._wakeups.look_again()
+                elif self._wakeups.found_nothing and not self._busy:
                     self.stop()
 
     @property
     def _busy(self) -> bool:
         """Whether anything runs, here or in quarantine."""
-        return self._running_count > 0 or (self._quarantine is not None and self._quarantine.running > 0)
+        return self._jobs_table.running > 0 or (self._quarantine is not None and self._quarantine.running > 0)
 
     async def _finish_batches(self) -> bool:
         try:
@@ -592,7 +595,7 @@ class Worker:
     def _start(self, claims: list[Claim], sent: float) -> None:
         if self._on_lease is not None and self._terms.by_queue:
             self._on_lease(min(self._terms.of(claim.queue).lease for claim in claims))
-        self._running_count += len(claims)
+        self._jobs_table.running += len(claims)
         self._places.start(self._jobs_nursery, claims, sent)
 
     def _job_committed(self, held: RunningJob) -> None:
@@ -600,7 +603,7 @@ class Worker:
         self._committed.add(held)
 
     def _job_ended(self, held: RunningJob) -> None:
-        self._running_count -= 1
+        self._jobs_table.running -= 1
         if held in self._stuck:
             held.outcome = self._outcome_of_stuck(held)
         outcome = held.outcome
@@ -617,13 +620,13 @@ class Worker:
             self._count(outcome.kind)
             if outcome.kind == "released" and held.cancel_reason in ("shutdown", "parent"):
                 self._released += 1
-        self._claimer.freed()
-        if self._burst and not self._running_count:
-            self._claimer.look_again()
+        self._jobs_table.freed.give()
+        if self._burst and not self._jobs_table.running:
+            self._wakeups.look_again()
 
     def _settled(self, claim: Claim) -> None:
         self._leases.remove(claim)
-        self._claimer.ended(claim.queue)
+        self._wakeups.ended(claim.queue)
 
     def _ordered_settled(self, claim: Claim) -> None:
         self._settled(claim)
@@ -638,17 +641,13 @@ class Worker:
     def _job_suspected(self, job_id: int, kind: str, crashes: int) -> None:
         self._observer.emit(JobQuarantined(job_id, kind, crashes))
 
-    def _swept(self, suspect_due_in: float | None) -> None:
-        if self._quarantine is not None:
-            self._quarantine.swept(suspect_due_in)
-
     def _released_in_quarantine(self) -> None:
         self._released += 1
 
     def _left_quarantine(self, claim: Claim) -> None:
-        self._claimer.ended(claim.queue)
+        self._wakeups.ended(claim.queue)
         if self._burst:
-            self._claimer.look_again()
+            self._wakeups.look_again()
 
     def _count(self, kind: str) -> None:
         self._ended[kind] = self._ended.get(kind, 0) + 1

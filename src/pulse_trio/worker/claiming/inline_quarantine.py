@@ -38,9 +38,6 @@ _UNREPORTED_PAUSE = 0.01
 
 
 class SuspectStore(BeatStore, Protocol):
-    @property
-    def suspect_due_in(self) -> float | None: ...
-
     async def claim_suspect(self, queues: Sequence[str] | None) -> ClaimResult: ...
 
 
@@ -70,13 +67,17 @@ class InlineQuarantine:
         self._give_back = give_back
         self._terms = terms
         self._observer = observer
+        self._due = False
         self._not_before = -math.inf
+
+    def swept(self, due_in: float | None) -> None:
+        """What a sweep found: seconds until a suspect is due, None if there is none."""
+        self._due = due_in is not None and due_in <= 0
 
     @property
     def wanted(self) -> bool:
         """Whether the last sweep found a suspect that is due, and it is worth a try now."""
-        due_in = self._store.suspect_due_in
-        return due_in is not None and due_in <= 0 and trio.current_time() >= self._not_before
+        return self._due and trio.current_time() >= self._not_before
 
     async def run_one(self) -> None:
         """Runs a suspect to its end, if one can be had. Claiming stands still meanwhile."""

@@ -47,22 +47,27 @@ class SettleStore(Protocol):
     async def settle(self, outcomes: Sequence[Outcome], *, unsure: bool = False) -> Settlement: ...
 
 
+class Room(Protocol):
+    """Whether jobs may start is said here."""
+
+    def be_crowded(self, crowded: bool) -> None: ...
+
+
 class Reports:
-    """`carried()` says whether the claimer is about to take the completions along; `on_settled(claim)` frees the lease;
-    `on_room()` is called when there is room for large results again; a statement should take `target` seconds."""
+    """`on_settled(claim)` frees the lease; a statement should take `target` seconds."""
 
     def __init__(
         self,
         store: SettleStore,
         *,
-        carried: Callable[[], bool],
         on_settled: Callable[[Claim], None],
         observer: Observer,
-        on_room: Callable[[], None] = lambda: None,
+        jobs: Room,
         target: float = 1.0,
     ) -> None:
         self._store = store
-        self._carried = carried
+        self._travelling = True
+        """Whether the next claim will soon take completions along."""
         self._on_settled = on_settled
         self._observer = observer
         self._outage = Outage("settler", observer)
@@ -73,7 +78,7 @@ class Reports:
         self._tried: set[int] = set()
         """Of the large ones, those whose first try may have been written."""
         self._large_size = 0
-        self._on_room = on_room
+        self._jobs = jobs
         self._allowance = Allowance(target)
         self._large_allowance = Allowance(target)
         self._carried_size = 0
@@ -86,7 +91,7 @@ class Reports:
         """Takes an outcome to write. Never waits."""
         if outcome.result is not None:
             if is_large(outcome):
-                self._large_size += len(outcome.result)
+                self._grow_large(len(outcome.result))
                 self._put(self._large, outcome)
                 self._large_work.give()
                 return
@@ -94,16 +99,16 @@ class Reports:
         # A completion in spite of a cancellation is written apart from the others, with the ledger's end.
         pending = self._completed if outcome.kind == "completed" and not outcome.cancelling else self._others
         self._put(pending, outcome)
-        if pending is self._others or not self._carried():
+        if pending is self._others or not self._travelling:
             self._work.give()
 
-    @property
-    def crowded(self) -> bool:
-        """Whether so much waits to be written that no job should begin."""
-        return self._large_size > _CROWDED
+    def will_travel(self) -> None:
+        """The next claim takes completions along."""
+        self._travelling = True
 
-    def nudge(self) -> None:
-        """The claimer will carry nothing for now: write what there is."""
+    def stay_behind(self) -> None:
+        """No claim will take completions along for now: they are written without one."""
+        self._travelling = False
         if self._completed:
             self._work.give()
 
@@ -194,7 +199,7 @@ class Reports:
 
     def _next_batch(self) -> tuple[list[Outcome], bool] | None:
         for pending in (self._unsure, self._others, self._completed):
-            if pending and not (pending is self._completed and self._carried()):
+            if pending and not (pending is self._completed and self._travelling):
                 taken = self._taken_from(pending, self._allowance.size)
                 self._writing += len(taken)
                 if pending is self._completed:
@@ -257,11 +262,12 @@ class Reports:
             self.put_back([Outcome(claim, "failed", delay=retry_delay(claim), error=text)])
 
     def _forget_large(self, outcome: Outcome) -> None:
-        crowded = self.crowded
         self._tried.discard(outcome.claim.id)
-        self._large_size -= len(outcome.result or "")
-        if crowded and not self.crowded:
-            self._on_room()
+        self._grow_large(-len(outcome.result or ""))
+
+    def _grow_large(self, size: int) -> None:
+        self._large_size += size
+        self._jobs.be_crowded(self._large_size > _CROWDED)
 
     def _put(self, pending: dict[int, Outcome], outcome: Outcome) -> None:
         # Two attempts of one job in one batch: the newer claim proves that the older lost its lease.

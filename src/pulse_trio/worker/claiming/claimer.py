@@ -1,0 +1,166 @@
+"""Sends claims, and starts what they bring.
+
+A claim carries the completions of the last batch: one statement, one commit. Queues with limits, and jobs with keys, are
+claimed by a statement of their own (`LimitedQueues` says when), in turns with the others: where both have more than there is
+room for, neither waits for the other to be empty.
+
+A row that makes the database refuse a claim harms its own queue or slot: that is left alone for a while (`ClaimRefused`), and
+the others go on.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from ...errors import DatabaseUnavailable, StatementRefused
+from ..outage import Outage, Pace, rest_after
+from .refusals import Refusals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ...jobs import Claim, Outcome
+    from ...observe import Observer
+    from ...store import ClaimCursor, ClaimResult, Limited, Settlement
+    from .cursors import ClaimCursors
+    from .limited import LimitedQueues
+
+_LIMITED_AT_ONCE = 8
+"""Claims from queues with limits in one round, so that no number of such queues keeps the others waiting."""
+_PRUNE_EVERY = 1.0
+
+
+class ClaimStore(Protocol):
+    async def complete_and_claim(
+        self, limit: int, slots: Sequence[ClaimCursor], completed: Sequence[Outcome] = ()
+    ) -> ClaimResult: ...
+
+    @property
+    def refused_slots(self) -> Sequence[tuple[ClaimCursor, str]]: ...
+
+    @property
+    def bounded(self) -> bool: ...
+
+    @property
+    def paused_kinds(self) -> Sequence[str]: ...
+
+    @property
+    def swept_at(self) -> str: ...
+
+    async def claim_limited(self, queue: str, limit: int, turns: str) -> Limited: ...
+
+    async def prune_permits(self) -> None: ...
+
+
+class Carrier(Protocol):
+    """What holds completions that may travel with a claim: the reports."""
+
+    def take_completed(self) -> list[Outcome]: ...
+
+    def settled(self, settlement: Settlement) -> None: ...
+
+    def put_back(self, outcomes: list[Outcome]) -> None: ...
+
+    @property
+    def pending(self) -> int: ...
+
+
+class Claimer:
+    """`start(claims, sent)` starts jobs."""
+
+    def __init__(
+        self,
+        store: ClaimStore,
+        cursors: ClaimCursors,
+        limited: LimitedQueues,
+        carrier: Carrier,
+        start: Callable[[list[Claim], float], None],
+        observer: Observer,
+    ) -> None:
+        self._store = store
+        self._cursors = cursors
+        self._limited = limited
+        self._carrier = carrier
+        self._start = start
+        self._refusals = Refusals(observer)
+        self._outage = Outage("claimer", observer)
+        self._limited_first = False
+        self._pruning = Pace()
+        self.left_some = False
+        """Whether the last claim left jobs behind because they are large."""
+
+    async def claim(self, limit: int) -> int:
+        """Claims and starts at most `limit` jobs; how many."""
+        self.left_some = False
+        return await (self._claim_both(limit) if self._limited else self._claim(limit))
+
+    def failed(self, error: DatabaseUnavailable | StatementRefused) -> float:
+        """A round of the claim loop failed; for how many seconds there is no other."""
+        if isinstance(error, DatabaseUnavailable):
+            return self._outage.failed(error)
+        return self._refusals.refused(None, None, str(error))
+
+    def worked(self) -> None:
+        """A round of the claim loop did not fail."""
+        self._outage.over()
+
+    async def _claim(self, limit: int) -> int:
+        completed = self._carrier.take_completed()
+        try:
+            claims, sent, settlement = await self._store.complete_and_claim(
+                limit, self._refusals.without(self._cursors.slots), completed
+            )
+        except BaseException:
+            # Lost on the way, there or back: the reports find out which.
+            self._carrier.put_back(completed)
+            raise
+        # Nothing may be awaited from here to start(): these jobs are ours already.
+        self.left_some = self._store.bounded
+        self._cursors.claimed(claims)
+        if self._store.paused_kinds:
+            self._cursors.walked(claims, self._store.swept_at, every=len(claims) < limit and not self.left_some)
+        if claims:
+            self._start(claims, sent)
+        self._carrier.settled(settlement)
+        for slot, error in self._store.refused_slots:
+            self._refusals.refused(slot.queue, slot.priority, error)
+        return len(claims)
+
+    async def _claim_both(self, limit: int) -> int:
+        """Claims from queues with limits and from the others, in turns which come first."""
+        self._limited_first = not self._limited_first
+        limited = await self._claim_limited(limit) if self._limited_first else 0
+        # Even without room: the completions that wait for it may be what a limit waits for.
+        others = await self._claim(limit - limited) if self._cursors or self._carrier.pending else 0
+        if not self._limited_first:
+            limited = await self._claim_limited(limit - others)
+        return limited + others
+
+    async def _claim_limited(self, limit: int) -> int:
+        claimed = 0
+        for queue in self._limited.ready(trio.current_time())[:_LIMITED_AT_ONCE]:
+            if claimed == limit:
+                break
+            began = trio.current_time()
+            try:
+                answer = await self._store.claim_limited(queue, limit - claimed, self._limited.turns(queue))
+            except StatementRefused as error:
+                self._limited.refused(queue, trio.current_time() + self._refusals.refused(queue, None, str(error)))
+                continue
+            # Nothing may be awaited from here to start(): these jobs are ours already.
+            self._limited.claimed(queue, answer, began, trio.current_time())
+            if answer.claims:
+                self._start(answer.claims, answer.sent)
+                claimed += len(answer.claims)
+        if claimed:
+            await self._prune()
+        return claimed
+
+    async def _prune(self) -> None:
+        began = trio.current_time()
+        if began >= self._pruning.ended + max(_PRUNE_EVERY, rest_after(self._pruning.cost, longest=math.inf)):
+            await self._store.prune_permits()
+            self._pruning.took(began)
