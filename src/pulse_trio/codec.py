@@ -61,7 +61,8 @@ class AeadCodec:
     `keys` are 32 bytes each; every one of them decodes, `current` encodes. To rotate: add the new key everywhere, then make it
     current everywhere, and drop the old one when no job or result of its time is left.
     With `accept_plain=False` arguments and results that no codec has encoded are refused: then nothing can be enqueued from
-    SQL, by schedules or as a batch's callback; what the database tells a hook (`on_death`) is taken all the same. `context` is
+    SQL, by schedules or as a batch's callback; what the database tells a hook (`on_death`) is taken all the same. It is True by
+    default, so that jobs of these ways, and those enqueued before there was a codec, still run. `context` is
     any text that all programs of one application share, and those of another do not: an envelope of one is refused in the
     other, should they share a key.
     A random nonce of 96 bits: rotate before 2**32 jobs.
@@ -158,7 +159,10 @@ class AeadCodec:
 
     def _plain(self, coded: str, kind: str) -> bytes:
         if not self.accept_plain:
-            raise CodecError(f"The payload of {kind!r} is not encoded, and this codec accepts no plain ones.")
+            raise CodecError(
+                f"The payload of {kind!r} is not encoded, and this codec accepts no plain ones (accept_plain=False): enqueue it "
+                "from a client that has the codec."
+            )
         return coded.encode()
 
 

@@ -194,6 +194,50 @@ async def test_a_bench_that_is_told_to_end_drops_its_schema(
     assert await schemas(dsn) == ["pulse"]
 
 
+IN_THE_BACKGROUND = """
+import signal
+import sys
+import threading
+
+import trio
+
+from pulse_trio.cli import main
+from pulse_trio.cli.bench import ground, measures
+
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def prepares(dsn, schema):
+    print("prepares", flush=True)
+    threading.Event().wait()
+
+
+async def measures_for_ever(*args, **options):
+    print("measures", flush=True)
+    await trio.sleep_forever()
+
+
+if sys.argv.pop() == "prepares":
+    ground.migrate_sync = prepares
+measures.latency = measures_for_ever
+main(["bench", "latency"])
+"""
+
+
+@pytest.mark.parametrize("while_it", ["prepares", "measures"])
+async def test_a_bench_in_the_background_whose_sigint_is_ignored_ends_on_sigterm(
+    processes: Processes, dsn: str, while_it: str
+) -> None:
+    # As a shell without job control starts it: nohup pulse-trio bench latency &
+    (processes.folder / "background.py").write_text(IN_THE_BACKGROUND)
+    running = await processes.python("background.py", while_it, env={"PULSE_TRIO_DSN": dsn})
+    await running.line(f"^{while_it}$")
+    running.send(signal.SIGTERM)
+    assert await running.ended() == 130, running.report()
+    assert "Traceback" not in running.stderr
+    assert await schemas(dsn) == ["pulse"]
+
+
 async def schemas(dsn: str) -> list[str]:
     def ask() -> list[str]:
         with psycopg.connect(dsn) as connection:

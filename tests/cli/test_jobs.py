@@ -63,6 +63,29 @@ async def test_lists_are_filtered_and_paged(command: Command) -> None:
     assert (await command("jobs", "list", "--queue", "none", "--json")).stdout == "[]\n"
 
 
+async def test_a_key_is_shown_where_a_job_has_one(command: Command, dsn: str) -> None:
+    with Window(dsn) as window:
+        waiting, plain, done = window.enqueue("q", key="tenant 7"), window.enqueue("r"), window.enqueue("r")
+        async with open_store(dsn) as store:
+            await store.settle([end(c) for c in await claim(store, "r")])
+        # The archive's column has no check of its own.
+        window.run("UPDATE job_archive SET key = %s WHERE id = %s", "tenant \x1b[31m8", done)
+
+    listed = (await command("jobs", "list")).stdout.splitlines()
+    assert listed[0].split()[:6] == ["id", "state", "queue", "kind", "key", "attempt"]
+    assert "tenant 7" in listed[3]
+    assert "tenant \\x1b[31m8" in listed[1]
+    # No column of its own where no job of the list has one.
+    assert " key " not in (await command("jobs", "list", "--before", str(done), "--limit", "1")).stdout
+    as_json = json.loads((await command("jobs", "list", "--json")).stdout)
+    assert {j["id"]: j["key"] for j in as_json} == {waiting: "tenant 7", plain: None, done: "tenant \x1b[31m8"}
+
+    for job_id, key in ((waiting, "tenant 7"), (done, "tenant \\x1b[31m8")):
+        assert f"\nkey          {key}\n" in (await command("jobs", "show", str(job_id))).stdout
+    assert "\nkey " not in (await command("jobs", "show", str(plain))).stdout
+    assert json.loads((await command("jobs", "show", str(waiting), "--json")).stdout)["key"] == "tenant 7"
+
+
 async def test_a_mass_retry_is_rehearsed_asked_for_and_done(command: Command, dsn: str) -> None:
     with Window(dsn) as window:
         async with open_store(dsn) as store:

@@ -73,14 +73,22 @@ def list_jobs(
             pages = client.run(history.pages_of(chosen, limit=limit, before=before, timeout=timeout))
             # Of a large argument a line shows little: it is let go before the next ones are read.
             now, rows = utc_now(), list[tuple[object, ...]]()
+            keys: list[str | None] = []
             while pages:
-                rows += [_row(job, now) for job in client.run(history.page(pages.take(), timeout=timeout))]
+                for job in client.run(history.page(pages.take(), timeout=timeout)):
+                    rows.append(_row(job, now))
+                    keys.append(job.key)
         except TookTooLong:
             raise TookTooLong(
                 f"The list was given up after {timeout:g} s. Narrow it (--state dead, --since 1h, --queue), page it "
                 "(--before), or give it longer (--timeout)."
             ) from None
-    print_table(COLUMNS, rows, right=("id",), whole=("id", "state", "attempt", "when"), styles=timeline.STYLES)
+    columns = COLUMNS
+    if any(key is not None for key in keys):
+        at = COLUMNS.index("kind") + 1
+        columns = (*COLUMNS[:at], "key", *COLUMNS[at:])
+        rows = [(*row[:at], key, *row[at:]) for row, key in zip(rows, keys, strict=True)]
+    print_table(columns, rows, right=("id",), whole=("id", "state", "attempt", "when"), styles=timeline.STYLES)
     if len(pages) == limit:
         notice(f"there may be more: --before {pages.last}")
     elif not rows:
@@ -161,6 +169,7 @@ def _fields(job: JobRecord) -> dict[str, object]:
         "priority": job.priority,
         "attempt": f"{job.attempt} of {job.max_attempts}",
         "unique key": job.unique_key,
+        "key": job.key,
         "cancelled": job.cancel_reason,
         "progress": _progress(job),
         **{name.replace("_", " ").removesuffix(" at"): value for name, value in times.items()},

@@ -96,6 +96,8 @@ class JobRecord:
     unique_key: str | None
     progress: float | None
     progress_message: str | None
+    key: str | None = None
+    """The key that limits and turns go by (a tenant); None also where a role may not see it (a waiter)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +274,7 @@ def job(job_id: int) -> Operation[JobRecord]:
 
 
 def outcome(job_id: int) -> Operation[JobRecord]:
-    """The same for a role that may not see arguments: `args` is empty. Raises `UnknownJob`."""
+    """The same for a role that may see neither arguments nor keys: `args` is empty, `key` None. Raises `UnknownJob`."""
     rows = yield Query("outcome", {"id": job_id})
     if not rows:
         raise UnknownJob(missing(job_id))

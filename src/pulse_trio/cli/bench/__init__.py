@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import trio
+from trio.lowlevel import in_trio_run
 
 from ..database import choose_database, open_database
 from ..options import dsn_option, json_option
@@ -101,12 +102,12 @@ def latency(jobs: int, every: float, dsn: str | None, as_json: bool) -> None:
 
 def _run(name: str, measure: Measure, parameters: dict[str, Any], dsn: str | None, *, as_json: bool, runs: int) -> None:
     with (
-        _ending_as_ctrl_c(),
+        _ending_as_ctrl_c() as early,
         open_database(choose_database(dsn), "pulse", migrate=False) as address,
         open_ground(address) as ground,
         open_bar() as bar,
     ):
-        found = [trio.run(_until_signalled, measure, ground, bar.run(n, runs)) for n in range(1, runs + 1)]
+        found = [trio.run(_until_signalled, measure, ground, bar.run(n, runs), early) for n in range(1, runs + 1)]
     medians = _medians(found)
     if as_json:
         print_json({"bench": name, **parameters, "postgresql": ground.version, "median": medians, "runs": found})
@@ -114,11 +115,11 @@ def _run(name: str, measure: Measure, parameters: dict[str, Any], dsn: str | Non
         _show(name, parameters, medians, found)
 
 
-async def _until_signalled(measure: Measure, ground: Ground, bar: Bar) -> measures.Figures:
+async def _until_signalled(measure: Measure, ground: Ground, bar: Bar, early: list[int]) -> measures.Figures:
     """Cancelled rather than interrupted: an exception from a signal could strike inside the worker."""
     figures: measures.Figures = {}
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_cancel_at_signal, nursery.cancel_scope)
+        await nursery.start(_cancel_at_signal, nursery.cancel_scope, early)
         figures = await measure(ground, bar)
         nursery.cancel_scope.cancel()
     if not figures:
@@ -126,8 +127,15 @@ async def _until_signalled(measure: Measure, ground: Ground, bar: Bar) -> measur
     return figures
 
 
-async def _cancel_at_signal(scope: trio.CancelScope) -> None:
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+async def _cancel_at_signal(
+    scope: trio.CancelScope, early: list[int], task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    # One that is ignored stays ignored: the terminal's Ctrl-C is not meant for what runs in the background.
+    heard = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
+    with trio.open_signal_receiver(*heard) as signals:
+        if early:
+            scope.cancel()
+        task_status.started()
         async for _ in signals:
             scope.cancel()
 
@@ -152,15 +160,24 @@ def _figure(value: float) -> str:
 
 
 @contextmanager
-def _ending_as_ctrl_c() -> Generator[None]:
-    """SIGTERM ends the bench as Ctrl-C does, so that its schema is dropped."""
+def _ending_as_ctrl_c() -> Generator[list[int]]:
+    """SIGTERM ends the bench as Ctrl-C does, so that its schema is dropped. Yields the SIGTERMs that came while Trio was on
+    its way in or out: whoever listens within Trio asks for them first."""
+    # A shell without job control has what it starts in the background ignore SIGINT: `nohup pulse-trio bench drain &`.
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    early: list[int] = []
 
-    # Raised again as SIGINT, whose handler is Trio's while Trio runs, and spares Trio's own insides.
-    def interrupt(_number: int, _frame: object) -> None:
-        signal.raise_signal(signal.SIGINT)
+    def interrupt(number: int, _frame: object) -> None:
+        if not ignored:
+            # Raised again as SIGINT, whose handler is Trio's while Trio runs, and spares Trio's own insides.
+            signal.raise_signal(signal.SIGINT)
+        elif in_trio_run():
+            early.append(number)
+        else:
+            raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
-        yield
+        yield early
     finally:
         signal.signal(signal.SIGTERM, before)
