@@ -160,8 +160,8 @@ class AeadCodec:
     def _plain(self, coded: str, kind: str) -> bytes:
         if not self.accept_plain:
             raise CodecError(
-                f"The payload of {kind!r} is not encoded, and this codec accepts no plain ones (accept_plain=False): enqueue it "
-                "from a client that has the codec."
+                f"The payload of {kind!r} is not encoded, and this codec accepts no plain ones (accept_plain=False): "
+                "enqueue it from a client that has the codec."
             )
         return coded.encode()
 
