@@ -61,12 +61,15 @@ FROM answer
 def script(batch: int, keep: bool) -> str:
     """sql/complete_and_claim.sql as a pgbench script."""
     text = statement("complete_and_claim", "pulse").decode()
-    ctes, found, rest = text.rpartition("\n)\n(SELECT ")
+    ctes, found, rest = text.rpartition("\n)\nSELECT id, ")
     assert found, "complete_and_claim.sql has another shape now: adapt the folding of its answer"
-    folded = f"{ctes}\n), answer AS MATERIALIZED (\n(SELECT {rest.rstrip().rstrip(';')}\n)\n{ANSWER.strip()} \\gset\n"
+    answer = "answer(id, attempt, max_attempts, failures, priority, run_at, queue, kind, args, options)"
+    folded = f"{ctes}\n), {answer} AS MATERIALIZED (\nSELECT id, {rest}\n)\n{ANSWER.strip()} \\gset\n"
     fixed = {
         "keep": "true" if keep else "false",
         "lease": "'30 s'",
+        "leases": "NULL",
+        "size": "1048576",
         "limit": str(batch),
         "session": "(:client_id + 1)",
         "queues": "'{default}'",

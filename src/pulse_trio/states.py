@@ -85,6 +85,16 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
 
 FINISHED = frozenset({State.COMPLETED, State.DEAD, State.CANCELLED})
 
+STORED: Mapping[State, int] = {
+    State.SCHEDULED: 1,
+    State.RUNNING: 2,
+    State.RETRYABLE: 3,
+    State.COMPLETED: 4,
+    State.DEAD: 5,
+    State.CANCELLED: 6,
+}
+"""The number in the column `state`. A job that is available is stored as scheduled or retryable, and its `run_at` has come."""
+
 
 def next_state(state: State, event: Event) -> State:
     """Where `event` leads from `state`. Raises `InvalidTransition` where the table has no such move."""

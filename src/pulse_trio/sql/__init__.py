@@ -1,10 +1,16 @@
-"""The named statements: one file each, and the one place where the schema's name is put into them.
+"""The named statements: one file each, and the one place where names are put into them.
 
-In every file `:"schema"` stands for the schema's quoted identifier and `:'schema'` for the same name as a string literal
-(psql's notation). Values never go this way: they are bound. Only `store` and `migrate` import this package.
+| in a file | stands for |
+|---|---|
+| `:"schema"`, `:'schema'` | the schema's name, as a quoted identifier or as a string literal (psql's notation) |
+| `:state.running` | the number that the column `state` has for it (`states.STORED`), a plain literal to the planner |
+| `:part.crash_limit` | the text of `parts/crash_limit.sql`: what several statements have in common |
 
-Every file is read when this package is imported (4 ms for all of them). Read at its first use, a statement could meet a
-process that has no file descriptor left, or the files of another version that was installed over this one meanwhile.
+Values never go this way: they are bound. Only `store` and `migrate` import this package.
+
+Every file is read when this package is imported (2 ms for all of them); its names are replaced at its first use, once. A file
+that is read at its first use could meet a process that has no file descriptor left, or be one of another version that was
+installed over this one meanwhile.
 """
 
 from __future__ import annotations
@@ -14,6 +20,8 @@ from functools import cache
 from importlib.resources import files
 
 from psycopg.sql import Identifier, Literal
+
+from ..states import STORED, State
 
 _PLACE = re.compile(""":"schema"|:'schema'""")
 
@@ -30,22 +38,44 @@ def render_bound(text: str, schema: str) -> bytes:
     return render(text, schema.replace("%", "%%")).encode()
 
 
-def _read() -> dict[str, str]:
-    found: dict[str, str] = {}
-    for file in files(__name__).iterdir():
-        if file.name.endswith(".sql"):
-            lines = file.read_text(encoding="utf-8").splitlines()
-            # Comments are for readers; without them the server's logs and pg_stat_statements show the statement itself.
-            bare = "\n".join(line for line in lines if not line.lstrip().startswith("--"))
-            name = file.name.removesuffix(".sql")
-            found[name] = f"/* pulse-trio {name} */ {bare}"
-    return found
+_TOKEN = re.compile(
+    r"""
+      (?P<kept> \b[eE]'(?:[^'\\]|\\.|'')*' | '(?:[^']|'')*' | "(?:[^"]|"")*" | \$(?P<tag>\w*)\$.*?\$(?P=tag)\$ )
+    | (?P<space> (?: \s | --[^\n]* | /\*.*?\*/ )+ )
+    | (?<![:\w]):(?P<what>state|part)\.(?P<name>\w+)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
 
 
-_STATEMENTS = _read()
+def bare(text: str, parts: dict[str, str]) -> str:
+    """A file's statement with its names replaced, without comments and indentation. String literals stay as they are.
+
+    Comments are for readers: without them the server's logs and pg_stat_statements show the statement itself. psycopg
+    converts a statement of more than 4,096 characters anew for each execution.
+    """
+
+    def replaced(token: re.Match[str]) -> str:
+        if token["kept"] is not None:
+            return token[0]
+        if token["space"] is not None:
+            return "\n" if "\n" in token[0] else " "
+        if token["what"] == "state":
+            return str(STORED[State(token["name"])])
+        return bare(parts[token["name"]], parts)
+
+    return _TOKEN.sub(replaced, text).strip()
+
+
+def _read(*folder: str) -> dict[str, str]:
+    found = files(__name__).joinpath(*folder).iterdir()
+    return {f.name.removesuffix(".sql"): f.read_text(encoding="utf-8") for f in found if f.name.endswith(".sql")}
+
+
+_STATEMENTS, _PARTS = _read(), _read("parts")
 
 
 @cache
 def statement(name: str, schema: str) -> bytes:
     """The statement of `name`.sql for one schema, as bytes (psycopg then has nothing left to encode)."""
-    return render_bound(_STATEMENTS[name], schema)
+    return render_bound(f"/* pulse-trio {name} */ {bare(_STATEMENTS[name], _PARTS)}", schema)

@@ -3,14 +3,13 @@
 -- Fenced by (id, attempt, session). A cancellation that was asked for is closed by a watchdog.
 WITH held AS MATERIALIZED (
   SELECT j.id FROM :"schema".job j
-  WHERE j.id = %(id)s::bigint AND j.attempt = %(attempt)s::int AND j.locked_by = %(session)s::bigint AND j.state = 2
+  WHERE j.id = %(id)s::bigint AND j.attempt = %(attempt)s::int AND j.locked_by = %(session)s::bigint AND j.state = :state.running
   FOR UPDATE OF j SKIP LOCKED
 ), finished AS (
   DELETE FROM :"schema".job j USING held h WHERE j.id = h.id RETURNING j.*
 ), archived AS (
-  INSERT INTO :"schema".job_archive (id, finished_at, started_at, run_at, created_at, locked_by, attempt, failures, max_attempts,
-                            priority, state, queue, kind, args, options, unique_key, key, error)
-  SELECT id, clock_timestamp(), started_at, run_at, created_at, locked_by, attempt, failures, max_attempts, priority, 5, queue, kind,
+  INSERT INTO :"schema".job_archive (:part.archived, finished_at, failures, state, args, options, unique_key, key, error)
+  SELECT :part.archived, clock_timestamp(), failures, :state.dead,
          CASE WHEN %(bare)s::boolean THEN '{}' ELSE args END, CASE WHEN NOT %(bare)s::boolean THEN options END,
          CASE WHEN NOT %(bare)s::boolean THEN unique_key END, CASE WHEN NOT %(bare)s::boolean THEN key END, %(error)s::text
   FROM finished

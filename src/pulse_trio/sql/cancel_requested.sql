@@ -4,4 +4,4 @@ SELECT j.id, j.attempt, j.locked_by,
        (SELECT c.reason FROM :"schema".cancellation c
         WHERE c.job_id = j.id AND c.ended_at IS NULL ORDER BY c.id LIMIT 1)
 FROM :"schema".job j
-WHERE j.id = ANY (%(ids)s::bigint[]) AND j.state = 2 AND j.cancelling
+WHERE j.id = ANY (%(ids)s::bigint[]) AND j.state = :state.running AND j.cancelling

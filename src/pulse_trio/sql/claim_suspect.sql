@@ -2,11 +2,11 @@
 -- Not `fresh`: the process that is to run it has run others before. Then only suspects that have not been in quarantine yet: what
 -- crashed there once gets a process in which nothing else has run, so that nothing else can be to blame.
 UPDATE :"schema".job j
-SET state = 2, attempt = least(j.attempt, 2147483646) + 1, locked_by = %(session)s::bigint,
+SET state = :state.running, attempt = least(j.attempt, 2147483646) + 1, locked_by = %(session)s::bigint,
     started_at = clock_timestamp(), lease_until = clock_timestamp() + %(lease)s::interval
 WHERE j.ctid = ANY (ARRAY(
   SELECT ctid FROM :"schema".job
-  WHERE suspect AND queue = %(queue)s::text AND key IS NULL AND state <> 2 AND run_at <= statement_timestamp()
+  WHERE suspect AND queue = %(queue)s::text AND key IS NULL AND state <> :state.running AND run_at <= statement_timestamp()
     AND kind NOT IN (SELECT kind FROM :"schema".paused_kind)
     AND (%(fresh)s::boolean OR started_at < suspected_at)
     AND NOT EXISTS (SELECT FROM :"schema".queue q WHERE q.name = %(queue)s::text AND (q.paused_at IS NOT NULL OR q.limited))

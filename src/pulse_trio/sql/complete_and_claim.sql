@@ -9,7 +9,7 @@
 -- only statement that waits for a row lock; lock_timeout bounds that and complete_unlocked.sql then takes what is free.
 --
 -- Claims: the slots (queue, priority, cursor) come in the worker's order. One index walk each, from the cursor upwards, so
--- dead entries that an old snapshot keeps alive are not read again. `state <> 2` is a filter, never an index condition.
+-- dead entries that an old snapshot keeps alive are not read again. `state <> running` is a filter, never an index condition.
 -- The answer is bounded in bytes too: jobs are taken until their arguments have `size` together, at least one. What is not
 -- taken was locked for this one statement. Only compressed arguments are read for that; so few bytes need no closer look.
 -- `leases` has the leases of queues with one of their own, by name; NULL, and nothing to look up, where there is none.
@@ -25,10 +25,10 @@ WITH report AS (
     AS r(id, attempt, session, result)
 ), done AS (
   DELETE FROM :"schema".job j USING report r
-  WHERE j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = 2
+  WHERE j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = :state.running
   RETURNING j.id, clock_timestamp() AS finished_at, j.started_at, j.run_at::timestamptz, j.created_at, j.locked_by, j.attempt,
-            j.failures, j.max_attempts, j.priority, 4::smallint AS state, j.queue::text, j.kind::text, j.args::json, j.options,
-            j.unique_key::text, j.key::text, coalesce(r.result, 'null')::json AS result, NULL::text AS error,
+            j.failures, j.max_attempts, j.priority, :state.completed::smallint AS state, j.queue::text, j.kind::text, j.args::json,
+            j.options, j.unique_key::text, j.key::text, coalesce(r.result, 'null')::json AS result, NULL::text AS error,
             NULL::text AS cancel_reason
 ), archived AS (
   INSERT INTO :"schema".job_archive (id, finished_at, started_at, run_at, created_at, locked_by, attempt, failures, max_attempts,
@@ -36,7 +36,7 @@ WITH report AS (
   SELECT * FROM done WHERE (id IS NOT NULL) = %(keep)s::boolean
 ), claimed AS (
   UPDATE :"schema".job j
-  SET state = 2, attempt = least(j.attempt, 2147483646) + 1, locked_by = %(session)s::bigint,
+  SET state = :state.running, attempt = least(j.attempt, 2147483646) + 1, locked_by = %(session)s::bigint,
       started_at = clock_timestamp(), lease_until = clock_timestamp() + coalesce((%(leases)s::jsonb ->> j.queue)::interval, %(lease)s::interval)
   WHERE j.ctid = ANY ((
     SELECT CASE WHEN sum(due.size) > %(size)s::int
@@ -61,7 +61,7 @@ WITH report AS (
       FROM :"schema".job
       WHERE queue = slot.queue AND priority = slot.priority
         AND (run_at, id) >= (slot.cursor_run_at, slot.cursor_id)
-        AND run_at <= statement_timestamp() AND key IS NULL AND state <> 2 AND NOT suspect
+        AND run_at <= statement_timestamp() AND key IS NULL AND state <> :state.running AND NOT suspect
         AND kind <> ALL (%(paused_kinds)s::text[])
       ORDER BY run_at, id LIMIT %(limit)s::int FOR NO KEY UPDATE SKIP LOCKED
     ) due

@@ -6,20 +6,18 @@ WITH report AS MATERIALIZED (
     AS r(id, attempt, session, result)
 ), ours AS MATERIALIZED (
   SELECT j.id FROM report r JOIN :"schema".job j
-    ON j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = 2
+    ON j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = :state.running
 ), free AS MATERIALIZED (
   SELECT j.id, r.attempt, r.session, r.result FROM report r JOIN :"schema".job j
-    ON j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = 2
+    ON j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = :state.running
   FOR UPDATE OF j SKIP LOCKED
 ), done AS (
   DELETE FROM :"schema".job j USING free r
-  WHERE j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = 2
+  WHERE j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = :state.running
   RETURNING j.*, coalesce(r.result, 'null')::json AS result
 ), archived AS (
-  INSERT INTO :"schema".job_archive (id, finished_at, started_at, run_at, created_at, locked_by, attempt, failures, max_attempts,
-                            priority, state, queue, kind, args, options, unique_key, key, result)
-  SELECT id, clock_timestamp(), started_at, run_at, created_at, locked_by, attempt, failures, max_attempts,
-         priority, 4, queue, kind, args, options, unique_key, key, result
+  INSERT INTO :"schema".job_archive (:part.archived, :part.archived_args, finished_at, failures, state, result)
+  SELECT :part.archived, :part.archived_args, clock_timestamp(), failures, :state.completed, result
   FROM done WHERE %(keep)s::boolean
 ), closed AS (
   UPDATE :"schema".cancellation c SET ended_at = clock_timestamp(), ended_as = 'completed'

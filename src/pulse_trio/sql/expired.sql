@@ -2,5 +2,5 @@
 -- planner to walk the primary key, and SKIP LOCKED never waits, so the order cannot matter. The watchdog's connection
 -- allows bitmap scans, which is how the BRIN index is read; below PostgreSQL 16 this is a sequential scan.
 SELECT id, attempt, locked_by FROM :"schema".job
-WHERE state = 2 AND lease_until < statement_timestamp()
+WHERE state = :state.running AND lease_until < statement_timestamp()
 LIMIT %(limit)s::int FOR UPDATE SKIP LOCKED

@@ -15,7 +15,7 @@ WITH report AS MATERIALIZED (
     AS r(id, attempt, session, outcome, delay, error)
 ), ours AS MATERIALIZED (
   SELECT j.id FROM report r JOIN :"schema".job j
-    ON j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = 2
+    ON j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = :state.running
 ), held AS MATERIALIZED (
   SELECT j.id, r.attempt, r.session, r.delay, j.started_at, j.cancelling, c.crash_limit,
          CASE WHEN u.given_up THEN 'discarded' ELSE r.outcome END AS outcome,
@@ -35,9 +35,8 @@ WITH report AS MATERIALIZED (
               WHEN j.attempt < j.max_attempts THEN 'retryable'
               ELSE 'dead' END AS next
   FROM report r JOIN :"schema".job j
-    ON j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = 2
-  -- Not a cast: whatever stands in one job's options must not fail the others' report.
-  CROSS JOIN LATERAL (SELECT least(coalesce(:"schema".option_number(j.options, 'crash_limit', 1, 'infinity'), 3), 32767)::int) AS c(crash_limit)
+    ON j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = :state.running
+  CROSS JOIN LATERAL (SELECT :part.crash_limit) AS c(crash_limit)
   CROSS JOIN LATERAL (SELECT CASE WHEN r.outcome = 'released' AND r.error LIKE 'UnfitArguments:%%' THEN
     (SELECT min(a.ended_at) FROM :"schema".attempt a
      WHERE a.job_id = j.id AND a.attempt > coalesce((
@@ -47,7 +46,7 @@ WITH report AS MATERIALIZED (
   ORDER BY j.id FOR UPDATE OF j SKIP LOCKED
 ), back AS (
   UPDATE :"schema".job j
-  SET state = CASE h.next WHEN 'retryable' THEN 3 ELSE 1 END, locked_by = 0, lease_until = 'infinity',
+  SET state = CASE h.next WHEN 'retryable' THEN :state.retryable ELSE :state.scheduled END, locked_by = 0, lease_until = 'infinity',
       -- Lands above every cursor: releases and rescues come due at once, but not in the past.
       -- No delay may fail its batch: NaN and infinity are 30 years too.
       run_at = statement_timestamp() + make_interval(secs => least(greatest(h.delay, 0), 1e9)),
@@ -61,7 +60,7 @@ WITH report AS MATERIALIZED (
       max_attempts = CASE WHEN h.outcome IN ('snoozed', 'released') THEN least(j.max_attempts, 2147483646) + 1
                           ELSE j.max_attempts END
   FROM held h
-  WHERE j.id = h.id AND j.attempt = h.attempt AND j.locked_by = h.session AND j.state = 2
+  WHERE j.id = h.id AND j.attempt = h.attempt AND j.locked_by = h.session AND j.state = :state.running
     AND h.next IN ('retryable', 'scheduled')
   RETURNING j.queue::text AS queue, h.outcome IN ('released', 'rescued', 'crashed') AND h.delay <= 0 AS handed_over
 ), woken AS MATERIALIZED (
@@ -69,15 +68,14 @@ WITH report AS MATERIALIZED (
   SELECT :"schema".wake(q.queue) FROM (SELECT DISTINCT queue FROM back WHERE handed_over) q
 ), finished AS (
   DELETE FROM :"schema".job j USING held h
-  WHERE j.id = h.id AND j.attempt = h.attempt AND j.locked_by = h.session AND j.state = 2
+  WHERE j.id = h.id AND j.attempt = h.attempt AND j.locked_by = h.session AND j.state = :state.running
     AND h.next IN ('dead', 'cancelled')
   RETURNING j.*, h.outcome, h.error, h.next
 ), archived AS (
-  INSERT INTO :"schema".job_archive (id, finished_at, started_at, run_at, created_at, locked_by, attempt, failures, max_attempts,
-                            priority, state, queue, kind, args, options, unique_key, key, error, cancel_reason)
-  SELECT id, clock_timestamp(), started_at, run_at, created_at, locked_by, attempt,
-         least(failures, 2147483646) + (outcome IN ('failed', 'timeout', 'discarded'))::int, max_attempts,
-         priority, CASE next WHEN 'dead' THEN 5 ELSE 6 END, queue, kind, args, options, unique_key, key,
+  INSERT INTO :"schema".job_archive (:part.archived, :part.archived_args, finished_at, failures, state, error, cancel_reason)
+  SELECT :part.archived, :part.archived_args, clock_timestamp(),
+         least(failures, 2147483646) + (outcome IN ('failed', 'timeout', 'discarded'))::int,
+         CASE next WHEN 'dead' THEN :state.dead ELSE :state.cancelled END,
          CASE next WHEN 'dead' THEN error END,
          CASE next WHEN 'cancelled' THEN coalesce(
            CASE outcome WHEN 'cancelled' THEN error END,

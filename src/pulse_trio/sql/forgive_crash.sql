@@ -17,7 +17,7 @@ WITH report AS MATERIALIZED (
 UPDATE :"schema".job j
 SET crashes = greatest(j.crashes - held.lived, 0),
     -- One that runs was claimed alone, or not: that stays as it is until it has ended.
-    suspect = CASE j.state WHEN 2 THEN j.suspect
-      ELSE j.crashes - held.lived >= least(coalesce(:"schema".option_number(j.options, 'crash_limit', 1, 'infinity'), 3), 32767)::int - 1 END
+    suspect = CASE j.state WHEN :state.running THEN j.suspect
+      ELSE j.crashes - held.lived >= :part.crash_limit - 1 END
 FROM held WHERE j.id = held.id AND j.crashes > 0
 RETURNING j.id

@@ -1,5 +1,5 @@
 -- What dead sessions still hold, locked for the rescue that follows in the same transaction: a supervisor that saw its
 -- child die need not wait for the leases to run out.
 SELECT id, attempt, locked_by, kind::text FROM :"schema".job
-WHERE state = 2 AND locked_by = ANY (%(sessions)s::bigint[])
+WHERE state = :state.running AND locked_by = ANY (%(sessions)s::bigint[])
 LIMIT %(limit)s::int FOR UPDATE SKIP LOCKED

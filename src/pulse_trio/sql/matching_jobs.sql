@@ -11,13 +11,13 @@
  WHERE j.id < %(before)s::bigint
    AND (%(state)s::text IS NULL
         -- The second condition says the same again, in the words of the index that knows what runs.
-        OR %(state)s::text = 'running' AND j.state = 2 AND j.lease_until < 'infinity'
-        OR %(state)s::text = 'available' AND j.state <> 2 AND j.run_at <= statement_timestamp()
-        OR %(state)s::text = 'retryable' AND j.state = 3 AND j.run_at > statement_timestamp()
-        OR %(state)s::text = 'scheduled' AND j.state = 1 AND j.run_at > statement_timestamp())
+        OR %(state)s::text = 'running' AND j.state = :state.running AND j.lease_until < 'infinity'
+        OR %(state)s::text = 'available' AND j.state <> :state.running AND j.run_at <= statement_timestamp()
+        OR %(state)s::text = 'retryable' AND j.state = :state.retryable AND j.run_at > statement_timestamp()
+        OR %(state)s::text = 'scheduled' AND j.state = :state.scheduled AND j.run_at > statement_timestamp())
    AND (%(queue)s::text IS NULL OR j.queue = %(queue)s::text)
    AND (%(kind)s::text IS NULL OR j.kind = %(kind)s::text)
-   AND (%(workers)s::bigint[] IS NULL OR j.state = 2 AND j.locked_by = ANY (%(workers)s::bigint[]))
+   AND (%(workers)s::bigint[] IS NULL OR j.state = :state.running AND j.locked_by = ANY (%(workers)s::bigint[]))
    AND (%(unique_key)s::text IS NULL OR j.unique_key = %(unique_key)s::text)
    AND (%(key)s::text IS NULL OR j.key = %(key)s::text)
    AND (%(since)s::timestamptz IS NULL OR j.created_at >= %(since)s::timestamptz)
@@ -36,7 +36,8 @@ UNION ALL
  FROM :"schema".job_archive d
  WHERE d.id < %(before)s::bigint
    AND (%(state)s::text IS NULL
-        OR d.state = CASE %(state)s::text WHEN 'completed' THEN 4 WHEN 'dead' THEN 5 WHEN 'cancelled' THEN 6 END)
+        OR d.state = CASE %(state)s::text WHEN 'completed' THEN :state.completed WHEN 'dead' THEN :state.dead
+                                             WHEN 'cancelled' THEN :state.cancelled END)
    AND (%(queue)s::text IS NULL OR d.queue = %(queue)s::text)
    AND (%(kind)s::text IS NULL OR d.kind = %(kind)s::text)
    AND (%(workers)s::bigint[] IS NULL OR d.locked_by = ANY (%(workers)s::bigint[]))
@@ -46,6 +47,6 @@ UNION ALL
    AND (%(since_ago)s::interval IS NULL OR d.finished_at >= statement_timestamp() - %(since_ago)s::interval)
    AND (%(until)s::timestamptz IS NULL OR d.finished_at < %(until)s::timestamptz)
    AND (%(until_ago)s::interval IS NULL OR d.finished_at < statement_timestamp() - %(until_ago)s::interval)
-   AND (%(error)s::text IS NULL OR d.state <> 4 AND strpos(lower(d.error), lower(%(error)s::text)) > 0)
+   AND (%(error)s::text IS NULL OR d.state <> :state.completed AND strpos(lower(d.error), lower(%(error)s::text)) > 0)
  ORDER BY d.id DESC LIMIT %(limit)s::bigint)
 ORDER BY 1 DESC LIMIT %(limit)s::bigint

@@ -3,7 +3,7 @@
 WITH stale AS (
   DELETE FROM :"schema".permit p WHERE p.ctid = ANY (ARRAY(
     SELECT s.ctid FROM :"schema".permit s
-    WHERE NOT EXISTS (SELECT FROM :"schema".job j WHERE j.id = s.job_id AND j.attempt = s.attempt AND j.state = 2)
+    WHERE NOT EXISTS (SELECT FROM :"schema".job j WHERE j.id = s.job_id AND j.attempt = s.attempt AND j.state = :state.running)
     FOR UPDATE SKIP LOCKED))
 )
 DELETE FROM :"schema".bucket b WHERE b.ctid = ANY (ARRAY(

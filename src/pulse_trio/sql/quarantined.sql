@@ -2,6 +2,6 @@
 SELECT j.id, j.queue::text, j.kind::text, j.suspected_at,
        coalesce(extract(epoch FROM statement_timestamp() - j.suspected_at), 0)::float8,
        j.crashes::int, j.deaths::int, s.host, s.pid
-FROM :"schema".job j LEFT JOIN :"schema".session s ON s.id = j.locked_by AND j.state = 2
+FROM :"schema".job j LEFT JOIN :"schema".session s ON s.id = j.locked_by AND j.state = :state.running
 WHERE j.suspect AND (%(id)s::bigint IS NULL OR j.id = %(id)s::bigint)
 ORDER BY j.suspected_at, j.id LIMIT 20

@@ -2,10 +2,10 @@
 -- been due. Walks the live jobs with a key (the index job_keyed for one queue); the statement's time limit bounds that. Never
 -- prepared by name, so that the plan is made for this queue.
 SELECT j.queue::text, j.key::text,
-       count(*) FILTER (WHERE j.state <> 2 AND j.run_at <= statement_timestamp()) AS waiting,
-       count(*) FILTER (WHERE j.state = 2) AS running,
+       count(*) FILTER (WHERE j.state <> :state.running AND j.run_at <= statement_timestamp()) AS waiting,
+       count(*) FILTER (WHERE j.state = :state.running) AS running,
        extract(epoch FROM statement_timestamp() - min(j.run_at) FILTER (
-         WHERE j.state <> 2 AND j.run_at <= statement_timestamp() AND isfinite(j.run_at)))::float8
+         WHERE j.state <> :state.running AND j.run_at <= statement_timestamp() AND isfinite(j.run_at)))::float8
 FROM :"schema".job j
 WHERE j.key IS NOT NULL AND (%(queue)s::text IS NULL OR j.queue = %(queue)s::text)
 GROUP BY j.queue, j.key

@@ -6,7 +6,7 @@
 SELECT r.id FROM unnest(%(ids)s::bigint[], %(attempts)s::int[], %(sessions)s::bigint[], %(traceless)s::boolean[])
   AS r(id, attempt, session, traceless)
 WHERE EXISTS (SELECT FROM :"schema".job_archive d
-              WHERE d.id = r.id AND d.attempt = r.attempt AND d.locked_by = r.session AND d.state = 4)
+              WHERE d.id = r.id AND d.attempt = r.attempt AND d.locked_by = r.session AND d.state = :state.completed)
    OR EXISTS (SELECT FROM :"schema".attempt a
               WHERE a.job_id = r.id AND a.attempt = r.attempt AND a.session = r.session AND a.outcome <> 'rescued')
    OR r.traceless

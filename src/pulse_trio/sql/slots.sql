@@ -103,7 +103,7 @@ WHERE NOT EXISTS (SELECT FROM :"schema".queue q WHERE q.name = apart.queue AND q
 UNION ALL
 SELECT NULL, NULL, (
   SELECT extract(epoch FROM :"schema".moment(min(j.run_at)) - statement_timestamp())::float8
-  FROM :"schema".job j WHERE j.suspect AND j.state <> 2 AND (%(queues)s::text[] IS NULL OR j.queue = ANY (%(queues)s::text[]))
+  FROM :"schema".job j WHERE j.suspect AND j.state <> :state.running AND (%(queues)s::text[] IS NULL OR j.queue = ANY (%(queues)s::text[]))
     AND NOT EXISTS (SELECT FROM :"schema".queue q WHERE q.name = j.queue AND q.paused_at IS NOT NULL)
     AND j.kind NOT IN (SELECT kind FROM :"schema".paused_kind)
 ), CASE WHEN %(queues)s::text[] IS NULL THEN (

@@ -1,7 +1,7 @@
 -- Whether a fenced transaction that has ended (await_transaction.sql) was committed. Where completed jobs are not kept there is
 -- no archive to ask: then it was, if this attempt neither runs any more nor was taken back.
 SELECT EXISTS (SELECT FROM :"schema".job_archive d
-               WHERE d.id = %(id)s::bigint AND d.attempt = %(attempt)s::int AND d.locked_by = %(session)s::bigint AND d.state = 4)
+               WHERE d.id = %(id)s::bigint AND d.attempt = %(attempt)s::int AND d.locked_by = %(session)s::bigint AND d.state = :state.completed)
     OR EXISTS (SELECT FROM :"schema".attempt a
                WHERE a.job_id = %(id)s::bigint AND a.attempt = %(attempt)s::int AND a.session = %(session)s::bigint
                  AND a.outcome = 'completed')
