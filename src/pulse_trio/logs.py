@@ -25,6 +25,7 @@ from .observe import (
     ClaimRefused,
     DatabaseFound,
     DatabaseLost,
+    DeathArgumentsLeftOut,
     EndedAfterCommit,
     FenceLost,
     HandlerOverran,
@@ -77,6 +78,7 @@ _WARNINGS = (
     QuarantineNotStarted,
     UnfitArgumentsReleased,
     UnknownKindReleased,
+    DeathArgumentsLeftOut,
     DatabaseLost,
     ChildNotStarted,
     ChildSilent,
@@ -254,6 +256,11 @@ def sentence(event: Event) -> str:
             return (
                 f"job {event.job_id} ({event.kind}) of queue {event.queue} is dead after attempt {event.attempt} "
                 f"({event.cause}){why}"
+            )
+        case DeathArgumentsLeftOut():
+            return (
+                f"job {event.job_id} ({event.kind}) hears of the death of job {event.dead_job_id} without its arguments, which "
+                f"cannot be read: {headline(event.error)}"
             )
         case CancellationDelivered():
             why = f": {headline(event.message)}" if event.message else ""

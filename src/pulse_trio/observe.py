@@ -84,6 +84,18 @@ class JobDied:
 
 
 @dataclass(frozen=True, slots=True)
+class DeathArgumentsLeftOut:
+    """An `on_death` handler that takes the dead job's arguments is called without them (`args` has its default), because they
+    cannot be read; `error` says why. `job_id`, `kind` and `attempt` are the hook's own, `dead_job_id` is the job that died."""
+
+    job_id: int
+    kind: str
+    attempt: int
+    dead_job_id: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class CancellationDelivered:
     """Somebody's request for a job's cancellation has reached its handler; `message` is the reason that was given."""
 
@@ -367,6 +379,7 @@ Event = (
     | JobEnded
     | AttemptFailed
     | JobDied
+    | DeathArgumentsLeftOut
     | CancellationDelivered
     | FenceLost
     | EndedAfterCommit

@@ -13,10 +13,11 @@ import trio
 from pulse_trio import AeadCodec, ConfigurationError, Handlers, Job, Worker, open_client
 from pulse_trio.handlers import DEATH_ARGUMENTS, death_hooks
 from pulse_trio.migrate import migrate_sync
+from pulse_trio.observe import DeathArgumentsLeftOut
 from support.stores import Window, claim, claim_one, end, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from pulse_trio.jobs import OutcomeKind
     from pulse_trio.store import WorkerStore
@@ -50,6 +51,16 @@ def app(heard: list[dict[str, Any]] | None = None, **hook: Any) -> Handlers:
         assert died_at.tzinfo is not None
 
     return handlers
+
+
+class Told:
+    """Hears of hooks that are called without the arguments."""
+
+    def __init__(self) -> None:
+        self.left_out: list[DeathArgumentsLeftOut] = []
+
+    def listeners(self) -> Mapping[type[Any], Callable[[Any], None]]:
+        return {DeathArgumentsLeftOut: self.left_out.append}
 
 
 async def declare(store: WorkerStore, handlers: Handlers) -> None:
@@ -395,12 +406,60 @@ async def test_a_hook_is_told_decoded_arguments_and_only_by_the_database(accept_
     assert '"secret"' not in str(alone.run("SELECT args::text FROM jobs"))
 
 
-async def test_arguments_that_no_key_of_this_worker_reads_are_left_out(alone: Window) -> None:
+async def test_arguments_that_no_key_of_this_worker_reads_are_left_out_and_a_warning_says_so(
+    alone: Window, caplog: pytest.LogCaptureFixture
+) -> None:
     heard: list[dict[str, Any]] = []
     handlers = app(heard)
     handlers.codec = AeadCodec({"old": b"o" * 32}, "old")
     async with open_client(alone.dsn, handlers=handlers) as client:
         job_id = (await client.enqueue(handlers["doomed"], "secret")).id
     handlers.codec = AeadCodec({"new": b"n" * 32}, "new")
-    await Worker(handlers, alone.dsn, burst=True, log=False).run()
+    told = Told()
+    await Worker(handlers, alone.dsn, burst=True, instruments=[told]).run()
     assert [(h["job_id"], h["args"]) for h in heard] == [(job_id, None)]
+    (event,) = told.left_out
+    assert (event.kind, event.attempt, event.dead_job_id) == ("mourn", 1, job_id)
+    assert event.error.startswith("CodecError: ")
+    assert "'old'" in event.error
+    (line,) = [r for r in caplog.records if f"hears of the death of job {job_id} without" in r.getMessage()]
+    assert line.levelname == "WARNING"
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        ({"n": "x" * 70_000}, "more than 64 KiB"),
+        # The hook's parameter is a dictionary of whole numbers.
+        ({"n": "text"}, "UnfitArguments: "),
+        ({"n": 1}, None),
+    ],
+    ids=["large", "unfit", "read"],
+)
+async def test_a_hook_that_asks_for_arguments_it_cannot_have_is_told_of_and_no_other(
+    args: dict[str, Any], why: str | None, alone: Window
+) -> None:
+    handlers, heard, told = Handlers(), list[dict[str, int] | None](), Told()
+
+    @handlers.job(max_attempts=1, on_death="mourn")
+    async def doomed(n: Any) -> None:
+        raise RuntimeError("no")
+
+    @handlers.job(on_death="mourn_silently", max_attempts=1)
+    async def doomed_too(n: Any) -> None:
+        raise RuntimeError("no")
+
+    @handlers.job
+    async def mourn(args: dict[str, int] | None = None) -> None:
+        heard.append(args)
+
+    @handlers.job
+    async def mourn_silently(job_id: int) -> None:
+        pass
+
+    dead = alone.enqueue(kind="doomed", args=args, max_attempts=1)
+    alone.enqueue(kind="doomed_too", args=args, max_attempts=1)
+    await Worker(handlers, alone.dsn, burst=True, log=False, instruments=[told]).run()
+    assert heard == [args if why is None else None]
+    assert [(e.dead_job_id, e.kind) for e in told.left_out] == ([] if why is None else [(dead, "mourn")])
+    assert all(why is not None and why in e.error for e in told.left_out)

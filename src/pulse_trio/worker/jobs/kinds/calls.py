@@ -51,6 +51,7 @@ class Calls:
         self.services: list[Callable[[], Awaitable[None]]] = []
         self._threads = threads
         self._codec = codec
+        self._observer = observer
         self._hooks = {hook.request.kind for hook in death_hooks(handlers)}
         kinds = {handler.runs for handler in handlers}
         # What no handler asks for is not even made.
@@ -66,7 +67,9 @@ class Calls:
     def _call_of(self, handler: Handler[..., Any]) -> Call:
         call = self._plain_call_of(handler)
         coded = call if self._codec is None else decoding(self._codec, call)
-        return told_of_deaths(handler, self._codec, call, coded) if handler.kind in self._hooks else coded
+        if handler.kind not in self._hooks:
+            return coded
+        return told_of_deaths(handler, self._codec, call, coded, self._observer)
 
     def _plain_call_of(self, handler: Handler[..., Any]) -> Call:
         call = handler.signature.bind(handler.function)

@@ -1,8 +1,8 @@
 """The call of a handler that is the `on_death` of others, for the jobs that the database enqueued to tell of a death.
 
 No codec has encoded such a job's arguments: the database has no key. What they hold of the dead job's own arguments may be
-encoded, and may be what that job died of, so it is left out if it cannot be read: a death must be heard all the same. The
-option `death_of` tells such a job from others of its kind; producers cannot write it.
+encoded, and may be what that job died of, so it is left out if it cannot be read, and an event says so: a death must be heard
+all the same. The option `death_of` tells such a job from others of its kind; producers cannot write it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ....codec import coded_result, decoded_value
-from ....handlers import UnfitArguments
+from ....describing import message_of, type_name
+from ....observe import DeathArgumentsLeftOut
 from ....states import options_of
 
 if TYPE_CHECKING:
@@ -20,12 +21,17 @@ if TYPE_CHECKING:
 
     from ....codec import Codec
     from ....handlers import Handler
+    from ....observe import Observer
     from ..running_job import RunningJob
 
     Call = Callable[[RunningJob, str], Awaitable[Any]]
 
+_NOT_TOLD = "the database left them out: they take more than 64 KiB, or jsonb cannot hold them"
 
-def told_of_deaths(handler: Handler[..., Any], codec: Codec | None, plain: Call, coded: Call) -> Call:
+
+def told_of_deaths(
+    handler: Handler[..., Any], codec: Codec | None, plain: Call, coded: Call, observer: Observer
+) -> Call:
     """`plain` for jobs that tell of a death, with a value that is encoded; `coded` for all others of the kind."""
 
     async def call(held: RunningJob, args: str) -> Any:
@@ -33,44 +39,41 @@ def told_of_deaths(handler: Handler[..., Any], codec: Codec | None, plain: Call,
         dead = options_of(claim).death_of
         if dead is None:
             return await coded(held, args)
-        value = await plain(held, readable(handler, codec, args, dead))
+        args, problem = readable(handler, codec, args, dead)
+        if problem is not None:
+            observer.emit(DeathArgumentsLeftOut(claim.id, claim.kind, claim.attempt, dead, problem))
+        value = await plain(held, args)
         return value if codec is None else coded_result(codec, claim.kind, claim.id, value)
 
     return call
 
 
-def readable(handler: Handler[..., Any], codec: Codec | None, args: str, dead: int) -> str:
-    """The hook's arguments, with those of the dead job decoded, or without them if they cannot be."""
+def readable(handler: Handler[..., Any], codec: Codec | None, args: str, dead: int) -> tuple[str, str | None]:
+    """The hook's arguments, with those of the dead job decoded; or without them, and why."""
     try:
         told = msgspec.json.decode(args, type=dict[str, msgspec.Raw])
     except msgspec.DecodeError:
-        return args  # the handler's own check says what is wrong
+        return args, None  # the handler's own check says what is wrong
     if "args" not in told:
-        return _of(told, handler)
-    with_args = _decoded(told, codec, dead, handler)
-    if with_args is not None:
-        try:
-            handler.signature.decode(with_args)
-        except UnfitArguments:
-            pass
-        else:
-            return with_args
-    del told["args"]
-    return _of(told, handler)
-
-
-def _of(told: dict[str, msgspec.Raw], handler: Handler[..., Any]) -> str:
-    takes = {p.name for p in handler.signature.parameters}
-    return msgspec.json.encode({name: value for name, value in told.items() if name in takes}).decode()
-
-
-def _decoded(told: dict[str, msgspec.Raw], codec: Codec | None, dead: int, handler: Handler[..., Any]) -> str | None:
+        asked = any(p.name == "args" for p in handler.signature.parameters)
+        return _of(told, handler), _NOT_TOLD if asked else None
     try:
         if codec is not None:
             kind = msgspec.json.decode(told["kind"], type=str)
             value = decoded_value(codec, msgspec.json.decode(told["args"]), kind, dead)
             told = told | {"args": msgspec.Raw(msgspec.json.encode(value))}
-        return _of(told, handler)
-    except Exception:
-        # A codec is the user's and may raise anything, and JSON may be nested too deep: the handler is told without them.
-        return None
+        with_args = _of(told, handler)
+        handler.signature.decode(with_args)
+    except Exception as error:
+        # A codec is the user's and may raise anything, JSON may be nested too deep, and the arguments may be what the job
+        # died of: the handler is told without them.
+        problem = f"{type_name(error)}: {message_of(error)}"[:2000]
+    else:
+        return with_args, None
+    del told["args"]
+    return _of(told, handler), problem
+
+
+def _of(told: dict[str, msgspec.Raw], handler: Handler[..., Any]) -> str:
+    takes = {p.name for p in handler.signature.parameters}
+    return msgspec.json.encode({name: value for name, value in told.items() if name in takes}).decode()
