@@ -19,7 +19,7 @@ import warnings
 from collections import Counter
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, LiteralString, cast
 
 import trio
 from psycopg import errors as e
@@ -88,7 +88,9 @@ class Storm:
                 pass
 
     async def stream(self, connection: Connection) -> None:
-        async with aclosing(connection.cursor().stream("SELECT generate_series(1, 2000)", size=50)) as rows:
+        # psycopg types the generator as an iterator.
+        stream = cast("AsyncGenerator[Any]", connection.cursor().stream("SELECT generate_series(1, 2000)", size=50))
+        async with aclosing(stream) as rows:
             async for _ in rows:
                 pass
 
@@ -185,11 +187,13 @@ TARGETS: list[Callable[[Storm, Connection], Awaitable[None]]] = [
 ]
 
 
-async def count(connection: Connection, query: str) -> int:
-    return (await (await connection.execute(query)).fetchone())[0]
+async def count(connection: Connection, query: LiteralString) -> int:
+    row = await (await connection.execute(query)).fetchone()
+    assert row is not None
+    return row[0]
 
 
-async def count_in_time(connection: Connection, query: str) -> int:
+async def count_in_time(connection: Connection, query: LiteralString) -> int:
     """What is left after at most 5 s of waiting for nothing to be left."""
     until = trio.current_time() + 5
     while (found := await count(connection, query)) and trio.current_time() < until:

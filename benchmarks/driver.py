@@ -25,7 +25,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, LiteralString
 
 # trio-asyncio has to replace asyncio's functions before psycopg takes them from there, and only where it is measured.
 IN_TRIO_ASYNCIO = sys.argv[-1] == "trio-asyncio"
@@ -56,7 +56,7 @@ class Count:
         return time.perf_counter() < self.end
 
 
-async def with_trio(dsn: str, size: int, seconds: float, query: str) -> int:
+async def with_trio(dsn: str, size: int, seconds: float, query: LiteralString) -> int:
     connections = [await TrioConnection.connect(dsn, autocommit=True) for _ in range(size)]
     count = Count(seconds)
 
@@ -74,7 +74,7 @@ async def with_trio(dsn: str, size: int, seconds: float, query: str) -> int:
     return count.trips
 
 
-async def with_asyncio(dsn: str, size: int, seconds: float, query: str) -> int:
+async def with_asyncio(dsn: str, size: int, seconds: float, query: LiteralString) -> int:
     connections = [await psycopg.AsyncConnection.connect(dsn, autocommit=True) for _ in range(size)]
     count = Count(seconds)
 
@@ -90,7 +90,7 @@ async def with_asyncio(dsn: str, size: int, seconds: float, query: str) -> int:
     return count.trips
 
 
-async def with_trio_asyncio(dsn: str, size: int, seconds: float, query: str) -> int:
+async def with_trio_asyncio(dsn: str, size: int, seconds: float, query: LiteralString) -> int:
     import trio_asyncio
 
     async with trio_asyncio.open_loop():
@@ -113,7 +113,7 @@ async def with_trio_asyncio(dsn: str, size: int, seconds: float, query: str) -> 
     return count.trips
 
 
-async def with_threads(dsn: str, size: int, seconds: float, query: str) -> int:
+async def with_threads(dsn: str, size: int, seconds: float, query: LiteralString) -> int:
     connections = [psycopg.connect(dsn, autocommit=True) for _ in range(size)]
     count = Count(seconds)
 
@@ -142,7 +142,7 @@ RUNNERS: dict[str, Callable[..., int]] = {
 }
 
 
-def measure_here(way: str, dsn: str, size: int, seconds: float, query: str) -> None:
+def measure_here(way: str, dsn: str, size: int, seconds: float, query: LiteralString) -> None:
     """One measurement, in this process; prints trips a second and CPU µs a trip."""
     RUNNERS[way](dsn, size, 0.3, query)  # warm up
     cpu, started = time.process_time(), time.perf_counter()

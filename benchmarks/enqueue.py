@@ -14,6 +14,7 @@ import threading
 import time
 from contextlib import ExitStack
 from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
 
 import psycopg
 import trio
@@ -23,6 +24,11 @@ from metering import Meter, costs
 from plots import bars
 from processes import our_worker, workers
 from pulse_trio import Handlers, SyncClient, open_client
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pulse_trio import JobRequest
 
 PRODUCERS = 8
 COLUMNS = {
@@ -34,7 +40,7 @@ COLUMNS = {
     "others_cores": "others' cores",
     "rounds": "rounds",
 }
-One = "Callable[[psycopg.Connection[tuple[object, ...]]], object]"
+One: TypeAlias = "Callable[[psycopg.Connection[tuple[object, ...]]], object]"
 FUNCTION = "SELECT pulse.enqueue('noop', '{}')"
 handlers = Handlers()
 
@@ -113,7 +119,7 @@ def many(server: Server, count: int, batch: int, *, unique: bool = False) -> Row
     return _row(count, seconds, costs(before, after, count), after.fsyncs - before.fsyncs)
 
 
-async def _enqueue_batches(dsn: str, batches: list[list[object]]) -> float:
+async def _enqueue_batches(dsn: str, batches: list[list[JobRequest]]) -> float:
     async with open_client(dsn) as client:
         began = time.monotonic()
         for batch in batches:

@@ -1,5 +1,8 @@
 """Plots of results. matplotlib is imported only here, and only when something is drawn."""
 
+# matplotlib is installed for the pictures alone.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any

@@ -12,7 +12,7 @@ import pytest
 # `--import-mode=importlib` puts nothing on the path, and what tests share must be importable by them.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from support.collecting import has_mark, is_async_test
 from support.databases import Databases, drop_databases
@@ -83,7 +83,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A test that shall run on asyncio too and is not marked so would run on Trio alone, and pass."""
     for item in items:
         if item.get_closest_marker("trio") and (
-            hasattr(getattr(item, "module", None), "anyio_backend") or "anyio_backend" in getattr(item, "fixturenames", ())
+            hasattr(getattr(item, "module", None), "anyio_backend")
+            or "anyio_backend" in getattr(item, "fixturenames", ())
         ):
             raise pytest.UsageError(f"{item.nodeid} uses anyio_backend: mark it pytest.mark.anyio")
 
@@ -93,7 +94,8 @@ def databases(request: pytest.FixtureRequest) -> Generator[Databases]:
     """Makes databases on the run's server, for tests that need more than one."""
     config = request.config
     if is_worker(config):
-        (dsn, prefix), worker = config.workerinput["pulse_trio_server"], config.workerinput["workerid"]
+        told: dict[str, Any] = vars(config)["workerinput"]  # xdist's
+        (dsn, prefix), worker = told["pulse_trio_server"], told["workerid"]
     else:
         dsn, prefix, worker = config.stash[SERVER].dsn(), config.stash[SERVER].prefix, "main"
     databases = Databases(dsn, prefix, worker)

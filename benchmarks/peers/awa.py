@@ -1,5 +1,8 @@
 """awa (a Rust core under Python): claim batches of 512, enqueued by COPY; its default queue storage."""
 
+# It runs in an environment of its own, where the name is the package's and not this file's. Pyright cannot see the package.
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,8 @@
 """Oban for Python (the free package): a queue limit of 1,000, uvloop as its own command line uses; finished jobs kept."""
 
+# It runs in an environment of its own, where the name is the package's and not this file's. Pyright cannot see the package.
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportCallIssue=false, reportGeneralTypeIssues=false
+
 from __future__ import annotations
 
 import uvloop

@@ -1,5 +1,8 @@
 """PgQueuer in its documented fast settings: batches of 1,000, uvloop, asyncpg, default durability."""
 
+# It runs in an environment of its own, where the name is the package's and not this file's. Pyright cannot see the package.
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportCallIssue=false
+
 from __future__ import annotations
 
 import asyncio

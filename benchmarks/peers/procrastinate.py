@@ -3,6 +3,9 @@
 Its documentation has no faster mode than concurrency; four such processes were the fastest found before.
 """
 
+# It runs in an environment of its own, where the name is the package's and not this file's. Pyright cannot see the package.
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportFunctionMemberAccess=false
+
 from __future__ import annotations
 
 import asyncio

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 import trio
+from psycopg.conninfo import make_conninfo
 
 if TYPE_CHECKING:
     from support.processes import Processes, Running
@@ -173,7 +174,7 @@ async def test_a_role_without_rights_is_told_so(processes: Processes, empty_dsn:
             connection.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
 
     await trio.to_thread.run_sync(make_role)
-    as_nobody = psycopg.conninfo.make_conninfo(empty_dsn, options="-crole=pulse_trio_nobody")
+    as_nobody = make_conninfo(empty_dsn, options="-crole=pulse_trio_nobody")
     running = await processes.pulse_trio("migrate", "--dsn", as_nobody)
     assert await running.ended() == 2, running.report()
     assert_says(running, "permission denied.* GRANT CREATE ON DATABASE .* TO pulse_trio_nobody")

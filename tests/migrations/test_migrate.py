@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 import trio
+from psycopg.conninfo import make_conninfo
 
 from pulse_trio import (
     DatabaseUnavailable,
@@ -218,7 +219,7 @@ def test_a_role_that_may_not_migrate_is_told_who_may(dsn: str, empty_dsn: str, m
             )
 
     def as_stranger(place: str) -> str:
-        return psycopg.conninfo.make_conninfo(place, options="-crole=pulse_trio_stranger")
+        return make_conninfo(place, options="-crole=pulse_trio_stranger")
 
     with pytest.raises(UsageError, match=r"denied for database .*GRANT CREATE ON DATABASE \w+ TO pulse_trio_stranger$"):
         migrate_sync(as_stranger(empty_dsn))

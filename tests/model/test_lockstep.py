@@ -462,6 +462,6 @@ def test_model_and_database_move_in_lockstep(lockstep: type[Lockstep]) -> None:
             deadline=None,
             database=None,
             phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
+            suppress_health_check=[*HealthCheck.__members__.values()],
         ),
     )

@@ -14,7 +14,7 @@ from pulse_trio import Handlers, InvalidArguments, SyncClient, Worker, open_clie
 from support.stores import Window
 
 if TYPE_CHECKING:
-    from conftest import Logins
+    from support.logins import Logins
     from support.processes import Processes
 
 

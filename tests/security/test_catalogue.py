@@ -20,8 +20,8 @@ from support.stores import Window
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from conftest import Logins
     from support.attacks import Change
+    from support.logins import Logins
 
 KINDS = (*get_args(RoleKind), "stranger")
 

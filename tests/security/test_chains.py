@@ -12,7 +12,7 @@ from support.attacks import World
 from support.stores import Window
 
 if TYPE_CHECKING:
-    from conftest import Logins
+    from support.logins import Logins
 
 
 def test_no_finished_row_is_added_beside_one_that_there_is(logins: Logins) -> None:

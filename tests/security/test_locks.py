@@ -16,8 +16,8 @@ from support.catalogue import things
 from support.stores import Window
 
 if TYPE_CHECKING:
-    from conftest import Logins
     from pulse_trio import JobRef
+    from support.logins import Logins
 
 WITHIN = 30.0
 

@@ -10,6 +10,7 @@ import psycopg
 import pytest
 import trio
 from psycopg.conninfo import make_conninfo
+from psycopg.sql import SQL, Identifier
 
 from pulse_trio import Handlers, Job, JobCancelled, open_client
 from support.embedded_workers import WITHIN, working
@@ -146,7 +147,7 @@ async def test_what_is_notified_names_jobs_and_queues_and_nothing_else(
 
     with Window(dsn) as owner:
         for channel in ("pulse", owner.value("SELECT 'end_' || md5('pulse')")):
-            stranger.execute(f'LISTEN "{channel}"')
+            stranger.execute(SQL("LISTEN {}").format(Identifier(channel)))
         async with working(handlers, dsn), open_client(dsn) as client:
             ref = await client.enqueue(held, "a secret")
             await begun.wait()

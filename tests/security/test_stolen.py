@@ -16,7 +16,7 @@ from pulse_trio.store.operations import workers
 from support.stores import Window, claim_one, end, open_store
 
 if TYPE_CHECKING:
-    from conftest import Logins
+    from support.logins import Logins
 
 FINISHED = (
     "INSERT INTO job_archive (id, finished_at, started_at, run_at, created_at, locked_by, attempt, failures, max_attempts,"

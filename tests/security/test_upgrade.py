@@ -13,7 +13,7 @@ from pulse_trio.grants import grant_sync
 from support.stores import Window
 
 if TYPE_CHECKING:
-    from conftest import Logins
+    from support.logins import Logins
     from support.processes import Processes
 
 APP = Path(__file__).parents[1] / "support" / "logins_app.py"

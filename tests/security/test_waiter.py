@@ -13,7 +13,7 @@ from pulse_trio import Handlers, Job, JobFailed, SyncClient, UsageError, Worker,
 from support.stores import Window
 
 if TYPE_CHECKING:
-    from conftest import Logins
+    from support.logins import Logins
     from support.processes import Processes
 
 

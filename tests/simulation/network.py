@@ -218,13 +218,13 @@ class Store(FakeStore):
             raise Broken(f"job {job.id} was claimed more often than its budget of {job.max_attempts}")
         return claim
 
-    def _end(self, job: FakeJob, outcome: Outcome) -> None:
+    def _end(self, job: FakeJob, outcome: Outcome, *, alone: bool = False) -> None:
         fence = (job.attempt, job.session)
         if fence != (outcome.claim.attempt, outcome.claim.session) or not job.session:
             raise Broken(f"job {job.id}: a report of attempt {outcome.claim.attempt} ended attempt {job.attempt}")
         if outcome.kind == "rescued":
             self.world.check_rescue(job)
-        super()._end(job, outcome)
+        super()._end(job, outcome, alone=alone)
         self.world.say(f"job {job.id}: attempt {fence[0]} {outcome.kind} -> {job.state}")
 
 

@@ -9,11 +9,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import trio
+from trio._core import _run as trio_run
 
 from .network import PROCESS
 
 if TYPE_CHECKING:
+    from collections import deque
+
     from .network import Store
+
+
+def runnable() -> deque[trio.lowlevel.Task]:
+    """Trio's run queue."""
+    return vars(trio_run.GLOBAL_RUN_CONTEXT)["runner"].runq
 
 
 class Stopped(trio.abc.Instrument):
@@ -32,7 +40,7 @@ class Stopped(trio.abc.Instrument):
         """None of its tasks runs any more, those of the current batch excepted, which run one step."""
         if not self._kept:
             trio.lowlevel.add_instrument(self)
-        queue = trio._core._run.GLOBAL_RUN_CONTEXT.runner.runq
+        queue = runnable()
         self._kept[store] = [task for task in queue if task.context.get(PROCESS) is store]
         for task in self._kept[store]:
             queue.remove(task)
@@ -42,11 +50,11 @@ class Stopped(trio.abc.Instrument):
         kept = self._kept.pop(store)
         if not self._kept:
             trio.lowlevel.remove_instrument(self)
-        trio._core._run.GLOBAL_RUN_CONTEXT.runner.runq.extend(kept)
+        runnable().extend(kept)
 
     def task_scheduled(self, task: trio.lowlevel.Task) -> None:
         kept = self._kept.get(task.context.get(PROCESS))  # type: ignore[arg-type]
         if kept is not None:
-            last = trio._core._run.GLOBAL_RUN_CONTEXT.runner.runq.pop()
+            last = runnable().pop()
             assert last is task
             kept.append(task)

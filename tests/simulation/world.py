@@ -23,7 +23,7 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from datetime import datetime  # noqa: TC003 -- a handler's annotation
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import trio
 import trio.lowlevel
@@ -43,6 +43,8 @@ from .stopped import Stopped
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+    from pulse_trio.store import WorkerStore
+
 OPTIONS = '{"backoff_base":0.1,"backoff_cap":1.0}'
 WITH_TIMEOUT = f'{{"backoff_base":0.1,"backoff_cap":1.0,"timeout":{TIMEOUT}}}'
 TICKS = 6
@@ -60,10 +62,10 @@ class Locks(set[int]):
         super().__init__()
         self._on_free = on_free
 
-    def discard(self, job_id: int) -> None:
-        if job_id in self:
-            self._on_free(job_id)
-        super().discard(job_id)
+    def discard(self, element: object) -> None:
+        if isinstance(element, int) and element in self:
+            self._on_free(element)
+        super().discard(element)
 
 
 @dataclass(eq=False)
@@ -215,10 +217,11 @@ class World:
             handlers.cron(every=self.plan.every, catch_up=self.plan.catch_up, due_as="due")(tick)
 
         worker = Worker(
-            handlers, "", store=store, instruments=[self], log=False, lease=LEASE, heartbeat=HEARTBEAT, watchdog=WATCHDOG,
+            handlers, "", store=cast("WorkerStore", store), instruments=[self], log=False, lease=LEASE,
+            heartbeat=HEARTBEAT, watchdog=WATCHDOG,
             poll=POLL, cleanup=CLEANUP, grace=self.plan.grace, lag_warning=0, concurrency=self.plan.concurrency[number],
             queues=self.plan.queues[number],
-        )  # type: ignore[arg-type]  # fmt: skip
+        )  # fmt: skip
         for having, new in ((self._stores, store), (self._workers, worker), (self._scopes, trio.CancelScope())):
             having[number:] = [new, *having[number + 1 :]]  # type: ignore[list-item]
         self._begun += 1

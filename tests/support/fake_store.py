@@ -400,8 +400,9 @@ class FakeStore:
     def _ours(self, claim: Claim) -> FakeJob | None:
         """The fence."""
         job = self.database.jobs.get(claim.id)
-        held = job is not None and job.state is State.RUNNING
-        return job if held and (job.attempt, job.session) == (claim.attempt, claim.session) else None
+        if job is None or job.state is not State.RUNNING:
+            return None
+        return job if (job.attempt, job.session) == (claim.attempt, claim.session) else None
 
     def _end(self, job: FakeJob, outcome: Outcome, *, alone: bool = False) -> None:
         poison = alone and job.deaths + 1 >= job.crash_limit

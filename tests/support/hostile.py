@@ -145,7 +145,8 @@ def deep_group(depth: int) -> BaseException:
     """A group in a group in a group."""
     error: Exception = ValueError("the innermost")
     for _ in range(depth):
-        error = ExceptionGroup("level", [error])
+        within: list[Exception] = [error]
+        error = ExceptionGroup("level", within)
     return error
 
 
@@ -172,7 +173,8 @@ def nested_in_itself() -> BaseException:
     """A group of two that are the same group, sixty levels deep: 2 ** 60 leaves, if they were taken one by one."""
     error: Exception = ValueError("the leaf")
     for _ in range(60):
-        error = ExceptionGroup("level", [error, error])
+        within: list[Exception] = [error, error]
+        error = ExceptionGroup("level", within)
     return error
 
 

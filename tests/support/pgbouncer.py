@@ -52,16 +52,18 @@ class PgBouncer:
         """Starts it and waits until it listens."""
         assert PROGRAM is not None
         root = os.geteuid() == 0
-        self._process = await trio.lowlevel.open_process(
+        self._process = process = await trio.lowlevel.open_process(
             [PROGRAM, "-q", str(self._folder / "pgbouncer.ini")],
             stdin=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            **({"user": NOBODY, "group": NOBODY, "extra_groups": []} if root else {}),
+            user=NOBODY if root else None,
+            group=NOBODY if root else None,
+            extra_groups=[] if root else None,
         )
         with trio.fail_after(20):
             while True:
-                assert self._process.returncode is None
+                assert process.returncode is None
                 try:
                     await (await trio.open_tcp_stream("127.0.0.1", self._port)).aclose()
                     break

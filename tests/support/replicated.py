@@ -11,7 +11,7 @@ import tempfile
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import psycopg
 from psycopg.conninfo import make_conninfo
@@ -54,7 +54,7 @@ class Node:
             free.bind(("127.0.0.1", 0))
             self.port: int = free.getsockname()[1]
         self.dsn = make_conninfo("", host="127.0.0.1", port=self.port, user="postgres", dbname="postgres")
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[Any] | None = None
 
     def start(self) -> None:
         """Starts it and waits until it answers."""
@@ -155,7 +155,15 @@ def program(name: str) -> str:
     return str(PROGRAMS / name)
 
 
-def identity() -> dict[str, object]:
+class Identity(TypedDict, total=False):
+    """As whom a process runs: arguments of `subprocess.Popen`."""
+
+    user: int
+    group: int
+    extra_groups: list[int]
+
+
+def identity() -> Identity:
     """PostgreSQL refuses to be root."""
     return {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
 

@@ -50,6 +50,7 @@ class Sink:
 
     async def until(self, event: str, *, attempt: int | None = None, count: int = 1) -> list[Told]:
         """Waits until `count` such events have come, and gives them."""
+        found: list[Told] = []
         with trio.move_on_after(WITHIN):
             while len(found := self.all(event, attempt=attempt)) < count:
                 await self._news.wait()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
 import pytest
-from psycopg.rows import dict_row
+from psycopg.rows import DictRow, dict_row
 from psycopg.sql import SQL, Identifier
 
 from pulse_trio.client import request_by_name
@@ -17,7 +17,7 @@ from pulse_trio.store import ClaimCursor, WorkerStore, operations
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
-    from typing import Self
+    from typing import LiteralString, Self
 
     from pulse_trio.jobs import OutcomeKind
 
@@ -39,7 +39,7 @@ class Window:
     def __init__(self, dsn: str, *, schema: str = "pulse") -> None:
         self.dsn = dsn
         self.schema = schema
-        self.connection = psycopg.connect(dsn, autocommit=True, row_factory=dict_row)
+        self.connection = psycopg.Connection[DictRow].connect(dsn, autocommit=True, row_factory=dict_row)
         # An unquoted name in what tests send means the schema's.
         self.connection.execute(SQL("SET search_path = {}, public").format(Identifier(schema)))
 
@@ -54,7 +54,7 @@ class Window:
 
     def run(self, query: str, *parameters: Any) -> list[dict[str, Any]]:
         """The rows of a query as dictionaries; none for a command."""
-        cursor = self.connection.execute(query, parameters or None)
+        cursor = self.connection.execute(cast("LiteralString", query), parameters or None)
         # Not `description`, which is None for rows without columns too: SELECT FROM must tell none from some.
         has_rows = cursor.pgresult is not None and cursor.pgresult.status == psycopg.pq.ExecStatus.TUPLES_OK
         return cursor.fetchall() if has_rows else []

@@ -318,7 +318,7 @@ def test_a_type_that_json_cannot_carry_is_refused_at_registration_or_at_the_call
 
     odd.__annotations__ = {"a": annotation}
     with pytest.raises((ConfigurationError, InvalidArguments), match="JSON"):
-        handlers.job(odd).request(lambda: None)
+        handlers.job(odd).request(lambda: None)  # pyright: ignore[reportCallIssue] -- annotated above
 
 
 def test_a_kind_is_registered_once(handlers: Handlers) -> None:

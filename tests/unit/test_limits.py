@@ -98,7 +98,8 @@ def test_a_key_that_fails_says_why() -> None:
 
 def test_a_key_of_strange_parameters_is_refused_at_registration() -> None:
     handlers = Handlers()
-    for key in (lambda who: who, lambda *user: user, lambda user, **more: user):
+    keys: list[Any] = [lambda who: who, lambda *user: user, lambda user, **more: user]
+    for key in keys:
         with pytest.raises(ConfigurationError, match=r"must be some of the handler's own \(user\)"):
             handlers.job(name="send", key=key)(_send)
 

@@ -280,7 +280,7 @@ def test_causes_and_notes_are_told() -> None:
 
 
 def test_a_group_tells_every_leaf() -> None:
-    text = error_text(raised(ExceptionGroup("both", [raised(ValueError("one")), raised(KeyError("two"))])))
+    text = error_text(raised(BaseExceptionGroup("both", [raised(ValueError("one")), raised(KeyError("two"))])))
     assert text.startswith("ExceptionGroup: both (2 sub-exceptions)")
     assert "ValueError: one" in text
     assert "KeyError: 'two'" in text
@@ -308,10 +308,9 @@ def test_a_deep_recursion_is_told() -> None:
     def dig(depth: int) -> None:
         dig(depth + 1)
 
-    try:
+    with pytest.raises(RecursionError) as caught:
         dig(0)
-    except RecursionError as error:
-        text = error_text(error)
+    text = error_text(caught.value)
     assert text.startswith("RecursionError: maximum recursion depth exceeded")
     assert len(text) <= 16_384 + 200
 
