@@ -174,11 +174,11 @@ async def test_a_flood_of_forged_requests_costs_a_few_reads_and_a_real_one_is_he
             # Two seconds of it, one read in each quarter of a second at most once it has gone on for a while.
             assert sleeper.store.calls.count(question) <= 20
         for number in range(50_000):
-            worker._cancellations.heard(10**6 + number)
+            worker._parts.services.cancellations.heard(10**6 + number)
         sleeper.database.cancel(meant.id, "meant")
         await trio.sleep(10)
         assert (flooded.state, state_of(meant)) == ("running", ("cancelled", "meant"))
-        assert len(worker._cancellations.early) <= 20_000
+        assert len(worker._parts.jobs.expected.ids) <= 20_000
 
 
 async def test_a_request_that_overtakes_the_reply_to_the_claim_cancels_the_job_as_it_begins(
@@ -209,9 +209,9 @@ async def test_requests_for_jobs_that_are_not_here_are_forgotten(sleeper: Stage)
             for listener in sleeper.database.listeners:
                 listener(f"look_for_cancel {number + 1000}")
         await wait_all_tasks_blocked()
-        assert len(worker._cancellations.early) == 100
+        assert len(worker._parts.jobs.expected.ids) == 100
         await trio.sleep(20)
-        assert worker._cancellations.early == set()
+        assert worker._parts.jobs.expected.ids == set()
 
 
 async def test_a_request_for_a_job_whose_outcome_stands_changes_nothing(sleeper: Stage, events: Recorder) -> None:

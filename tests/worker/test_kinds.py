@@ -230,7 +230,7 @@ async def test_a_threads_late_result_is_refused_after_a_lost_fence(stage: Stage,
 
 def cancel(worker: Worker) -> None:
     """What a beat or a notification does when somebody has asked for the job's cancellation."""
-    (held,) = worker._leases.held
+    (held,) = worker._parts.jobs.held
     held.cancel("user")
 
 
@@ -497,8 +497,8 @@ async def test_a_blocked_asyncio_loop_keeps_no_heartbeat_and_no_other_kind_back(
     job_id = stage.enqueue("own")
     with trio.fail_after(2 * WITHIN):
         async with stage.working(**SETTINGS | {"lease": 1.0, "heartbeat": 0.1}) as worker:
-            await until(lambda: worker._leases.held)
-            (held,) = worker._leases.held
+            await until(lambda: worker._parts.jobs.held)
+            (held,) = worker._parts.jobs.held
             first = held.lease_deadline
             await until(lambda: held.lease_deadline > first + 1.0)
             renewed.set()
@@ -594,8 +594,8 @@ async def test_the_stack_of_a_blocked_asyncio_handler_is_where_it_blocks(stage: 
     with trio.fail_after(WITHIN):
         async with stage.working(**SETTINGS) as worker:
             assert await trio.to_thread.run_sync(began.wait, WITHIN)
-            (held,) = worker._leases.held
-            stack = worker._stack_of(held)
+            (held,) = worker._parts.jobs.held
+            stack = worker._parts.services.calls.where_is(held)
             goes_on.set()
             await settled(stage)
     running, waiting = sorted(stack.split("asyncio task ")[1:])
@@ -697,7 +697,7 @@ async def test_the_timeout_of_a_job_that_waits_for_a_process_begins_with_its_han
         stage.enqueue("process", what="wait", ear=ear.path)
         await ear.hear("started")
         # Both slots are taken.
-        occupying = list(worker._leases.held)
+        occupying = list(worker._parts.jobs.held)
         waiting = stage.enqueue("process", what="succeed", ear="", timeout=3)
         await until(lambda: stage.database.state(waiting) == "running")
         await trio.sleep(3.2)

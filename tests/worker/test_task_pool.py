@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from contextvars import ContextVar
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
@@ -17,16 +17,27 @@ from pulse_trio.worker.jobs import running_job as held
 from pulse_trio.worker.jobs.task_pool import Place, TaskPool
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
     from support.stage import Stage
 
 number: ContextVar[int] = ContextVar("number", default=0)
 
 
+class Run:
+    """A runner whose jobs are the claims themselves."""
+
+    def __init__(self, run: Callable[[Any, Place | None], Awaitable[object]]) -> None:
+        self.run = run
+
+    def accept(self, claims: Sequence[Any], _sent: float) -> list[Any]:
+        return list(claims)
+
+
 def start(places: TaskPool, nursery: trio.Nursery, *claims: object) -> None:
     """Whatever stands for claims here."""
-    places.start(nursery, claims, 0.0)  # type: ignore[arg-type]
+    places.open(nursery)
+    places.start(claims, 0.0)  # type: ignore[arg-type]
 
 
 async def test_context_variables_of_a_job_end_with_it(stage: Stage) -> None:
@@ -65,11 +76,11 @@ async def test_context_variables_of_a_job_that_never_waits_end_with_it(stage: St
 async def test_the_starters_context_is_seen_by_every_job() -> None:
     seen: list[int] = []
 
-    async def run(_claim: object, _sent: float, _place: Place | None) -> None:
+    async def run(_claim: object, _place: Place | None) -> None:
         seen.append(number.get())
         number.set(-1)
 
-    places = TaskPool(run)  # type: ignore[arg-type]
+    places = TaskPool(Run(run))  # type: ignore[arg-type]
     async with trio.open_nursery() as nursery:
         for value in (1, 2, 3):
             number.set(value)
@@ -82,11 +93,11 @@ async def test_the_starters_context_is_seen_by_every_job() -> None:
 async def test_a_place_that_waits_goes_when_closed_and_one_that_runs_goes_with_its_job() -> None:
     free = trio.Event()
 
-    async def run(claim: object, _sent: float, _place: Place | None) -> None:
+    async def run(claim: object, _place: Place | None) -> None:
         if claim == "long":
             await free.wait()
 
-    places = TaskPool(run)  # type: ignore[arg-type]
+    places = TaskPool(Run(run))  # type: ignore[arg-type]
     async with trio.open_nursery() as nursery:
         for claim in ("long", "short", "long"):
             start(places, nursery, claim)
@@ -99,10 +110,10 @@ async def test_a_place_that_waits_goes_when_closed_and_one_that_runs_goes_with_i
 
 
 async def test_a_cancelled_place_is_not_used_again() -> None:
-    async def run(_claim: object, _sent: float, _place: Place | None) -> None:
+    async def run(_claim: object, _place: Place | None) -> None:
         pass
 
-    places = TaskPool(run)  # type: ignore[arg-type]
+    places = TaskPool(Run(run))  # type: ignore[arg-type]
     async with trio.open_nursery() as nursery:
         start(places, nursery, object())
         await trio.testing.wait_all_tasks_blocked()
@@ -115,11 +126,11 @@ async def test_many_jobs_at_once_do_not_all_stay_as_places(monkeypatch: pytest.M
     free = trio.Event()
     ran: list[object] = []
 
-    async def run(claim: object, _sent: float, _place: Place | None) -> None:
+    async def run(claim: object, _place: Place | None) -> None:
         ran.append(claim)
         await free.wait()
 
-    places = TaskPool(run)  # type: ignore[arg-type]
+    places = TaskPool(Run(run))  # type: ignore[arg-type]
     async with trio.open_nursery() as nursery:
         start(places, nursery, *range(10))
         await trio.testing.wait_all_tasks_blocked()
@@ -131,10 +142,10 @@ async def test_many_jobs_at_once_do_not_all_stay_as_places(monkeypatch: pytest.M
 
 
 async def test_what_a_job_raises_past_its_runner_ends_the_place() -> None:
-    async def run(_claim: object, _sent: float, _place: Place | None) -> None:
+    async def run(_claim: object, _place: Place | None) -> None:
         raise KeyError
 
-    places = TaskPool(run)  # type: ignore[arg-type]
+    places = TaskPool(Run(run))  # type: ignore[arg-type]
     with pytest.RaisesGroup(KeyError):
         async with trio.open_nursery() as nursery:
             start(places, nursery, object())
@@ -146,19 +157,19 @@ async def test_jobs_that_end_at_once_run_in_order_in_few_tasks_and_let_others_ha
     tasks: set[trio.lowlevel.Task] = set()
     turns: list[int] = []
 
-    async def run(claim: object, _sent: float, place: Place | None) -> None:
+    async def run(claim: object, place: Place | None) -> None:
         assert place is not None
         tasks.add(trio.lowlevel.current_task())
         ran.append(claim)
         while (due := place.at_hand()) is not None:
-            ran.append(due[0])
+            ran.append(due)
 
     async def other() -> None:
         while len(ran) < 500:
             await trio.lowlevel.checkpoint()
             turns.append(len(ran))
 
-    places = TaskPool(run)  # type: ignore[arg-type]
+    places = TaskPool(Run(run))  # type: ignore[arg-type]
     async with trio.open_nursery() as nursery:
         start(places, nursery, *range(500))
         await other()
@@ -172,11 +183,11 @@ async def test_jobs_that_end_at_once_run_in_order_in_few_tasks_and_let_others_ha
 async def test_jobs_that_wait_all_begin_within_a_few_turns() -> None:
     begun: list[object] = []
 
-    async def run(claim: object, _sent: float, _place: Place | None) -> None:
+    async def run(claim: object, _place: Place | None) -> None:
         begun.append(claim)
         await trio.sleep_forever()
 
-    places = TaskPool(run)  # type: ignore[arg-type]
+    places = TaskPool(Run(run))  # type: ignore[arg-type]
     async with trio.open_nursery() as nursery:
         start(places, nursery, *range(300))
         for _ in range(20):
@@ -189,11 +200,11 @@ async def test_what_is_due_begins_even_if_a_job_never_gives_up_its_task() -> Non
     """And if the worker is cancelled meanwhile: each job must be run or released by somebody."""
     begun: list[object] = []
 
-    async def run(claim: object, _sent: float, _place: Place | None) -> None:
+    async def run(claim: object, _place: Place | None) -> None:
         begun.append(claim)
         await trio.sleep_forever()
 
-    places = TaskPool(run)  # type: ignore[arg-type]
+    places = TaskPool(Run(run))  # type: ignore[arg-type]
     async with trio.open_nursery() as nursery:
         start(places, nursery, *range(50))
         nursery.cancel_scope.cancel()

@@ -14,13 +14,14 @@ between two looks in idle.py, and what asks for a look in wakeups.py.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import trio
 
 from ...errors import DatabaseUnavailable, StatementRefused
 
 if TYPE_CHECKING:
+    from ..jobs.job_table import JobTable
     from .claimer import Claimer
     from .idle import Idle
     from .inline_quarantine import InlineQuarantine
@@ -31,38 +32,19 @@ _LOOK_WHILE_FULL = 5.0
 """Seconds after which a worker without a free slot looks for suspects that only it can run."""
 
 
-class Room(Protocol):
-    """How many jobs may start now."""
-
-    @property
-    def batch(self) -> int:
-        """Jobs that one claim may bring at most."""
-        ...
-
-    @property
-    def free(self) -> int: ...
-
-    @property
-    def crowded(self) -> bool:
-        """Whether so many large results wait to be written that no job may start."""
-        ...
-
-    async def next_freed(self) -> None: ...
-
-
 class ClaimLoop:
     """One worker's. `suspects` is None where other processes run them."""
 
     def __init__(
         self,
-        room: Room,
+        jobs: JobTable,
         sweeps: Sweeps,
         claimer: Claimer,
         idle: Idle,
         wakeups: Wakeups,
         suspects: InlineQuarantine | None,
     ) -> None:
-        self._room = room
+        self._jobs = jobs
         self._sweeps = sweeps
         self._claimer = claimer
         self._idle = idle
@@ -97,21 +79,21 @@ class ClaimLoop:
             self._wakeups.looked(heeded=heeded, found=False)
             await self._idle.wait(nothing_due=swept)
         else:
-            limit = min(free, self._room.batch)
+            limit = min(free, self._jobs.batch)
             claimed = await self._claimer.claim(limit)
             self._wakeups.looked(heeded=heeded, found=claimed > 0)
             await self._after(claimed, limit, swept=swept)
 
     async def _wait_for_room(self) -> int:
         """Waits for free slots; how many there are. 0 if the worker was full for so long that a suspect was run beside."""
-        while (free := self._room.free) <= 0:
-            if self._room.crowded:
+        while (free := self._jobs.free) <= 0:
+            if self._jobs.crowded:
                 self._idle.rest()
             if self._suspects is None:
-                await self._room.next_freed()
+                await self._jobs.next_freed()
                 continue
             with trio.move_on_after(_LOOK_WHILE_FULL) as waiting:
-                await self._room.next_freed()
+                await self._jobs.next_freed()
             if waiting.cancelled_caught:
                 await self._sweeps.sweep()
                 if self._suspects.wanted:

@@ -20,7 +20,7 @@ from ..outage import Outage, Pace, rest_after
 from .refusals import Refusals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from ...jobs import Claim, Outcome
     from ...observe import Observer
@@ -68,8 +68,14 @@ class Carrier(Protocol):
     def pending(self) -> int: ...
 
 
+class Starter(Protocol):
+    """What runs jobs: the task pool."""
+
+    def start(self, claims: Sequence[Claim], sent: float) -> None: ...
+
+
 class Claimer:
-    """`start(claims, sent)` starts jobs."""
+    """One worker's."""
 
     def __init__(
         self,
@@ -77,14 +83,14 @@ class Claimer:
         cursors: ClaimCursors,
         limited: LimitedQueues,
         carrier: Carrier,
-        start: Callable[[list[Claim], float], None],
+        starter: Starter,
         observer: Observer,
     ) -> None:
         self._store = store
         self._cursors = cursors
         self._limited = limited
         self._carrier = carrier
-        self._start = start
+        self._starter = starter
         self._refusals = Refusals(observer)
         self._outage = Outage("claimer", observer)
         self._limited_first = False
@@ -123,7 +129,7 @@ class Claimer:
         if self._store.paused_kinds:
             self._cursors.walked(claims, self._store.swept_at, every=len(claims) < limit and not self.left_some)
         if claims:
-            self._start(claims, sent)
+            self._starter.start(claims, sent)
         self._carrier.settled(settlement)
         for slot, error in self._store.refused_slots:
             self._refusals.refused(slot.queue, slot.priority, error)
@@ -153,7 +159,7 @@ class Claimer:
             # Nothing may be awaited from here to start(): these jobs are ours already.
             self._limited.claimed(queue, answer, began, trio.current_time())
             if answer.claims:
-                self._start(answer.claims, answer.sent)
+                self._starter.start(answer.claims, answer.sent)
                 claimed += len(answer.claims)
         if claimed:
             await self._prune()

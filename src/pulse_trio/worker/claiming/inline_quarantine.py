@@ -23,50 +23,46 @@ from ...observe import SuspectAlone
 from ..jobs.kept import BeatStore, Kept
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Sequence
 
     from ...jobs import Claim
-    from ...observe import Observer
-    from ...settings import TermsOfQueues
     from ...store import ClaimResult
+    from ..jobs.job_table import JobTable
+    from ..plan import Plan
 
 PATIENCE = 30.0
 """Seconds a worker waits for its own jobs to end before it runs a suspect beside them."""
 _ELSEWHERE = 1.0
 """Seconds until another try, when there was nothing to claim: another worker was first, or a limit is reached."""
-_UNREPORTED_PAUSE = 0.01
 
 
 class SuspectStore(BeatStore, Protocol):
     async def claim_suspect(self, queues: Sequence[str] | None) -> ClaimResult: ...
 
 
-class InlineQuarantine:
-    """`running()` counts this worker's jobs, `unreported()` those that have ended but are still held in the database;
-    `ended()` waits for the next end of one; `give_back` takes the outcome of one that is not begun."""
+class Reports(Protocol):
+    def add(self, outcome: Outcome) -> None: ...
 
-    def __init__(
-        self,
-        store: SuspectStore,
-        *,
-        queues: Sequence[str] | None,
-        running: Callable[[], int],
-        ended: Callable[[], Awaitable[None]],
-        unreported: Callable[[], int],
-        start: Callable[[list[Claim], float], None],
-        give_back: Callable[[Outcome], None],
-        terms: TermsOfQueues,
-        observer: Observer,
-    ) -> None:
+    async def drained(self) -> None:
+        """Waits until every outcome is written."""
+        ...
+
+
+class Starter(Protocol):
+    def start(self, claims: Sequence[Claim], sent: float) -> None: ...
+
+
+class InlineQuarantine:
+    """One worker's."""
+
+    def __init__(self, store: SuspectStore, jobs: JobTable, reports: Reports, starter: Starter, plan: Plan) -> None:
         self._store = store
-        self._queues = queues
-        self._running = running
-        self._ended = ended
-        self._unreported = unreported
-        self._start = start
-        self._give_back = give_back
-        self._terms = terms
-        self._observer = observer
+        self._jobs = jobs
+        self._reports = reports
+        self._starter = starter
+        self._queues = plan.settings.queues
+        self._terms = plan.terms
+        self._observer = plan.observer
         self._due = False
         self._not_before = -math.inf
 
@@ -93,21 +89,16 @@ class InlineQuarantine:
                 if not await kept.until(self._alone):
                     return
             # Nothing may be awaited from here to start().
-            beside = self._running() if patience.cancelled_caught else 0
+            beside = self._jobs.running if patience.cancelled_caught else 0
             self._observer.emit(SuspectAlone(claim.id, claim.kind, claim.attempt, beside))
-            self._start([claim], kept.sent)
+            self._starter.start([claim], kept.sent)
             begun = True
         finally:
             if not begun:
-                self._give_back(Outcome(claim, "released"))
+                self._reports.add(Outcome(claim, "released"))
         if not beside:
-            await self._idle()
+            await self._jobs.none_runs()
 
     async def _alone(self) -> None:
-        await self._idle()
-        while self._unreported():  # noqa: ASYNC110 -- the settler's one signal is for whoever ends the worker
-            await trio.sleep(_UNREPORTED_PAUSE)
-
-    async def _idle(self) -> None:
-        while self._running():
-            await self._ended()
+        await self._jobs.none_runs()
+        await self._reports.drained()

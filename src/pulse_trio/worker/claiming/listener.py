@@ -26,30 +26,48 @@ class ListenStore(Protocol):
     async def listen(self, on_notify: Callable[[str], None]) -> None: ...
 
 
+class Wakeups(Protocol):
+    def notified(self, queue: str) -> None:
+        """A producer says that `queue` has a due job; "": notifications are heard from now on."""
+        ...
+
+    def deafened(self) -> None:
+        """Notifications cannot be heard for now."""
+        ...
+
+
+class Cancellations(Protocol):
+    def heard(self, job_id: int) -> None:
+        """The cancellation of a running job was asked for; it may be any worker's."""
+        ...
+
+
+class Questions(Protocol):
+    def heard(self) -> None:
+        """There is something to look for: a question where a job is, or a batch that was closed."""
+        ...
+
+
 class Listener:
-    """Calls, for each notification: `on_notify(queue)` for a wake-up, and with "" whenever it begins to listen (something
-    may have been missed); `on_cancel(job_id)` when a running job's cancellation was asked for, any worker's; `on_stack()`
-    when there is a question where a job is; `on_batch()` when a batch was closed. `on_deaf()` when it cannot listen.
+    """Hands each notification to the part that it concerns. Whenever it begins to listen it says so to `wakeups`, because
+    something may have been missed; and when it cannot listen.
 
     Every role that may connect can notify, so each is a hint to look, and one that cannot be read is ignored."""
 
     def __init__(
         self,
         store: ListenStore,
-        *,
-        on_notify: Callable[[str], None],
-        on_cancel: Callable[[int], None],
-        on_stack: Callable[[], None],
-        on_batch: Callable[[], None],
-        on_deaf: Callable[[], None],
+        wakeups: Wakeups,
+        cancellations: Cancellations,
+        stacks: Questions,
+        batches: Questions,
         observer: Observer,
     ) -> None:
         self._store = store
-        self._on_notify = on_notify
-        self._on_cancel = on_cancel
-        self._on_stack = on_stack
-        self._on_batch = on_batch
-        self._on_deaf = on_deaf
+        self._wakeups = wakeups
+        self._cancellations = cancellations
+        self._stacks = stacks
+        self._batches = batches
         self._outage = Outage("listener", observer)
 
     async def run(self) -> None:
@@ -58,20 +76,20 @@ class Listener:
             try:
                 await self._store.listen(self._notified)
             except DatabaseUnavailable as error:
-                self._on_deaf()
+                self._wakeups.deafened()
                 await trio.sleep(self._outage.failed(error))
 
     def _notified(self, payload: str) -> None:
         self._outage.over()
         word, _, rest = payload.partition(" ")
         if not rest:
-            self._on_notify(payload)
+            self._wakeups.notified(payload)
         elif word == CANCEL and (job_id := _id(rest)) is not None:
-            self._on_cancel(job_id)
+            self._cancellations.heard(job_id)
         elif word == STACK:
-            self._on_stack()
+            self._stacks.heard()
         elif word == BATCH:
-            self._on_batch()
+            self._batches.heard()
 
 
 def _id(text: str) -> int | None:

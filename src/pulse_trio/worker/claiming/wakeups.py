@@ -14,24 +14,24 @@ from ..signal import Signal
 from .hints import MOST, Hints, Poll
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from ...jobs import Claim
+    from ..plan import Plan
     from .cursors import ClaimCursors
     from .limited import LimitedQueues
 
 
 class Wakeups:
-    """`queues` are those that the worker claims from, None for all; `poll` in seconds."""
+    """One worker's."""
 
-    def __init__(
-        self, queues: Sequence[str] | None, cursors: ClaimCursors, limited: LimitedQueues, poll: float
-    ) -> None:
+    def __init__(self, cursors: ClaimCursors, limited: LimitedQueues, plan: Plan) -> None:
+        queues = plan.settings.queues
         self._queues = frozenset(queues) if queues is not None else None
+        self._burst = plan.burst
         self._cursors = cursors
         self._limited = limited
         self._hints = Hints()
         self._wake = Signal()
-        self.poll = Poll(poll)
+        self.poll = Poll(plan.settings.poll)
         self.queues_told_of: dict[str, None] = {}
         """Queues whose producers notified since the last sweep."""
         self.sweep_wanted = True
@@ -65,11 +65,16 @@ class Wakeups:
         self.found_nothing = False
         self._wake.give()
 
-    def ended(self, queue: str) -> None:
-        """A job of `queue` was settled: what its limit kept waiting may start."""
-        if queue in self._limited:
-            self._limited.told(queue)
+    def ended(self, claim: Claim) -> None:
+        """An attempt is over: what its queue's limit kept waiting may start."""
+        if claim.queue in self._limited:
+            self._limited.told(claim.queue)
             self._wake.give()
+
+    def none_runs(self) -> None:
+        """The last job that ran has ended; in a burst another look follows, for what it may have enqueued."""
+        if self._burst:
+            self.look_again()
 
     # What the claim loop does with it
 

@@ -4,8 +4,7 @@ A thread asks the loop for a sign of life and waits for it. When none comes for 
 the loop's thread executes right now, and says so at once, in the log: nothing else of the worker can. When the loop turns
 again there is an event with the whole time. Both come long before a lease is at risk.
 
-The job is found from the stack: our runner's frame is on it, or Trio's with the task that runs, whose parents lead to the
-runner's. So no job has to leave a mark.
+The job is found from the stack: Trio's frame has the task that runs, and that task or one of its parents is a job's.
 
 The asyncio loop of a worker is another loop in another thread. It has a monitor of its own, which finds the job by its task.
 """
@@ -24,14 +23,14 @@ import trio
 
 from ...observe import LoopBlocked
 from ...trio_internals import task_run_by
-from ..jobs.running_job import RunningJob
 from .stack import frames_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from types import FrameType
 
     from ...observe import Observer
+    from ..jobs.running_job import RunningJob
 
 CallSoon = Callable[[Callable[[], Any]], Any]
 Blocking = Callable[["FrameType"], tuple["RunningJob | None", list[tuple["FrameType", int]]]]
@@ -43,9 +42,17 @@ _SECOND_LOOK = 0.1
 
 
 class LagMonitor:
-    """Watches the loop it runs in; `warning` in seconds of real time."""
+    """Watches the loop it runs in; `warning` in seconds of real time; `jobs` are those that may block Trio's."""
 
-    def __init__(self, *, warning: float, observer: Observer, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        *,
+        warning: float,
+        observer: Observer,
+        jobs: Iterable[RunningJob] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._jobs = jobs
         self._warning = warning
         self._observer = observer
         self._clock = clock
@@ -54,7 +61,7 @@ class LagMonitor:
 
     async def run(self) -> None:
         """Watches the loop it runs in until cancelled."""
-        await self.watch(trio.lowlevel.current_trio_token().run_sync_soon, threading.get_ident(), _on_trio)
+        await self.watch(trio.lowlevel.current_trio_token().run_sync_soon, threading.get_ident(), self._on_trio)
 
     async def watch(self, call_soon: CallSoon, loop: int, blocking: Blocking) -> None:
         """Watches the loop in the thread `loop` until cancelled. `call_soon` has that loop call something; `blocking` says
@@ -100,38 +107,29 @@ class LagMonitor:
         frame = sys._current_frames().get(loop)  # pyright: ignore[reportPrivateUsage]
         if frame is None:
             return None
-        held, frames = blocking(frame)
-        job_id, kind = (held.claim.id, held.claim.kind) if held is not None else (None, None)
+        job, frames = blocking(frame)
+        job_id, kind = (job.claim.id, job.claim.kind) if job is not None else (None, None)
         stack = frames_text(frames)
-        who = f"job {job_id} ({kind})" if held is not None else "something that is no job"
+        who = f"job {job_id} ({kind})" if job is not None else "something that is no job"
         logger.warning("%s has blocked the event loop for %.1f s, in:\n%s", who, seconds, stack)
         return job_id, kind, stack
 
+    def _on_trio(self, frame: FrameType) -> tuple[RunningJob | None, list[tuple[FrameType, int]]]:
+        return self._job_on(frame), [(f, f.f_lineno) for f in reversed(list(_outwards(frame)))]
 
-def _on_trio(frame: FrameType) -> tuple[RunningJob | None, list[tuple[FrameType, int]]]:
-    return held_on(frame), [(f, f.f_lineno) for f in reversed(list(_outwards(frame)))]
-
-
-def held_on(frame: FrameType) -> RunningJob | None:
-    """The job whose handler, or a task of whose nurseries, is on a stack."""
-    for inner in _outwards(frame):
-        # Our runner's frame has it.
-        found = inner.f_locals.get("held")
-        if isinstance(found, RunningJob):
-            return found
-        if (task := task_run_by(inner.f_globals.get("__name__"), inner.f_locals)) is not None:
-            return _held_by(task)
-    return None
+    def _job_on(self, frame: FrameType) -> RunningJob | None:
+        """The job that the task on a stack belongs to. Trio's loop stands still meanwhile, and so does the job table."""
+        for inner in _outwards(frame):
+            if (task := task_run_by(inner.f_globals.get("__name__"), inner.f_locals)) is not None:
+                by_task = {job.task: job for job in list(self._jobs) if job.task is not None and not job.ended}
+                return _job_of(task, by_task)
+        return None
 
 
-def _held_by(task: Any) -> RunningJob | None:
+def _job_of(task: Any, by_task: dict[trio.lowlevel.Task, RunningJob]) -> RunningJob | None:
     while isinstance(task, trio.lowlevel.Task):
-        coroutine: Any = task.coro
-        # The runner's is awaited by its place's.
-        while (frame := getattr(coroutine, "cr_frame", None)) is not None:
-            if isinstance(found := frame.f_locals.get("held"), RunningJob):
-                return found
-            coroutine = coroutine.cr_await
+        if (job := by_task.get(task)) is not None:
+            return job
         task = task.parent_nursery.parent_task if task.parent_nursery is not None else None
     return None
 

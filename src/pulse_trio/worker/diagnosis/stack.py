@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import traceback
-from itertools import islice
 from typing import TYPE_CHECKING, Any
+
+from ..jobs.running_job import HEARTBEAT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -12,19 +13,8 @@ if TYPE_CHECKING:
 
     import trio
 
-    from ...jobs import Claim
 
 _OURS = ("pulse_trio.worker", "pulse_trio.handlers", "trio", "outcome")
-
-
-def task_of(tasks: Iterable[trio.lowlevel.Task], claim: Claim) -> trio.lowlevel.Task | None:
-    """The task that runs a claim, among those of the jobs nursery. Looked for, so that no job has to note its own."""
-    for task in tasks:
-        # The runner's frame is the task's outermost, or the one below its place's.
-        for frame, _ in islice(await_frames(task.coro), 2):
-            if frame.f_locals.get("claim") is claim:
-                return task
-    return None
 
 
 LIMIT = 65536
@@ -49,7 +39,7 @@ def _lines(task: trio.lowlevel.Task, indent: str) -> Iterator[str]:
     for nursery in task.child_nurseries:
         for child in sorted(nursery.child_tasks, key=lambda t: t.name):
             # The job's own heartbeat is none of the handler's.
-            if getattr(getattr(child.coro, "cr_code", None), "co_qualname", "") == "RunningJob._heartbeat":
+            if getattr(child.coro, "cr_code", None) is HEARTBEAT:
                 continue
             yield from _lines(child, f"{indent}    ")
 

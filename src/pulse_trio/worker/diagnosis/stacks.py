@@ -18,9 +18,10 @@ from ..signal import Signal
 from .stack import LIMIT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Sequence
 
-    from ..jobs.running_job import RunningJob
+    from ..jobs.job_table import JobTable
+    from ..jobs.kinds import Calls
 
 StackAsked = tuple[int, int, int]
 """(request, session, job id)."""
@@ -29,27 +30,23 @@ _CUT = "\n... (there is more)"
 
 
 class AnswerStore(Protocol):
+    @property
+    def session(self) -> int:
+        """The one that this worker claims under."""
+        ...
+
     async def stack_questions(self, sessions: Sequence[int]) -> list[StackAsked]: ...
 
     async def answer_stack(self, request: int, session: int, answer: str) -> None: ...
 
 
 class Stacks:
-    """`held()` is everything this worker holds, `session()` the session it claims under; `stack_of(held)` is where a job is,
-    empty if its handler has ended."""
+    """The answers of one worker."""
 
-    def __init__(
-        self,
-        store: AnswerStore,
-        *,
-        held: Callable[[], Iterable[RunningJob]],
-        session: Callable[[], int],
-        stack_of: Callable[[RunningJob], str],
-    ) -> None:
+    def __init__(self, store: AnswerStore, jobs: JobTable, calls: Calls) -> None:
         self._store = store
-        self._held = held
-        self._session = session
-        self._stack_of = stack_of
+        self._jobs = jobs
+        self._calls = calls
         self._news = Signal()
 
     def heard(self) -> None:
@@ -61,7 +58,7 @@ class Stacks:
         ration = Ration()
         while True:
             await self._news.wait()
-            sessions = {held.claim.session for held in self._held()} | {self._session()}
+            sessions = {job.claim.session for job in self._jobs.held} | {self._store.session}
             try:
                 asked = await self._store.stack_questions(sorted(sessions))
                 for request, session, job_id in asked:
@@ -73,12 +70,12 @@ class Stacks:
             await trio.sleep(ration.pause)
 
     def _answer(self, session: int, job_id: int) -> str:
-        for held in self._held():
-            if held.claim.id == job_id and held.claim.session == session:
+        for job in self._jobs.held:
+            if job.claim.id == job_id and job.claim.session == session:
                 # With an outcome and no nursery nothing of it runs any more.
-                ended = held.outcome is not None and held.scope_nursery is None
+                ended = job.outcome is not None and job.scope_nursery is None
                 return (
-                    not ended and _capped(self._stack_of(held))
+                    not ended and _capped(self._calls.where_is(job))
                 ) or "its handler has ended; the report is on its way"
         return "the job has just ended, or is about to begin"
 

@@ -9,30 +9,35 @@ Cost: a scan over what is held, a few times in `patience`; nothing for each job.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+from ...observe import HandlerOverran
 
+if TYPE_CHECKING:
+    from ..jobs.job_table import JobTable
+    from ..jobs.kinds import Calls
     from ..jobs.running_job import RunningJob
+    from ..plan import Plan
+
+
+class Stops(Protocol):
+    def stop_now(self) -> None: ...
 
 
 class StuckHandlers:
-    """`on_overrun(held, seconds)` is told once of each."""
+    """Those of one worker. The first that is found stops the worker, at once."""
 
-    def __init__(
-        self,
-        held: Callable[[], Iterable[RunningJob]],
-        *,
-        patience: float,
-        on_overrun: Callable[[RunningJob, float], None],
-    ) -> None:
-        self._held = held
-        self._patience = patience
-        self._on_overrun = on_overrun
-        self._told: set[RunningJob] = set()
+    def __init__(self, jobs: JobTable, calls: Calls, stops: Stops, plan: Plan) -> None:
+        self._jobs = jobs
+        self._calls = calls
+        self._stops = stops
+        self._observer = plan.observer
+        self._patience = plan.settings.cleanup + 1
+        self.jobs: list[RunningJob] = []
+        """Those that were found."""
+        self.found = trio.Event()
 
     async def run(self) -> None:
         """Looks until cancelled."""
@@ -40,13 +45,24 @@ class StuckHandlers:
         while True:
             await trio.sleep(self._patience / 4)
             now = trio.current_time()
-            # From when it was seen: a loop that was blocked, or a process that slept, costs nobody his time.
+            # From when it was seen: event-loop stalls don't count against the handler.
             cancelled = {
-                held: cancelled.get(held, now)
-                for held in self._held()
-                if not held.ended and held.cancel_reason is not None
+                job: cancelled.get(job, now)
+                for job in self._jobs.unended()
+                if not self._calls.ends_by_itself(job.claim.kind) and job.cancel_reason is not None
             }
-            for held, since in cancelled.items():
-                if now - since >= self._patience and held not in self._told:
-                    self._told.add(held)
-                    self._on_overrun(held, now - since)
+            for job, since in cancelled.items():
+                if now - since >= self._patience and job.stuck is None:
+                    self._overran(job, now - since)
+
+    def _overran(self, job: RunningJob, seconds: float) -> None:
+        """The handler was cancelled and has not ended: all else is handed back, and the process replaced."""
+        claim = job.claim
+        stack = self._calls.where_is(job)
+        reason = job.cancel_reason or "parent"
+        self._observer.emit(HandlerOverran(claim.id, claim.kind, claim.attempt, reason, seconds, stack))
+        job.stuck = f"HandlerStuck: did not end within {seconds:.3g} s of its cancellation ({reason})\n\n{stack}"
+        job.plain = False
+        self.jobs.append(job)
+        self._stops.stop_now()
+        self.found.set()

@@ -29,10 +29,11 @@ from ..jobs.running_job import fence_of
 from ..signal import Signal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Sequence
 
     from ...jobs import Claim
     from ...observe import Observer
+    from ..jobs.job_table import JobTable
     from ..jobs.running_job import Fence, RunningJob
 
 _EARLY = 10.0
@@ -50,41 +51,31 @@ class LedgerStore(Protocol):
 
 
 class Cancellations:
-    """`held()` is everything this worker holds; `on_gone(held)` is told of what it holds no more, by the row."""
+    """Those of one worker's jobs."""
 
-    def __init__(
-        self,
-        store: LedgerStore,
-        *,
-        held: Callable[[], Iterable[RunningJob]],
-        on_gone: Callable[[RunningJob], None],
-        observer: Observer,
-    ) -> None:
+    def __init__(self, store: LedgerStore, jobs: JobTable, observer: Observer) -> None:
         self._store = store
-        self._held = held
-        self._on_gone = on_gone
+        self._jobs = jobs
         self._observer = observer
         self._heard: set[int] = set()
         self._reached: list[Claim] = []
-        self._news = Signal()
         self._to_record = Signal()
-        self.early: set[int] = set()
         self._forget_at = math.inf
 
     def heard(self, job_id: int) -> None:
-        """A notification about a job, or a job that begins was heard of before; the job may be any worker's."""
+        """A notification about a job, which may be any worker's."""
         if len(self._heard) < _REMEMBERED:
             self._heard.add(job_id)
-        self._news.give()
+        self._jobs.expected.news.give()
 
-    def reach(self, held: RunningJob, message: str | None) -> None:
-        """Cancels a job that is held here, unless that was done already or its outcome stands."""
-        if held.asked or held.outcome is not None:
+    def reach(self, job: RunningJob, message: str | None) -> None:
+        """Cancels a job that is job here, unless that was done already or its outcome stands."""
+        if job.asked or job.outcome is not None:
             return
-        held.ask(message)
-        self._reached.append(held.claim)
+        job.ask(message)
+        self._reached.append(job.claim)
         self._to_record.give()
-        claim = held.claim
+        claim = job.claim
         self._observer.emit(CancellationDelivered(claim.id, claim.kind, claim.attempt, message))
 
     async def run(self) -> None:
@@ -94,15 +85,16 @@ class Cancellations:
             nursery.start_soon(self._record)
 
     async def _look(self) -> None:
-        ration = Ration()
+        ration, expected = Ration(), self._jobs.expected
         while True:
             with trio.CancelScope(deadline=self._forget_at):
-                await self._news.wait()
+                await self._jobs.expected.news.wait()
             if trio.current_time() >= self._forget_at:
-                self.early.clear()
+                expected.ids.clear()
                 self._forget_at = math.inf
-            heard, self._heard = self._heard, set()
-            meant = {fence_of(held.claim): held for held in self._held() if held.claim.id in heard and not held.asked}
+            heard, self._heard = self._heard | expected.arrived, set()
+            expected.arrived = set()
+            meant = {fence_of(job.claim): job for job in self._jobs.held if job.claim.id in heard and not job.asked}
             self._keep(heard.difference(fence[0] for fence in meant))
             if not meant:
                 continue
@@ -117,7 +109,7 @@ class Cancellations:
                     self.reach(meant[fence], message)
             for fence in gone:
                 if meant[fence].outcome is None:
-                    self._on_gone(meant[fence])
+                    self._jobs.hurry(meant[fence])
             ration.looked(found=bool(requested) or bool(gone))
             await trio.sleep(ration.pause)
 
@@ -128,8 +120,9 @@ class Cancellations:
         return [fence for fence in fences if fence not in running]
 
     def _keep(self, unknown: set[int]) -> None:
-        if unknown and len(self.early) < _REMEMBERED:
-            self.early |= unknown
+        early = self._jobs.expected.ids
+        if unknown and len(early) < _REMEMBERED:
+            early |= unknown
             self._forget_at = min(self._forget_at, trio.current_time() + _EARLY)
 
     async def _record(self) -> None:

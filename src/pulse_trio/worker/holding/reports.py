@@ -26,11 +26,11 @@ from ..outage import Outage
 from ..signal import Signal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from ...jobs import Claim
-    from ...observe import Observer
     from ...store import Settlement
+    from ..jobs.job_table import JobTable
+    from ..plan import Plan
 
 _LOCKED_PAUSE = 0.5
 """Seconds until a report for a row that somebody else has locked is sent again."""
@@ -47,30 +47,17 @@ class SettleStore(Protocol):
     async def settle(self, outcomes: Sequence[Outcome], *, unsure: bool = False) -> Settlement: ...
 
 
-class Room(Protocol):
-    """Whether jobs may start is said here."""
-
-    def be_crowded(self, crowded: bool) -> None: ...
-
-
 class Reports:
-    """`on_settled(claim)` frees the lease; a statement should take `target` seconds."""
+    """The reports of one worker's jobs. A statement should take a thirtieth of the lease."""
 
-    def __init__(
-        self,
-        store: SettleStore,
-        *,
-        on_settled: Callable[[Claim], None],
-        observer: Observer,
-        jobs: Room,
-        target: float = 1.0,
-    ) -> None:
+    def __init__(self, store: SettleStore, jobs: JobTable, plan: Plan) -> None:
+        target = plan.settings.lease / 30
         self._store = store
+        self._jobs = jobs
         self._travelling = True
         """Whether the next claim will soon take completions along."""
-        self._on_settled = on_settled
-        self._observer = observer
-        self._outage = Outage("settler", observer)
+        self._observer = plan.observer
+        self._outage = Outage("settler", plan.observer)
         self._completed: dict[int, Outcome] = {}
         self._others: dict[int, Outcome] = {}
         self._unsure: dict[int, Outcome] = {}
@@ -78,14 +65,14 @@ class Reports:
         self._tried: set[int] = set()
         """Of the large ones, those whose first try may have been written."""
         self._large_size = 0
-        self._jobs = jobs
         self._allowance = Allowance(target)
         self._large_allowance = Allowance(target)
         self._carried_size = 0
         self._large_work = Signal()
         self._work = Signal()
         self._writing = 0
-        self._empty = Signal()
+        self._emptied: trio.Event | None = None
+        """Set when nothing is pending; there only while something waits for it."""
 
     def add(self, outcome: Outcome) -> None:
         """Takes an outcome to write. Never waits."""
@@ -143,7 +130,7 @@ class Reports:
         accepted, refused, again = settlement
         self._writing -= len(accepted) + len(refused) + len(again)
         for outcome in accepted:
-            self._on_settled(outcome.claim)
+            self._jobs.report(outcome.claim)
         for outcome in refused:
             self._refused(outcome)
         for outcome in again:
@@ -151,7 +138,7 @@ class Reports:
         if again:
             self._work.give()
         if not self.pending:
-            self._empty.give()
+            self._say_empty()
 
     def put_back(self, outcomes: Iterable[Outcome]) -> None:
         """The reply was lost: these may or may not be written."""
@@ -170,7 +157,13 @@ class Reports:
         while self.pending:
             self._work.give()
             self._large_work.give()
-            await self._empty.wait()
+            self._emptied = self._emptied or trio.Event()
+            await self._emptied.wait()
+
+    def _say_empty(self) -> None:
+        if self._emptied is not None:
+            self._emptied.set()
+            self._emptied = None
 
     async def run(self) -> None:
         """Writes until cancelled."""
@@ -281,5 +274,5 @@ class Reports:
 
     def _refused(self, outcome: Outcome) -> None:
         claim = outcome.claim
-        self._on_settled(claim)
+        self._jobs.report(claim)
         self._observer.emit(FenceLost(claim.id, claim.kind, claim.attempt, f"report of {outcome.kind}"))

@@ -10,15 +10,15 @@ dictionary entry and some objects. There is no logging and no event unless someb
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 from msgspec.structs import force_setattr, replace
 
 from ...codec import same_result
 from ...describing import error_text, leaves_of, original, parted, raised_by_ctrl_c
-from ...handlers import UnfitArguments, UnfitValue, encode_result
+from ...handlers import UnfitArguments, UnfitValue
 from ...jobs import Outcome
 from ...observe import (
     AttemptFailed,
@@ -33,17 +33,16 @@ from ...observe import (
 )
 from ...states import UnreadableOptions, outcome_of_cancel, outcome_of_error, retry_delay, storable
 from ...trio_internals import forget, opened_by
-from .running_job import Common, RunningJob, Transactions
+from .completion import completed
+from .running_job import Common, RunningJob
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from ...codec import Codec
-    from ...handlers import Handlers
     from ...jobs import Claim
-    from ...observe import Observer
-    from ...settings import TermsOfQueues
-    from .kinds import Call
+    from ..plan import Plan
+    from .job_table import JobTable
+    from .kinds import Calls
 
 UNKNOWN_KIND_DELAY = 15.0
 """Seconds before a job of a kind this worker lacks, or whose arguments do not fit its handler, is due again: time for a worker
@@ -59,261 +58,294 @@ _LAST_ATTEMPT = 2**31 - 1
 """No claim can follow it: the fence's number would come again."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Which events of a job's life an instrument listens for."""
+
+    start: bool
+    end: bool
+    failure: bool
+
+
 class Place(Protocol):
-    """Where a task that runs one job after another gets the next: a claim, and when it was sent."""
+    """Where a task that runs one job after another gets the next."""
 
     task: trio.lowlevel.Task
     spoiled: bool
 
-    def at_hand(self) -> tuple[Claim, float] | None: ...
+    def at_hand(self) -> RunningJob | None: ...
 
-    async def next(self) -> tuple[Claim, float] | None: ...
+    async def next(self) -> RunningJob | None: ...
+
+
+class Reports(Protocol):
+    """What writes outcomes."""
+
+    def add(self, outcome: Outcome) -> None: ...
 
 
 class Runner:
-    """Turns claims into outcomes. `call_of(kind)` is how its handler is called, None if there is none. `on_end(held)` is
-    called when a job has ended and `held.outcome` is set; `orphaned()` says whether the program around the worker was
-    cancelled; `timeout` is in seconds, for jobs that have none of their own, 0 for none; `epoch_offset()` says by how much the
-    database's clock is ahead of ours; `say(claim, fraction, message)` takes what a handler says of its progress."""
+    """Turns claims into outcomes. `on_lease` is told the shortest lease (seconds) among jobs before they begin, where queues
+    have leases of their own."""
 
     def __init__(
         self,
-        handlers: Handlers,
-        call_of: Callable[[str], Call | None],
-        *,
-        codec: Codec | None,
-        on_start: Callable[[RunningJob], None],
-        on_end: Callable[[RunningJob], None],
-        observer: Observer,
-        terms: TermsOfQueues,
-        cleanup: float,
-        timeout: float,
-        orphaned: Callable[[], bool],
-        epoch_offset: Callable[[], float],
-        transactions: Transactions,
-        say: Callable[[Claim, float, str | None], None],
+        calls: Calls,
+        jobs: JobTable,
+        reports: Reports,
+        common: Common,
+        plan: Plan,
+        on_lease: Callable[[float], None] | None = None,
     ) -> None:
-        self._on_start = on_start
-        self._on_end = on_end
-        self._observer = observer
+        terms, observer = plan.terms, plan.observer
+        self._calls = calls
+        self._jobs = jobs
+        self._reports = reports
+        self._common = common
+        self._terms = terms
+        self._on_lease = on_lease if terms.by_queue else None
         self._same_terms = None if terms.by_queue else terms.own
-        self._terms_of = terms.of
         # With a timeout for every job, no deadline that another job left in the nursery is near enough.
-        self._shared = not timeout
+        self._shared = not plan.settings.timeout
         # trio.current_time() without the way to the clock: each job asks once.
         self._now = trio.lowlevel.current_clock().current_time
-        self._common = Common(cleanup, timeout or math.inf, orphaned, transactions, say)
-        self._call_of = call_of
-        self._epoch_offset = epoch_offset
-        self._codec = codec
-        self._retries = {h.kind: h.retries for h in handlers if h.retries is not None}
-        self._tell_start = observer.wanted(JobStarted)
-        self._tell_end = observer.wanted(JobEnded)
-        self._tell_failure = observer.wanted(AttemptFailed)
+        self._observer = observer
+        self._wanted = _Wanted(observer.wanted(JobStarted), observer.wanted(JobEnded), observer.wanted(AttemptFailed))
 
-    async def run(self, claim: Claim, sent: float, place: Place | None = None) -> tuple[Claim, float] | None:
-        """Runs one claimed job to its end. `sent` is Trio's clock before the claim was sent: the lease counts from it.
+    def accept(self, claims: Sequence[Claim], sent: float) -> list[RunningJob]:
+        """Makes claims this worker's jobs. `sent` is Trio's clock before the claim was sent: the lease counts from it."""
+        if self._on_lease is not None and claims:
+            self._on_lease(min(self._terms.of(claim.queue).lease for claim in claims))
+        call_of, same, common, add = self._calls.get, self._same_terms, self._common, self._jobs.add
+        accepted: list[RunningJob] = []
+        for claim in claims:
+            job = RunningJob(claim, call_of(claim.kind) or _never, sent, same or self._terms.of(claim.queue), common)
+            add(job)
+            accepted.append(job)
+        return accepted
+
+    async def run(self, job: RunningJob, place: Place | None = None) -> RunningJob | None:
+        """Runs one job to its end.
 
         With a `place`, runs the jobs that it has for this task afterwards, as long as each leaves the nursery as it was opened:
         empty, not cancelled, no scope left open in it. Returns one that was taken and needs a nursery of its own making.
         """
-        held = self._begin(claim, sent)
-        if held.ended:
+        task = trio.lowlevel.current_task() if place is None else place.task
+        self._begin(job, task)
+        if job.ended:
             return None
+        claim = job.claim
         outcome: Outcome | None = None
         # One coroutine for a job, beside the handler's: a second was 0.3 kB of each job that waits.
         try:
             try:
                 async with trio.open_nursery() as nursery:
                     while True:
-                        held.opened(nursery, self._shared)
+                        job.opened(nursery, self._shared)
                         try:
                             outcome = completed(
                                 claim,
-                                await held.call(held, claim.args if len(claim.args) <= _KEPT else _taken(claim)),
+                                await job.call(job, claim.args if len(claim.args) <= _KEPT else _taken(claim)),
                             )
                         except BaseException as error:  # noqa: ASYNC103 -- the program's part is raised
                             # Caught here, inside the nursery, where it is still itself; outside it would be a group of one,
                             # and Trio would have asked its class this and that.
-                            programs = self._sort_out(held, error)
+                            programs = self._sort_out(job, error)
                             if programs is not None:
                                 # The nursery closes now, perhaps in the very tick in which the first beat falls due.
-                                held.end_heartbeat()
+                                job.end_heartbeat()
                                 _abandon_what_is_left_open(nursery, place)
                                 if programs is error:
                                     raise
                                 raise programs from None  # noqa: ASYNC104 -- the program's part of it
-                            outcome = held.outcome
+                            outcome = job.outcome
                             nursery.cancel_scope.cancel()
-                        held.body_ended()
-                        if place is None or not held.left_nothing(nursery, place.task):
+                        job.body_ended()
+                        if place is None or not job.left_nothing(nursery, place.task):
                             _abandon_what_is_left_open(nursery, place)
                             break
-                        self._end(held, outcome)
-                        while held.ended:
+                        self._end(job, outcome)
+                        while job.ended:
                             if (due := place.at_hand()) is None:
                                 outcome = None  # a result may be a megabyte, and a place may wait for long
                                 due = await place.next()
                                 if due is None or nursery.cancel_scope.cancel_called:
                                     # The deadline that the last job left passed while nobody used the nursery.
                                     return due
-                            claim, sent = due
-                            held = self._begin(claim, sent)
+                            job, claim = due, due.claim
+                            self._begin(job, task)
             except BaseExceptionGroup as group:
-                if held.ended:
+                if job.ended:
                     raise
-                outcome = self._outcome_of_group(held, group)
+                outcome = self._outcome_of_group(job, group)
             except Exception as error:
                 # Trio's own, from the nursery's end: the handler has left a scope or a nursery open.
-                if held.ended:
+                if job.ended:
                     raise
-                outcome = held.outcome = self._failed(held, error)
+                outcome = job.outcome = self._failed(job, error)
             else:
-                if nursery.cancel_scope.cancelled_caught and not held.ended:
+                if nursery.cancel_scope.cancelled_caught and not job.ended:
                     # Something of the job was cut short: the handler, or a child of one that had returned.
-                    outcome = held.outcome or self._after_cancel(held)
-            if not held.ended:
-                self._end(held, outcome)
+                    outcome = job.outcome or self._after_cancel(job)
+            if not job.ended:
+                self._end(job, outcome)
         except BaseException:
             # Not the job's: the worker is being cancelled (or the program ends). The job goes back unharmed.
-            if not held.ended:
-                self._end(held, held.outcome or Outcome(claim, "released"))
+            if not job.ended:
+                self._end(job, job.outcome or Outcome(claim, "released"))
             raise
         return None
 
-    def _begin(self, claim: Claim, sent: float) -> RunningJob:
-        """The job as it begins, or as it has ended if it is not to begin."""
-        call = self._call_of(claim.kind)
-        held = RunningJob(claim, call or _never, sent, self._same_terms or self._terms_of(claim.queue), self._common)
-        self._on_start(held)
-        # The lease may be over before its job begins: another job of the batch held the loop, or the process was stopped.
+    def _begin(self, job: RunningJob, task: trio.lowlevel.Task) -> None:
+        """The job begins, or ends if it is not to begin."""
+        job.task = task
+        # The lease may be over before its job begins: another job of the batch job the loop, or the process was stopped.
+        claim = job.claim
         if (
-            call is None
+            job.call is _never
             or claim.options is not None
-            or held.asked
+            or job.reason is not None
             or claim.attempt >= _LAST_ATTEMPT
-            or self._now() >= held.lease_deadline
-        ):
-            refusal: Outcome | None = Outcome(claim, "released")
-            try:
-                refusal = self._refusal(held, call)
-            except Exception as error:
-                # Whatever a row can make of what reads it: the job is dead, and the worker goes on.
-                refusal = self._bad_row(claim, error)
-            finally:
-                if refusal is not None:
-                    held.plain = False
-                    self._end(held, refusal)
-        if self._tell_start and not held.ended:
+            or self._now() >= job.lease_deadline
+        ) and self._refuses(job):
+            return
+        self._jobs.begin(job)
+        if self._wanted.start:
             self._observer.emit(JobStarted(claim.id, claim.kind, claim.queue, claim.attempt))
-        return held
 
-    def _end(self, held: RunningJob, outcome: Outcome | None) -> None:
-        held.ended = True
-        held.end_heartbeat()
-        if held.plain:
-            held.outcome = outcome
+    def _end(self, job: RunningJob, outcome: Outcome | None) -> None:
+        job.ended = True
+        job.end_heartbeat()
+        if job.plain:
+            job.outcome = outcome
         else:
-            self._end_of_other(held, outcome)
-        if self._tell_end:
-            self._emit_end(held)
-        self._on_end(held)
+            self._end_of_other(job, outcome)
+        if self._wanted.end:
+            self._emit_end(job)
+        if self._jobs.end(job):
+            self._reports.add(job.outcome)  # type: ignore[arg-type]
 
-    def _end_of_other(self, held: RunningJob, outcome: Outcome | None) -> None:
+    def _end_of_other(self, job: RunningJob, outcome: Outcome | None) -> None:
         """The end of a job that is not `plain`."""
-        held.outcome = _in_view_of(held, outcome)
-        if held.committed is not None:
-            self._after_commit(held, held.committed)
-        if self._tell_failure and held.outcome is not None and held.outcome.kind in _FAILURES:
-            self._emit_failure(held, held.outcome)
+        job.outcome = _in_view_of(job, outcome) if job.stuck is None else self.outcome_of_stuck(job)
+        if job.committed is not None:
+            self._after_commit(job, job.committed)
+        if self._wanted.failure and job.outcome is not None and job.outcome.kind in _FAILURES:
+            self._emit_failure(job, job.outcome)
 
-    def _refusal(self, held: RunningJob, call: Call | None) -> Outcome | None:
-        """The outcome of a job that is not begun; None if it can be."""
-        claim = held.claim
-        if self._now() >= held.lease_deadline:
-            return self._after_cancel(held)
+    def _refuses(self, job: RunningJob) -> bool:
+        """Ends a job that cannot be begun; whether it was such a one."""
+        begins, outcome = False, Outcome(job.claim, "released")
+        try:
+            begins, outcome = self._refusal(job)
+        except Exception as error:
+            # Whatever a row can make of what reads it: the job is dead, and the worker goes on.
+            outcome = self._bad_row(job.claim, error)
+        finally:
+            if not begins:
+                job.plain = False
+                self._end(job, outcome)
+        return not begins
+
+    def _refusal(self, job: RunningJob) -> tuple[bool, Outcome | None]:
+        """Whether a job can be begun, and its outcome if it cannot."""
+        claim, known = job.claim, job.call is not _never
+        if self._now() >= job.lease_deadline:
+            return False, self._after_cancel(job)
         if claim.attempt >= _LAST_ATTEMPT:
-            return self._bad_row(claim, ValueError(f"attempt {claim.attempt} is the last number that there is"))
+            return False, self._bad_row(claim, ValueError(f"attempt {claim.attempt} is the last number that there is"))
         if claim.options is not None:
             try:
-                never = held.read_options(self._epoch_offset)
+                never = job.read_options()
             except UnreadableOptions as error:
-                if call is not None:
-                    return self._bad_row(claim, error)
+                if known:
+                    return False, self._bad_row(claim, error)
             else:
                 if never is not None:
-                    return Outcome(claim, "cancelled", error=never)
-        if held.asked:
-            return self._after_cancel(held) or Outcome(claim, "released")
-        if call is None:
+                    return False, Outcome(claim, "cancelled", error=never)
+        if job.reason is not None:
+            return False, self._after_cancel(job)
+        if not known:
             self._observer.emit(UnknownKindReleased(claim.id, claim.kind))
-            return Outcome(claim, "released", delay=_elsewhere(claim))
-        return None
+            return False, Outcome(claim, "released", delay=_elsewhere(claim))
+        return True, None
 
     def _bad_row(self, claim: Claim, error: Exception) -> Outcome:
         """The outcome of a job whose row cannot be worked with: dead, and said to be."""
         self._observer.emit(BadRow(claim.id, claim.kind, "start", storable(f"{type(error).__name__}: {error}")[:2000]))
         return Outcome(claim, "discarded", error=error_text(error))
 
-    def _outcome_of_group(self, held: RunningJob, group: BaseExceptionGroup[BaseException]) -> Outcome | None:
+    def _outcome_of_group(self, job: RunningJob, group: BaseExceptionGroup[BaseException]) -> Outcome | None:
         """A child's failure is the job's; so is a SystemExit. An outer cancellation and a Ctrl-C are the program's."""
-        if (programs := self._sort_out(held, group)) is not None:
+        if (programs := self._sort_out(job, group)) is not None:
             raise programs from None
-        return held.outcome
+        return job.outcome
 
-    def _sort_out(self, held: RunningJob, error: BaseException) -> BaseException | None:
+    def _sort_out(self, job: RunningJob, error: BaseException) -> BaseException | None:
         """Notes what of an exception is the job's, as its outcome, and gives what is the program's."""
         leaves = leaves_of(error)
         mine = [leaf for leaf in leaves if _is_the_programs(leaf)]
-        if len(mine) < len(leaves) and (held.outcome is None or held.outcome.kind != "failed"):
+        if len(mine) < len(leaves) and (job.outcome is None or job.outcome.kind != "failed"):
             jobs = parted(error, [leaf for leaf in leaves if not _is_the_programs(leaf)]) if mine else error
-            held.outcome = self._failed(held, jobs)
+            job.outcome = self._failed(job, jobs)
         return None if not mine else error if mine == [error] else parted(error, mine)
 
-    def _after_cancel(self, held: RunningJob) -> Outcome | None:
-        held.plain = False
-        reason = held.cancel_reason
+    def _after_cancel(self, job: RunningJob) -> Outcome | None:
+        job.plain = False
+        reason = job.cancel_reason
         if reason == "lease-unproven":
-            self._observer.emit(LeaseUnproven(held.claim.id, held.claim.kind, held.claim.attempt))
+            self._observer.emit(LeaseUnproven(job.claim.id, job.claim.kind, job.claim.attempt))
         elif reason == "fence-lost":
-            self._observer.emit(FenceLost(held.claim.id, held.claim.kind, held.claim.attempt, "heartbeat"))
+            self._observer.emit(FenceLost(job.claim.id, job.claim.kind, job.claim.attempt, "heartbeat"))
         elif reason is None:
             error = "CancelledError: the handler cancelled its own nursery (job.nursery)"
-            return Outcome(held.claim, "failed", delay=retry_delay(held.claim), error=error)
-        return self.outcome_of_cancelled(held)
+            return Outcome(job.claim, "failed", delay=retry_delay(job.claim), error=error)
+        return self.outcome_of_cancelled(job)
 
-    def outcome_of_cancelled(self, held: RunningJob) -> Outcome | None:
+    def outcome_of_cancelled(self, job: RunningJob) -> Outcome | None:
         """What the cancellation of a job means; None when there is nothing left to report."""
-        reason = held.cancel_reason or "parent"
-        return outcome_of_cancel(held.claim, reason, self._retries.get(held.claim.kind), held.cancel_message)
+        reason = job.cancel_reason or "parent"
+        return outcome_of_cancel(job.claim, reason, self._calls.retries.get(job.claim.kind), job.cancel_message)
 
-    def _failed(self, held: RunningJob, error: BaseException) -> Outcome:
-        held.plain = False
-        claim, error = held.claim, original(error)
-        text = held.said[1] if held.said is not None and held.said[0] is error else error_text(error)
-        held.said = (error, text)
+    def outcome_of_stuck(self, job: RunningJob) -> Outcome | None:
+        """What the cancellation of a handler meant that did not end, whatever it may return one day; None if there is nothing
+        left to report."""
+        if job.committed is not None or job.lost:
+            return None
+        outcome = self.outcome_of_cancelled(job)
+        if outcome is None or outcome.kind == "released" or job.stuck is None:
+            return outcome
+        return replace(outcome, error=storable(job.stuck))
+
+    def _failed(self, job: RunningJob, error: BaseException) -> Outcome:
+        job.plain = False
+        claim, error = job.claim, original(error)
+        text = job.said[1] if job.said is not None and job.said[0] is error else error_text(error)
+        job.said = (error, text)
         if issubclass(type(error), UnfitArguments):
             self._observer.emit(UnfitArgumentsReleased(claim.id, claim.kind, claim.attempt, text))
             return Outcome(claim, "released", delay=_elsewhere(claim), error=text)
         if issubclass(type(error), UnfitValue):
             return Outcome(claim, "discarded", error=text)
-        return outcome_of_error(claim, error, self._retries.get(claim.kind), text)
+        return outcome_of_error(claim, error, self._calls.retries.get(claim.kind), text)
 
-    def _after_commit(self, held: RunningJob, committed: Outcome) -> None:
+    def _after_commit(self, job: RunningJob, committed: Outcome) -> None:
         """The job was completed by its transaction; whatever came later can only be told."""
-        later, held.outcome = held.outcome, committed
+        later, job.outcome = job.outcome, committed
         if later is None or later is committed or (later.kind == "completed" and later.result is None):
             return
-        claim = held.claim
-        if later.kind == "completed" and same_result(self._codec, later.result, committed.result, claim.kind, claim.id):
+        claim = job.claim
+        if later.kind == "completed" and same_result(
+            self._calls.codec, later.result, committed.result, claim.kind, claim.id
+        ):
             return
         said = later.error or f"the handler's attempt ended as {later.kind}"
         if later.kind == "completed":
             said = "the handler returned a value, which is lost: set tx.result"
         self._observer.emit(EndedAfterCommit(claim.id, claim.kind, claim.attempt, said))
 
-    def _emit_failure(self, held: RunningJob, outcome: Outcome) -> None:
-        claim = held.claim
+    def _emit_failure(self, job: RunningJob, outcome: Outcome) -> None:
+        claim = job.claim
         self._observer.emit(
             AttemptFailed(
                 claim.id,
@@ -321,14 +353,14 @@ class Runner:
                 claim.queue,
                 claim.attempt,
                 outcome.kind,
-                trio.current_time() - held.started,
+                trio.current_time() - job.started,
                 outcome.error,
-                held.said[0] if held.said is not None else None,
+                job.said[0] if job.said is not None else None,
             )
         )
 
-    def _emit_end(self, held: RunningJob) -> None:
-        claim, outcome = held.claim, held.outcome
+    def _emit_end(self, job: RunningJob) -> None:
+        claim, outcome = job.claim, job.outcome
         self._observer.emit(
             JobEnded(
                 claim.id,
@@ -336,21 +368,21 @@ class Runner:
                 claim.queue,
                 claim.attempt,
                 outcome.kind if outcome is not None else "lost",
-                trio.current_time() - held.started,
+                trio.current_time() - job.started,
                 outcome.error if outcome is not None else None,
             )
         )
 
 
-def _in_view_of(held: RunningJob, outcome: Outcome | None) -> Outcome | None:
+def _in_view_of(job: RunningJob, outcome: Outcome | None) -> Outcome | None:
     """The outcome of a job that has a deadline, or whose cancellation was asked for."""
     if outcome is None:
         return None
     if outcome.kind == "completed":
-        return replace(outcome, cancelling=True) if held.asked else outcome
+        return replace(outcome, cancelling=True) if job.asked else outcome
     # A retry that would begin after the job's deadline is due at that moment, and is cancelled then: who waits for the job
     # need not wait longer, and the failure is on record.
-    left = max(0.0, held.job_deadline - trio.current_time())
+    left = max(0.0, job.job_deadline - trio.current_time())
     return replace(outcome, delay=left) if outcome.delay > left else outcome
 
 
@@ -368,13 +400,6 @@ def _elsewhere(claim: Claim) -> float:
 
 async def _never(_: RunningJob, __: str) -> None:
     """Stands for the handler of a kind that has none: such a job is not begun."""
-
-
-def completed(claim: Claim, value: Any) -> Outcome:
-    """The outcome of a handler that returned. Raises `UnfitValue` if JSON cannot carry the value."""
-    if value is None:
-        return Outcome(claim, "completed")
-    return Outcome(claim, "completed", result=encode_result(claim.kind, value))
 
 
 def _abandon_what_is_left_open(nursery: trio.Nursery, place: Place | None) -> None:

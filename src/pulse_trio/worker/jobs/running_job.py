@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import trio
 
-from ...describing import Carried, CarriedBase, carried
 from ...states import options_of, storable
-from .interrupts import as_users
+from .children import ENDED as NURSERY_ENDED
+from .children import Children
+from .job_table import CLAIMED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
 
     from ...jobs import CancelReason, Claim, JobNursery, JobTransaction, Outcome
     from ...settings import Terms
+    from .job_table import JobState
 
 
 _NEVER = math.inf
-_ENDED = "job.nursery can be used only while the job runs: until its handler and its last child have ended."
 
 
 Fence = tuple[int, int, int]
@@ -41,22 +42,40 @@ def fence_of(claim: Claim) -> Fence:
 class Transactions(Protocol):
     """Where `job.transaction()` comes from."""
 
-    def open(self, held: RunningJob, result: Any) -> AbstractAsyncContextManager[JobTransaction]: ...
+    def open(self, job: RunningJob, result: Any) -> AbstractAsyncContextManager[JobTransaction]: ...
+
+
+class ProgressReports(Protocol):
+    """What takes what a handler says of its progress."""
+
+    def say(self, claim: Claim, fraction: float, message: str | None) -> None: ...
+
+
+class Stops(Protocol):
+    @property
+    def orphaned(self) -> bool:
+        """Whether the program around the worker was cancelled."""
+        ...
+
+
+class DatabaseClock(Protocol):
+    @property
+    def epoch_offset(self) -> float:
+        """The database's clock (seconds since 1970) minus ours, or a little more."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """What all jobs of a worker have in common: one reference for each job instead of five.
-
-    `cleanup` and `timeout` in seconds (infinity: no timeout); `orphaned()` says whether the program around the worker was
-    cancelled; `say(claim, fraction, message)` takes what a handler says of its progress.
-    """
+    """What all jobs of a worker have in common: one reference for each job instead of six. `cleanup` and `timeout` in
+    seconds (infinity: no timeout)."""
 
     cleanup: float
     timeout: float
-    orphaned: Callable[[], bool]
+    stops: Stops
     transactions: Transactions
-    say: Callable[[Claim, float, str | None], None]
+    progress: ProgressReports
+    clock: DatabaseClock
 
 
 class RunningJob:
@@ -69,7 +88,6 @@ class RunningJob:
         "_heartbeat_joined",
         "_heartbeat_over",
         "_parked",
-        "_reason",
         "asked",
         "beat_due",
         "call",
@@ -82,9 +100,13 @@ class RunningJob:
         "lost",
         "outcome",
         "plain",
+        "reason",
         "said",
         "scope_nursery",
         "started",
+        "state",
+        "stuck",
+        "task",
         "terms",
         "timeout_deadline",
         "transaction",
@@ -100,6 +122,12 @@ class RunningJob:
     ) -> None:
         self.claim = claim
         self.call = call
+        self.state: JobState = CLAIMED
+        """Moved by the job table alone."""
+        self.task: trio.lowlevel.Task | None = None
+        """The Trio task that runs it."""
+        self.stuck: str | None = None
+        """What is reported of a handler that did not end when it was cancelled."""
         self.started = started
         self.terms = terms
         self.lease_deadline = started + terms.proven_for
@@ -119,7 +147,8 @@ class RunningJob:
         self.said: tuple[BaseException, str] | None = None
         """What is kept of an exception that was described where it was raised (another process)."""
         self._common = common
-        self._reason: CancelReason | None = None
+        self.reason: CancelReason | None = None
+        """Why it was cancelled, as far as that was asked for; `cancel_reason` knows of deadlines too."""
         self.transaction: Literal["open", "settling", "committed"] | None = None
         self.committed: Outcome | None = None
         self._children: Children | None = None
@@ -129,21 +158,21 @@ class RunningJob:
 
     # The job's nursery
 
-    def read_options(self, epoch_offset: Callable[[], float]) -> Literal["deadline", "expired"] | None:
+    def read_options(self) -> Literal["deadline", "expired"] | None:
         """The timeout and the moments, from the row; why the job must not start at all, if so. Raises `msgspec.DecodeError`.
 
-        `epoch_offset()` is the database's clock (seconds since 1970) minus ours, or a little more: what we take for a moment of
-        the database's comes early rather than late.
+        The database's clock is taken for a little later than it is: what we take for a moment of the database's comes early
+        rather than late.
         """
         options = options_of(self.claim)
         if options.timeout is not None:
             self.timeout_deadline = self.started + options.timeout
         if options.deadline is not None:
             self.plain = False
-            self.job_deadline = options.deadline - epoch_offset()
+            self.job_deadline = options.deadline - self._common.clock.epoch_offset
             if self.job_deadline <= trio.current_time():
                 return "deadline"
-        if options.expires is not None and options.expires - epoch_offset() <= trio.current_time():
+        if options.expires is not None and options.expires - self._common.clock.epoch_offset <= trio.current_time():
             return "expired"
         return None
 
@@ -179,7 +208,7 @@ class RunningJob:
     def nursery(self) -> JobNursery:
         if self._children is None:
             if self.scope_nursery is None:
-                raise RuntimeError(_ENDED)
+                raise RuntimeError(NURSERY_ENDED)
             self._children = Children(self, self.scope_nursery)
         return self._children
 
@@ -257,12 +286,12 @@ class RunningJob:
     def renew(self, sent: float) -> None:
         """A beat was accepted that was sent at `sent`: the lease counts from there."""
         # A deadline that has struck stays the reason, though the lease goes on while the handler cleans up.
-        self._reason = self._reason or self._deadline_reason()
+        self.reason = self.reason or self._deadline_reason()
         self.lease_deadline = sent + self.terms.proven_for
         self.beat_due = sent + self.terms.heartbeat
-        if self._reason is not None:
+        if self.reason is not None:
             # If it struck in this very turn of the loop, Trio has not seen it and now never would.
-            self.cancel(self._reason)
+            self.cancel(self.reason)
         if self.scope_nursery is not None:
             self.scope_nursery.cancel_scope.deadline = self.deadline
 
@@ -272,11 +301,14 @@ class RunningJob:
         # The row may be gone because our own transaction has just completed the job: then the answer to COMMIT is on its way.
         if self.transaction != "settling":
             self._wake_heartbeat()
+        if self.state == CLAIMED:
+            # There is no heartbeat yet that could cancel it.
+            self.cancel("fence-lost")
 
     # Progress
 
     def progress(self, fraction: float, message: str | None) -> None:
-        self._common.say(self.claim, fraction, message and storable(message))
+        self._common.progress.say(self.claim, fraction, message and storable(message))
 
     # Cancellation
 
@@ -289,15 +321,15 @@ class RunningJob:
 
     def cancel(self, reason: CancelReason) -> None:
         """Cancels the handler and everything in its nursery; the first reason stays."""
-        if self._reason is None:
-            self._reason = self.cancel_reason or reason
+        if self.reason is None:
+            self.reason = self.cancel_reason or reason
         if self.scope_nursery is not None:
             self.scope_nursery.cancel_scope.cancel(reason=reason)
 
     def take_cancellation(self) -> CancelReason:
         """A cancellation has reached the call of a handler; if nothing of the job's own struck, it is the worker's."""
-        self._reason = self._reason or self._deadline_reason() or "parent"
-        return self._reason
+        self.reason = self.reason or self._deadline_reason() or "parent"
+        return self.reason
 
     @contextmanager
     def time_stopped(self) -> Generator[None]:
@@ -314,21 +346,21 @@ class RunningJob:
 
     @property
     def cancel_reason(self) -> CancelReason | None:
-        if self._reason is None:
+        if self.reason is None:
             try:
-                self._reason = self._deadline_reason()
+                self.reason = self._deadline_reason()
             except RuntimeError:
                 # A handler in a thread, which no Cancelled reaches, asks whether to go on.
                 return trio.from_thread.run_sync(lambda: self.cancel_reason)
         # Not asked of Trio (current_effective_deadline): a scope of the handler's own that is cancelled is nobody's business.
-        if self._reason is None and self._common.orphaned():
-            self._reason = "parent"
-        return self._reason
+        if self.reason is None and self._common.stops.orphaned:
+            self.reason = "parent"
+        return self.reason
 
     def reason_at(self, now: float) -> CancelReason | None:
         """`cancel_reason` for another thread than Trio's, as of `now` on Trio's clock. Changes nothing, and does not know of a
         cancellation of the program before it has reached the handler's call."""
-        return self._reason or self._reason_of_deadline(now)
+        return self.reason or self._reason_of_deadline(now)
 
     def _deadline_reason(self) -> CancelReason | None:
         return self._reason_of_deadline(trio.current_time())
@@ -354,59 +386,5 @@ def _not_cancelled(_: object) -> trio.lowlevel.Abort:
     return trio.lowlevel.Abort.FAILED
 
 
-class Children:
-    """`job.nursery`: starts tasks in the job's own nursery and knows when the last has ended.
-
-    The heartbeat lives in the same nursery, which would otherwise wait for it for ever. A nursery of their own for the
-    children would cost every job 12 us, and most have none.
-    """
-
-    def __init__(self, held: RunningJob, nursery: trio.Nursery) -> None:
-        self._held = held
-        self._nursery = nursery
-        self.running = 0
-        self.last = False
-
-    @property
-    def cancel_scope(self) -> trio.CancelScope:
-        return self._nursery.cancel_scope
-
-    def start_soon(self, async_fn: Any, /, *args: Any, name: object = None) -> None:
-        """Starts a child of the job; see `trio.Nursery.start_soon`."""
-        self._check_open()
-        self.running += 1
-        self._nursery.start_soon(self._run, async_fn, args, name=name or async_fn)
-
-    async def start(self, async_fn: Any, /, *args: Any, name: object = None) -> Any:
-        """Starts a child and waits until it says it has started; see `trio.Nursery.start`."""
-        self._check_open()
-        self.running += 1
-        try:
-            return await self._nursery.start(self._run_started, async_fn, args, name=name or async_fn)
-        except (Carried, CarriedBase) as carrier:
-            error = carrier.original
-        raise error
-
-    def _check_open(self) -> None:
-        if self._held.scope_nursery is None:
-            raise RuntimeError(_ENDED)
-
-    async def _run(self, async_fn: Any, args: tuple[Any, ...], **given: Any) -> None:
-        safe: BaseException | None = None
-        try:
-            await as_users(async_fn, *args, **given)
-        except BaseException as error:  # noqa: ASYNC103 -- raised below, as what it is or inside of one of ours
-            if (safe := carried(error)) is error:
-                raise
-        finally:
-            self._ended()
-        if safe is not None:
-            raise safe
-
-    async def _run_started(self, async_fn: Any, args: tuple[Any, ...], *, task_status: trio.TaskStatus[Any]) -> None:
-        await self._run(async_fn, args, task_status=task_status)
-
-    def _ended(self) -> None:
-        self.running -= 1
-        if self.last and self.running == 0:
-            self._held.end_heartbeat()
+HEARTBEAT = RunningJob._heartbeat.__code__  # pyright: ignore[reportPrivateUsage]
+"""The code of a job's heartbeat task, which is none of its handler's."""

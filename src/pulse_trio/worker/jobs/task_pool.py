@@ -15,20 +15,18 @@ from __future__ import annotations
 from collections import deque
 from contextvars import copy_context
 from operator import is_
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 
 from ...trio_internals import lock_owners
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Sequence
     from contextvars import Context
 
     from ...jobs import Claim
-
-    Due = tuple[Claim, float]
-    Run = Callable[[Claim, float, "Place | None"], Awaitable[Due | None]]
+    from .running_job import RunningJob
 
 _PLACES = 512
 """Beyond so many, a job gets a task of its own: of 10,000 that only wait, each would take 0.4 kB more in a place."""
@@ -52,7 +50,7 @@ class Place:
         self.spoiled = False
         """Whether a job left something in the task that another one would meet: then it was the last."""
 
-    def at_hand(self) -> Due | None:
+    def at_hand(self) -> RunningJob | None:
         """A job to run next in this very step of Trio's; None if there is none, or if others shall have their turn first."""
         self._in_a_row += 1
         if self.task in _OWNERS:
@@ -62,7 +60,7 @@ class Place:
             return None
         return self._places.take(self)
 
-    async def next(self) -> Due | None:
+    async def next(self) -> RunningJob | None:
         """Waits for a job to run next; None when none will come."""
         if self.spoiled:
             return None
@@ -71,17 +69,29 @@ class Place:
         return due
 
 
-class TaskPool:
-    """`run(claim, sent, place)` runs one job to its end, and those that it takes from `place` afterwards. It may return one
-    that it has taken and not begun."""
+class Runner(Protocol):
+    """What runs jobs."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._due: deque[Due] = deque()
+    def accept(self, claims: Sequence[Claim], sent: float) -> list[RunningJob]:
+        """Makes them this worker's jobs."""
+        ...
+
+    async def run(self, job: RunningJob, place: Place | None = None) -> RunningJob | None:
+        """Runs one job to its end, and those that it takes from `place` afterwards. It may return one that it has taken and
+        not begun."""
+        ...
+
+
+class TaskPool:
+    """The tasks of one worker's jobs. `open` says in which nursery."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._due: deque[RunningJob] = deque()
         self._waiting: list[Place] = []
         self._places = 0
         self._coming = 0
-        """TaskPool that were sent for. There is one as long as anything is due."""
+        """Places that were sent for. There is one as long as anything is due."""
         self._abreast = 1
         """How many are sent for at a time."""
         self._last: Place | None = None
@@ -90,12 +100,15 @@ class TaskPool:
         self._values: tuple[object, ...] = ()
         self._closed = False
 
-    def start(self, nursery: trio.Nursery, claims: Iterable[Claim], sent: float) -> None:
-        """Runs jobs, in this order as far as they end at once, in tasks of `nursery`. Every call must name the same one."""
+    def open(self, nursery: trio.Nursery) -> None:
+        """From now on jobs run in tasks of `nursery`."""
         self._nursery = nursery
+
+    def start(self, claims: Sequence[Claim], sent: float) -> None:
+        """Runs claimed jobs, in this order as far as they end at once. `sent` is Trio's clock before the claim was sent."""
         self._context = copy_context()
         self._values = tuple(self._context.values())
-        self._due.extend([(claim, sent) for claim in claims])
+        self._due.extend(self._runner.accept(claims, sent))
         self._send_for(min(len(self._due), self._abreast) - self._coming)
 
     def close(self) -> None:
@@ -114,7 +127,7 @@ class TaskPool:
             return False
         return equal and all(map(is_, now.values(), self._values))
 
-    def take(self, place: Place) -> Due | None:
+    def take(self, place: Place) -> RunningJob | None:
         """The first job that is due."""
         if not self._due:
             return None
@@ -125,7 +138,7 @@ class TaskPool:
             self._send_for(min(self._abreast, len(self._due)))
         return due
 
-    async def wait(self, place: Place) -> Due | None:
+    async def wait(self, place: Place) -> RunningJob | None:
         """The first job that is due, when this place is sent for; None when there will be no more."""
         place.busy = False
         while not self._closed:
@@ -140,7 +153,7 @@ class TaskPool:
                 return due
         return None
 
-    def _arrived(self, place: Place) -> Due | None:
+    def _arrived(self, place: Place) -> RunningJob | None:
         self._coming -= 1
         if not self._due:
             # Whoever was before has run them all.
@@ -167,14 +180,14 @@ class TaskPool:
             self._coming += 1
             self._nursery.start_soon(self._serve, name="job")
         while self._due and not self._coming:
-            self._nursery.start_soon(self._run, *self._due.popleft(), None, name="job")
+            self._nursery.start_soon(self._runner.run, self._due.popleft(), None, name="job")
 
     async def _serve(self) -> None:
         place = Place(self, trio.lowlevel.current_task())
         try:
             due = self._arrived(place)
             while due is not None or (due := await place.next()) is not None:
-                due = await self._run(*due, place)
+                due = await self._runner.run(due, place)
                 if place.spoiled or place.task in _OWNERS:
                     break
         finally:

@@ -18,12 +18,16 @@ import trio
 from ...describing import Carried, CarriedBase, carried
 from ...errors import DatabaseUnavailable
 from ...store import CommitUnknown
+from .completion import completed_in_transaction
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator
     from contextlib import AbstractAsyncContextManager
 
+    from ...codec import Codec
     from ...jobs import Claim, Outcome
+    from ..plan import Plan
+    from .job_table import JobTable
     from .running_job import RunningJob
 
 _LOCKED_PAUSE = 0.01
@@ -80,27 +84,18 @@ class _FenceLost(Exception):
 
 
 class Transactions:
-    """`completed(claim, value)` makes the outcome; `on_commit(held)` is called when a job has become completed here.
+    """Those of one worker's jobs.
 
-    `margin`: seconds from a lease's local deadline to its end, for the queue where that is least. Until then a handler that is
-    cancelled has to have ended, and it cannot while its connection waits for an answer: a third of it for that, and a third to
-    look into an unanswered COMMIT.
+    Its `margin` is the seconds from a lease's local deadline to its end, for the queue where that is least. Until then a
+    handler that is cancelled has to have ended, and it cannot while its connection waits for an answer: a third of it for
+    that, and a third to look into an unanswered COMMIT.
     """
 
-    def __init__(
-        self,
-        store: TransactionStore,
-        *,
-        completed: Callable[[Claim, Any], Outcome],
-        on_commit: Callable[[RunningJob], None],
-        on_lost: Callable[[RunningJob], None],
-        margin: float,
-    ) -> None:
+    def __init__(self, store: TransactionStore, jobs: JobTable, codec: Codec | None, plan: Plan) -> None:
         self._store = store
-        self._completed = completed
-        self._on_commit = on_commit
-        self._on_lost = on_lost
-        self._margin = margin
+        self._jobs = jobs
+        self._codec = codec
+        self._margin = plan.terms.least_margin
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keeps the connections, until cancelled."""
@@ -109,13 +104,13 @@ class Transactions:
             await trio.sleep_forever()
 
     @asynccontextmanager
-    async def open(self, held: RunningJob, result: Any) -> AsyncGenerator[Transaction]:
+    async def open(self, job: RunningJob, result: Any) -> AsyncGenerator[Transaction]:
         """One job's transaction. Raises `RuntimeError` when the job has one open, or is completed by one."""
-        held.begin_transaction()
+        job.begin_transaction()
         outcomes: list[Outcome] = []
         begun: Begun | None = None
         try:
-            limit = min(held.timeout_deadline, held.job_deadline) - trio.current_time()
+            limit = min(job.timeout_deadline, job.job_deadline) - trio.current_time()
             async with self._store.begin(seconds=limit) as begun:
                 transaction = Transaction(begun.connection, result)
                 try:
@@ -125,36 +120,36 @@ class Transactions:
                     if (safe := carried(error)) is error:
                         raise
                     raise safe from None  # noqa: ASYNC104 -- it, inside of one of ours
-                outcomes.append(self._completed(held.claim, transaction.result))
-                held.transaction = "settling"
+                outcomes.append(completed_in_transaction(self._codec, job.claim, transaction.result))
+                job.transaction = "settling"
                 await self._complete(begun, outcomes[0])
         except (Carried, CarriedBase) as carrier:
-            held.end_transaction()
+            job.end_transaction()
             raise carrier.original from None
         except _FenceLost:
-            held.end_transaction()
-            self._on_lost(held)
-            held.cancel("fence-lost")
+            job.end_transaction()
+            self._jobs.lose(job)
+            job.cancel("fence-lost")
             await trio.lowlevel.checkpoint()  # noqa: ASYNC120 -- the cancellation says more
-            raise RuntimeError(f"job {held.claim.id} lost its lease; its transaction was rolled back") from None
+            raise RuntimeError(f"job {job.claim.id} lost its lease; its transaction was rolled back") from None
         except CommitUnknown as error:
-            if not await self._find_out(held):  # noqa: ASYNC120 -- shielded inside
-                held.end_transaction()
-                raise DatabaseUnavailable(f"the transaction of job {held.claim.id} was rolled back: {error}") from error
+            if not await self._find_out(job):  # noqa: ASYNC120 -- shielded inside
+                job.end_transaction()
+                raise DatabaseUnavailable(f"the transaction of job {job.claim.id} was rolled back: {error}") from error
         except BaseException:
             if begun is not None and begun.committed:
                 # Cancelled while COMMIT was under way, which was done all the same.
-                self._note_commit(held, outcomes[0])
+                self._note_commit(job, outcomes[0])
             else:
-                held.end_transaction()
+                job.end_transaction()
             raise
-        self._note_commit(held, outcomes[0])
+        self._note_commit(job, outcomes[0])
 
-    def _note_commit(self, held: RunningJob, outcome: Outcome) -> None:
-        held.transaction = "committed"
-        held.plain = False
-        held.outcome = held.committed = outcome
-        self._on_commit(held)
+    def _note_commit(self, job: RunningJob, outcome: Outcome) -> None:
+        job.transaction = "committed"
+        job.plain = False
+        job.outcome = job.committed = outcome
+        self._jobs.commit(job)
 
     async def _complete(self, begun: Begun, outcome: Outcome) -> None:
         pause = _LOCKED_PAUSE
@@ -164,19 +159,19 @@ class Transactions:
         if not written:
             raise _FenceLost
 
-    async def _find_out(self, held: RunningJob) -> bool:
+    async def _find_out(self, job: RunningJob) -> bool:
         """Whether the commit was done. If that cannot be known in time the job is cancelled like one whose lease cannot be
         proven: its release is fenced, so it finds a row only if the commit was not done."""
         # Never past the lease: what the handler does when it hears of it, somebody else's attempt may be doing by then.
-        last = held.lease_deadline + held.terms.margin * 2 / 3
-        deadline = max(held.lease_deadline, min(trio.current_time() + _FIND_OUT, last))
+        last = job.lease_deadline + job.terms.margin * 2 / 3
+        deadline = max(job.lease_deadline, min(trio.current_time() + _FIND_OUT, last))
         with trio.CancelScope(shield=True, deadline=deadline):
             while True:
                 try:
-                    return await self._store.committed(held.claim)
+                    return await self._store.committed(job.claim)
                 except DatabaseUnavailable:
                     await trio.sleep(_FIND_OUT_PAUSE)
-        held.end_transaction()
-        held.cancel("lease-unproven")
+        job.end_transaction()
+        job.cancel("lease-unproven")
         await trio.lowlevel.checkpoint()
-        raise DatabaseUnavailable(f"whether the transaction of job {held.claim.id} was committed is not known")
+        raise DatabaseUnavailable(f"whether the transaction of job {job.claim.id} was committed is not known")

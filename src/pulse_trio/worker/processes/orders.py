@@ -16,7 +16,16 @@ import trio
 from ...jobs import Claim
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Protocol
+
+    from ...settings import TermsOfQueues
+    from ..stopping import Stops
     from .channel import Channel
+
+    class Starter(Protocol):
+        def start(self, claims: Sequence[Claim], sent: float) -> None: ...
+
 
 SESSION_VARIABLE = "PULSE_TRIO_QUARANTINE_SESSION"
 """In the environment of a quarantine process: the session under which its jobs are claimed."""
@@ -63,12 +72,35 @@ class Orders:
         """The job is about to begin: if this process dies now, the job is to blame."""
         self._line.tell({"taken": claim.id})
 
-    def done(self, claim: Claim) -> None:
+    def ended(self, claim: Claim) -> None:
         """The job has ended and its report is written, or its lease was lost."""
         self._line.tell({"done": claim.id})
+
+    def none_runs(self) -> None:
+        """Nothing to tell: each job's end was told."""
 
 
 def inherited_session() -> int | None:
     """The session that the worker which started this process chose for it; None for a process that is no quarantine."""
     text = os.environ.pop(SESSION_VARIABLE, None)
     return int(text) if text is not None else None
+
+
+async def obey(orders: Orders, pool: Starter, terms: TermsOfQueues, stops: Stops) -> None:
+    """In a quarantine process: runs what it is told to, and nothing else."""
+    with trio.CancelScope() as obeying:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_run_ordered, orders, pool, terms, stops)
+            await stops.hushed.wait()
+            obeying.cancel()
+
+
+async def _run_ordered(orders: Orders, pool: Starter, terms: TermsOfQueues, stops: Stops) -> None:
+    while (due := await orders.next()) is not None:
+        claim, sent, lease = due
+        # These handlers may say another lease than those of the worker that claimed (files were deployed meanwhile): it is
+        # proven for no longer than what was written.
+        sent -= max(0.0, terms.of(claim.queue).lease - lease)
+        orders.taken(claim)
+        pool.start([claim], sent)
+    stops.stop()

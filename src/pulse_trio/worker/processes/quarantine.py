@@ -45,9 +45,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ...jobs import Claim
-    from ...observe import Observer
-    from ...settings import TermsOfQueues
     from ...store import ClaimResult, Settlement
+    from ..jobs.job_table import Tally
+    from ..plan import Plan
+    from ..stopping import Stops
 
 LOOK_EVERY = 2.0
 """Seconds after which this worker looks for suspects itself, if no sweep of the claimer's has done so."""
@@ -81,14 +82,6 @@ class QuarantineStore(BeatStore, Protocol):
     async def settle(self, outcomes: Sequence[Outcome], *, unsure: bool = False) -> Settlement: ...
 
     async def report_crash(self, claim: Claim, seen: str, *, alone: bool) -> bool | None: ...
-
-
-class Stops(NamedTuple):
-    """What the worker is told: to claim nothing more, to drain, to stop at once."""
-
-    hushed: trio.Event
-    stopping: trio.Event
-    now: trio.Event
 
 
 @dataclass(eq=False)
@@ -139,36 +132,32 @@ class _Ward:
         self.signal(signal.SIGKILL)
 
 
+class Follower(Protocol):
+    """What has to know of each job's end."""
+
+    def ended(self, claim: Claim) -> None: ...
+
+    def none_runs(self) -> None: ...
+
+
 class Quarantine:
-    """`places`: processes at once. `grace` and `cleanup` in seconds. `on_end(claim)` is
-    called when an attempt has ended, in whichever way, and `on_release()` when it was given back because the worker stops."""
+    """One worker's. What is given back because the worker stops is counted in `tally`."""
 
     def __init__(
-        self,
-        store: QuarantineStore,
-        launch: Launch,
-        stops: Stops,
-        *,
-        queues: Sequence[str] | None,
-        places: int,
-        terms: TermsOfQueues,
-        grace: float,
-        cleanup: float,
-        on_end: Callable[[Claim], None],
-        on_release: Callable[[], None],
-        observer: Observer,
+        self, store: QuarantineStore, launch: Launch, stops: Stops, follower: Follower, tally: Tally, plan: Plan
     ) -> None:
+        settings = plan.settings
         self._store = store
         self._launch = launch
         self._stops = stops
-        self._queues = queues
-        self._places = places
-        self._terms = terms
-        self._grace = grace
-        self._cleanup = cleanup
-        self._on_end = on_end
-        self._on_release = on_release
-        self._observer = observer
+        self._follower = follower
+        self._tally = tally
+        self._queues = settings.queues
+        self._places = settings.quarantine_slots
+        self._terms = plan.terms
+        self._grace = settings.grace
+        self._cleanup = settings.cleanup
+        self._observer = plan.observer
         self._wards: set[_Ward] = set()
         self._news = Signal()
         self._due = False
@@ -260,6 +249,10 @@ class Quarantine:
             ward.told_to_stop = True
             ward.signal(number)
 
+    def _ended(self, claim: Claim) -> None:
+        self._follower.ended(claim)
+        self._follower.none_runs()
+
     # One process
 
     async def _serve(self, patient: _Patient) -> None:
@@ -268,7 +261,7 @@ class Quarantine:
         finally:
             self.running -= 1
             self._news.give()
-            self._on_end(patient.claim)
+            self._ended(patient.claim)
 
     async def _serve_in_process(self, patient: _Patient) -> None:
         environment = {**self._launch.environment, SESSION_VARIABLE: str(patient.claim.session)}
@@ -325,7 +318,7 @@ class Quarantine:
                     return
                 await ward.patient.done.wait()
                 self._tell_end(ward.patient, ward.pid)
-                self._on_end(kept.claim)
+                self._ended(kept.claim)
                 if not await self._next(ward):
                     break
             await ward.spawned.line.send_all(encode(Leave()) + b"\n")
@@ -375,7 +368,7 @@ class Quarantine:
         ward.spawned.words.close()
         patient = ward.patient
         if ward.told_to_stop and (process.returncode == _RELEASED or not patient.done.is_set()):
-            self._on_release()
+            self._tally.released += 1
         if patient.done.is_set():
             return
         with trio.move_on_after(_LAST_REPORTS if ward.told_to_stop else patient.kept.terms.lease):
@@ -388,7 +381,7 @@ class Quarantine:
             else:
                 where = f"\n\n{words.stack}" if words.stack else ""
                 await self._report_death(ward, process.returncode or 0, where)
-        self._on_end(patient.claim)
+        self._ended(patient.claim)
 
     async def _did_not_come_up(self, ward: _Ward) -> None:
         claim = ward.patient.claim

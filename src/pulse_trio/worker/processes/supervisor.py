@@ -186,13 +186,7 @@ class Supervisor:
     async def run(self) -> int:
         """Supervises until stopped (or, with `burst`, until every child has found nothing due); returns the exit code."""
         async with trio.open_nursery() as services:
-            self._watchdog = Watchdog(
-                self._store,
-                tick=self._settings.watchdog,
-                retention=self._settings.retention,
-                on_rescue=lambda: None,
-                observer=self._observer,
-            )
+            self._watchdog = Watchdog(self._store, self._settings, self._observer)
             services.start_soon(self._watchdog.run)
             batches = Batches(self._store, retention=self._settings.retention, observer=self._observer)
             services.start_soon(batches.run)
@@ -200,7 +194,7 @@ class Supervisor:
                 async with trio.open_nursery() as self._nursery:
                     for _ in range(self._settings.processes):
                         self._nursery.start_soon(self._keep)
-                        # What is wrong with one would be wrong with all: let the first say it alone.
+                        # Report a start-up failure that all children share once.
                         await self._first_is_up.wait()
             finally:
                 self.kill()

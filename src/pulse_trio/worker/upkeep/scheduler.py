@@ -16,11 +16,11 @@ from ...observe import ScheduleBroken, ScheduleFired
 from ..outage import Outage
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Sequence
 
     from ...handlers import Schedule
-    from ...observe import Observer
     from ...store import Broken, Fired
+    from ..plan import Plan
 
 _TICK = 2.0
 """Seconds after which it asks again anyway: somebody may have made a schedule, or changed one."""
@@ -39,25 +39,27 @@ class ScheduleStore(Protocol):
     async def prune_fires(self, retention: float) -> None: ...
 
 
-class Scheduler:
-    """`declared` is what the worker's code declares; `retention` in seconds, of the record of what was fired. `on_hour()` is
-    called once an hour, for what a worker declares again and again, because those who declared otherwise may be gone."""
+class Declarations(Protocol):
+    """What the worker's code declares."""
 
-    def __init__(
-        self,
-        store: ScheduleStore,
-        declared: Sequence[Schedule],
-        *,
-        retention: float,
-        on_hour: Callable[[], Awaitable[None]],
-        observer: Observer,
-    ) -> None:
+    @property
+    def schedules(self) -> Sequence[Schedule]: ...
+
+    async def declare_deaths(self) -> None:
+        """Declares which deaths are told of: again and again, because workers that declared otherwise may be gone."""
+        ...
+
+
+class Scheduler:
+    """One worker's."""
+
+    def __init__(self, store: ScheduleStore, declarations: Declarations, plan: Plan) -> None:
         self._store = store
-        self._on_hour = on_hour
-        self._undeclared = list(declared)
-        self._retention = retention
-        self._observer = observer
-        self._outage = Outage("scheduler", observer, least=_ELSEWHERE)
+        self._declarations = declarations
+        self._undeclared = list(declarations.schedules)
+        self._retention = plan.settings.retention
+        self._observer = plan.observer
+        self._outage = Outage("scheduler", plan.observer, least=_ELSEWHERE)
         self._prune_at = trio.current_time()
         self._hour_at = self._prune_at + _HOUR
         self.looked = trio.Event()
@@ -83,7 +85,7 @@ class Scheduler:
             await self._store.prune_fires(self._retention)
             self._prune_at = trio.current_time() + _PRUNE_EVERY
         if trio.current_time() >= self._hour_at:
-            await self._on_hour()
+            await self._declarations.declare_deaths()
             self._hour_at = trio.current_time() + _HOUR
         remaining = await self._store.next_schedule()
         if remaining is None or remaining > 0:

@@ -20,9 +20,10 @@ from ...observe import JobsRescued
 from ..outage import Outage, rest_after
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from ...observe import Observer, WorkerStale
+    from ...settings import WorkerSettings
     from ...store import Rescue
 
 _LONGEST_PAUSE = 6
@@ -42,24 +43,24 @@ class WatchStore(Protocol):
     async def maintain(self, retention: float) -> bool: ...
 
 
+class Wakeups(Protocol):
+    def look_again(self) -> None:
+        """Jobs were put back: there may be something to claim."""
+        ...
+
+
 class Watchdog:
-    """`tick` and `retention` in seconds. `on_rescue()` is called after a tick that put jobs back."""
+    """One worker's or supervisor's. `wakeups` is told of jobs that were put back; a supervisor has none."""
 
     def __init__(
-        self,
-        store: WatchStore,
-        *,
-        tick: float,
-        retention: float,
-        on_rescue: Callable[[], None],
-        observer: Observer,
+        self, store: WatchStore, settings: WorkerSettings, observer: Observer, wakeups: Wakeups | None = None
     ) -> None:
         self._store = store
-        self._tick = tick
-        self._retention = retention
-        self._on_rescue = on_rescue
+        self._wakeups = wakeups
         self._observer = observer
-        self._outage = Outage("watchdog", observer, least=tick / 10)
+        self._retention = settings.retention
+        self._tick = settings.watchdog
+        self._outage = Outage("watchdog", observer, least=self._tick / 10)
         self._maintain_at = trio.current_time()
 
     def quicken(self, lease: float) -> None:
@@ -93,5 +94,6 @@ class Watchdog:
         rescued, dead = await self._store.rescue(_BATCH)
         if rescued or dead:
             self._observer.emit(JobsRescued(rescued, dead))
-            self._on_rescue()
+            if self._wakeups is not None:
+                self._wakeups.look_again()
         return rescued + dead >= _BATCH

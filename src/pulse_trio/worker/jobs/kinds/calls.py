@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
+import trio
+
 from ....codec import decoding
 from ....describing import carried
 from ....handlers import death_hooks
 from ....jobs import Job
+from ...diagnosis.stack import task_tree
 from .in_asyncio import AsyncioCalls
 from .in_process import ProcessCalls
 from .in_thread import call_in_thread, stack_in_thread
 from .of_deaths import told_of_deaths
 
 if TYPE_CHECKING:
-    import trio
-
     from ....codec import Codec
     from ....handlers import Handler, Handlers
-    from ....observe import Observer
+    from ...plan import Plan
     from ..running_job import RunningJob
 
 Call = Callable[["RunningJob", str], Awaitable[Any]]
@@ -29,47 +30,45 @@ class Calls:
     """`calls.get(kind)` is the call of that kind's handler, None if this worker has none; `calls.services` are what they
     need to run beside the jobs.
 
-    Times in seconds; `margin` and `lag_warning` as `AsyncioCalls` takes them. Raises `ConfigurationError` if a handler cannot
+    Raises `ConfigurationError` if a handler cannot
     be called the way it asks for.
     """
 
     def __init__(
         self,
         handlers: Handlers,
-        *,
-        threads: trio.CapacityLimiter,
         codec: Codec | None,
-        process_slots: int,
-        cleanup: float,
-        margin: float,
-        lag_warning: float,
-        observer: Observer,
+        plan: Plan,
     ) -> None:
+        settings = plan.settings
         self._in_threads = {handler.kind for handler in handlers if handler.runs == "thread"}
         self._asyncio: AsyncioCalls | None = None
         self._processes: ProcessCalls | None = None
         self.services: list[Callable[[], Awaitable[None]]] = []
-        self._threads = threads
-        self._codec = codec
-        self._observer = observer
+        self._threads = trio.CapacityLimiter(settings.concurrency)
+        self.codec = codec
+        self.retries = {handler.kind: handler.retries for handler in handlers if handler.retries is not None}
+        self._observer = plan.observer
         self._hooks = {hook.request.kind for hook in death_hooks(handlers)}
         kinds = {handler.runs for handler in handlers}
         # What no handler asks for is not even made.
         if "asyncio" in kinds:
-            self._asyncio = AsyncioCalls(margin=margin, lag_warning=lag_warning, observer=observer)
+            self._asyncio = AsyncioCalls(
+                margin=plan.terms.least_margin, lag_warning=settings.lag_warning, observer=plan.observer
+            )
             self.services.append(self._asyncio.run)
         if "process" in kinds:
-            self._processes = ProcessCalls(slots=process_slots, cleanup=cleanup)
+            self._processes = ProcessCalls(slots=settings.process_slots, cleanup=settings.cleanup)
             self.services.append(self._processes.run)
         self._by_kind = {handler.kind: self._call_of(handler) for handler in handlers}
         self.get = self._by_kind.get
 
     def _call_of(self, handler: Handler[..., Any]) -> Call:
         call = self._plain_call_of(handler)
-        coded = call if self._codec is None else decoding(self._codec, call)
+        coded = call if self.codec is None else decoding(self.codec, call)
         if handler.kind not in self._hooks:
             return coded
-        return told_of_deaths(handler, self._codec, call, coded, self._observer)
+        return told_of_deaths(handler, self.codec, call, coded, self._observer)
 
     def _plain_call_of(self, handler: Handler[..., Any]) -> Call:
         call = handler.signature.bind(handler.function)
@@ -88,6 +87,12 @@ class Calls:
     def ends_by_itself(self, kind: str) -> bool:
         """Whether nobody can end a handler of this kind but itself: it keeps its slot, and the process stays."""
         return kind in self._in_threads
+
+    def where_is(self, job: RunningJob) -> str:
+        """Where a job is: the stack of its handler; empty if it has not begun, or has ended."""
+        if job.task is None or job.ended:
+            return ""
+        return self.stack_of(job) or task_tree(job.task)
 
     def stack_of(self, held: RunningJob) -> str | None:
         """Where a handler is that does not run in its job's own Trio task; None for one that does."""

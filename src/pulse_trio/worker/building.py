@@ -1,0 +1,153 @@
+"""Makes the parts of a worker, each with those that it needs: from the inside of the tree to the outside."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..codec import in_schema
+from ..store import ClaimCursor
+from .claiming.claim_loop import ClaimLoop
+from .claiming.claimer import Claimer
+from .claiming.cursors import ClaimCursors
+from .claiming.idle import Idle
+from .claiming.inline_quarantine import InlineQuarantine
+from .claiming.limited import LimitedQueues
+from .claiming.listener import Listener
+from .claiming.sweeps import Sweeps
+from .claiming.wakeups import Wakeups
+from .diagnosis.lag import LagMonitor
+from .diagnosis.stacks import Stacks
+from .diagnosis.stuck import StuckHandlers
+from .holding.cancellations import Cancellations
+from .holding.heartbeats import Heartbeats
+from .holding.progress import ProgressReports
+from .holding.reports import Reports
+from .jobs.job_table import JobTable
+from .jobs.kinds import Calls
+from .jobs.runner import Runner
+from .jobs.running_job import Common
+from .jobs.task_pool import TaskPool
+from .jobs.transactions import Transactions
+from .processes.quarantine import Quarantine
+from .upkeep.batches import Batches
+from .upkeep.scheduler import Scheduler
+from .upkeep.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import NoReturn
+
+    from ..handlers import Handlers
+    from ..jobs import Outcome
+    from ..store import WorkerStore
+    from .plan import Plan
+    from .processes.orders import Orders
+    from .processes.quarantine import Launch
+    from .stopping import Stops
+    from .upkeep.declarations import Declarations
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What the program around a worker gave it. `Worker` says what each is."""
+
+    watch: bool
+    on_lease: Callable[[float], None] | None
+    on_stuck: Callable[[list[Outcome]], NoReturn] | None
+    left_stuck: Sequence[Outcome]
+    launch: Launch | None
+    orders: Orders | None
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What runs as long as the worker lives, beside its jobs."""
+
+    calls: Calls
+    reports: Reports
+    heartbeats: Heartbeats
+    cancellations: Cancellations
+    progress: ProgressReports
+    transactions: Transactions
+    listener: Listener
+    stacks: Stacks
+    stuck: StuckHandlers
+    lag: LagMonitor
+    watchdog: Watchdog
+    batches: Batches
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """All of one worker: the job table, what runs its jobs, what takes jobs in, and the services."""
+
+    jobs: JobTable
+    runner: Runner
+    pool: TaskPool
+    quarantine: Quarantine | None
+    claim_loop: ClaimLoop
+    wakeups: Wakeups
+    scheduler: Scheduler
+    services: Services
+
+
+def build(
+    handlers: Handlers, store: WorkerStore, declarations: Declarations, plan: Plan, stops: Stops, hooks: Hooks
+) -> Parts:
+    """Makes the parts of one worker, in its Trio run."""
+    settings, observer = plan.settings, plan.observer
+    codec = in_schema(handlers.codec, settings.schema)
+    cursors, limited = ClaimCursors(settings.queues, ClaimCursor), LimitedQueues(settings.queues)
+    wakeups = Wakeups(cursors, limited, plan)
+    # In a quarantine process, which claims nothing itself, the worker that gave the job has to know of its end.
+    jobs = JobTable(settings.concurrency, wakeups if hooks.orders is None else hooks.orders)
+
+    calls = Calls(handlers, codec, plan)
+    reports = Reports(store, jobs, plan)
+    progress = ProgressReports(store, observer)
+    transactions = Transactions(store.transactions, jobs, codec, plan)
+    common = Common(settings.cleanup, settings.timeout or math.inf, stops, transactions, progress, store)
+    runner = Runner(calls, jobs, reports, common, plan, hooks.on_lease)
+    pool = TaskPool(runner)
+
+    inline = InlineQuarantine(store, jobs, reports, pool, plan)
+    quarantine = None
+    if hooks.launch is not None:
+        quarantine = Quarantine(store, hooks.launch, stops, wakeups, jobs.tally, plan)
+    sweeps = Sweeps(store, settings.queues, cursors, limited, wakeups, quarantine or inline)
+    claim_loop = ClaimLoop(
+        jobs,
+        sweeps,
+        Claimer(store, cursors, limited, reports, pool, observer),
+        Idle(store, sweeps, wakeups, reports),
+        wakeups,
+        inline if quarantine is None else None,
+    )
+    if hooks.orders is not None:
+        # This process claims nothing, so completions do not travel with claims.
+        reports.stay_behind()
+
+    cancellations = Cancellations(store, jobs, observer)
+    stacks = Stacks(store, jobs, calls)
+    batches = Batches(store, retention=settings.retention, observer=observer)
+    watchdog = Watchdog(store, settings, observer, wakeups)
+    if plan.terms.shortest < settings.lease:
+        watchdog.quicken(plan.terms.shortest)
+    services = Services(
+        calls=calls,
+        reports=reports,
+        heartbeats=Heartbeats(store, jobs, cancellations, stops, plan),
+        cancellations=cancellations,
+        progress=progress,
+        transactions=transactions,
+        listener=Listener(store, wakeups, cancellations, stacks, batches, observer),
+        stacks=stacks,
+        stuck=StuckHandlers(jobs, calls, stops, plan),
+        lag=LagMonitor(warning=settings.lag_warning, observer=observer, jobs=jobs),
+        watchdog=watchdog,
+        batches=batches,
+    )
+    scheduler = Scheduler(store, declarations, plan)
+    return Parts(jobs, runner, pool, quarantine, claim_loop, wakeups, scheduler, services)

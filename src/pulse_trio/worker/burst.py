@@ -1,0 +1,42 @@
+"""The end of a burst: the worker stops when nothing is due and nothing runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..errors import DatabaseUnavailable
+
+if TYPE_CHECKING:
+    from .building import Parts
+    from .stopping import Stops
+
+
+async def end_burst(parts: Parts, stops: Stops) -> None:
+    """Ends the worker when a sweep that began after the last job had ended found nothing due."""
+    # What is due includes the schedules; their jobs are there for the next sweep.
+    await parts.scheduler.looked.wait()
+    wakeups = parts.wakeups
+    wakeups.look_again()
+    while True:
+        await wakeups.dry.wait()
+        # If a job still runs, its end asks for another look: it may have enqueued something.
+        if not _busy(parts):
+            await parts.services.reports.drained()
+        if wakeups.found_nothing and not _busy(parts):
+            if await _finish_batches(parts):
+                # A callback job may be due now.
+                wakeups.look_again()
+            elif wakeups.found_nothing and not _busy(parts):
+                stops.stop()
+
+
+def _busy(parts: Parts) -> bool:
+    """Whether anything runs, here or in quarantine."""
+    return parts.jobs.running > 0 or (parts.quarantine is not None and parts.quarantine.running > 0)
+
+
+async def _finish_batches(parts: Parts) -> bool:
+    try:
+        return await parts.services.batches.finish()
+    except DatabaseUnavailable:
+        return False

@@ -1,0 +1,60 @@
+"""How a worker ends: what is left is cancelled, the last reports are written, and a handler that does not end is left."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, NoReturn
+
+import trio
+
+from ..errors import DatabaseUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..jobs import Outcome
+    from ..store import WorkerStore
+    from .building import Parts
+    from .holding.reports import Reports
+    from .jobs.job_table import JobTable
+    from .stopping import Stops
+
+FAREWELL = 5.0
+"""Seconds the last reports may take when the worker was cancelled or its grace has passed."""
+
+
+async def withdraw_idle(jobs: JobTable, store: WorkerStore) -> None:
+    """A worker that drains for hours must not make producers notify. With nothing to drain the connection is closed in a
+    moment, and the announcement goes with it."""
+    if store.idle and jobs.running:
+        with suppress(DatabaseUnavailable):
+            await store.withdraw_idle()
+
+
+async def end_what_is_left(jobs: JobTable, stops: Stops, grace: float) -> None:
+    """Cancels the jobs that still run after `grace` seconds, or when the worker is told to stop now."""
+    with trio.move_on_after(grace):
+        await stops.now.wait()
+    jobs.cancel_all("shutdown")
+
+
+async def farewell(reports: Reports, store: WorkerStore) -> None:
+    """Writes the last reports, and ends the worker's sessions."""
+    await reports.drained()
+    # pulse.workers will show it as stale; nothing else depends on it.
+    with suppress(DatabaseUnavailable):
+        await store.end_sessions()
+
+
+async def leave_the_stuck(
+    parts: Parts, store: WorkerStore, on_stuck: Callable[[list[Outcome]], NoReturn], cleanup: float
+) -> None:
+    """Waits for a handler that does not end; then hands all else back and has `on_stuck` end the process."""
+    await parts.services.stuck.found.wait()
+    with trio.move_on_after(cleanup + FAREWELL):
+        # Asked again and again, once in a process's life: no job pays for an event.
+        while any(job.outcome is None and job.stuck is None for job in parts.jobs.held):  # noqa: ASYNC110
+            await trio.sleep(0.05)
+        await farewell(parts.services.reports, store)
+    outcomes = map(parts.runner.outcome_of_stuck, parts.services.stuck.jobs)
+    on_stuck([outcome for outcome in outcomes if outcome is not None])

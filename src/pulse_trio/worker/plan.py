@@ -1,0 +1,20 @@
+"""What a worker was told, as its parts need it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..observe import Observer
+    from ..settings import TermsOfQueues, WorkerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What all parts of one worker have in common; made at its start. `burst`: the worker ends when nothing is due."""
+
+    settings: WorkerSettings
+    terms: TermsOfQueues
+    observer: Observer
+    burst: bool = False

@@ -1,0 +1,50 @@
+"""What a worker is told: to claim nothing more, to drain, to stop at once; and whether its program is being cancelled."""
+
+from __future__ import annotations
+
+import trio
+
+
+class Stops:
+    """Each is told once and stays."""
+
+    def __init__(self) -> None:
+        self.hushed = trio.Event()
+        """Set when the worker is to claim nothing more."""
+        self.stopping = trio.Event()
+        """Set when running jobs have their grace, and are then cancelled."""
+        self.now = trio.Event()
+        """Set when running jobs are cancelled without any grace."""
+        self.draining = False
+        """Whether the worker has ceased to claim."""
+        self.jobs_scope: trio.CancelScope | None = None
+        """The scope of the jobs nursery."""
+        self._parent_cancelled = False
+
+    def quiet(self) -> None:
+        """Claim nothing more."""
+        self.hushed.set()
+
+    def stop(self) -> None:
+        """Claim nothing more; let running jobs end within the grace."""
+        self.hushed.set()
+        self.stopping.set()
+
+    def stop_now(self) -> None:
+        """Claim nothing more; cancel running jobs."""
+        self.stop()
+        self.now.set()
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether the program around the worker is being cancelled."""
+        return self._parent_cancelled or (self.jobs_scope is not None and self.jobs_scope.cancel_called)
+
+    async def watch_the_parent(self) -> None:
+        """Notes a cancellation from outside in the moment it comes, before any handler sees it."""
+
+        def cancelled(_: object) -> trio.lowlevel.Abort:
+            self._parent_cancelled = True
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(cancelled)
