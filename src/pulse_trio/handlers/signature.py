@@ -32,6 +32,8 @@ _BRACKETS = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 """The largest `args` in bytes of JSON; the database checks the same."""
 
+_PROBED = 64 * 1024
+"""Arguments of more characters are decoded only where there is memory for them."""
 _LONGEST_NUMBER = 10_000
 _TOO_FINE = re.compile(rf"[eE]-[0-9]{{5}}|\.[0-9]{{{_LONGEST_NUMBER}}}")
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
@@ -120,7 +122,10 @@ class Signature:
             raise InvalidArguments(f"Arguments do not fit {self.kind}{self._inspected}: {error}.") from None
 
     def decode(self, args: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """(positional, keyword) arguments of a call. Raises `UnfitArguments`."""
+        """(positional, keyword) arguments of a call. Raises `UnfitArguments`, `MemoryError`."""
+        if len(args) > _PROBED:
+            # Asked for first, because msgspec (0.22) ends the process where there is no memory for a text.
+            bytes(len(args) * (2 if args.isascii() else 6))
         try:
             struct = self._read(args)
         except msgspec.DecodeError as error:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from pulse_trio.postgres.connection import TrioConnection
     from pulse_trio.postgres.reconnecting import Configure
 
+_LIBPQ = (e.DatabaseError, e.OperationalError)
+"""What psycopg makes of an error that is libpq's own, and not the server's: "out of memory for query result". The
+connection may go on, but the answer is lost, and what was asked may be done."""
 _NO_MEMORY = "this process has no memory left for what the database answers"
 
 
@@ -96,9 +99,12 @@ class Link:
                     # The answer, or part of it, is lost, as with a connection that breaks: the same is done about it.
                     await connection.close()  # noqa: ASYNC120 - never waits
                     raise DatabaseUnavailable(f"{self.name}: {_NO_MEMORY}") from None
-                except (e.OperationalError, e.InterfaceError) as ex:
-                    if connection.closed:
+                except e.Error as ex:
+                    if connection.closed and isinstance(ex, (e.OperationalError, e.InterfaceError)):
                         raise DatabaseUnavailable(f"{self.name}: connection lost: {self._clean(ex)}") from ex
+                    if ex.sqlstate is None and type(ex) in _LIBPQ:
+                        await connection.close()  # noqa: ASYNC120 - never waits
+                        raise DatabaseUnavailable(f"{self.name}: the answer was lost: {self._clean(ex)}") from ex
                     raise
                 finally:
                     await connection.make_idle()  # noqa: ASYNC102 - bounded by its mode
