@@ -490,3 +490,40 @@ async def test_a_queue_with_a_name_too_long_to_be_told_keeps_no_other_job_from_b
             done = await client.retry_many(state="scheduled")
             assert other in done.retried
             assert len(done.retried) == 2
+
+
+async def test_jobs_that_share_one_id_count_once_in_their_batch_and_hold_no_other_batch_up(
+    dsn: str, window: Window
+) -> None:
+    def batch_of(*members: int) -> int:
+        (row,) = window.run("INSERT INTO batch (closed_at) VALUES (now()) RETURNING id")
+        for member in members:
+            window.run("INSERT INTO batch_job (batch_id, job_id) VALUES (%s, %s)", row["id"], member)
+        return row["id"]
+
+    async with open_client(dsn) as client, open_store(dsn) as store:
+        finished = [plant_twins(window, None, state) for state in TWINS]
+        waiting = plant_twins(window, "scheduled", "dead")
+        other = plant(window, queue="twins")
+        window.run("SELECT cancel_jobs(ARRAY[%s]::bigint[])", other)
+        shared, held_up, clean = batch_of(*finished), batch_of(waiting, finished[0]), batch_of(other)
+
+        status = await (await client.open_batch(held_up)).status()
+        assert (status.total, status.waiting, status.completed, status.dead) == (2, 1, 1, 0)
+        assert sorted(await store.finish_batches() or []) == sorted([shared, clean])
+        status = await (await client.open_batch(shared)).status()
+        assert (status.total, status.completed, status.dead, status.cancelled, status.removed) == (3, 1, 1, 1, 0)
+        assert (await (await client.open_batch(clean)).wait(timeout=0)).status.cancelled == 1
+
+        # Of two finished ones the first counts, whatever the other is.
+        window.run(
+            "UPDATE job_archive SET state = 5, finished_at = finished_at + interval '1 ms'"
+            " WHERE id = %s AND ctid = (SELECT max(ctid) FROM job_archive WHERE id = %s)",
+            finished[0],
+            finished[0],
+        )
+        await client.cancel(waiting)
+        assert await store.finish_batches() == [held_up]
+        result = await (await client.open_batch(held_up)).wait(timeout=0)
+        assert (result.status.total, result.status.completed) == (2, 1)
+        assert not result.succeeded
