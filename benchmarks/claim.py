@@ -40,13 +40,13 @@ async def exchange_all(dsn: str, batch: int, keep: bool, start: float) -> Row:
     store = WorkerStore(dsn, keep=keep, concurrency=batch)
     await store.open_session()
     book = ClaimCursors(None, ClaimCursor)
-    book.swept(await store.slots(None))
+    book.swept((await store.sweep(None)).found)
     done: list[Outcome] = []
     jobs = exchanges = 0
     await trio.sleep(max(0.0, start - time.monotonic()))
     cpu = time.process_time()
     while True:
-        claims, _, settlement = await store.complete_and_claim(batch, book.slots, done)
+        claims, _, settlement, *_ = await store.complete_and_claim(batch, book.slots, done)
         assert len(settlement.accepted) == len(done), "a fence was lost"
         if not claims and not done:
             break

@@ -50,7 +50,7 @@ SETTINGS = {
 async def exchanges(dsn: str, batch: int, count: int, *, keep: bool) -> None:
     """So many exchanges, each completing what the one before has claimed."""
     from pulse_trio.jobs import Outcome
-    from pulse_trio.store.worker import ClaimCursor, WorkerStore
+    from pulse_trio.store import ClaimCursor, WorkerStore
 
     store = WorkerStore(dsn, lease=3000.0, concurrency=2 * batch, keep=keep)
     await store.open_session()
@@ -67,7 +67,7 @@ async def exchanges(dsn: str, batch: int, count: int, *, keep: bool) -> None:
 
 async def beats(dsn: str, batch: int, count: int) -> None:
     """So many heartbeats for `batch` jobs."""
-    from pulse_trio.store.worker import ClaimCursor, WorkerStore
+    from pulse_trio.store import ClaimCursor, WorkerStore
 
     store = WorkerStore(dsn, lease=3000.0, concurrency=2 * batch)
     await store.open_session()

@@ -28,7 +28,7 @@ from plots import bars
 from processes import drain, our_worker
 from pulse_trio.embedded.folder import PROGRAM, find_binaries
 from pulse_trio.sql import statement
-from pulse_trio.store import worker as store_worker
+from pulse_trio.store.links import WORKER_SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -112,7 +112,7 @@ def _count(dsn: str) -> int:
 
 
 def _pgbench(dsn: str, file: str, exchanges: int) -> str:
-    settings = " ".join(f"-c {name}={value}" for name, value in store_worker._WORKER_SETTINGS.items())
+    settings = " ".join(f"-c {name}={value}" for name, value in WORKER_SETTINGS.items())
     first: dict[str, Any] = {"ids": "{}", "attempts": "{}", "sessions": "{}", "results": "{}"}
     first |= {"cursor_run_ats": "{-infinity}", "cursor_ids": "{0}"}
     variables = [part for name, value in first.items() for part in ("-D", f"{name}={value}")]

@@ -265,7 +265,8 @@ async def test_the_sessions_of_workers_and_clients_have_their_own_settings(
 
     assert await trio.to_thread.run_sync(lambda: asyncio.run(look())) == pinned
     async with open_store(dsn) as store:
-        for link in (store._claims, store._settles, store._beats, store._watch, store._listen, store._progress):
+        links = store.links
+        for link in (links.claims, links.settles, links.beats, links.watch, links.listen, links.progress):
             async with link.use() as connection:
                 settings = await found(connection, PINNED | UNBOUNDED)
             own = {"lock_timeout", "idle_in_transaction_session_timeout"}

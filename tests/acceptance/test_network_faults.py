@@ -132,7 +132,7 @@ async def test_without_its_listening_connection_a_worker_polls_says_so_and_liste
 
     store = WorkerStore(dsn, lease=FAST["lease"])
     async with open_proxy(dsn) as network:
-        store._listen._dsn = network.dsn  # this connection has a network of its own
+        store.links.listen._dsn = network.dsn  # this connection has a network of its own
         async with working(handlers, dsn, poll=POLL, store=store, **FAST) as heard:
             ((before,),) = await until(dsn, pids)
             if how == "silent":

@@ -102,14 +102,14 @@ async def test_a_claim_takes_jobs_until_their_arguments_have_a_megabyte(dsn: str
     async with open_store(dsn) as store:
         first = await store.complete_and_claim(20, [ClaimCursor("default", 0)])
         assert len(first.claims) == 4
-        assert store.bounded
+        assert first.bounded
         second = await store.complete_and_claim(20, [ClaimCursor("default", 0)])
         # It was quick, and may be twice as large now.
         assert len(second.claims) == 7
         rest = await store.complete_and_claim(20, [ClaimCursor("default", 0)])
         assert len(rest.claims) == 9
-        assert not (await store.complete_and_claim(20, [ClaimCursor("default", 0)])).claims
-        assert not store.bounded
+        last = await store.complete_and_claim(20, [ClaimCursor("default", 0)])
+        assert (last.claims, last.bounded) == ([], False)
 
 
 @pytest.mark.parametrize("keys", [1, 20])

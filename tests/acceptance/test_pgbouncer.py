@@ -127,7 +127,7 @@ async def test_a_worker_that_comes_to_another_server_through_it_has_another_sess
         window.enqueue_many(2)
         async with open_store(pooled) as store:
             (first,) = await claim(store, limit=1)
-            store._server = "the primary that was"
+            store.sessions._server = "the primary that was"
             (second,) = await claim(store, limit=1)
             assert first.session != second.session
 

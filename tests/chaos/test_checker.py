@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from pulse_trio.store import ClaimCursor, worker
-from pulse_trio.store.worker import statement
+from pulse_trio.sql import statement
+from pulse_trio.store import ClaimCursor
 from support.chaos import journal
 from support.chaos.checker import INVARIANTS, Violation, check
 from support.chaos.history import COMPLETED, RETRYABLE, Bounds, Effect, Fault, History, Limit, Window, read_lines
 from support.chaos.journal import Change
 from support.chaos.recorder import RecordedStore, Recorder
 from support.stores import Window as Look
-from support.stores import end
+from support.stores import end, replace_statements
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -640,7 +640,7 @@ async def test_without_a_part_of_the_fence_the_checker_reports_a_violation(
     predicate, play = PREDICATES[part]
     claim = await play(scene)
     before = check_all_but_i1(scene.history())
-    monkeypatch.setattr(worker, "statement", without(write, predicate))
+    replace_statements(monkeypatch, without(write, predicate))
 
     await WRITES[write](scene.a, claim)
 
@@ -653,7 +653,7 @@ async def test_without_the_lease_in_the_watchdogs_search_the_checker_reports_an_
     scene.look.enqueue()
     await scene.claim(scene.a)
     assert scene.violated() == set()
-    monkeypatch.setattr(worker, "statement", without("expired", rb"lease_until < statement_timestamp\(\)"))
+    replace_statements(monkeypatch, without("expired", rb"lease_until < statement_timestamp\(\)"))
 
     await scene.b.rescue()
 

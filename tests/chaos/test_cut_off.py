@@ -10,9 +10,9 @@ import trio
 
 from pulse_trio.errors import DatabaseUnavailable
 from pulse_trio.postgres import open_pool, reconnecting
-from pulse_trio.store import CommitUnknown, transactions, worker
-from pulse_trio.store.worker import statement
-from support.stores import Window, claim_one, end, open_store
+from pulse_trio.sql import statement
+from pulse_trio.store import CommitUnknown, transactions
+from support.stores import Window, claim_one, end, open_store, replace_statements
 
 if TYPE_CHECKING:
     from pulse_trio.jobs import Claim
@@ -53,10 +53,10 @@ async def test_what_a_watchdog_was_about_to_rescue_another_one_rescues_within_a_
             job_id = window.enqueue()
             await claim_one(other)
             window.expire(job_id)
-        monkeypatch.setattr(worker, "statement", cut_off)
+        replace_statements(monkeypatch, cut_off)
         with trio.move_on_after(0.5):
             await doomed.rescue()
-        monkeypatch.setattr(worker, "statement", statement)
+        replace_statements(monkeypatch, statement)
 
         assert await rescued_by(other) == 1
 

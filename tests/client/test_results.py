@@ -440,8 +440,8 @@ async def test_every_way_to_end_tells_who_waits_and_nobody_else(how: str, dsn: s
             elif how == "settle":
                 await store.settle([end(c) for c in claims])
             elif how == "unlocked":
-                async with store._using(store._settles) as connection:
-                    await store._complete_unlocked(connection, [end(c) for c in claims])
+                async with store.links.settles.using() as connection:
+                    await store.reports._writer.complete_unlocked(connection, [end(c) for c in claims])
             elif how == "rescued":
                 # Alone, or the attempt would be given back.
                 await store.settle([end(claims[1]), end(returned, "snoozed", delay=60.0)])
@@ -466,7 +466,7 @@ async def test_while_nobody_waits_nothing_is_notified_and_no_id_is_asked_about(d
         listener.execute("LISTEN end_" + window.value("SELECT md5('pulse')"))
         async with open_store(dsn) as store:
             await store.complete_and_claim(0, [], [end(c) for c in await claim(store)])
-            async with store._using(store._claims) as connection:
+            async with store.links.claims.using() as connection:
                 cursor = await connection.execute("SELECT pulse.tell_end('{1,2,3}'), pulse.tell_end(NULL)")
                 assert await cursor.fetchone() == (0, 0)
         assert list(listener.notifies(timeout=0.2)) == []

@@ -17,8 +17,8 @@ import pytest
 from pulse_trio.jobs import Progress
 from pulse_trio.postgres import TrioConnection
 from pulse_trio.sql import statement
-from pulse_trio.store import cancelling, history, operations, rows, suspects, transactions, worker
-from support.stores import Window, claim_one, end, forged, open_store
+from pulse_trio.store import ClaimCursor, cancelling, history, operations, rows
+from support.stores import Window, claim_one, end, forged, open_store, replace_statements
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
@@ -407,14 +407,14 @@ async def traceless_report_of_a_rescued_attempt(s: Scene) -> bool:
 
 async def claimed_twice(s: Scene) -> bool:
     held = await s.running()
-    await s.b.complete_and_claim(1, [worker.ClaimCursor("default", 0)])
+    await s.b.complete_and_claim(1, [ClaimCursor("default", 0)])
     return s.w.job(held.id)["attempt"] != 1
 
 
 async def suspect_in_company(s: Scene) -> bool:
     s.w.enqueue()
     s.w.run("UPDATE job SET suspect = true")
-    return bool((await s.a.complete_and_claim(1, [worker.ClaimCursor("default", 0)])).claims)
+    return bool((await s.a.complete_and_claim(1, [ClaimCursor("default", 0)])).claims)
 
 
 async def suspect_claimed_twice(s: Scene) -> bool:
@@ -602,8 +602,7 @@ async def test_with_the_whole_statement_no_harm_is_done(play: Any, scene: Scene)
 @pytest.mark.parametrize("torn", TORN, ids=lambda torn: f"{torn.where} {torn.predicate}".replace("\\", ""))
 async def test_without_the_predicate_harm_is_done(torn: Torn, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     if not torn.where.endswith("()"):
-        for user in (worker, transactions, suspects, operations, rows):
-            monkeypatch.setattr(user, "statement", tear(torn.where, torn.predicate, torn.instead))
+        replace_statements(monkeypatch, tear(torn.where, torn.predicate, torn.instead))
         assert await torn.scene(scene)
         return
     whole = definition(scene.w, torn.where)

@@ -74,7 +74,7 @@ async def test_claims_go_by_priority_then_by_the_listed_order_of_queues(
         (name, priority): window.enqueue(name, priority=priority) for name in (second, first) for priority in (-1, 5, 0)
     }
     book = ClaimCursors((first, second), ClaimCursor)
-    book.swept(await store.slots((first, second)))
+    book.swept((await store.sweep((first, second))).found)
 
     order: list[int] = []
     for _ in range(len(jobs)):
@@ -90,7 +90,7 @@ async def test_a_batch_over_several_slots_is_put_in_their_order(store: WorkerSto
     high = [window.enqueue(queue, priority=9) for _ in range(2)]
     other = [window.enqueue(late_but_first) for _ in range(2)]
     book = ClaimCursors((late_but_first, queue), ClaimCursor)
-    book.swept(await store.slots((late_but_first, queue)))
+    book.swept((await store.sweep((late_but_first, queue))).found)
 
     claims = (await store.complete_and_claim(100, book.slots)).claims
     book.claimed(claims)
@@ -173,14 +173,14 @@ async def test_a_row_below_the_cursor_is_left_to_the_sweep(store: WorkerStore, w
     (first,) = await claim(store, queue, 1)
     (second,) = await claim(store, queue, 1)
     book = ClaimCursors(None, ClaimCursor)
-    book.swept(list(await store.slots([queue])))
+    book.swept(list((await store.sweep([queue])).found))
     book.claimed([first, second])
     backdated = window.enqueue(queue)
     window.run("UPDATE job SET run_at = now() - interval '30 min' WHERE id = %s", backdated)
 
     assert (await store.complete_and_claim(10, book.slots)).claims == []
 
-    book.swept(await store.slots([queue]))
+    book.swept((await store.sweep([queue])).found)
     assert [c.id for c in (await store.complete_and_claim(10, book.slots)).claims] == [backdated]
 
 
@@ -218,7 +218,7 @@ async def test_the_cursor_a_claim_gives_survives_any_date_style(alone: Window) -
         ids = alone.enqueue_many(3, "q")
         alone.run("UPDATE job SET run_at = timestamptz '2001-02-03 04:05:06.789012Z' + id * interval '1 microsecond'")
         book = ClaimCursors(None, ClaimCursor)
-        book.swept(await store.slots(None))
+        book.swept((await store.sweep(None)).found)
         for expected in ids:
             claims = (await store.complete_and_claim(1, book.slots)).claims
             book.claimed(claims)
@@ -237,7 +237,7 @@ async def test_slots_are_every_pair_of_queue_and_priority_that_has_live_jobs(
     await store.settle([end(await claim_one(store, f"{queue}.c"))])
     assert window.row(finished) is None
 
-    found = await store.slots(None)
+    found = (await store.sweep(None)).found
 
     ours = [(f.queue.removeprefix(f"{queue}."), f.priority) for f in found if f.queue.startswith(queue)]
     assert sorted(ours) == [("a", -3), ("a", 2), ("b", 0)]
@@ -246,8 +246,8 @@ async def test_slots_are_every_pair_of_queue_and_priority_that_has_live_jobs(
 async def test_slots_are_limited_to_the_queues_asked_for(store: WorkerStore, window: Window, queue: str) -> None:
     window.enqueue(queue)
     window.enqueue(f"{queue}.other")
-    assert [f.queue for f in await store.slots([queue, "nowhere"])] == [queue]
-    assert await store.slots([]) == []
+    assert [f.queue for f in (await store.sweep([queue, "nowhere"])).found] == [queue]
+    assert (await store.sweep([])).found == []
 
 
 async def test_a_paused_queue_is_left_out_until_it_is_resumed(store: WorkerStore, window: Window, queue: str) -> None:
@@ -260,10 +260,10 @@ async def test_a_paused_queue_is_left_out_until_it_is_resumed(store: WorkerStore
 
 async def test_a_slot_tells_when_its_next_job_falls_due(store: WorkerStore, window: Window, queue: str) -> None:
     window.enqueue(queue)
-    assert [f.next_due_in for f in await store.slots([queue])] == [None]
+    assert [f.next_due_in for f in (await store.sweep([queue])).found] == [None]
     window.enqueue(queue, delay=7200)
     window.enqueue(queue, delay=3600)
-    (found,) = await store.slots([queue])
+    (found,) = (await store.sweep([queue])).found
     assert found.next_due_in is not None
     assert 3500 < found.next_due_in <= 3600
 
@@ -271,7 +271,7 @@ async def test_a_slot_tells_when_its_next_job_falls_due(store: WorkerStore, wind
 async def test_a_job_of_the_far_future_stops_nobody(store: WorkerStore, window: Window, queue: str) -> None:
     due = window.enqueue(queue)
     window.run("SELECT enqueue('noop', queue => %s, run_at => '9999-12-30')", queue)
-    (found,) = await store.slots([queue])
+    (found,) = (await store.sweep([queue])).found
     assert found.next_due_in is not None
     assert found.next_due_in > 1e9
     assert [c.id for c in await claim(store, queue)] == [due]
@@ -310,7 +310,7 @@ async def test_claims_and_completions_of_several_workers_at_once_lose_and_repeat
     async def work(store: WorkerStore, limit: int) -> None:
         done: list[Claim] = []
         while True:
-            claims, _, settlement = await store.complete_and_claim(
+            claims, _, settlement, *_ = await store.complete_and_claim(
                 limit, [ClaimCursor(queue, 0)], [end(c) for c in reversed(done)]
             )
             accepted.extend(o.claim.id for o in settlement.accepted)

@@ -202,7 +202,7 @@ async def test_a_paused_queue_is_not_claimed_from_by_who_knows_its_slot(house: H
 async def test_a_claim_carries_the_row_and_the_fence(house: House, store: Store) -> None:
     job_id = house.enqueue(kind="k", priority=4, max_attempts=3)
     before = trio.current_time()
-    claims, sent, settlement = await store.complete_and_claim(5, [ClaimCursor(house.queue, 4)])
+    claims, sent, settlement, *_ = await store.complete_and_claim(5, [ClaimCursor(house.queue, 4)])
     (claimed,) = claims
     assert before <= sent <= trio.current_time()
     assert settlement == ([], [], [])
@@ -243,7 +243,7 @@ async def test_a_cursor_hides_what_stands_below_it_but_not_what_is_recent(house:
 async def test_an_exchange_claims_and_completes_at_once(house: House, store: Store) -> None:
     ids = [house.enqueue() for _ in range(2)]
     done = end(await claim_one(store, house.queue), result="7")
-    claims, _, settlement = await store.complete_and_claim(5, [ClaimCursor(house.queue, 0)], [done])
+    claims, _, settlement, *_ = await store.complete_and_claim(5, [ClaimCursor(house.queue, 0)], [done])
     assert [c.id for c in claims] == ids[1:]
     assert settlement == ([done], [], [])
     assert house.state(ids[0]) == "completed"
@@ -378,15 +378,15 @@ async def test_a_job_that_crashes_in_company_too_often_is_run_alone(house: House
     for attempt in (1, 2):
         dying = await house.store()
         assert {c.id for c in await claim(dying, house.queue)} == {poison, neighbour}
-        await other.slots([house.queue])
-        assert other.suspect_due_in is None
+        swept = await other.sweep([house.queue])
+        assert swept.suspect_due_in is None
         await crash(house, other, poison, neighbour)
         assert house.facts(poison) == (attempt, 20 + attempt)
     # Now both are suspects, for both were there: neither is claimed with others.
     assert await claim(other, house.queue) == []
-    await other.slots([house.queue])
-    assert other.suspect_due_in is not None
-    assert other.suspect_due_in <= 0
+    swept = await other.sweep([house.queue])
+    assert swept.suspect_due_in is not None
+    assert swept.suspect_due_in <= 0
     alone = await house.store()
     assert [c.id for c in (await alone.claim_suspect([house.queue])).claims] == [poison]
     well = await house.store()
@@ -527,15 +527,19 @@ async def test_slots_are_the_pairs_with_live_jobs_and_their_next_due_time(house:
     house.enqueue(priority=2, delay=600)
     await store.settle([end(await claim_one(store, house.queue, priority=9))])
     assert house.state(done) == "completed"
-    assert ours(await store.slots(None)) == ours(await store.slots([house.queue])) == [(0, False), (2, True)]
-    (due,) = [f.next_due_in for f in await store.slots([house.queue]) if f.next_due_in]
+    assert (
+        ours((await store.sweep(None)).found)
+        == ours((await store.sweep([house.queue])).found)
+        == [(0, False), (2, True)]
+    )
+    (due,) = [f.next_due_in for f in (await store.sweep([house.queue])).found if f.next_due_in]
     assert 500 < due <= 600
-    assert await store.slots(["elsewhere"]) == []
+    assert (await store.sweep(["elsewhere"])).found == []
     # A running job is a live one: its slot is known when it comes back.
     await claim_one(store, house.queue)
-    assert ours(await store.slots(None)) == [(0, False), (2, True)]
+    assert ours((await store.sweep(None)).found) == [(0, False), (2, True)]
     house.pause()
-    assert ours(await store.slots(None)) == []
+    assert ours((await store.sweep(None)).found) == []
 
 
 @pytest.mark.parametrize("named", [False, True])
@@ -718,8 +722,9 @@ async def test_a_paused_or_taken_schedule_is_not_fired(house: House, store: Stor
 async def test_limits_are_counted_over_all_stores(house: House, store: Store, other: Store) -> None:
     await store.declare_limits([QueueLimits(house.queue, limit=2)])
     ids = [house.enqueue() for _ in range(4)]
-    assert house.queue not in [f.queue for f in await store.slots([house.queue])]
-    assert store.limited == [house.queue]
+    swept = await store.sweep([house.queue])
+    assert house.queue not in [f.queue for f in swept.found]
+    assert swept.limited == [house.queue]
     assert await claim(store, house.queue) == []
     answer = await store.claim_limited(house.queue, 5)
     assert [c.id for c in answer.claims] == ids[:2]
@@ -734,8 +739,9 @@ async def test_keys_take_turns_and_have_limits_of_their_own(house: House, store:
     for n in range(6):
         house.enqueue(kind="abb"[n % 3], key="abb"[n % 3])
     await store.declare_limits([QueueLimits(house.queue, key_limit=2)])
-    assert [f.queue for f in await store.slots([house.queue])] == []
-    assert store.limited == [house.queue]
+    swept = await store.sweep([house.queue])
+    assert [f.queue for f in swept.found] == []
+    assert swept.limited == [house.queue]
     first = await store.claim_limited(house.queue, 1)
     second = await store.claim_limited(house.queue, 1, first.turns)
     third = await store.claim_limited(house.queue, 5, second.turns)
@@ -760,8 +766,8 @@ async def test_a_paused_kind_is_claimed_neither_way(house: House, store: Store) 
     house.enqueue(kind=f"k-{house.queue}")
     house.enqueue(kind=f"k-{house.queue}", key="a")
     ids = [house.enqueue(), house.enqueue(key="a")]
-    await store.slots([house.queue])
-    assert f"k-{house.queue}" in store.paused_kinds
+    swept = await store.sweep([house.queue])
+    assert f"k-{house.queue}" in swept.paused_kinds
     assert [c.id for c in await claim(store, house.queue)] == ids[:1]
     assert [c.id for c in (await store.claim_limited(house.queue, 5)).claims] == ids[1:]
 

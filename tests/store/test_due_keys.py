@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pulse_trio.store.worker import _WORKER_SETTINGS
+from pulse_trio.store.links import WORKER_SETTINGS
 from support.stores import Window, end, open_store
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def look(queue: str, most: int = 50) -> str:
 def crowded(databases: Databases) -> Generator[Window]:
     """100,000 keys with a job each that is scheduled for tomorrow."""
     with databases.migrated() as dsn, Window(dsn) as window:
-        window.use_settings(_WORKER_SETTINGS)
+        window.use_settings(WORKER_SETTINGS)
         # The plans of this session are made now, on empty tables.
         for _ in range(6):
             window.run(look("q"))

@@ -23,7 +23,7 @@ async def test_a_primary_that_became_read_only_is_left_for_a_new_connection_and_
     job_id = window.enqueue(queue)
     async with open_store(window.dsn) as store:
         before = store.session
-        async with store._claims.use() as connection:
+        async with store.links.claims.use() as connection:
             await connection.execute("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY")
         with pytest.raises(DatabaseUnavailable, match="read-only"):
             await store.complete_and_claim(1, [ClaimCursor(queue, 0)])

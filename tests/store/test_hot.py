@@ -22,7 +22,7 @@ def updates(window: Window) -> tuple[int, int]:
 
 async def flush(store: WorkerStore) -> None:
     """Makes the store's sessions publish their statistics at once (they otherwise wait a second)."""
-    for link in (store._claims, store._settles, store._beats, store._watch):
+    for link in (store.links.claims, store.links.settles, store.links.beats, store.links.watch):
         async with link.use() as connection:
             await connection.execute("SELECT pg_stat_force_next_flush()")
 

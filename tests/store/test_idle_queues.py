@@ -229,7 +229,7 @@ async def test_who_announces_after_a_job_is_committed_sees_it_when_he_looks_agai
         window.enqueue(queue)
         assert told(window) == []
         await worker.announce_idle()
-        assert [found.queue for found in await worker.slots([queue])] == [queue]
+        assert [found.queue for found in (await worker.sweep([queue])).found] == [queue]
         window.enqueue(queue)
         assert told(window) == [queue]
         await worker.withdraw_idle()

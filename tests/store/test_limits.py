@@ -12,7 +12,7 @@ import trio
 
 from pulse_trio.handlers import Handlers, QueueLimits, Rate
 from pulse_trio.store import operations
-from pulse_trio.store.worker import _WORKER_SETTINGS
+from pulse_trio.store.links import WORKER_SETTINGS
 from support.stores import Window, claim, end, open_store
 
 if TYPE_CHECKING:
@@ -335,17 +335,17 @@ async def test_a_paused_queue_and_a_paused_kind_are_left_alone(store: WorkerStor
     stopped = window.enqueue(queue, kind=kind, key="a")
     going = window.enqueue(queue, key="a")
     window.run("INSERT INTO paused_kind (kind) VALUES (%s)", kind)
-    await store.slots([queue])
-    assert kind in store.paused_kinds
+    swept = await store.sweep([queue])
+    assert kind in swept.paused_kinds
     assert [c.id for c in await take(store, queue)] == [going]
     window.run("INSERT INTO queue (name, paused_at) VALUES (%s, now())", queue)
     window.run("DELETE FROM paused_kind WHERE kind = %s", kind)
-    await store.slots([queue])
-    assert store.limited == []
+    swept = await store.sweep([queue])
+    assert swept.limited == []
     assert await take(store, queue) == []
     window.run("UPDATE queue SET paused_at = NULL WHERE name = %s", queue)
-    await store.slots([queue])
-    assert store.limited == [queue]
+    swept = await store.sweep([queue])
+    assert swept.limited == [queue]
     assert [c.id for c in await take(store, queue)] == [stopped]
 
 
@@ -433,7 +433,7 @@ def read(window: Window) -> tuple[int, int]:
 @pytest.mark.parametrize("analyzed", [False, True])
 async def test_a_limited_claim_is_an_index_walk_also_when_planned_on_an_empty_table(analyzed: bool, dsn: str) -> None:
     with Window(dsn) as filler, Window(dsn) as window:
-        window.use_settings(_WORKER_SETTINGS)
+        window.use_settings(WORKER_SETTINGS)
         call = "SELECT count((c.claimed).id) AS n FROM claim_limited('q', 7, '30 s', 50, '{}', '{}') c"
         for _ in range(6):
             window.run(call)

@@ -52,7 +52,7 @@ async def test_a_claim_brings_new_jobs_although_a_completion_is_locked(
     first, second = await claim(store, queue)
     new = window.enqueue(queue)
     with locked(window, first.id):
-        claims, _, (accepted, refused, again) = await store.complete_and_claim(
+        claims, _, (accepted, refused, again), *_ = await store.complete_and_claim(
             10, [ClaimCursor(queue, 0)], [end(first), end(second)]
         )
     assert [c.id for c in claims] == [new]

@@ -9,14 +9,14 @@ import pytest
 from pulse_trio.errors import StatementRefused
 from pulse_trio.sql import statement
 from pulse_trio.store import ClaimCursor
+from pulse_trio.store.links import WORKER_SETTINGS
 from pulse_trio.store.sweeping import STEPS, Lap
-from pulse_trio.store.worker import _WORKER_SETTINGS
 from support.stores import Window, claim, end, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-    from pulse_trio.store import WorkerStore
+    from pulse_trio.store import Sweep, WorkerStore
     from support.databases import Databases
 
 MANY = 20_000
@@ -44,7 +44,7 @@ def pages(window: Window, lap: Lap, queues: Sequence[str] | None) -> int:
     """The pages that the next sweep of this lap touches."""
     parameters = lap.parameters(queues, [])
     with window.connection.transaction(force_rollback=True):
-        window.use_settings(_WORKER_SETTINGS, local=True)
+        window.use_settings(WORKER_SETTINGS, local=True)
         cursor = window.connection.execute(
             b"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + statement("slots", "pulse"), parameters
         )
@@ -52,24 +52,25 @@ def pages(window: Window, lap: Lap, queues: Sequence[str] | None) -> int:
     return top["Shared Hit Blocks"] + top["Shared Read Blocks"]
 
 
-async def lap(store: WorkerStore, queues: Sequence[str] | None = None) -> tuple[set[tuple[str, int]], int]:
-    """What one lap over all slots finds, and in how many sweeps."""
+async def lap(store: WorkerStore, queues: Sequence[str] | None = None) -> tuple[set[tuple[str, int]], int, Sweep]:
+    """What one lap over all slots finds, in how many sweeps, and the last of these."""
     found: set[tuple[str, int]] = set()
     for sweeps in range(1, 1000):
-        found |= {(f.queue, f.priority) for f in await store.slots(queues)}
-        if store.sweep.ended:
-            return found, sweeps
+        swept = await store.sweep(queues)
+        found |= {(f.queue, f.priority) for f in swept.found}
+        if swept.ended:
+            return found, sweeps, swept
     raise AssertionError("no end")
 
 
 async def test_a_sweep_touches_a_bounded_number_of_pages_and_the_next_goes_on_from_there(crowded: Window) -> None:
     async with open_store(crowded.dsn) as store:
         for _ in range(3):
-            assert pages(crowded, store.sweep, None) < STEPS * PAGES_A_STEP
-            await store.slots(None)
-            assert not store.sweep.whole
+            assert pages(crowded, store.claims._lap, None) < STEPS * PAGES_A_STEP
+            swept = await store.sweep(None)
+            assert not swept.whole
     async with open_store(crowded.dsn) as store:
-        found, sweeps = await lap(store)
+        found, sweeps, _ = await lap(store)
     assert {queue for queue, _ in found} == {f"d{n}" for n in range(1, 2001)}
     assert sweeps == pytest.approx((2 * MANY + 2000) / STEPS, abs=2)
 
@@ -78,40 +79,41 @@ async def test_a_worker_of_some_queues_does_not_pay_for_the_others(crowded: Wind
     queues = ["d7", "no-such", "p9", "k5"]
     assert pages(crowded, Lap(), queues) < 120
     async with open_store(crowded.dsn) as store:
-        found = {(f.queue, f.priority) for f in await store.slots(queues)}
-        assert store.sweep.whole
+        swept = await store.sweep(queues)
+        found = {(f.queue, f.priority) for f in swept.found}
+        assert swept.whole
         # All that have jobs, due or not, as long as one sweep reaches everything.
         assert found == {("d7", 0), ("p9", 0)}
-        assert store.limited == []
+        assert swept.limited == []
 
 
 async def test_priorities_without_end_in_one_queue_do_not_hide_the_next_queue_of_the_list(crowded: Window) -> None:
     async with open_store(crowded.dsn) as store:
-        found, sweeps = await lap(store, ["levels", "d3"])
+        found, sweeps, _ = await lap(store, ["levels", "d3"])
         assert sweeps > MANY / STEPS
     assert found == {("d3", 0)}
 
 
 async def test_a_queue_whose_producer_notified_is_found_wherever_the_sweep_walks(crowded: Window) -> None:
     async with open_store(crowded.dsn) as store:
-        await store.slots(None)
-        found = await store.slots(None, ["p19999", "levels", "d1999"])
+        await store.sweep(None)
+        found = (await store.sweep(None, ["p19999", "levels", "d1999"])).found
         # Due ones only, as always where one sweep does not reach everything.
         assert "d1999" in {f.queue for f in found}
         crowded.run("INSERT INTO job (kind, queue, priority) VALUES ('noop', 'p19999', 3)")
-        found = await store.slots(None, ["p19999"])
+        found = (await store.sweep(None, ["p19999"])).found
         assert ("p19999", 3) in {(f.queue, f.priority) for f in found}
         await store.settle([end(c) for c in await claim(store, "p19999", priority=3)])
 
 
 async def test_queues_with_scheduled_keys_only_are_not_claimed_from_and_one_that_comes_due_is(crowded: Window) -> None:
     async with open_store(crowded.dsn) as store:
-        await lap(store)
-        assert store.limited == []
-        assert store.keyed_due_in == pytest.approx(86_400, abs=900)
+        *_, last = await lap(store)
+        assert last.limited == []
+        assert last.keyed_due_in == pytest.approx(86_400, abs=900)
         crowded.run("UPDATE job SET run_at = now() - interval '1 ms' WHERE queue = 'k1234'")
-        await store.slots(None)
-        assert store.limited == ["k1234"]
+        swept = await store.sweep(None)
+        assert swept.limited == ["k1234"]
         (held,) = (await store.claim_limited("k1234", 5)).claims
         await store.settle([end(held)])
 
@@ -124,8 +126,9 @@ async def test_jobs_with_keys_that_come_due_in_queues_that_nobody_serves_lie_in_
     )
     crowded.run("UPDATE job SET run_at = now() - interval '1 ms' WHERE queue = 'k77'")
     async with open_store(crowded.dsn, queues=["k77"]) as store:
-        assert [await store.slots(["k77"]) for _ in range(3)] == [[], [], []]
-        assert store.limited == ["k77"]
+        sweeps = [await store.sweep(["k77"]) for _ in range(3)]
+        assert [swept.found for swept in sweeps] == [[], [], []]
+        assert sweeps[-1].limited == ["k77"]
 
 
 # A row that makes the database refuse a claim
@@ -144,7 +147,7 @@ async def test_a_row_that_no_claim_can_take_stops_its_own_slot_only(room_dsn: st
     async with open_store(room_dsn) as store:
         exchange = await store.complete_and_claim(10, [ClaimCursor(queue, 0), ClaimCursor(other, 0)])
         assert [c.id for c in exchange.claims] == [well]
-        ((slot, said),) = store.refused_slots
+        ((slot, said),) = exchange.refused
         assert slot.queue == queue
         assert "not this one" in said
         with pytest.raises(StatementRefused, match="not this one"):

@@ -11,7 +11,7 @@ import pytest
 from pulse_trio.postgres import TrioConnection
 from pulse_trio.postgres.pins import pins_query
 from pulse_trio.sql import statement
-from pulse_trio.store.worker import _WATCHDOG_SETTINGS, _WORKER_SETTINGS
+from pulse_trio.store.links import WATCHDOG_SETTINGS, WORKER_SETTINGS
 from support.stores import Window
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ async def connected(dsn: str, settings: dict[str, str]) -> Connection:
 @pytest.fixture
 async def worker(large: Window) -> AsyncGenerator[Connection]:
     """A connection set up as the workers' are."""
-    async with await connected(large.dsn, _WORKER_SETTINGS) as connection:
+    async with await connected(large.dsn, WORKER_SETTINGS) as connection:
         yield connection
 
 
@@ -142,13 +142,13 @@ def scans(plan: str) -> list[str]:
 
 
 def settings_of(name: str) -> dict[str, str]:
-    return {} if name in CLIENTS else _WORKER_SETTINGS
+    return {} if name in CLIENTS else WORKER_SETTINGS
 
 
 # Not the clients': PostgreSQL's defaults rightly scan an empty table.
 @pytest.mark.parametrize("name", [name for name in STATEMENTS if name not in CLIENTS])
 async def test_no_statement_scans_an_empty_live_table(name: str, dsn: str) -> None:
-    async with await connected(dsn, _WORKER_SETTINGS) as connection:
+    async with await connected(dsn, WORKER_SETTINGS) as connection:
         assert scans(await plan(connection, name, STATEMENTS[name])) == []
 
 
@@ -160,7 +160,7 @@ async def test_no_statement_scans_a_large_live_table(name: str, large: Window) -
 
 @pytest.mark.parametrize("name", WATCHDOG)
 async def test_the_watchdogs_report_finds_its_rows_by_index(name: str, large: Window) -> None:
-    async with await connected(large.dsn, _WATCHDOG_SETTINGS) as connection:
+    async with await connected(large.dsn, WATCHDOG_SETTINGS) as connection:
         found = scans(await plan(connection, name, WATCHDOG[name]))
     # Who died is asked once in a worker's death: it may read the table. So does the watchdog where the lease has no index.
     without_index = large.value("SELECT to_regclass('job_lease')") is None
@@ -171,7 +171,7 @@ async def test_the_watchdogs_scan_reads_the_lease_index(large: Window, dsn: str)
     if large.value("SELECT to_regclass('job_lease')") is None:
         pytest.skip("below PostgreSQL 16 the watchdog scans")
     for target in (large.dsn, dsn):
-        async with await connected(target, _WATCHDOG_SETTINGS) as connection:
+        async with await connected(target, WATCHDOG_SETTINGS) as connection:
             text = await plan(connection, "expired", WATCHDOG["expired"])
         assert "Bitmap Index Scan on job_lease" in text
         assert scans(text) == []
@@ -204,7 +204,7 @@ async def test_a_plan_made_on_an_empty_table_serves_a_large_one(dsn: str) -> Non
     with Window(dsn) as window:
         window.publish_statistics()
     # One prepared connection that lives from empty to large, as a worker's does.
-    async with await connected(dsn, _WORKER_SETTINGS) as connection:
+    async with await connected(dsn, WORKER_SETTINGS) as connection:
         for _ in range(10):
             for name in ("complete_and_claim", "beat", "fail", "complete_unlocked", "slots"):
                 await connection.execute(statement(name, "pulse"), STATEMENTS[name], prepare=True)

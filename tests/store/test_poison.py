@@ -179,13 +179,13 @@ async def test_suspects_of_paused_queues_and_kinds_wait(store: WorkerStore, wind
     job_id = window.enqueue(queue, kind=f"kind of {queue}")
     window.run("UPDATE job SET suspect = true WHERE id = %s", job_id)
     window.run("INSERT INTO queue (name, paused_at) VALUES (%s, now())", queue)
-    await store.slots([queue])
-    assert store.suspect_due_in is None
+    swept = await store.sweep([queue])
+    assert swept.suspect_due_in is None
     assert (await store.claim_suspect([queue])).claims == []
     window.run("DELETE FROM queue WHERE name = %s", queue)
     window.run("INSERT INTO paused_kind (kind) VALUES (%s)", f"kind of {queue}")
-    await store.slots([queue])
-    assert store.suspect_due_in is None
+    swept = await store.sweep([queue])
+    assert swept.suspect_due_in is None
     assert (await store.claim_suspect([queue])).claims == []
     window.run("DELETE FROM paused_kind")
 

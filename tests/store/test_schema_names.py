@@ -52,7 +52,7 @@ async def test_a_hostile_schema_name_serves_a_job_from_enqueue_to_archive(schema
             assert window.enqueue("one", unique_key="k") == first
             await woken.wait()
             await store.withdraw_idle()
-            assert [f.queue for f in await store.slots(None)] == ["one"]
+            assert [f.queue for f in (await store.sweep(None)).found] == ["one"]
 
             claimed = await claim_one(store, "one")
             assert claimed.id == first

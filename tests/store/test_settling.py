@@ -234,7 +234,7 @@ async def test_one_result_that_cannot_be_stored_does_not_hold_up_the_claims(
     monkeypatch.setattr("pulse_trio.states.random.uniform", lambda _, high: high)
     ids = window.enqueue_many(3, queue)
     bad, good = await claim(store, queue, 2)
-    claims, _, settlement = await store.complete_and_claim(
+    claims, _, settlement, *_ = await store.complete_and_claim(
         1, [ClaimCursor(queue, 0)], [end(bad, result="{"), end(good)]
     )
 

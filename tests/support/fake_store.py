@@ -30,8 +30,8 @@ from pulse_trio.store import (
     Limited,
     Rescue,
     Settlement,
+    Sweep,
 )
-from pulse_trio.store.sweeping import Lap
 from pulse_trio.timing import due
 from support.fake_limits import FakeLimits
 from support.fake_transactions import FakeTransactions
@@ -261,17 +261,10 @@ class FakeStore:
         self.trouble: dict[str, Callable[[], Awaitable[None]]] = {}
         self.silence: dict[str, Callable[[], Awaitable[None]]] = {}
         self.draining = False
-        self.bounded = False
-        self.limited: list[str] = []
-        self.suspect_due_in: float | None = None
         self.paused_kinds: list[str] = []
         self.transactions = FakeTransactions(self)
         # What its transactions need of it.
         self.trip, self.answered, self.ours, self.write = self._done, self._answered, self._ours, self._write
-        self.swept_at = "-inf"
-        self.sweep = Lap()
-        self.keyed_due_in: float | None = None
-        self.refused_slots: list[tuple[ClaimCursor, str]] = []
 
     async def _done(self, operation: str) -> None:
         """The way to the server."""
@@ -433,14 +426,12 @@ class FakeStore:
         if event in (Event.RELEASE, Event.RESCUE) and outcome.delay <= 0:
             self.database.wake(job.queue)
 
-    async def slots(self, queues: Sequence[str] | None, told: Sequence[str] = ()) -> list[Found]:
-        await self._done("slots")
+    async def sweep(self, queues: Sequence[str] | None, notified: Sequence[str] = ()) -> Sweep:
+        await self._done("sweep")
         now = trio.current_time()
-        self.swept_at = repr(now)
         due: dict[tuple[str, int], list[float]] = {}
         apart: set[str] = set()
         self.paused_kinds = sorted(self.database.paused_kinds)
-        self.suspect_due_in = min((job.run_at - now for job in self._suspects(queues)), default=None)
         for job in self.database.jobs.values():
             if (
                 job.finished is None
@@ -451,11 +442,16 @@ class FakeStore:
                     apart.add(job.queue)
                 else:
                     due.setdefault((job.queue, job.priority), []).append(job.run_at)
-        self.limited = sorted(apart)
-        return [
-            Found(queue, priority, min((t - now for t in times if t > now), default=None))
-            for (queue, priority), times in sorted(due.items())
-        ]
+        return Sweep(
+            found=[
+                Found(queue, priority, min((t - now for t in times if t > now), default=None))
+                for (queue, priority), times in sorted(due.items())
+            ],
+            limited=sorted(apart),
+            paused_kinds=self.paused_kinds,
+            swept_at=repr(now),
+            suspect_due_in=min((job.run_at - now for job in self._suspects(queues)), default=None),
+        )
 
     async def declare_deaths(self, hooks: Sequence[DeathHook], others: Sequence[str]) -> None:
         await self._done("declare_deaths")

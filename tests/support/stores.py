@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,7 +17,7 @@ from pulse_trio.postgres.pins import pins_query
 from pulse_trio.store import ClaimCursor, WorkerStore, operations
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
     from typing import LiteralString, Self
 
     from pulse_trio.jobs import OutcomeKind
@@ -119,6 +120,13 @@ class Window:
         self.run("UPDATE job SET run_at = now() - interval '1 ms' WHERE id = ANY (%s)", list(job_ids))
 
 
+def replace_statements(monkeypatch: pytest.MonkeyPatch, replacement: Callable[[str, str], bytes]) -> None:
+    """Lets every part of the store send what `replacement(name, schema)` gives."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("pulse_trio.store.") and hasattr(module, "statement"):
+            monkeypatch.setattr(module, "statement", replacement)
+
+
 async def claim(store: WorkerStore, queue: str = "default", limit: int = 100, *, priority: int = 0) -> list[Claim]:
     """What the store claims from one queue, without a cursor."""
     return (await store.complete_and_claim(limit, [ClaimCursor(queue, priority)])).claims
@@ -132,7 +140,7 @@ async def claim_one(store: WorkerStore, queue: str = "default", *, priority: int
 
 async def sweep(store: WorkerStore, queues: Sequence[str] | None = None) -> list[ClaimCursor]:
     """The slots a worker would claim from, in its order."""
-    found = await store.slots(queues)
+    found = (await store.sweep(queues)).found
     return [ClaimCursor(f.queue, f.priority) for f in sorted(found, key=lambda f: (-f.priority, f.queue))]
 
 

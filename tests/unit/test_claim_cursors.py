@@ -101,13 +101,17 @@ def test_the_next_due_time_is_the_soonest_of_all_slots() -> None:
 
 def test_slots_that_gave_nothing_to_a_walk_begin_where_it_ended_until_the_next_sweep() -> None:
     book = ClaimCursors(None, ClaimCursor)
-    book.swept([found("a"), found("b"), found("c"), found("d")])
+    slots = [found("a"), found("b"), found("c"), found("d")]
+    book.swept(slots, swept_at="2026-01-01")
     claims = [claim("b", 0, "2026-01-02", 7), claim("c", 0, "2026-01-03", 8)]
     book.claimed(claims)
-    book.walked(claims, "2026-01-01", every=False)
+    book.walked(claims, every=False)
     cursors = [slot.cursor_run_at for slot in book.slots]
     assert cursors == ["2026-01-01", "2026-01-02", "2026-01-03", "-infinity"]
-    book.walked([], "2026-01-04", every=True)
+    book.swept(slots, swept_at="2026-01-04")
+    book.walked([], every=True)
     assert {slot.cursor_run_at for slot in book.slots} == {"2026-01-04"}
+    # Where no kind is paused, no walk raises a cursor.
     book.swept([found("a")])
+    book.walked([], every=True)
     assert {slot.cursor_run_at for slot in book.slots} == {"-infinity"}

@@ -143,7 +143,7 @@ async def test_forged_wake_ups_cost_a_few_looks_and_delay_no_job_by_much(
             for listener in noop.database.listeners:
                 listener(f"q{n}" if queue == "random" else queue)
             await trio.sleep(0.001)
-        looks = [call for call in noop.store.calls if call in ("complete_and_claim", "slots", "claim_limited")]
+        looks = [call for call in noop.store.calls if call in ("complete_and_claim", "sweep", "claim_limited")]
         assert 4 < len(looks) <= 32
         for real in ("default", "narrow", "new"):
             began = trio.current_time()
@@ -298,10 +298,10 @@ async def test_what_is_committed_while_the_worker_says_that_it_waits_is_found_at
 async def test_a_worker_of_named_queues_is_told_of_those(noop: Stage) -> None:
     async with noop.working(queues=("one", "two"), poll=1000, watchdog=10_000):
         await trio.sleep(100)
-        swept = noop.store.calls.count("slots")
+        swept = noop.store.calls.count("sweep")
         other = noop.enqueue("noop", queue="other")
         await trio.sleep(1)
-        assert noop.store.calls.count("slots") == swept
+        assert noop.store.calls.count("sweep") == swept
         mine = noop.enqueue("noop", queue="two")
         await trio.sleep(1)
         assert [noop.database.state(job_id) for job_id in (mine, other)] == ["completed", "available"]
@@ -387,7 +387,7 @@ async def test_a_burst_waits_for_its_reports(noop: Stage) -> None:
 
 async def test_a_burst_without_a_database_waits_for_it(noop: Stage) -> None:
     job_id = noop.enqueue("noop")
-    noop.store.trouble["slots"] = unavailable
+    noop.store.trouble["sweep"] = unavailable
     async with trio.open_nursery() as nursery:
         nursery.start_soon(noop.burst)
         await trio.sleep(60)
@@ -403,7 +403,7 @@ async def test_reports_go_out_again_until_the_database_is_back(noop: Stage, even
     ids = [noop.enqueue("noop", seconds=1) for _ in range(3)]
     async with noop.working(grace=100):
         await trio.sleep(0.5)
-        for operation in ("complete_and_claim", "settle", "slots"):
+        for operation in ("complete_and_claim", "settle", "sweep"):
             noop.store.trouble[operation] = unavailable
         await trio.sleep(8)
         assert noop.database.states() == ["running"] * 3
@@ -641,11 +641,11 @@ async def test_maintenance_that_has_more_to_do_goes_on_with_the_next_tick(noop: 
 async def test_one_slow_sweep_does_not_keep_jobs_in_new_slots_waiting_for_long(noop: Stage) -> None:
     # What took long may have been the network: at 20 times its cost, 4 s of it kept the next sweep away for 80 s.
     async def slow() -> None:
-        del noop.store.trouble["slots"]
+        del noop.store.trouble["sweep"]
         await trio.sleep(4)
 
     noop.enqueue("noop")
-    noop.store.trouble["slots"] = slow
+    noop.store.trouble["sweep"] = slow
     async with noop.working():
         await trio.sleep(5)
         late = noop.enqueue("noop", queue="new")

@@ -122,7 +122,7 @@ async def test_who_is_quiet_before_it_begins_asks_for_no_job_at_all(sleeper: Sta
         await nursery.start(worker.run)
         await trio.sleep(30)
         worker.stop()
-    assert not {"slots", "complete_and_claim"} & set(sleeper.store.calls)
+    assert not {"sweep", "complete_and_claim"} & set(sleeper.store.calls)
     assert not claims_after(sleeper, [waiting])
 
 
@@ -476,7 +476,7 @@ async def test_a_program_error_in_the_store_ends_the_worker_and_gives_its_jobs_b
     with pytest.RaisesGroup(ZeroDivisionError, flatten_subgroups=True):
         async with sleeper.working():
             await trio.sleep(1)
-            sleeper.store.trouble["slots"] = broken
+            sleeper.store.trouble["sweep"] = broken
             await trio.sleep_forever()
     assert seen == ["parent"]
     assert sleeper.database.state(job_id) == "available"

@@ -87,7 +87,7 @@ def first_claims(outage: Outage, back: float) -> dict[int, float]:
     """When each worker first asked for something to claim, after the database was back."""
     found: dict[int, float] = {}
     for time, worker, operation in outage.asked:
-        if time >= back and operation == "slots":
+        if time >= back and operation == "sweep":
             found.setdefault(worker, time)
     return found
 

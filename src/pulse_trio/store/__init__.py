@@ -1,23 +1,17 @@
 """The store: one method for each business operation, and the only caller of `sql/`."""
 
 from .allowance import Allowance
+from .beats import Beat
+from .claims import ClaimCursor, ClaimResult
 from .foreign import run_foreign, run_foreign_sync
 from .limits import Limited
+from .outcomes import Settlement
+from .reports import TooSlow, is_large, size_of
 from .schedules import Broken, Fired
-from .sweeping import Found
+from .sweeping import Found, Sweep
 from .transactions import CommitUnknown, FencedTransactions
-from .worker import (
-    Beat,
-    ClaimCursor,
-    ClaimResult,
-    HandedBack,
-    Rescue,
-    Settlement,
-    TooSlow,
-    WorkerStore,
-    is_large,
-    size_of,
-)
+from .upkeep import HandedBack, Rescue
+from .worker import WorkerStore
 
 __all__ = [
     "Allowance",
@@ -33,6 +27,7 @@ __all__ = [
     "Limited",
     "Rescue",
     "Settlement",
+    "Sweep",
     "TooSlow",
     "WorkerStore",
     "is_large",

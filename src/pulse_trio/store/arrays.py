@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+
+    from ..jobs import Claim
 
 
 def numbers(values: Iterable[int | float]) -> str:
@@ -33,3 +35,12 @@ def _quoted(value: str | None) -> str:
     if "\\" in value or '"' in value:
         value = value.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{value}"'
+
+
+def fences(claims: Sequence[Claim]) -> dict[str, str]:
+    """The fence of each claim (id, attempt, session), as the parameters that every fenced statement has."""
+    return {
+        "ids": numbers([c.id for c in claims]),
+        "attempts": numbers([c.attempt for c in claims]),
+        "sessions": numbers([c.session for c in claims]),
+    }

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..jobs import Claim
+from .claimed import claims_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..handlers import QueueLimits
-
-_ClaimedRow = tuple[int, int, int, int, int, str, str, str, str, str | None]
+    from ..jobs import Claim
 
 
 class Limited(NamedTuple):
@@ -30,9 +29,8 @@ class Limited(NamedTuple):
 
 def limited_claims(rows: Sequence[Sequence[Any]], session: int, sent: float) -> Limited:
     """From the rows of claim_limited.sql: the jobs, then one row with what the next call needs."""
-    *jobs, tail = rows
-    claims = [Claim(*cast("_ClaimedRow", tuple(row[:-3])), session) for row in jobs]
-    return Limited(claims, sent, *tail[-3:])
+    *jobs, (*_, again_in, blocked, turns) = rows
+    return Limited(claims_of([job for *job, _, _, _ in jobs], session), sent, again_in, blocked, turns)
 
 
 def limits_parameters(limits: QueueLimits) -> dict[str, Any]:

@@ -35,6 +35,12 @@ ROWS_FAULT = (
 _LIMIT = 2000
 
 
+def caused_by_a_row(error: psycopg.Error) -> bool:
+    """Whether a row can have caused it."""
+    # XX: what PostgreSQL calls internal, damaged data for one.
+    return isinstance(error, ROWS_FAULT) or (error.sqlstate or "").startswith("XX")
+
+
 def said_of(error: Exception) -> str:
     """The error as it is kept on a job, and said in an event."""
     return storable(f"{type(error).__name__}: {str(error).strip()}")[:_LIMIT]
@@ -76,5 +82,8 @@ async def bury(
                 row = await cursor.fetchone()
         except ROWS_FAULT:
             continue
-        return None if row is None else (row[1], row[2])
+        if row is None:
+            return None
+        _, kind, queue = row
+        return kind, queue
     return None

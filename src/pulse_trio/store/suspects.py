@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import trio
 
-from ..jobs import Claim
 from ..sql import statement
+from .claimed import claims_of
 from .limits import limited_claims
 from .rows import ROWS_FAULT
 
@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 
     import psycopg
 
+    from ..jobs import Claim
     from ..postgres import TrioConnection
-
-_ClaimedRow = tuple[int, int, int, int, int, str, str, str, str, str | None]
 
 
 async def claim_suspect(
@@ -48,9 +47,8 @@ async def claim_suspect(
         # Beside jobs with keys a queue may have some without.
         sent = trio.current_time()
         cursor = await connection.execute(statement("claim_suspect", schema), fence | {"queue": queue, "fresh": fresh})
-        rows = cast("list[_ClaimedRow]", await cursor.fetchall())
-        if rows:
-            return [Claim(*row, session) for row in rows], sent
+        if claims := claims_of(await cursor.fetchall(), session):
+            return claims, sent
     if refused is not None:
         raise refused
     return [], trio.current_time()

@@ -29,6 +29,40 @@ class Found(NamedTuple):
     next_due_in: float | None
 
 
+class Sweep(NamedTuple):
+    """What one sweep found. Without arguments: what is known before the first."""
+
+    found: Sequence[Found] = ()
+    """Slots with live jobs, paused queues left out: all of them up to 256; with more, those that have a due job among the next
+    256 and among the queues that producers notified of."""
+    limited: Sequence[str] = ()
+    """Queues with a limit, or with due jobs that have keys: they are claimed from with `claim_limited`."""
+    paused_kinds: Sequence[str] = ()
+    swept_at: str = "-infinity"
+    """When this was, by the database's clock: as a cursor."""
+    suspect_due_in: float | None = None
+    """Seconds until a job that must run alone is due; None if there is none."""
+    keyed_due_in: float | None = None
+    """Seconds until the next scheduled job with a key comes due; None if there is none."""
+    whole: bool = True
+    """Whether it walked everything there is."""
+    ended: bool = True
+    """Whether it came to the end; the next then begins at the beginning."""
+
+
+class _SlotRow(NamedTuple):
+    """A row of slots.sql. One without a priority is a queue that is claimed from with `claim_limited`; the last has no queue
+    either, and there `next_due_in` is about suspects and `first_due_in` about keys."""
+
+    queue: str
+    priority: int | None
+    next_due_in: float | None
+    first_due_in: float
+    paused_kinds: list[str]
+    asked_at: str
+    at: list[Any]
+
+
 class Lap:
     """The place where the next sweep begins. `queues` are the worker's, None for every queue."""
 
@@ -36,15 +70,11 @@ class Lap:
         self._queues: list[str] | None = None
         self._restart()
         self._after_keyed = ""
-        self.whole = True
-        """Whether the last sweep walked everything there is."""
-        self.ended = True
-        """Whether it came to the end; the next then begins at the beginning."""
 
     def _restart(self) -> None:
         self._after: tuple[str, int, int] = ("", 1, _LOWEST)
 
-    def parameters(self, queues: Sequence[str] | None, told: Sequence[str]) -> dict[str, Any]:
+    def parameters(self, queues: Sequence[str] | None, notified: Sequence[str]) -> dict[str, Any]:
         """For slots.sql."""
         listed = sorted(set(queues)) if queues is not None else None
         if listed != self._queues:
@@ -58,17 +88,32 @@ class Lap:
             "after_nth": nth,
             "after_priority": priority,
             "after_keyed": self._after_keyed,
-            "told": texts([queue for queue in told if listed is None or queue in listed]),
+            "told": texts([queue for queue in notified if listed is None or queue in listed]),
             "most": STEPS,
         }
 
-    def swept(self, at: Sequence[Any]) -> None:
-        """Takes where the sweep ended."""
-        steps, queue, nth, priority, keyed, last_keyed = at
-        self.ended = steps < STEPS
-        self.whole = self._began and self.ended and keyed < _KEYED and not self._after_keyed
-        if self.ended:
+    def swept(self, rows: Sequence[Sequence[Any]]) -> Sweep:
+        """Takes the rows of slots.sql, and where the sweep ended."""
+        *slots, last = map(_SlotRow._make, rows)
+        steps, queue, nth, priority, keyed, last_keyed = last.at
+        ended = steps < STEPS
+        whole = self._began and ended and keyed < _KEYED and not self._after_keyed
+        if ended:
             self._restart()
         else:
             self._after = (queue, nth, priority)
         self._after_keyed = last_keyed if keyed >= _KEYED else ""
+        return Sweep(
+            found=[
+                Found(slot.queue, slot.priority, slot.next_due_in)
+                for slot in slots
+                if slot.priority is not None and (whole or slot.first_due_in <= 0)
+            ],
+            limited=[slot.queue for slot in slots if slot.priority is None],
+            paused_kinds=last.paused_kinds,
+            swept_at=last.asked_at,
+            suspect_due_in=last.next_due_in,
+            keyed_due_in=last.first_due_in,
+            whole=whole,
+            ended=ended,
+        )

@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pulse_trio.jobs import Claim, Outcome
-    from pulse_trio.store import Beat, ClaimCursor, ClaimResult, Limited, Rescue, Settlement
+    from pulse_trio.store import Beat, ClaimCursor, ClaimResult, HandedBack, Limited, Rescue, Settlement
     from pulse_trio.store.transactions import Begun
-    from pulse_trio.store.worker import HandedBack
 
 
 class Recorder:

@@ -103,7 +103,7 @@ class Exchanges:
         """Until a claim finds nothing and everything is completed."""
         slot, held = ClaimCursor("default", 0), list[Outcome]()
         while True:
-            claims, _, settlement = await self._store.complete_and_claim(self._batch, [slot], held)
+            claims, _, settlement, *_ = await self._store.complete_and_claim(self._batch, [slot], held)
             self.statements += 1
             self.completed += len(settlement.accepted)
             if not claims:

@@ -38,18 +38,6 @@ class ClaimStore(Protocol):
         self, limit: int, slots: Sequence[ClaimCursor], completed: Sequence[Outcome] = ()
     ) -> ClaimResult: ...
 
-    @property
-    def refused_slots(self) -> Sequence[tuple[ClaimCursor, str]]: ...
-
-    @property
-    def bounded(self) -> bool: ...
-
-    @property
-    def paused_kinds(self) -> Sequence[str]: ...
-
-    @property
-    def swept_at(self) -> str: ...
-
     async def claim_limited(self, queue: str, limit: int, turns: str) -> Limited: ...
 
     async def prune_permits(self) -> None: ...
@@ -116,7 +104,7 @@ class Claimer:
     async def _claim(self, limit: int) -> int:
         completed = self._carrier.take_completed()
         try:
-            claims, sent, settlement = await self._store.complete_and_claim(
+            claims, sent, settlement, bounded, refused = await self._store.complete_and_claim(
                 limit, self._refusals.without(self._cursors.slots), completed
             )
         except BaseException:
@@ -124,14 +112,13 @@ class Claimer:
             self._carrier.put_back(completed)
             raise
         # Nothing may be awaited from here to start(): these jobs are ours already.
-        self.left_some = self._store.bounded
+        self.left_some = bounded
         self._cursors.claimed(claims)
-        if self._store.paused_kinds:
-            self._cursors.walked(claims, self._store.swept_at, every=len(claims) < limit and not self.left_some)
+        self._cursors.walked(claims, every=len(claims) < limit and not bounded)
         if claims:
             self._starter.start(claims, sent)
         self._carrier.settled(settlement)
-        for slot, error in self._store.refused_slots:
+        for slot, error in refused:
             self._refusals.refused(slot.queue, slot.priority, error)
         return len(claims)
 

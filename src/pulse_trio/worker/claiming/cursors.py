@@ -33,6 +33,8 @@ class ClaimCursors:
         """Slots that are remembered, by how many sweeps in a row have not found them."""
         self._gave: dict[tuple[str, int], None] = {}
         """Slots that gave jobs, the latest at the end."""
+        self._swept_at: str | None = None
+        """When the last sweep was, as a cursor, if it found kinds that are paused; else None."""
         self.next_due_in: float | None = None
 
     @property
@@ -46,8 +48,9 @@ class ClaimCursors:
     def __contains__(self, queue: str) -> bool:
         return any(slot.queue == queue for slot in self._slots.values())
 
-    def swept(self, found: Sequence[Found], *, whole: bool = True) -> None:
-        """Takes a sweep's findings: these slots and those that were there lately, no cursors.
+    def swept(self, found: Sequence[Found], *, whole: bool = True, swept_at: str | None = None) -> None:
+        """Takes a sweep's findings: these slots and those that were there lately, no cursors. `swept_at` is when it was, where
+        kinds are paused.
 
         A queue that is mostly empty is found in no sweep, and a worker that had to look for it again with each job would
         start that 0.4 ms later. Of a sweep that did not reach all slots, those that gave jobs lately stay.
@@ -59,6 +62,7 @@ class ClaimCursors:
             self._absent = dict.fromkeys(list(self._gave)[-_GAVE:], 0)
         ordered = sorted(keys | self._absent.keys(), key=lambda key: (-key[1], self._place(key[0]), key[0]))
         self._slots = {key: self._make(*key) for key in ordered}
+        self._swept_at = swept_at
         self.next_due_in = min((f.next_due_in for f in found if f.next_due_in is not None), default=None)
 
     def _counted_absent(self, found: Set[tuple[str, int]]) -> list[tuple[tuple[str, int], int]]:
@@ -80,17 +84,20 @@ class ClaimCursors:
             order = {key: place for place, key in enumerate(self._slots)}
             claims.sort(key=lambda c: order[c.queue, c.priority])
 
-    def walked(self, claims: Sequence[Claim], swept_at: str, *, every: bool) -> None:
-        """Raises the cursors of slots that were walked to their end and gave nothing to when the last sweep was.
+    def walked(self, claims: Sequence[Claim], *, every: bool) -> None:
+        """Where kinds are paused, raises the cursors of slots that were walked to their end and gave nothing to when the last
+        sweep was.
 
         `every`: all were walked, else those before the last that gave something. Only jobs of a paused kind can lie below,
         and without this each claim would read all of them again. The next sweep drops the cursors.
         """
+        if self._swept_at is None:
+            return
         gave = {(claim.queue, claim.priority) for claim in claims}
         for key in list(self._slots):
             if key in gave:
                 gave.discard(key)
             elif gave or every:
-                self._slots[key] = self._slots[key]._replace(cursor_run_at=swept_at)
+                self._slots[key] = self._slots[key]._replace(cursor_run_at=self._swept_at)
             else:
                 return

@@ -77,7 +77,7 @@ class InlineQuarantine:
 
     async def run_one(self) -> None:
         """Runs a suspect to its end, if one can be had. Claiming stands still meanwhile."""
-        claims, sent, _ = await self._store.claim_suspect(self._queues)
+        claims, sent, *_ = await self._store.claim_suspect(self._queues)
         if not claims:
             self._not_before = trio.current_time() + _ELSEWHERE
             return

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
+from ...store import Sweep
 from ..outage import COST_SHARE, Pace, rest_after
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...store import Found
     from .cursors import ClaimCursors
     from .limited import LimitedQueues
     from .wakeups import Wakeups
@@ -30,30 +30,8 @@ _LAP_SHARE = 5
 """A sweep that took t seconds is not repeated for 5 t while a lap over all slots is under way."""
 
 
-class Lap(Protocol):
-    """How far the last sweep came: whether it walked everything, and whether it came to the end."""
-
-    @property
-    def whole(self) -> bool: ...
-
-    @property
-    def ended(self) -> bool: ...
-
-
 class SweepStore(Protocol):
-    async def slots(self, queues: Sequence[str] | None, told: Sequence[str] = ()) -> list[Found]: ...
-
-    @property
-    def sweep(self) -> Lap: ...
-
-    @property
-    def keyed_due_in(self) -> float | None: ...
-
-    @property
-    def limited(self) -> Sequence[str]: ...
-
-    @property
-    def suspect_due_in(self) -> float | None: ...
+    async def sweep(self, queues: Sequence[str] | None, notified: Sequence[str] = ()) -> Sweep: ...
 
 
 class Suspects(Protocol):
@@ -81,6 +59,7 @@ class Sweeps:
         self._wakeups = wakeups
         self._suspects = suspects
         self._pace = Pace()
+        self._last = Sweep()
         self._lap_was_vain = True
         """Whether nothing was claimed since this lap over all slots began."""
         self.suspect_is_due = False
@@ -96,23 +75,22 @@ class Sweeps:
         return trio.current_time() >= self._pace.ended + pause
 
     def _pause(self) -> float:
-        return rest_after(self._pace.cost, share=COST_SHARE if self._store.sweep.ended else _LAP_SHARE)
+        return rest_after(self._pace.cost, share=COST_SHARE if self._last.ended else _LAP_SHARE)
 
     async def sweep(self) -> None:
         """Finds the slots anew."""
         began = trio.current_time()
         # Before the sweep, not after: a request that arrives during a sweep triggers another.
         self._wakeups.sweep_wanted = False
-        sweep = self._store.sweep
-        if sweep.ended:
+        if self._last.ended:
             self._lap_was_vain = True
         # Where sweeps reach everything, they need not be told.
-        told = [] if sweep.whole else list(self._wakeups.queues_told_of)
+        told = [] if self._last.whole else list(self._wakeups.queues_told_of)
         self._wakeups.queues_told_of = {}
-        found = await self._store.slots(self._queues, told)
-        self._cursors.swept(found, whole=sweep.whole)
-        self._limited.swept(self._store.limited, whole=sweep.whole)
-        due_in = self._store.suspect_due_in
+        self._last = sweep = await self._store.sweep(self._queues, told)
+        self._cursors.swept(sweep.found, whole=sweep.whole, swept_at=sweep.swept_at if sweep.paused_kinds else None)
+        self._limited.swept(sweep.limited, whole=sweep.whole)
+        due_in = sweep.suspect_due_in
         self.suspect_is_due = due_in is not None and due_in <= 0
         self._suspects.swept(due_in)
         if not sweep.ended:
@@ -126,7 +104,7 @@ class Sweeps:
     @property
     def found_nothing_due(self) -> bool:
         """Whether a whole lap over all slots found nothing that can be claimed."""
-        return self._lap_was_vain and self._store.sweep.ended and self._limited.nothing_due
+        return self._lap_was_vain and self._last.ended and self._limited.nothing_due
 
     # Until what may be worth a look, in seconds from now
 
@@ -142,7 +120,7 @@ class Sweeps:
     def next_due(self) -> float:
         """Until the next job of a slot is due."""
         due_in = min(
-            (due for due in (self._cursors.next_due_in, self._store.keyed_due_in) if due is not None), default=None
+            (due for due in (self._cursors.next_due_in, self._last.keyed_due_in) if due is not None), default=None
         )
         if due_in is None:
             return math.inf

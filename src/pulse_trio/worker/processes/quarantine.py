@@ -204,7 +204,7 @@ class Quarantine:
         if not self._due:
             return False
         session = secrets.randbits(63) or 1
-        claims, sent, _ = await self._store.claim_suspect(self._queues, session=session)
+        claims, sent, *_ = await self._store.claim_suspect(self._queues, session=session)
         # Nothing may be awaited from here on: the job is ours already.
         if not claims:
             self._due = False
@@ -333,7 +333,7 @@ class Quarantine:
             return False
         session = ward.patient.claim.session
         with trio.CancelScope(shield=True), suppress(DatabaseUnavailable, StatementRefused):
-            claims, sent, _ = await self._store.claim_suspect(self._queues, session=session, fresh=False)
+            claims, sent, *_ = await self._store.claim_suspect(self._queues, session=session, fresh=False)
             if claims:
                 claim = claims[0]
                 ward.first = False

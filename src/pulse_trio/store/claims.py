@@ -1,0 +1,245 @@
+"""Claims jobs for one worker, and finds out where there are any.
+
+One statement archives the completions of the last batch and claims the next, so that both share one commit (one fsync). Queues
+with limits, and jobs that killed their worker, have claiming statements of their own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import psycopg
+import trio
+
+from ..errors import DatabaseUnavailable
+from ..sql import statement
+from .allowance import FIRST, SMALL, Allowance
+from .arrays import numbers, texts
+from .claimed import claims_of
+from .limits import limited_claims
+from .links import refused_rows
+from .outcomes import Settlement, accepted_of, in_lock_order
+from .rows import caused_by_a_row
+from .suspects import claim_suspect, due_suspects
+from .sweeping import Lap, Sweep
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..jobs import Claim, Outcome
+    from ..postgres import TrioConnection
+    from .leases import Leases
+    from .limits import Limited
+    from .links import WorkerLink
+    from .outcomes import OutcomeWriter
+    from .sessions import Sessions
+
+
+class ClaimCursor(NamedTuple):
+    """A place to claim from, and where to start in it: the greatest (run_at, id) it gave so far."""
+
+    queue: str
+    priority: int
+    cursor_run_at: str = "-infinity"
+    cursor_id: int = 0
+
+
+class ClaimResult(NamedTuple):
+    """What one claim brought.
+
+    `sent` is Trio's clock just before the statement was sent: leases count from there. `bounded`: it brought fewer jobs than
+    were asked for because these are large. `refused`: the slots that could not be claimed from because of what a row of
+    theirs holds, each with what PostgreSQL said.
+    """
+
+    claims: list[Claim]
+    sent: float
+    settlement: Settlement
+    bounded: bool = False
+    refused: Sequence[tuple[ClaimCursor, str]] = ()
+
+
+class Claims:
+    """The claims of one worker, under its current session."""
+
+    def __init__(
+        self, link: WorkerLink, schema: str, leases: Leases, sessions: Sessions, writer: OutcomeWriter
+    ) -> None:
+        self._link = link
+        self._schema = schema
+        self._leases = leases
+        self._sessions = sessions
+        self._writer = writer
+        self._allowance = Allowance(leases.patience / 5)
+        self._lap = Lap()
+        self._paused_kinds = texts(())
+        """As the last sweep found them: no claim takes jobs of these kinds."""
+
+    async def complete_and_claim(
+        self, limit: int, slots: Sequence[ClaimCursor], completed: Sequence[Outcome] = ()
+    ) -> ClaimResult:
+        """Claims up to `limit` jobs from `slots` and archives completed ones, in one statement and one commit.
+
+        Raises `DatabaseUnavailable`: the completions may be written, and jobs may be claimed whose leases then run out.
+        """
+        try:
+            async with self._link.using(patience=self._patience) as connection:
+                await self._sessions.ensure(connection)
+                try:
+                    return await self._complete_and_claim(connection, limit, slots, completed)
+                except psycopg.errors.LockNotAvailable:
+                    # Another transaction holds one of the completed rows: that job is late, the others and the claim are not.
+                    settlement = await self._writer.complete_unlocked(connection, completed)
+                except psycopg.Error as error:
+                    if not caused_by_a_row(error):
+                        raise
+                    settlement = Settlement([], [], [])
+                    if completed:
+                        settlement = await self._writer.complete(connection, completed)
+                claimed = await self._claim_in_spite_of_rows(connection, limit, slots)
+                return claimed._replace(settlement=settlement)
+        except DatabaseUnavailable:
+            self._allowance.lost()
+            raise
+
+    @property
+    def _patience(self) -> float | None:
+        # When the network is slow the allowance shrinks to one large job: that gets more time. Its lease counts from before.
+        return self._leases.silence if self._allowance.halved else None
+
+    async def _claim_in_spite_of_rows(
+        self, connection: TrioConnection[Any], limit: int, slots: Sequence[ClaimCursor]
+    ) -> ClaimResult:
+        try:
+            return await self._complete_and_claim(connection, limit, slots, ())
+        except psycopg.Error as error:
+            if not caused_by_a_row(error):
+                raise
+        # Slot by slot, up to the first that gives something: what is claimed must be started before anything else is awaited.
+        refused: list[tuple[ClaimCursor, str]] = []
+        for slot in slots:
+            try:
+                claimed = await self._complete_and_claim(connection, limit, [slot], ())
+            except psycopg.Error as error:
+                if not caused_by_a_row(error):
+                    raise
+                refused.append((slot, str(error).strip()))
+            else:
+                if claimed.claims:
+                    return claimed._replace(refused=refused)
+        return ClaimResult([], trio.current_time(), Settlement([], [], []), refused=refused)
+
+    async def _complete_and_claim(
+        self, connection: TrioConnection[Any], limit: int, slots: Sequence[ClaimCursor], completed: Sequence[Outcome]
+    ) -> ClaimResult:
+        ordered = in_lock_order(completed)
+        session = self._sessions.current
+        parameters = self._writer.completions(ordered) | {
+            "session": session,
+            "lease": self._leases.default,
+            "leases": self._leases.as_json,
+            "limit": limit,
+            "size": self._allowance.size,
+            "queues": texts([s.queue for s in slots]),
+            "priorities": numbers([s.priority for s in slots]),
+            "cursor_run_ats": texts([s.cursor_run_at for s in slots]),
+            "cursor_ids": numbers([s.cursor_id for s in slots]),
+            "paused_kinds": self._paused_kinds,
+        }
+        sent = trio.current_time()
+        cursor = await connection.execute(statement("complete_and_claim", self._schema), parameters, prepare=True)
+        rows = await cursor.fetchall()
+        tail = rows.pop()
+        claims = claims_of(rows, session)
+        bounded = self._was_bounded(claims, limit, sent) if limit else False
+        return ClaimResult(claims, sent, accepted_of(ordered, tail), bounded)
+
+    def _was_bounded(self, claims: Sequence[Claim], limit: int, sent: float) -> bool:
+        """Whether the allowance kept jobs from being claimed; learns from how long the answer took."""
+        seconds = trio.current_time() - sent
+        allowance = self._allowance
+        if (not claims or len(claims) == limit) and seconds < self._leases.patience / 5 and allowance.size >= FIRST:
+            return False
+        size = _size_of(claims)
+        # Characters are counted here and bytes there, up to four for one. To ask again in vain costs one round trip.
+        bounded = len(claims) < limit and size >= allowance.size // 4
+        allowance.took(size, seconds)
+        return bounded
+
+    async def claim_limited(self, queue: str, limit: int, turns: str = "{}") -> Limited:
+        """Claims up to `limit` jobs of a queue that has limits or keys: no more than these allow, over all workers.
+
+        `turns` is what the last call for this queue returned. Raises `StatementRefused` for what a row of the queue holds."""
+        try:
+            async with self._link.using(patience=self._patience) as connection:
+                await self._sessions.ensure(connection)
+                session = self._sessions.current
+                parameters = {
+                    "queue": queue,
+                    "session": session,
+                    "lease": self._leases.of(queue),
+                    "limit": limit,
+                    "paused_kinds": self._paused_kinds,
+                    "turns": turns,
+                    "size": self._allowance.size,
+                }
+                sent = trio.current_time()
+                with refused_rows(f"claiming from the queue {queue!r}"):
+                    cursor = await connection.execute(
+                        statement("claim_limited", self._schema), parameters, prepare=True
+                    )
+                limited = limited_claims(await cursor.fetchall(), session, sent)
+        except DatabaseUnavailable:
+            self._allowance.lost()
+            raise
+        if limited.claims:
+            self._allowance.took(_size_of(limited.claims), trio.current_time() - limited.sent)
+        return limited
+
+    async def prune_permits(self) -> None:
+        """Removes permits and buckets that no longer count towards a limit."""
+        async with self._link.using() as connection:
+            await connection.execute(statement("prune_permits", self._schema), {}, prepare=True)
+
+    async def sweep(self, queues: Sequence[str] | None, notified: Sequence[str] = ()) -> Sweep:
+        """Looks where there are jobs: in `queues`, or in all when that is None. Bounded; the next sweep goes on from there.
+
+        `notified`: queues to look up wherever this sweep is. Raises `StatementRefused` for what a row holds."""
+        async with self._link.using() as connection:
+            with refused_rows("looking for due jobs"):
+                cursor = await connection.execute(
+                    statement("slots", self._schema), self._lap.parameters(queues, notified), prepare=True
+                )
+            sweep = self._lap.swept(await cursor.fetchall())
+        self._paused_kinds = texts(sweep.paused_kinds)
+        return sweep
+
+    async def suspects_are_due(self, queues: Sequence[str] | None) -> bool:
+        """Whether a job is due that has to run in quarantine."""
+        async with self._link.using() as connection:
+            with refused_rows("looking for jobs in quarantine"):
+                return bool(await due_suspects(connection, self._schema, queues))
+
+    async def claim_suspect(
+        self, queues: Sequence[str] | None, *, session: int | None = None, fresh: bool = True
+    ) -> ClaimResult:
+        """Claims one job whose worker died with it too often, for the process that has (or will have) `session`; without one,
+        for this worker itself. `fresh`: that process has not run any other job."""
+        async with self._link.using() as connection:
+            await self._sessions.ensure(connection)
+            with refused_rows("claiming a job in quarantine"):
+                claims, sent = await claim_suspect(
+                    connection,
+                    self._schema,
+                    self._sessions.current if session is None else session,
+                    self._leases.of,
+                    queues,
+                    self._paused_kinds,
+                    fresh=fresh,
+                )
+        return ClaimResult(claims, sent, Settlement([], [], []))
+
+
+def _size_of(claims: Sequence[Claim]) -> int:
+    """As complete_and_claim.sql counts it, but in characters."""
+    return sum([max(SMALL, len(claim.args)) for claim in claims])

@@ -1,0 +1,61 @@
+"""Schedules, as workers have them: declared when a worker starts, fired by any worker. The rules are in schedules.py."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from ..errors import DatabaseUnavailable
+from ..sql import statement
+from . import schedules
+from .links import UPKEEP_PATIENCE, missing_privileges
+from .operations import run
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from ..handlers import Schedule
+    from ..postgres import TrioConnection
+    from .links import WorkerLink
+    from .sessions import Sessions
+
+
+class Firing:
+    """The schedules of one schema, for one worker."""
+
+    def __init__(self, link: WorkerLink, schema: str, sessions: Sessions) -> None:
+        self._link = link
+        self._schema = schema
+        self._sessions = sessions
+
+    async def declare_schedules(self, declared: Sequence[Schedule]) -> None:
+        """Writes what this worker's code declares; what is there and unchanged stays as it is."""
+        async with self._using() as connection, connection.transaction():
+            await run(connection, self._schema, schedules.declare(declared, self._sessions.current))
+
+    async def next_schedule(self) -> float | None:
+        """Seconds until the first occurrence of any schedule (below 0: it has come); None if there is none."""
+        async with self._using() as connection:
+            cursor = await connection.execute(statement("schedule_next", self._schema), {}, prepare=True)
+            ((seconds,),) = await cursor.fetchall()
+            return seconds
+
+    async def fire_schedules(self) -> tuple[list[schedules.Fired], list[schedules.Broken]]:
+        """Fires the occurrences that have come and that no other worker is firing, each with its job in one transaction."""
+        async with self._using(patience=UPKEEP_PATIENCE) as connection, connection.transaction():
+            return await schedules.fire(connection, self._schema)
+
+    async def prune_fires(self, retention: float) -> None:
+        """Forgets the occurrences fired more than `retention` seconds ago (10,000 at a time)."""
+        async with self._using(patience=UPKEEP_PATIENCE) as connection:
+            await connection.execute(statement("schedule_prune", self._schema), {"retention": f"{retention} s"})
+
+    @asynccontextmanager
+    async def _using(self, *, patience: float | None = None) -> AsyncGenerator[TrioConnection[Any]]:
+        try:
+            with missing_privileges("fire schedules"):
+                async with self._link.using(patience=patience) as connection:
+                    yield connection
+        except OSError as error:
+            # No file descriptor or no memory for a time zone's file: it may be there at the next try.
+            raise DatabaseUnavailable(f"this worker cannot fire schedules now: {error}") from error

@@ -1,0 +1,69 @@
+"""What clients ask of a worker about the jobs that it runs: to cancel one, to show where one is.
+
+A notification makes the worker look; these rows say what was asked.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from ..sql import statement
+from .arrays import fences, numbers
+from .links import missing_privileges
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..jobs import Claim
+    from .links import WorkerLink
+
+    Fence = tuple[int, int, int]
+
+
+class Requests:
+    """The open requests to running jobs."""
+
+    def __init__(self, link: WorkerLink, schema: str) -> None:
+        self._link = link
+        self._schema = schema
+
+    async def requested(self, job_ids: Sequence[int]) -> dict[Fence, str | None]:
+        """Of these jobs, the running attempts whose cancellation was asked for (id, attempt, session), each with the reason
+        that was given."""
+        async with self._link.using() as connection:
+            cursor = await connection.execute(
+                statement("cancel_requested", self._schema), {"ids": numbers(job_ids)}, prepare=True
+            )
+            return {(job_id, attempt, session): why for job_id, attempt, session, why in await cursor.fetchall()}
+
+    async def running_fences(self, job_ids: Sequence[int]) -> set[Fence]:
+        """The attempts of these jobs that run now, by id, attempt and session."""
+        async with self._link.using() as connection:
+            cursor = await connection.execute(
+                statement("running_fences", self._schema), {"ids": numbers(job_ids)}, prepare=True
+            )
+            return set(cast("list[Fence]", await cursor.fetchall()))
+
+    async def record_delivered(self, claims: Sequence[Claim]) -> None:
+        """Notes in the ledger that the cancellations of these jobs have reached their handlers."""
+        parameters = fences(claims)
+        del parameters["sessions"]
+        async with self._link.using() as connection:
+            await connection.execute(statement("cancel_delivered", self._schema), parameters, prepare=True)
+
+    async def stack_questions(self, sessions: Sequence[int]) -> list[tuple[int, int, int]]:
+        """The open questions to these sessions where a job is: (request, session, job id)."""
+        # A role that was granted before these functions came lacks them, and its worker goes on. See: pulse-trio grants
+        with missing_privileges("answer where a job is"):
+            async with self._link.using() as connection:
+                cursor = await connection.execute(
+                    statement("stack_questions", self._schema), {"sessions": numbers(sessions)}
+                )
+                return cast("list[tuple[int, int, int]]", await cursor.fetchall())
+
+    async def answer_stack(self, request: int, session: int, answer: str) -> None:
+        """Answers a request where a job is; `answer` in at most 64 KiB."""
+        parameters = {"request": request, "session": session, "answer": answer}
+        with missing_privileges("answer where a job is"):
+            async with self._link.using() as connection:
+                await connection.execute(statement("stack_answer", self._schema), parameters)

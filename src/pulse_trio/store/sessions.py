@@ -1,0 +1,121 @@
+"""The sessions of one worker: which worker holds a job, and until when it counts as alive.
+
+A session id is 63 random bits, made at start and again whenever the claiming connection was lost, because a server that failed
+over may hand out an attempt a second time. A claim keeps the session under which it was made.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import trio
+
+from ..postgres import reconnect_delay
+from ..sql import statement
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ..postgres import TrioConnection
+    from .callbacks import Callbacks
+    from .links import Links
+
+
+_START_TRIES = 5
+"""Times that a statement of a worker's start is tried when deadlocks or serialization failures end it."""
+
+
+class Sessions:
+    """`identity` is what `pulse.workers` shows of this worker; `first` the first session's id if another process chose it."""
+
+    def __init__(
+        self, links: Links, schema: str, identity: Mapping[str, Any], callbacks: Callbacks, first: int | None
+    ) -> None:
+        self._links = links
+        self._schema = schema
+        self._identity = identity
+        self._callbacks = callbacks
+        self._first = first
+        self._generation = 0
+        """Of the claiming connection that the current session belongs to."""
+        self._server = ""
+        """When the server started, as a pooled connection last saw it."""
+        self.current = 0
+        self.ids: list[int] = []
+        self.epoch_offset = 0.0
+        """Seconds by which the database's clock (since 1970) is ahead of Trio's, or a little more; 0 before a session."""
+
+    async def open(self) -> int:
+        """Registers this worker under a new session id, which is returned."""
+        async with self._links.claims.using() as connection:
+            await self.ensure(connection)
+        # Connect for beats and reports now: a server without a free connection at the first beat would cost running jobs their
+        # leases.
+        for link in (self._links.beats, self._links.settles):
+            async with link.using():
+                pass
+        return self.current
+
+    async def ensure(self, connection: TrioConnection[Any]) -> None:
+        """Opens a new session if the claiming connection is not the one that the current session belongs to."""
+        if connection.pooled:
+            await self._notice_another_server(connection)
+        generation = self._links.claims.generation
+        if self._generation == generation:
+            return
+        session, self._first = self._first or secrets.randbits(63) or 1, None
+        # Before this session can claim: the supervisor has to know whose jobs to hand back.
+        self._callbacks.session(session)
+        sent = trio.current_time()
+        cursor = await despite_conflicts(
+            connection, statement("open_session", self._schema), {"session": session, **self._identity}
+        )
+        self._set_clock(sent, await cursor.fetchall())
+        self._generation = generation
+        self.current = session
+        self.ids.append(session)
+
+    async def touch(self, running: int, *, draining: bool) -> None:
+        """Shows that this worker lives, and how many jobs it runs."""
+        async with self._links.beats.using() as connection:
+            sent = trio.current_time()
+            cursor = await connection.execute(
+                statement("touch_sessions", self._schema),
+                {"session": self.current, "sessions": self.ids, "running": running, "draining": draining},
+                prepare=True,
+            )
+            self._set_clock(sent, await cursor.fetchall())
+
+    async def end(self) -> None:
+        """Marks every session of this worker as ended."""
+        async with self._links.beats.using() as connection:
+            await connection.execute(statement("end_sessions", self._schema), {"sessions": self.ids})
+
+    async def _notice_another_server(self, connection: TrioConnection[Any]) -> None:
+        # A pooler keeps our connection when it goes on with another server.
+        row = await (await connection.execute("SELECT pg_postmaster_start_time()::text")).fetchone()
+        if row is not None and row[0] != self._server:
+            self._server = row[0]
+            self._generation = 0
+
+    def _set_clock(self, sent: float, rows: Sequence[tuple[float]]) -> None:
+        # As if the server had answered when the statement was sent: the offset is too great rather than too small, by one
+        # round trip at most.
+        if rows:
+            (clock,) = rows[-1]
+            self.epoch_offset = clock - sent
+
+
+async def despite_conflicts(
+    connection: TrioConnection[Any], query: bytes, parameters: Mapping[str, Any]
+) -> psycopg.AsyncCursor[Any]:
+    """One statement of a worker's start, sent again when PostgreSQL ends it in favour of another transaction. The loops of a
+    worker try again by themselves; its start does not."""
+    for failures in range(_START_TRIES - 1):
+        try:
+            return await connection.execute(query, parameters)
+        except (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure):
+            await trio.sleep(reconnect_delay(failures))
+    return await connection.execute(query, parameters)

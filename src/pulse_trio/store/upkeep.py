@@ -1,0 +1,171 @@
+"""What any worker does for the whole schema: rescues lost jobs, finishes batches, reports silent workers, prunes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import psycopg
+
+from ..errors import DatabaseUnavailable
+from ..observe import WorkerStale
+from ..sql import statement
+from .arrays import numbers
+from .finishing import finish_batches
+from .links import UPKEEP_PATIENCE
+from .outcomes import EXPIRED
+from .rows import each_alone
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ..postgres import TrioConnection
+    from .callbacks import Callbacks
+    from .links import WorkerLink
+    from .outcomes import OutcomeWriter
+    from .sessions import Sessions
+
+
+class Rescue(NamedTuple):
+    """Jobs put back on their queues, and jobs whose budget the lost attempt had used up."""
+
+    rescued: int
+    dead: int
+
+
+class HandedBack(NamedTuple):
+    """A rescue of what dead sessions held; `jobs` has the id and the kind of each."""
+
+    rescued: int
+    dead: int
+    jobs: tuple[tuple[int, str], ...] = ()
+
+
+class _Lost(NamedTuple):
+    """An attempt to rescue, from expired.sql or held_by.sql, which alone gives the kind."""
+
+    job_id: int
+    attempt: int
+    session: int
+    kind: str = ""
+
+
+class Upkeep:
+    """The watchdog's operations, on a connection of its own."""
+
+    def __init__(
+        self, link: WorkerLink, schema: str, sessions: Sessions, writer: OutcomeWriter, callbacks: Callbacks
+    ) -> None:
+        self._link = link
+        self._schema = schema
+        self._sessions = sessions
+        self._writer = writer
+        self._callbacks = callbacks
+
+    # Rescues
+
+    async def rescue(self, limit: int = 1000) -> Rescue:
+        """Sends expired leases through the retry-or-dead-letter path, due at once."""
+        rescue, _ = await self._rescue("expired", {"limit": limit}, EXPIRED)
+        return rescue
+
+    async def rescue_sessions(self, sessions: Sequence[int], limit: int = 1000) -> HandedBack:
+        """The same for all that dead sessions hold, before their leases run out."""
+        parameters = {"sessions": list(sessions), "limit": limit}
+        (rescued, dead), moved = await self._rescue("held_by", parameters, "the worker process died")
+        if not moved:
+            # Nothing is left to hand back. Without this the dead session would be shown as stale until it counts as gone.
+            async with self._link.using(patience=UPKEEP_PATIENCE) as connection:
+                await connection.execute(statement("end_sessions", self._schema), {"sessions": list(sessions)})
+        return HandedBack(rescued, dead, tuple((lost.job_id, lost.kind) for lost in moved))
+
+    async def _rescue(self, source: str, parameters: Mapping[str, Any], error: str) -> tuple[Rescue, list[_Lost]]:
+        async with self._link.using(patience=UPKEEP_PATIENCE) as connection, connection.transaction():
+            cursor = await connection.execute(statement(source, self._schema), parameters, prepare=True)
+            found = [_Lost(*row) for row in await cursor.fetchall()]
+            if not found:
+                return Rescue(0, 0), []
+            parts = await each_alone(
+                found,
+                lambda some: self._put_back(connection, some, error),
+                lambda lost, refused: self._bury(connection, lost, error, refused),
+            )
+        ends = {job_id: end for part in parts for job_id, end in part.items()}
+        ended = list(ends.values())
+        moved = [lost for lost in found if lost.job_id in ends]
+        return Rescue(rescued=ended.count("retryable"), dead=ended.count("dead")), moved
+
+    async def _put_back(self, connection: TrioConnection[Any], found: Sequence[_Lost], error: str) -> dict[int, str]:
+        """What became of each of these, by its id. In a savepoint: a row that makes it fail must not undo other rescues."""
+        ids = numbers([lost.job_id for lost in found])
+        async with connection.transaction():
+            await connection.execute(
+                statement("refund", self._schema),
+                {"ids": ids, "sessions": numbers({lost.session for lost in found})},
+                prepare=True,
+            )
+            moved = await self._writer.end_attempts(
+                connection,
+                {
+                    "ids": ids,
+                    "attempts": numbers([lost.attempt for lost in found]),
+                    "sessions": numbers([lost.session for lost in found]),
+                },
+                kinds=["rescued"] * len(found),
+                delays=[0] * len(found),
+                errors=[error] * len(found),
+            )
+        for job in moved:
+            if job.suspect is not None:
+                self._callbacks.suspect(job.job_id, job.suspect, job.crashes)
+        return {job.job_id: job.state for job in moved if job.state is not None}
+
+    async def _bury(
+        self, connection: TrioConnection[Any], lost: _Lost, error: str, refused: psycopg.Error
+    ) -> dict[int, str]:
+        fence = (lost.job_id, lost.attempt, lost.session)
+        buried = await self._writer.bury_rescued(connection, fence, lost.kind, error, refused)
+        return {lost.job_id: "dead"} if buried else {}
+
+    # Batches
+
+    async def finish_batches(self) -> list[int] | None:
+        """Finishes batches whose jobs all have, and enqueues their callback jobs. Returns their ids; None when no batch is
+        closed and unfinished."""
+        async with self._link.using(patience=UPKEEP_PATIENCE) as connection:
+            return await finish_batches(connection, self._schema)
+
+    async def prune_results(self, retention: float) -> None:
+        """Forgets batches that finished more than `retention` seconds ago, and the progress of jobs as old."""
+        async with self._link.using(patience=UPKEEP_PATIENCE) as connection:
+            for name in ("prune_batches", "prune_progress"):
+                await connection.execute(statement(name, self._schema), {"retention": f"{retention} s"})
+
+    # The rest of the watchdog's rounds
+
+    async def stale_workers(self) -> list[WorkerStale]:
+        """Workers that have become stale, other than this one, each reported by one watchdog until it shows a sign of life."""
+        async with self._link.using(patience=UPKEEP_PATIENCE) as connection:
+            cursor = await connection.execute(
+                statement("stale_sessions", self._schema), {"own": numbers(self._sessions.ids)}, prepare=True
+            )
+            return [WorkerStale(*row) for row in await cursor.fetchall()]
+
+    async def close_cancellations(self) -> None:
+        """Ends the ledger rows of jobs that ended while their cancellation was under way."""
+        async with self._link.using(patience=UPKEEP_PATIENCE) as connection:
+            await connection.execute(statement("cancel_close", self._schema), {}, prepare=True)
+
+    async def maintain(self, retention: float) -> bool:
+        """Makes the archive's coming days and drops those older than `retention` seconds, unless another worker has just
+        done so; deletes a bounded part of what single queues keep for a shorter time. Returns whether there is more."""
+        async with self._link.using(patience=UPKEEP_PATIENCE) as connection:
+            try:
+                cursor = await connection.execute(statement("maintain", self._schema), {"retention": f"{retention} s"})
+                row = await cursor.fetchone()
+                return row is not None and bool(row[0])
+            except psycopg.errors.InsufficientPrivilege as error:
+                # This worker's jobs need no maintenance: the watchdog reports it and tries again.
+                raise DatabaseUnavailable(
+                    f"this role may not maintain the schema ({error}); as its owner: "
+                    f"GRANT EXECUTE ON FUNCTION {self._schema}.upkeep(interval) TO ..."
+                ) from error
