@@ -167,10 +167,11 @@ class Refusing(FakeStore):
     async def complete_and_claim(
         self, limit: int, slots: Sequence[ClaimCursor], completed: Sequence[Outcome] = ()
     ) -> ClaimResult:
-        self.refused_slots = [(slot, "integer out of range") for slot in slots if slot.queue in self.bad]
-        return await super().complete_and_claim(
+        refused = [(slot, "integer out of range") for slot in slots if slot.queue in self.bad]
+        claimed = await super().complete_and_claim(
             limit, [slot for slot in slots if slot.queue not in self.bad], completed
         )
+        return claimed._replace(refused=refused)
 
 
 @pytest.mark.parametrize("limited", [True, False])
