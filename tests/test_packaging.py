@@ -70,6 +70,12 @@ def test_the_wheel_has_the_command(wheel: dict[str, bytes]) -> None:
     assert b"pulse-trio = pulse_trio.cli:main" in entry_points
 
 
+def test_the_wheel_has_the_plugin_of_pytest(wheel: dict[str, bytes]) -> None:
+    (entry_points,) = (content for name, content in wheel.items() if name.endswith("/entry_points.txt"))
+    assert b"[pytest11]\npulse_trio = pulse_trio_pytest" in entry_points
+    assert wheel["pulse_trio_pytest.py"] == (ROOT / "src/pulse_trio_pytest.py").read_bytes()
+
+
 def bill_of(wheel: dict[str, bytes]) -> dict[str, Any]:
     """The wheel's bill of materials."""
     (bill,) = (content for name, content in wheel.items() if name.endswith(".dist-info/sboms/pulse-trio.cdx.json"))
@@ -89,7 +95,8 @@ def test_the_wheel_has_a_bill_of_what_it_is_installed_with(wheel: dict[str, byte
         assert Requirement(line).specifier.contains(found["version"])
     assert by_name["cryptography"]["scope"] == by_name["fasteners"]["scope"] == "optional"
     assert by_name["outcome"]["scope"] == "required"  # trio's
-    assert "pytest" not in by_name
+    assert by_name["pytest"]["scope"] == "optional"  # pulse-trio[testing]
+    assert "pytest-xdist" not in by_name
 
 
 def test_the_bills_parts_are_named_once_and_refer_to_each_other(wheel: dict[str, bytes]) -> None:
@@ -107,4 +114,4 @@ def test_the_same_sources_make_the_same_bill(wheel: dict[str, bytes], tmp_path: 
 
 def test_the_wheel_has_nothing_else(wheel: dict[str, bytes]) -> None:
     tops = {name.split("/")[0].split("-")[0] for name in wheel}
-    assert tops == {"pulse_trio"}
+    assert tops == {"pulse_trio", "pulse_trio_pytest.py"}

@@ -1,0 +1,10 @@
+"""For tests of applications: which jobs were enqueued, and what their handlers do.
+
+The fixtures (`pulse_dsn`, `pulse_client`, `pulse_sync_client`, `pulse_worker`, `pulse_handlers`) come with pytest's plugin,
+which is installed with pulse-trio.
+"""
+
+from .draining import PulseWorker
+from .enqueued import assert_enqueued, enqueued, refute_enqueued
+
+__all__ = ["PulseWorker", "assert_enqueued", "enqueued", "refute_enqueued"]

@@ -1,0 +1,187 @@
+"""A database for each test: a copy of one that is migrated once a run. The next copy is made while a test runs.
+
+The server is the one that `--pulse-dsn` names, else an embedded PostgreSQL in a temporary folder, which all processes of one
+run (pytest-xdist's workers) share.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import tempfile
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.sql import SQL, Identifier
+
+from ..embedded import embedded_server
+from ..errors import PulseTrioError
+from ..migrate import migrate_sync
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+_PREFIX = "pulse_test"
+_CONNECT_WITHIN = 10
+
+
+class TemplateDatabases:
+    """Makes databases whose names begin with `prefix`, which is the run's own. `server_dsn` may create databases."""
+
+    def __init__(self, server_dsn: str, prefix: str, process: str) -> None:
+        self.server_dsn = server_dsn
+        self._prefix = prefix
+        self._names = (f"{prefix}_{process}_{number}" for number in count(1))
+        # One thread: PostgreSQL makes one copy of a database at a time.
+        self._maker = ThreadPoolExecutor(1, thread_name_prefix="pulse-trio test databases")
+        self._admin: psycopg.Connection[object] | None = None
+        self._spare: Future[str] | None = None
+
+    @contextmanager
+    def migrated(self) -> Generator[str]:
+        """The DSN of a new database with the schema; dropped afterwards, even if connections are left in it."""
+        name = (self._spare or self._maker.submit(self._make)).result()
+        self._spare = self._maker.submit(self._make)
+        try:
+            yield make_conninfo(self.server_dsn, dbname=name)
+        finally:
+            self._maker.submit(self._drop, name)
+
+    def close(self) -> None:
+        """Drops what is left, and waits for it."""
+        if self._spare is not None:
+            spare, self._spare = self._spare, None
+            with suppress(psycopg.Error):
+                self._maker.submit(self._drop, spare.result())
+        self._maker.shutdown()
+        if self._admin is not None:
+            self._admin.close()
+
+    # In the maker's thread
+
+    def _connection(self) -> psycopg.Connection[object]:
+        if self._admin is None or self._admin.closed:
+            self._admin = psycopg.connect(self.server_dsn, autocommit=True, connect_timeout=_CONNECT_WITHIN)
+        return self._admin
+
+    def _make(self) -> str:
+        template = self._template()
+        name = next(self._names)
+        self._connection().execute(SQL("CREATE DATABASE {} TEMPLATE {}").format(Identifier(name), Identifier(template)))
+        return name
+
+    def _drop(self, name: str) -> None:
+        self._connection().execute(SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(Identifier(name)))
+
+    def _template(self) -> str:
+        """The run's migrated template, made by the first process that asks; the others wait for it."""
+        name = f"{self._prefix}_template"
+        connection = self._connection()
+        with connection.transaction():
+            connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [name])
+            if connection.execute("SELECT FROM pg_database WHERE datname = %s", [name]).fetchone() is None:
+                self._make_template(name)
+        return name
+
+    def _make_template(self, name: str) -> None:
+        # Under another name until it is whole, so that a failed migration is not taken for a template.
+        draft = Identifier(f"{name}_draft")
+        with psycopg.connect(self.server_dsn, autocommit=True, connect_timeout=_CONNECT_WITHIN) as other:
+            other.execute(SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(draft))
+            other.execute(SQL("CREATE DATABASE {} TEMPLATE template0").format(draft))
+            migrate_sync(make_conninfo(self.server_dsn, dbname=f"{name}_draft"))
+            other.execute(SQL("ALTER DATABASE {} RENAME TO {}").format(draft, Identifier(name)))
+
+
+def drop_databases(server_dsn: str, prefix: str) -> None:
+    """Drops what a run left on a server that outlives it: its template, and what killed processes left."""
+    with psycopg.connect(server_dsn, autocommit=True, connect_timeout=_CONNECT_WITHIN) as admin:
+        found = admin.execute("SELECT datname FROM pg_database WHERE starts_with(datname, %s)", [f"{prefix}_"])
+        for (name,) in found.fetchall():
+            admin.execute(SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(Identifier(name)))
+
+
+# The run
+
+
+def run_of(config: pytest.Config) -> tuple[str, str]:
+    """What the processes of one run have in common (under pytest-xdist its id of the run), and the name of this one."""
+    about = getattr(config, "workerinput", None)
+    if about is None:
+        return secrets.token_hex(6), "main"
+    return str(about["testrunuid"])[:12], str(about["workerid"])
+
+
+def named_dsn(config: pytest.Config) -> str | None:
+    """The server that the user names, if they do."""
+    return config.getoption("--pulse-dsn") or config.getini("pulse_dsn") or os.environ.get("PULSE_TRIO_TEST_DSN")
+
+
+def folder_of(run: str) -> Path:
+    """Where the embedded PostgreSQL of a run lives. A short name: the paths of sockets are limited."""
+    return Path(tempfile.gettempdir()) / f"pulse-trio-{os.getuid()}-{run}"
+
+
+@contextmanager
+def open_databases(config: pytest.Config) -> Generator[TemplateDatabases]:
+    """The run's databases, for one of its processes. Raises `pytest.UsageError`, which says what to do, without a server."""
+    run, process = run_of(config)
+    with ExitStack() as stack:
+        if process == "main":
+            stack.callback(clean_up, config, run)
+        databases = TemplateDatabases(stack.enter_context(_server(named_dsn(config), run)), f"{_PREFIX}_{run}", process)
+        stack.callback(databases.close)
+        yield databases
+
+
+@contextmanager
+def _server(named: str | None, run: str) -> Generator[str]:
+    with ExitStack() as stack:
+        if named is not None:
+            with _told(f"--pulse-dsn {_safe(named)}"):
+                psycopg.connect(named, connect_timeout=_CONNECT_WITHIN).close()
+            dsn = named
+        else:
+            folder = folder_of(run)
+            with _told("the embedded PostgreSQL"):
+                # Passable, because root runs PostgreSQL as another user.
+                folder.mkdir(mode=0o711, exist_ok=True)
+                # No autovacuum: a table that a test fills stays as the test left it.
+                dsn = stack.enter_context(embedded_server(folder / "pg", settings={"autovacuum": "off"})).dsn
+        yield dsn
+
+
+def clean_up(config: pytest.Config, run: str) -> None:
+    """Takes away what the processes of a run shared, once they have all ended."""
+    named = named_dsn(config)
+    if named is None:
+        shutil.rmtree(folder_of(run), ignore_errors=True)
+    else:
+        with suppress(psycopg.Error):
+            drop_databases(named, f"{_PREFIX}_{run}")
+
+
+@contextmanager
+def _told(what: str) -> Generator[None]:
+    try:
+        yield
+    except (psycopg.Error, PulseTrioError, OSError) as error:
+        raise pytest.UsageError(
+            f"pulse_dsn has no PostgreSQL: {what}: {str(error).strip()}\n"
+            "Name one with --pulse-dsn (a role that may create databases), or install pulse-trio[embedded]."
+        ) from None
+
+
+def _safe(dsn: str) -> str:
+    try:
+        parts = conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError:
+        return "(not a DSN)"
+    return make_conninfo(**{key: str(value) for key, value in parts.items() if key != "password"})

@@ -1,0 +1,94 @@
+"""Runs what is due until nothing is: a worker in burst mode, in the test's own event loop where that is Trio's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio.to_thread
+import sniffio
+import trio
+
+from ..errors import HandlerStuck
+from ..observe import JobEnded, JobStarted
+from ..worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ..handlers import Handlers
+    from ..worker import WorkerReport
+
+
+class _Running:
+    """Which jobs run now."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[int, str] = {}
+
+    def listeners(self) -> Mapping[type[Any], Callable[[Any], None]]:
+        return {JobStarted: self._started, JobEnded: self._ended}
+
+    def _started(self, event: JobStarted) -> None:
+        self.jobs[event.job_id] = event.kind
+
+    def _ended(self, event: JobEnded) -> None:
+        self.jobs.pop(event.job_id, None)
+
+
+class PulseWorker:
+    """Runs the jobs of one database with the handlers of an application."""
+
+    def __init__(self, dsn: str, handlers: Handlers) -> None:
+        self._dsn = dsn
+        self._handlers = handlers
+
+    async def drain(self, *, timeout: float = 30.0, **settings: Any) -> WorkerReport:  # noqa: ASYNC109 -- says who did not end
+        """Runs what is due until nothing is due and nothing runs, and says how many jobs ended how.
+
+        What is due later (a retry with its delay, a schedule) is left alone. `settings` are those of `WorkerSettings`, as
+        `concurrency=1`. Under asyncio the worker runs in a thread, with a Trio of its own.
+
+        Raises `TimeoutError` when that has taken `timeout` seconds; it names the jobs that still ran, and their handlers have
+        been cancelled.
+        """
+        if sniffio.current_async_library() == "trio":
+            return await self._drain(timeout, settings)
+        return await anyio.to_thread.run_sync(lambda: self.drain_sync(timeout=timeout, **settings))
+
+    def drain_sync(self, *, timeout: float = 30.0, **settings: Any) -> WorkerReport:
+        """`drain` for tests without an event loop."""
+        return trio.run(self._drain, timeout, settings)
+
+    async def _drain(self, timeout: float, settings: Mapping[str, Any]) -> WorkerReport:  # noqa: ASYNC109
+        running = _Running()
+        given: dict[str, Any] = {"cleanup": 1.0, **settings}
+        worker = Worker(self._handlers, self._dsn, burst=True, instruments=[running], **given)
+        late: list[str] = []
+
+        async def watch_time() -> None:
+            await trio.sleep(timeout)
+            # Before they are cancelled: afterwards none of them runs.
+            late.append(_not_ended(timeout, running.jobs))
+            worker.stop_now()
+
+        stuck: HandlerStuck | None = None
+        report: WorkerReport | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch_time)
+            try:
+                report = await worker.run()
+            except HandlerStuck as error:
+                stuck = error
+            nursery.cancel_scope.cancel()
+        if late:
+            raise TimeoutError(late[0]) from stuck
+        if stuck is not None or report is None:
+            raise stuck or RuntimeError("the worker ended without a report")
+        return report
+
+
+def _not_ended(seconds: float, running: Mapping[int, str]) -> str:
+    if not running:
+        return f"drain() did not end within {seconds:g} s, and no job runs: do jobs enqueue others without end?"
+    jobs = ", ".join(f"job {job_id} ({kind})" for job_id, kind in sorted(running.items())[:10])
+    return f"drain() did not end within {seconds:g} s: {jobs} still ran. Does that handler end?"

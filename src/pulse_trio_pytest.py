@@ -1,0 +1,106 @@
+"""pytest's way to the fixtures of `pulse_trio.testing`: nothing of pulse-trio is imported before a test asks for one of them.
+
+Installed with pulse-trio, and loaded by every pytest run where that is. So this file stands outside of the package, whose
+import would cost such a run half a second, and registers functions only.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator
+
+    from pulse_trio import Client, Handlers, SyncClient
+    from pulse_trio.testing import PulseWorker
+    from pulse_trio.testing.databases import TemplateDatabases
+
+_RUN = pytest.StashKey[str]()
+_DSN = """PostgreSQL for the fixture pulse_dsn, as a role that may create databases (default: PULSE_TRIO_TEST_DSN, else an
+embedded PostgreSQL in a temporary folder). Each test gets a database of its own, which is dropped afterwards."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--pulse-dsn`, and the same in pytest's configuration file."""
+    group = parser.getgroup("pulse-trio")
+    group.addoption("--pulse-dsn", metavar="DSN", default=None, help=_DSN.replace("\n", " "))
+    parser.addini("pulse_dsn", _DSN.replace("\n", " "))
+    parser.addini("pulse_handlers", "The handlers that pulse_worker runs, as in app:handlers.")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """pytest-xdist's, in the controller, for each of its workers."""
+    node.config.stash[_RUN] = str(node.workerinput["testrunuid"])[:12]
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Under pytest-xdist the controller takes away what its workers shared."""
+    if _RUN in config.stash and (_named(config) or _folder_of(config.stash[_RUN]).exists()):
+        from pulse_trio.testing.databases import clean_up
+
+        clean_up(config, config.stash[_RUN])
+
+
+def _named(config: pytest.Config) -> object:
+    return config.getoption("--pulse-dsn") or config.getini("pulse_dsn")
+
+
+def _folder_of(run: str) -> Path:
+    return Path(tempfile.gettempdir()) / f"pulse-trio-{os.getuid()}-{run}"
+
+
+@pytest.fixture(scope="session")
+def pulse_databases(request: pytest.FixtureRequest) -> Generator[TemplateDatabases]:
+    """Makes databases with the schema, as copies of one; for tests that need more than one. `with pulse_databases.migrated() as
+    dsn`."""
+    from pulse_trio.testing.databases import open_databases
+
+    with open_databases(request.config) as databases:
+        yield databases
+
+
+@pytest.fixture
+def pulse_dsn(pulse_databases: TemplateDatabases) -> Generator[str]:
+    """The DSN of a database of the test's own, with the schema `pulse` in it and nothing else. Dropped after the test."""
+    with pulse_databases.migrated() as dsn:
+        yield dsn
+
+
+@pytest.fixture
+def pulse_handlers(request: pytest.FixtureRequest) -> Handlers:
+    """The handlers that `pulse_worker` runs: those of the option `pulse_handlers` in pytest's configuration. Override it in
+    your conftest.py to give others."""
+    from pulse_trio.testing.handlers import configured_handlers
+
+    return configured_handlers(request.config)
+
+
+@pytest.fixture
+async def pulse_client(pulse_dsn: str, pulse_handlers: Any) -> AsyncGenerator[Client]:
+    """A `Client` on the test's database, for tests under pytest-trio or anyio's plugin."""
+    from pulse_trio import open_client
+
+    async with open_client(pulse_dsn, handlers=pulse_handlers) as client:
+        yield client
+
+
+@pytest.fixture
+def pulse_sync_client(pulse_dsn: str, pulse_handlers: Any) -> SyncClient:
+    """A `SyncClient` on the test's database, for tests without an event loop."""
+    from pulse_trio import SyncClient
+
+    return SyncClient(pulse_dsn, handlers=pulse_handlers)
+
+
+@pytest.fixture
+def pulse_worker(pulse_dsn: str, pulse_handlers: Any) -> PulseWorker:
+    """Runs the due jobs of the test's database: `await pulse_worker.drain()`, or `pulse_worker.drain_sync()`."""
+    from pulse_trio.testing import PulseWorker
+
+    return PulseWorker(pulse_dsn, pulse_handlers)

@@ -1,0 +1,263 @@
+"""The testing kit as users have it: their own project, tested by a pytest of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Project = "Callable[..., subprocess.CompletedProcess[str]]"
+
+APP = """
+import trio
+
+from pulse_trio import Handlers, Job, RetryAfter
+
+handlers = Handlers()
+
+
+@handlers.job(queue="mail", max_attempts=3)
+async def welcome(name: str, template: str = "plain") -> str:
+    return f"welcome, {name}"
+
+
+@handlers.job(max_attempts=3)
+async def flaky(job: Job) -> int:
+    if job.attempt == 1:
+        raise RetryAfter(3600)
+    return job.attempt
+
+
+@handlers.job(runs="thread")
+def count(words: list[str]) -> int:
+    return len(words)
+
+
+@handlers.job
+async def forever() -> None:
+    await trio.sleep_forever()
+
+
+async def sign_up(client, name):
+    return await client.enqueue(welcome, name, template="vip")
+"""
+CONFIGURATION = """
+[tool.pytest.ini_options]
+pulse_handlers = "app:handlers"
+anyio_mode = "strict"
+filterwarnings = ["error"]
+"""
+HEAD = """
+import pytest
+from app import count, flaky, forever, handlers, sign_up, welcome
+from pulse_trio.testing import assert_enqueued, enqueued, refute_enqueued
+"""
+INSTALLED = any(found.value == "pulse_trio_pytest" for found in entry_points(group="pytest11"))
+
+
+@pytest.fixture
+def project(tmp_path: Path, server_dsn: str) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs a user's tests in a project of theirs, on the server of this run."""
+    (tmp_path / "app.py").write_text(APP)
+    (tmp_path / "pyproject.toml").write_text(CONFIGURATION)
+
+    def run(tests: str, *arguments: str, dsn: str | None = server_dsn) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "test_app.py").write_text(HEAD + tests)
+        command = [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", *arguments]
+        # An environment that was made before the plugin existed knows nothing of it.
+        command += [] if INSTALLED else ["-p", "pulse_trio_pytest"]
+        command += [] if dsn is None else ["--pulse-dsn", dsn]
+        own = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "PULSE_TRIO", "COV_"))}
+        return subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, env=own | {"PYTHONPATH": str(tmp_path)}, check=False
+        )
+
+    return run
+
+
+def outcomes(done: subprocess.CompletedProcess[str]) -> str:
+    return done.stdout.strip().splitlines()[-1] if done.stdout.strip() else done.stderr
+
+
+def left_behind(server_dsn: str) -> list[str]:
+    with psycopg.connect(server_dsn) as connection:
+        found = connection.execute("SELECT datname FROM pg_database WHERE datname LIKE 'pulse_test_%'").fetchall()
+    return [name for (name,) in found]
+
+
+THREE_LOOPS = """
+@pytest.mark.trio
+async def test_on_trio(pulse_client, pulse_worker):
+    ref = await sign_up(pulse_client, "Ada")
+    job = await assert_enqueued(pulse_client, welcome, args={"name": "Ada"}, queue="mail")
+    assert job.id == ref.id
+    await refute_enqueued(pulse_client, welcome, args={"name": "Bob"})
+    assert (await pulse_worker.drain()).ended == {"completed": 1}
+    assert await ref.result() == "welcome, Ada"
+    assert await enqueued(pulse_client) == []
+    assert len(await enqueued(pulse_client, welcome, state="completed")) == 1
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+async def test_on_both(anyio_backend, pulse_client, pulse_worker):
+    ref = await sign_up(pulse_client, "Ada")
+    await pulse_client.enqueue(count, ["a", "b"])
+    await assert_enqueued(pulse_client, welcome, count=1)
+    assert (await pulse_worker.drain()).ended == {"completed": 2}
+    assert await ref.result() == "welcome, Ada"
+
+
+def test_without_a_loop(pulse_sync_client, pulse_worker):
+    pulse_sync_client.enqueue(flaky)
+    assert assert_enqueued(pulse_sync_client, "flaky", args={}).kind == "flaky"
+    assert pulse_worker.drain_sync().ended == {"failed": 1}
+    (waiting,) = enqueued(pulse_sync_client, flaky, state="retryable")
+    assert waiting.attempt == 1
+    assert assert_enqueued(pulse_sync_client, flaky) == waiting
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("number", range(3))
+async def test_each_has_a_database_of_its_own(number, pulse_client):
+    assert await enqueued(pulse_client) == []
+    await sign_up(pulse_client, str(number))
+    await assert_enqueued(pulse_client, count=1, args={"name": str(number)})
+
+
+@pytest.mark.trio
+async def test_in_the_transaction_of_the_test(pulse_client, pulse_dsn):
+    from pulse_trio.postgres import TrioConnection
+
+    async with await TrioConnection.connect(pulse_dsn) as connection:
+        inside = pulse_client.using(connection)
+        await sign_up(inside, "Ada")
+        await assert_enqueued(inside, welcome)
+        await refute_enqueued(pulse_client, welcome)
+        await connection.rollback()
+        await refute_enqueued(inside, welcome)
+"""
+
+
+@pytest.mark.parametrize("arguments", [[], ["-n", "2"]], ids=["alone", "xdist"])
+def test_a_users_tests_pass_on_trio_on_asyncio_and_without_a_loop(
+    project: Callable[..., subprocess.CompletedProcess[str]], server_dsn: str, arguments: list[str]
+) -> None:
+    done = project(THREE_LOOPS, *arguments)
+    assert "8 passed" in outcomes(done), done.stdout + done.stderr
+    assert left_behind(server_dsn) == []
+
+
+def test_without_a_server_of_yours_there_is_an_embedded_one_which_goes_with_the_run(
+    project: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "t"
+    folder.mkdir(mode=0o777)
+    folder.chmod(0o777)
+    for parent in folder.parents:
+        if os.stat(parent).st_uid == os.getuid() and parent != Path("/"):
+            parent.chmod(parent.stat().st_mode | 0o011)
+    monkeypatch.setenv("TMPDIR", str(folder))
+    done = project(THREE_LOOPS, "-n", "2", dsn=None)
+    assert "8 passed" in outcomes(done), done.stdout + done.stderr
+    assert list(folder.glob("pulse-trio-*")) == []
+
+
+FAILING = """
+@pytest.mark.trio
+async def test_nearest(pulse_client):
+    await sign_up(pulse_client, "Ada")
+    await pulse_client.enqueue(count, ["a"])
+    await assert_enqueued(pulse_client, welcome, args={"name": "Ada", "template": "plain"}, queue="post")
+
+
+@pytest.mark.trio
+async def test_nothing(pulse_client):
+    await assert_enqueued(pulse_client, welcome)
+
+
+@pytest.mark.trio
+async def test_too_many(pulse_client):
+    await sign_up(pulse_client, "Ada")
+    await sign_up(pulse_client, "Bob")
+    await assert_enqueued(pulse_client, welcome, count=1)
+
+
+@pytest.mark.trio
+async def test_refuted(pulse_client):
+    await sign_up(pulse_client, "Ada")
+    await refute_enqueued(pulse_client, welcome, args={"name": "Ada"})
+
+
+@pytest.mark.trio
+async def test_no_such_field(pulse_client):
+    await assert_enqueued(pulse_client, welcome, arguments={"name": "Ada"})
+
+
+@pytest.mark.trio
+async def test_that_never_ends(pulse_client, pulse_worker):
+    await pulse_client.enqueue(forever)
+    await pulse_worker.drain(timeout=1)
+"""
+
+
+def test_a_message_shows_the_nearest_job_and_the_difference(
+    project: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    done = project(FAILING)
+    said = re.sub(r"job \d+", "job N", done.stdout)
+    assert "6 failed" in outcomes(done), said
+    for line in (
+        "expected a job of kind 'welcome', args={'name': 'Ada', 'template': 'plain'}, queue='post'; there is none among 2",
+        "  job N (welcome, available, queue 'mail') {'name': 'Ada', 'template': 'vip'}",
+        "    args['template']: 'vip', not 'plain'",
+        "    queue: 'mail', not 'post'",
+        "expected a job of kind 'welcome'; there is none: nothing was enqueued",
+        "expected 1 times a job of kind 'welcome'; found 2:",
+        "expected no job of kind 'welcome', args={'name': 'Ada'}; found 1:",
+        "a job has no arguments to expect: there are args, at, key,",
+        "drain() did not end within 1 s: job N (forever) still ran. Does that handler end?",
+    ):
+        assert line in said, line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["--pulse-dsn", "host=127.0.0.1 port=1 password=hush"],
+            "pulse_dsn has no PostgreSQL: --pulse-dsn host=127.0.0.1 port=1:",
+        ),
+        (["--pulse-dsn", "no dsn at all"], "pulse_dsn has no PostgreSQL: --pulse-dsn (not a DSN):"),
+        (["-o", "pulse_handlers="], "No handlers are known: set pulse_handlers"),
+        (["-o", "pulse_handlers=app:hander"], "pulse_handlers = 'app:hander': The module 'app'"),
+    ],
+)
+def test_what_is_missing_is_named_within_seconds(
+    project: Callable[..., subprocess.CompletedProcess[str]], server_dsn: str, arguments: list[str], said: str
+) -> None:
+    named = None if "--pulse-dsn" in arguments else server_dsn
+    done = project(THREE_LOOPS, "-k", "without_a_loop", *arguments, dsn=named)
+    assert done.returncode == 1
+    assert said in done.stdout
+    assert "hush" not in done.stdout.partition("short test summary")[2]
+
+
+def test_a_suite_that_uses_none_of_it_imports_none_of_it(
+    project: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "app.py").write_text("count = flaky = forever = handlers = sign_up = welcome = None")
+    tests = "import sys\ndef test_nothing():\n    assert 'pulse_trio' not in sys.modules\n"
+    (tmp_path / "test_other.py").write_text(tests)
+    done = project("", "test_other.py")
+    assert "1 passed" in outcomes(done), done.stdout + done.stderr
