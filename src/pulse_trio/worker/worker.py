@@ -102,7 +102,9 @@ class Worker:
         self._handlers = handlers
         # A line for each job that ends well is written only where everything is asked for, as with `run --verbose`.
         every_job = logger.isEnabledFor(logging.DEBUG)
-        observer = Observer([*([LogInstrument(every_job=every_job)] if log else []), *instruments])
+        observer = Observer(
+            [*([LogInstrument(every_job=every_job)] if log else []), *handlers.instruments, *instruments]
+        )
         terms = self.settings.terms(handlers.queue_leases)
         self._plan = Plan(self.settings, terms, observer, burst)
         launch = launch_of(app, dsn, self.settings, keep=keep) if app is not None else launch
