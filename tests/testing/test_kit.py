@@ -240,7 +240,7 @@ def test_a_message_shows_the_nearest_job_and_the_difference(
         ),
         (["--pulse-dsn", "no dsn at all"], "pulse_dsn has no PostgreSQL: --pulse-dsn (not a DSN):"),
         (["-o", "pulse_handlers="], "No handlers are known: set pulse_handlers"),
-        (["-o", "pulse_handlers=app:hander"], "pulse_handlers = 'app:hander': The module 'app'"),
+        (["-o", "pulse_handlers=app:nothing"], "pulse_handlers = 'app:nothing': The module 'app'"),
     ],
 )
 def test_what_is_missing_is_named_within_seconds(
