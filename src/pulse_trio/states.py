@@ -1,7 +1,9 @@
 """The state machine as one table, and the pure functions that decide what an attempt's end means.
 
-`TRANSITIONS` is the whole of it, end states included: what it lacks is illegal, and a look-up that fails says so. The
-same table is tried state by event against the real statements (tests/store/test_states.py) and drawn in the docs.
+`TRANSITIONS` is the whole of it, end states included: what it lacks is illegal, and a look-up that fails says so. `RULES` say
+which event the end of an attempt is. PostgreSQL decides by the same rules, in sql/fail.sql, where the row is locked: a worker
+would decide about a row that has changed since. tests/store/test_states.py tries every state with every event, and every case
+of the rules, against the real statements; tests/model/test_decisions.py compares the rules with the text of fail.sql.
 The idea of the table is h11's; deciding here and waiting elsewhere is psycopg's.
 """
 
@@ -9,18 +11,18 @@ from __future__ import annotations
 
 import random
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args
 
 import msgspec
 
 from .describing import ask, cut, error_text, leaves_of, raised_by_ctrl_c, storable
 from .errors import InvalidTransition
-from .jobs import DEFAULT_OPTIONS, Claim, Discard, JobOptions, Outcome, RetryAfter, Snooze, delay_of
+from .jobs import DEFAULT_OPTIONS, Claim, Discard, JobOptions, Outcome, OutcomeKind, RetryAfter, Snooze, delay_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from .jobs import CancelReason, OutcomeKind
+    from .jobs import CancelReason
 
 
 class State(StrEnum):
@@ -48,6 +50,8 @@ class Event(StrEnum):
     RELEASE = "release"
     RESCUE = "rescue"
     RESCUE_LAST = "rescue, budget used up"
+    CRASH_LAST = "crash, limit reached"
+    BURY = "refused by PostgreSQL"
     CANCEL = "cancel"
     RETRY = "retry"
 
@@ -71,6 +75,8 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
         Event.RELEASE: State.AVAILABLE,
         Event.RESCUE: State.AVAILABLE,
         Event.RESCUE_LAST: State.DEAD,
+        Event.CRASH_LAST: State.DEAD,
+        Event.BURY: State.DEAD,
         Event.CANCEL: State.CANCELLED,
     },
     State.RETRYABLE: {
@@ -105,31 +111,116 @@ def next_state(state: State, event: Event) -> State:
         raise InvalidTransition(f"A job that is {state} cannot {event}; possible: {possible}.") from None
 
 
-def event_of(kind: str, attempt: int, max_attempts: int, *, cancelling: bool = False) -> Event:
-    """The event an outcome stands for: the one decision between retry and dead letter, as fail.sql makes it.
+class Case(NamedTuple):
+    """What decides what becomes of a running job whose attempt has ended: this and nothing else.
 
-    `cancelling`: somebody asked for the job's cancellation while it ran. Then only a completion is what it was.
+    `outcome` is an `OutcomeKind` or "crashed": it ran alone in a process of its own, and a witness saw that process die.
     """
-    if cancelling and kind != "completed":
-        return Event.CANCEL
-    last = attempt >= max_attempts
-    match kind:
-        case "completed":
-            return Event.COMPLETE
-        case "failed" | "timeout":
-            return Event.FAIL_LAST if last else Event.FAIL
-        case "rescued":
-            return Event.RESCUE_LAST if last else Event.RESCUE
-        case "discarded":
-            return Event.DISCARD
-        case "snoozed":
-            return Event.SNOOZE
-        case "released":
-            return Event.RELEASE
-        case "cancelled":
-            return Event.CANCEL
-        case _:
-            raise ValueError(f"unknown outcome {kind!r}")
+
+    outcome: str
+    cancelling: bool = False
+    """Its cancellation was asked for."""
+    last_attempt: bool = False
+    """Its budget is used up."""
+    last_crash: bool = False
+    """With this crash it has died alone as often as its `crash_limit` allows."""
+    given_up: bool = False
+    """Its arguments have fitted no worker for as long as the setting `unfit_patience`."""
+
+
+class Rule(NamedTuple):
+    """An outcome, under a condition (a field of `Case`; "" is none), is this event."""
+
+    outcomes: Sequence[str]
+    condition: str
+    event: Event
+
+
+OUTCOMES: Sequence[str] = (*get_args(OutcomeKind), "crashed")
+FAILURES = ("failed", "timeout", "discarded")
+"""Outcomes that count as a failure of the handler."""
+
+RULES: Sequence[Rule] = (
+    Rule(("completed",), "", Event.COMPLETE),
+    Rule(OUTCOMES, "cancelling", Event.CANCEL),
+    Rule(("cancelled",), "", Event.CANCEL),
+    Rule(("discarded",), "", Event.DISCARD),
+    Rule(("snoozed",), "", Event.SNOOZE),
+    Rule(("released",), "given_up", Event.DISCARD),
+    Rule(("released",), "", Event.RELEASE),
+    Rule(("crashed",), "last_crash", Event.CRASH_LAST),
+    Rule(("failed", "timeout"), "last_attempt", Event.FAIL_LAST),
+    Rule(("failed", "timeout"), "", Event.FAIL),
+    Rule(("rescued", "crashed"), "last_attempt", Event.RESCUE_LAST),
+    Rule(("rescued", "crashed"), "", Event.RESCUE),
+)
+"""The first that fits decides."""
+
+
+class Decision(NamedTuple):
+    """What becomes of a job, and what its row counts. Counters other than `failures` matter to a job that goes back only."""
+
+    event: Event
+    state: State
+    """As the row has it: one that goes back is `SCHEDULED` or `RETRYABLE`, and shown as `AVAILABLE` once it is due."""
+    outcome: str
+    """As the list of attempts has it."""
+    failures: int
+    crashes: int
+    deaths: int
+    refunds: int
+    """1 for an attempt that used no budget. `attempt` never goes back, so `max_attempts` grows instead."""
+
+
+def decide(
+    outcome: str,
+    attempt: int,
+    max_attempts: int,
+    *,
+    cancelling: bool = False,
+    deaths: int = 0,
+    crash_limit: int = DEFAULT_OPTIONS.crash_limit,
+    given_up: bool = False,
+) -> Decision:
+    """What becomes of a running job whose attempt ended so. `deaths`: how often it has died alone before."""
+    last_crash = outcome == "crashed" and deaths + 1 >= crash_limit
+    return decision_of(Case(outcome, cancelling, attempt >= max_attempts, last_crash, given_up))
+
+
+def decision_of(case: Case) -> Decision:
+    """The one decision between retry, dead letter and the other ends. Raises `ValueError` for an outcome that no rule knows."""
+    for rule in RULES:
+        if case.outcome in rule.outcomes and (not rule.condition or getattr(case, rule.condition)):
+            break
+    else:
+        raise ValueError(f"unknown outcome {case.outcome!r}")
+    given_up = case.given_up and case.outcome == "released"
+    outcome = "discarded" if given_up else "rescued" if case.outcome == "crashed" else case.outcome
+    return Decision(
+        rule.event,
+        _STORED_AS.get(rule.event) or next_state(State.RUNNING, rule.event),
+        outcome,
+        failures=outcome in FAILURES,
+        crashes=rule.event is Event.RESCUE,
+        deaths=rule.event is Event.RESCUE and case.outcome == "crashed",
+        refunds=rule.event in (Event.SNOOZE, Event.RELEASE),
+    )
+
+
+_STORED_AS = {Event.RELEASE: State.SCHEDULED, Event.RESCUE: State.RETRYABLE}
+
+
+def suspected(event: Event, suspect: bool, crashes: int, crash_limit: int) -> bool:
+    """Whether a job that goes back is a suspect now, to run in quarantine next; `crashes` with the one that `event` may be."""
+    if event is Event.RESCUE:
+        return suspect or is_suspect(crashes, crash_limit)
+    # One that ended without a crash is a suspect no longer; a release says nothing of it.
+    return suspect and event is Event.RELEASE
+
+
+def is_suspect(crashes: int, crash_limit: int) -> bool:
+    """Whether so many crashes make a suspect: the next one could be the last that its limit allows."""
+    return crashes >= crash_limit - 1
 
 
 class Retries(Protocol):

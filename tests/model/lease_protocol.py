@@ -1,7 +1,7 @@
 """The lease protocol as a small transition system, for exhaustive exploration.
 
 One job, two workers, a watchdog, and a network that delays, loses requests and loses replies. What the database does with an
-outcome is asked of `pulse_trio.states` itself (`event_of`, `next_state`), so the explorer walks the table that the code uses.
+outcome is asked of `pulse_trio.states` itself (`decide`, `next_state`), so the explorer walks the table that the code uses.
 
 Time is counted in ticks and kept relative to now (what is left of the lease, the age of a message), so that there are
 finitely many states without an end of time. `LEASE` and `MARGIN` are in ticks. A worker's clock and the database's run at
@@ -17,7 +17,7 @@ from collections import deque
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, NamedTuple
 
-from pulse_trio.states import FINISHED, Event, State, event_of, next_state
+from pulse_trio.states import FINISHED, Event, State, decide, next_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -336,16 +336,15 @@ class Protocol:
     def _released(self, row: Row, outcome: str) -> Row:
         budget = row.max_attempts if self.guards.last_attempt_is_the_last else row.attempt + 1
         cancelling = row.cancelling and self.guards.cancellation_outlives_a_failure
-        state = next_state(row.state, event_of(outcome, row.attempt, budget, cancelling=cancelling))
-        # The database counts a snooze and a release by raising the budget: attempt is never lowered.
-        refund = outcome in ("snoozed", "released") and not cancelling
+        decided = decide(outcome, row.attempt, budget, cancelling=cancelling)
+        state = next_state(row.state, decided.event)
         ended = (*row.ended, (row.attempt, row.session, outcome))
         return row._replace(
             state=state,
             session=0,
             lease=LOST,
-            max_attempts=row.max_attempts + refund,
-            used=row.used + (not refund),
+            max_attempts=row.max_attempts + decided.refunds,
+            used=row.used + (not decided.refunds),
             ended=ended,
             cancelling=row.cancelling and state not in FINISHED,
         )

@@ -1,6 +1,6 @@
 """A plain model of jobs and the real PostgreSQL, step by step: after every step both say the same of every job.
 
-The model decides with `states.TRANSITIONS` and `event_of`; PostgreSQL with its own statements, through two stores and the
+The model decides with `states.TRANSITIONS` and `decide`; PostgreSQL with its own statements, through two stores and the
 operations of clients. Reports are drawn from every claim ever made, so most of them are stale. Two queues: a plain one that is
 sometimes paused, and one with a limit, whose jobs may belong to somebody who may run one at a time.
 
@@ -31,7 +31,7 @@ from hypothesis.stateful import (
 
 from pulse_trio.errors import InvalidTransition, UnknownJob
 from pulse_trio.handlers import QueueLimits
-from pulse_trio.states import FINISHED, TRANSITIONS, Event, State, event_of, next_state
+from pulse_trio.states import FINISHED, TRANSITIONS, Event, State, decide, is_suspect, next_state, suspected
 from pulse_trio.store import cancelling, history, operations, queues
 from support.stores import Window, claim, end, open_store
 
@@ -106,22 +106,26 @@ class Modelled:
 
     def end(self, kind: OutcomeKind, delay: float, result: Any = None, *, seen_alone: bool = False) -> None:
         """The current attempt ends, as it was accepted to."""
-        poison = seen_alone and self.deaths + 1 >= CRASH_LIMIT
-        event = event_of(kind, self.attempt, 0 if poison else self.max_attempts, cancelling=self.cancelling)
-        state = next_state(State.RUNNING, event)
-        if state in FINISHED:
-            self.finished, self.cancelling, self.result = state, False, result
-            self.failures += kind in ("failed", "timeout", "discarded")
+        decided = decide(
+            "crashed" if seen_alone else kind,
+            self.attempt,
+            self.max_attempts,
+            cancelling=self.cancelling,
+            deaths=self.deaths,
+            crash_limit=CRASH_LIMIT,
+        )
+        self.failures += decided.failures
+        if decided.state in FINISHED:
+            self.finished, self.cancelling, self.result = decided.state, False, result
         else:
-            self.max_attempts += event in (Event.SNOOZE, Event.RELEASE)
-            self.failures += event is Event.FAIL
-            self.put_back = event in (Event.FAIL, Event.RESCUE)
+            self.max_attempts += decided.refunds
+            self.put_back = decided.state is State.RETRYABLE
             self.due = delay <= 0
-            self.crashes += kind == "rescued"
-            self.deaths += seen_alone
-            if kind != "released":
+            self.crashes += decided.crashes
+            self.deaths += decided.deaths
+            if decided.event is not Event.RELEASE:
                 self.quarantined &= self.suspect
-                self.suspect = kind == "rescued" and (self.suspect or self.crashes >= CRASH_LIMIT - 1)
+            self.suspect = suspected(decided.event, self.suspect, self.crashes, CRASH_LIMIT)
         self.session, self.expired = 0, False
 
     def retry(self) -> None:
@@ -345,7 +349,7 @@ class Lockstep(RuleBasedStateMachine):
         if job.finished is None and job.crashes:
             job.crashes -= 1
             if not job.session:
-                job.suspect = job.crashes >= CRASH_LIMIT - 1
+                job.suspect = is_suspect(job.crashes, CRASH_LIMIT)
 
     @rule(claims=st.lists(claims, min_size=1, max_size=4, unique_by=id), worker=st.integers(0, 1))
     def beat(self, claims: list[Claim], worker: int) -> None:

@@ -18,7 +18,7 @@ import trio
 from pulse_trio.errors import DatabaseUnavailable
 from pulse_trio.jobs import Claim, JobOptions, Outcome, Progress
 from pulse_trio.observe import WorkerStale
-from pulse_trio.states import FINISHED, Event, State, event_of, next_state
+from pulse_trio.states import FINISHED, Event, State, decide, is_suspect, next_state, suspected
 from pulse_trio.store import (
     Beat,
     Broken,
@@ -219,7 +219,7 @@ class FakeDatabase:
         if job.finished is not None:
             assert next_state(job.finished, Event.RETRY) is State.AVAILABLE
             job.max_attempts = max(job.max_attempts, job.attempt + 1)
-            job.failures = job.crashes = 0
+            job.failures = job.crashes = job.deaths = 0
             job.finished, job.suspect, job.waits_after_failure, job.cancelling = None, False, False, False
             job.result = job.error = job.cancel_reason = job.wished = None
         job.run_at = trio.current_time()
@@ -388,7 +388,7 @@ class FakeStore:
             job.absolved.add(claim.attempt)
             job.crashes -= 1
             if job.state is not State.RUNNING:
-                job.suspect = job.crashes >= job.crash_limit - 1
+                job.suspect = is_suspect(job.crashes, job.crash_limit)
 
     def _ours(self, claim: Claim) -> FakeJob | None:
         """The fence."""
@@ -398,10 +398,17 @@ class FakeStore:
         return job if (job.attempt, job.session) == (claim.attempt, claim.session) else None
 
     def _end(self, job: FakeJob, outcome: Outcome, *, alone: bool = False) -> None:
-        poison = alone and job.deaths + 1 >= job.crash_limit
-        event = event_of(outcome.kind, job.attempt, 0 if poison else job.max_attempts, cancelling=job.cancelling)
-        state = next_state(State.RUNNING, event)
-        job.history.append((job.attempt, job.session, outcome.kind))
+        decided = decide(
+            "crashed" if alone else outcome.kind,
+            job.attempt,
+            job.max_attempts,
+            cancelling=job.cancelling,
+            deaths=job.deaths,
+            crash_limit=job.crash_limit,
+        )
+        event, state = decided.event, decided.state
+        job.history.append((job.attempt, job.session, decided.outcome))
+        job.failures += decided.failures
         job.error = outcome.error or job.error
         job.session, job.lease_until = 0, math.inf
         if state in FINISHED:
@@ -412,17 +419,14 @@ class FakeStore:
                 told = outcome.error if outcome.kind == "cancelled" else None
                 job.cancel_reason, job.error = told or job.wished or "user", None
             return
-        if outcome.kind == "rescued":
-            job.crashes += 1
-            job.deaths += alone
+        job.crashes += decided.crashes
+        job.deaths += decided.deaths
+        job.max_attempts += decided.refunds
+        if event is not Event.RELEASE:
             job.quarantined &= job.suspect
-            job.suspect = job.suspect or job.crashes >= job.crash_limit - 1
-        elif outcome.kind != "released":
-            job.suspect = False
+        job.suspect = suspected(event, job.suspect, job.crashes, job.crash_limit)
         job.run_at = trio.current_time() + outcome.delay
-        job.failures += event is Event.FAIL
-        job.max_attempts += event in (Event.SNOOZE, Event.RELEASE)
-        job.waits_after_failure = event in (Event.FAIL, Event.RESCUE)
+        job.waits_after_failure = state is State.RETRYABLE
         if event in (Event.RELEASE, Event.RESCUE) and outcome.delay <= 0:
             self.database.wake(job.queue)
 

@@ -5,21 +5,27 @@ from __future__ import annotations
 import math
 import re
 from datetime import timedelta
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 import pytest
 import trio
 
 from pulse_trio import Discard, InvalidTransition, RetryAfter, Snooze
-from pulse_trio.jobs import Claim, OutcomeKind
+from pulse_trio.jobs import Claim
 from pulse_trio.states import (
     FINISHED,
+    OUTCOMES,
+    RULES,
+    STORED,
     TRANSITIONS,
     Event,
+    Rule,
     State,
+    decide,
+    decision_of,
     error_text,
-    event_of,
+    is_suspect,
     leaves_of,
     next_state,
     options_of,
@@ -27,7 +33,9 @@ from pulse_trio.states import (
     outcome_of_error,
     retry_delay,
     storable,
+    suspected,
 )
+from support.cases import every_case
 
 
 def claim(**how: Any) -> Claim:
@@ -71,18 +79,57 @@ def test_no_event_is_lost_on_the_way_from_running() -> None:
     assert set(TRANSITIONS[State.RUNNING]) == set(Event) - {Event.DUE, Event.CLAIM, Event.RETRY}
 
 
-@pytest.mark.parametrize("kind", get_args(OutcomeKind))
+@pytest.mark.parametrize("outcome", OUTCOMES)
 @pytest.mark.parametrize("attempt", [1, 2, 3])
-def test_every_outcome_is_an_event_of_a_running_job(kind: str, attempt: int) -> None:
-    event = event_of(kind, attempt, 2)
+def test_every_outcome_is_an_event_of_a_running_job(outcome: str, attempt: int) -> None:
+    event = decide(outcome, attempt, 2).event
     assert event in TRANSITIONS[State.RUNNING]
-    last = attempt >= 2
-    assert (event in (Event.FAIL_LAST, Event.RESCUE_LAST)) == (last and kind in ("failed", "timeout", "rescued"))
+    last = attempt >= 2 and outcome in ("failed", "timeout", "rescued", "crashed")
+    assert (event in (Event.FAIL_LAST, Event.RESCUE_LAST)) == last
+
+
+def test_every_rule_decides_some_case_and_every_event_of_an_end_has_a_rule() -> None:
+    deciding = set[Rule]()
+    for case in every_case():
+        deciding.add(
+            next(r for r in RULES if case.outcome in r.outcomes and (not r.condition or getattr(case, r.condition)))
+        )
+    assert deciding == set(RULES)
+    # What PostgreSQL refuses to do with a row is decided by nothing in the row.
+    assert {rule.event for rule in RULES} == set(TRANSITIONS[State.RUNNING]) - {Event.BURY}
+
+
+def test_a_job_goes_where_the_table_says_or_is_available_once_it_is_due() -> None:
+    for case in every_case():
+        decided = decision_of(case)
+        shown = next_state(State.RUNNING, decided.event)
+        assert decided.state is shown or (shown is State.AVAILABLE and Event.DUE in TRANSITIONS[decided.state])
+        assert decided.state in STORED
+
+
+@pytest.mark.parametrize(
+    ("deaths", "event"), [(0, Event.RESCUE), (1, Event.RESCUE), (2, Event.CRASH_LAST), (9, Event.CRASH_LAST)]
+)
+def test_only_crashes_seen_alone_count_towards_the_limit(deaths: int, event: Event) -> None:
+    assert decide("crashed", 1, 20, deaths=deaths).event is event
+    assert decide("rescued", 1, 20, deaths=deaths).event is Event.RESCUE
+    assert decide("crashed", 1, 20, deaths=deaths, crash_limit=deaths + 2).event is Event.RESCUE
+
+
+def test_a_suspect_is_one_whose_next_crash_could_be_its_last() -> None:
+    assert [is_suspect(crashes, 3) for crashes in range(4)] == [False, False, True, True]
+    assert suspected(Event.RESCUE, False, 2, 3)
+    assert not suspected(Event.RESCUE, False, 1, 3)
+    assert suspected(Event.RESCUE, True, 1, 3)
+    assert suspected(Event.RELEASE, True, 0, 3)
+    assert not suspected(Event.RELEASE, False, 9, 3)
+    assert not suspected(Event.FAIL, True, 9, 3)
+    assert not suspected(Event.SNOOZE, True, 9, 3)
 
 
 def test_an_unknown_outcome_is_a_program_error() -> None:
     with pytest.raises(ValueError, match="unknown outcome 'odd'"):
-        event_of("odd", 1, 1)
+        decide("odd", 1, 1)
 
 
 # Backoff
@@ -219,8 +266,8 @@ def test_a_cancelled_job_keeps_what_the_person_said(reason: Any, message: str | 
 @pytest.mark.parametrize("attempt", [1, 2])
 @pytest.mark.parametrize("kind", ["failed", "timeout", "rescued", "discarded", "snoozed", "released", "cancelled"])
 def test_a_job_being_cancelled_has_no_other_end_but_completion(kind: str, attempt: int) -> None:
-    assert event_of(kind, attempt, 2, cancelling=True) is Event.CANCEL
-    assert event_of("completed", attempt, 2, cancelling=True) is Event.COMPLETE
+    assert decide(kind, attempt, 2, cancelling=True).event is Event.CANCEL
+    assert decide("completed", attempt, 2, cancelling=True).event is Event.COMPLETE
 
 
 def test_a_lost_fence_leaves_nothing_to_report() -> None:
