@@ -223,6 +223,12 @@ def is_suspect(crashes: int, crash_limit: int) -> bool:
     return crashes >= crash_limit - 1
 
 
+def excused(crowded: bool, suspect: bool) -> bool:
+    """Whether a rescue uses no budget (sql/refund.sql): the session died with several jobs, and at most one is to blame.
+    A suspect ran alone, whatever ran beside it."""
+    return crowded and not suspect
+
+
 class Retries(Protocol):
     """What a handler says about its failures: seconds until the next try, None for a job that is dead at once."""
 

@@ -31,7 +31,7 @@ from hypothesis.stateful import (
 
 from pulse_trio.errors import InvalidTransition, UnknownJob
 from pulse_trio.handlers import QueueLimits
-from pulse_trio.states import FINISHED, TRANSITIONS, Event, State, decide, is_suspect, next_state, suspected
+from pulse_trio.states import FINISHED, TRANSITIONS, Event, State, decide, excused, is_suspect, next_state, suspected
 from pulse_trio.store import cancelling, history, operations, queues
 from support.stores import Window, claim, end, open_store
 
@@ -377,8 +377,7 @@ class Lockstep(RuleBasedStateMachine):
         sessions = [j.session for j in running]
         self.crowded |= {j.session for j in lost if sessions.count(j.session) > 1}
         for job in lost:
-            # At most one of those that died together is to blame.
-            job.max_attempts += job.session in self.crowded and not job.suspect
+            job.max_attempts += excused(job.session in self.crowded, job.suspect)
             self.ended[job.id, job.attempt, job.session] = "rescued"
             job.end("rescued", 0.0)
         ends = [j.state for j in lost]

@@ -18,7 +18,7 @@ import trio
 from pulse_trio.errors import DatabaseUnavailable
 from pulse_trio.jobs import Claim, JobOptions, Outcome, Progress
 from pulse_trio.observe import WorkerStale
-from pulse_trio.states import FINISHED, Event, State, decide, is_suspect, next_state, suspected
+from pulse_trio.states import FINISHED, Event, State, decide, excused, is_suspect, next_state, suspected
 from pulse_trio.store import (
     Beat,
     Broken,
@@ -559,9 +559,8 @@ class FakeStore:
         running = [job.session for job in self.database.jobs.values() if job.state is State.RUNNING]
         self.database.crowded |= {job.session for job in jobs if running.count(job.session) > 1}
         for job in jobs:
-            if job.session in self.database.crowded and not job.suspect and job.id not in self.database.locked:
-                job.max_attempts += 1
             if job.id not in self.database.locked:
+                job.max_attempts += excused(job.session in self.database.crowded, job.suspect)
                 claim = Claim(job.id, job.attempt, 0, 0, 0, "", "", "", "", None, job.session)
                 self._end(job, Outcome(claim, "rescued", error="the worker was gone"))
                 ends.append(job.state)
