@@ -465,6 +465,6 @@ def test_model_and_database_move_in_lockstep(lockstep: type[Lockstep]) -> None:
             deadline=None,
             database=None,
             phases=[Phase.generate],
-            suppress_health_check=[*HealthCheck.__members__.values()],
+            suppress_health_check=[HealthCheck(check) for check in HealthCheck],
         ),
     )

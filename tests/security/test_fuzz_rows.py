@@ -185,7 +185,7 @@ def fuzz(dsn: str) -> Producer:
         database=None,
         deadline=None,
         phases=[Phase.generate],
-        suppress_health_check=[*HealthCheck.__members__.values()],
+        suppress_health_check=[HealthCheck(check) for check in HealthCheck],
     )
     @given(
         chance=st.integers(0, 2**64),

@@ -154,10 +154,10 @@ async def test_a_job_is_dead_when_its_budget_is_used_up(stage: Stage) -> None:
         (Snooze(300), "scheduled", 300, 21, 0),
         (Snooze(timedelta(minutes=5)), "scheduled", 300, 21, 0),
         (RetryAfter(300), "retryable", 300, 20, 1),
-        (Discard("never"), "dead", 0, 20, 0),
+        (Discard("never"), "dead", 0, 20, 1),
         (ExceptionGroup("", [Snooze(100), Snooze(300), Snooze(200)]), "scheduled", 300, 21, 0),
         (ExceptionGroup("", [RetryAfter(300), ExceptionGroup("", [RetryAfter(1)])]), "retryable", 300, 20, 1),
-        (ExceptionGroup("", [Discard("a"), Discard("b")]), "dead", 0, 20, 0),
+        (ExceptionGroup("", [Discard("a"), Discard("b")]), "dead", 0, 20, 1),
     ],
     ids=str,
 )
