@@ -16,7 +16,7 @@ import msgspec
 import trio
 
 from pulse_trio.errors import DatabaseUnavailable
-from pulse_trio.jobs import Claim, JobOptions, Outcome, Progress
+from pulse_trio.jobs import DEFAULT_OPTIONS, Claim, JobOptions, Outcome, Progress
 from pulse_trio.observe import WorkerStale
 from pulse_trio.states import FINISHED, Event, State, decide, excused, is_suspect, next_state, suspected
 from pulse_trio.store import (
@@ -88,7 +88,10 @@ class FakeJob:
 
     @property
     def crash_limit(self) -> int:
-        return 3 if self.options is None else msgspec.json.decode(self.options, type=JobOptions).crash_limit
+        try:
+            return msgspec.json.decode(self.options or "{}", type=JobOptions).crash_limit
+        except msgspec.DecodeError:
+            return DEFAULT_OPTIONS.crash_limit
 
     @property
     def state(self) -> State:
