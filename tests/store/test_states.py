@@ -259,20 +259,20 @@ def expected(before: Before) -> After:
 
 
 async def test_python_and_sql_decide_every_case_alike(window: Window, queue: str) -> None:
-    befores = [
+    all_before = [
         Before(case, crashes, suspect) for case in every_case() for crashes in (0, 1) for suspect in (False, True)
     ]
-    ids = window.enqueue_many(len(befores), queue)
-    rows_of = dict(zip(ids, befores, strict=True))
+    ids = window.enqueue_many(len(all_before), queue)
+    rows_of = dict(zip(ids, all_before, strict=True))
     window.run("UPDATE job SET attempt = 1 WHERE id = ANY (%s)", ids)
     async with open_store(window.dsn, unfit_patience=0) as store:
-        claims = {claim.id: claim for claim in await claim(store, queue, len(befores))}
+        claims = {claim.id: claim for claim in await claim(store, queue, len(all_before))}
         for condition in CONDITIONS:
             ARRANGE[condition](window, [i for i, before in rows_of.items() if getattr(before.case, condition)])
         window.run(
             "UPDATE job j SET crashes = c, suspect = s"
             " FROM unnest(%s::bigint[], %s::int[], %s::bool[]) AS b(i, c, s) WHERE j.id = b.i",
-            ids, [b.crashes for b in befores], [b.suspect for b in befores],
+            ids, [b.crashes for b in all_before], [b.suspect for b in all_before],
         )  # fmt: skip
         budgets = {row["id"]: row["max_attempts"] for row in window.run("SELECT id, max_attempts FROM job")}
 
@@ -302,7 +302,7 @@ async def test_python_and_sql_decide_every_case_alike(window: Window, queue: str
         )
         for row in found
     }  # fmt: skip
-    assert {before: actual[i] for i, before in rows_of.items()} == {before: expected(before) for before in befores}
+    assert {before: actual[i] for i, before in rows_of.items()} == {before: expected(before) for before in all_before}
 
 
 async def test_retry_of_a_running_job_says_what_is_possible(store: WorkerStore, window: Window, queue: str) -> None:
