@@ -336,7 +336,7 @@ def main() -> int:
     except* PulseTrioError as errors:
         print(f"demo: {errors.exceptions[0]}", file=sys.stderr)
         if errors.subgroup(SchemaError):
-            print("demo: remove .pulse-trio to begin anew, without the jobs in it", file=sys.stderr)
+            print("demo: remove .pulse-trio to start again without its jobs", file=sys.stderr)
         code = 1
     return code
 

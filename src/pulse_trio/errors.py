@@ -1,12 +1,12 @@
-"""Every exception pulse-trio raises, split by whose fault it is.
+"""Every exception that pulse-trio raises, grouped by whose fault it is.
 
 Three families, so that a caller (and the command line's exit code) can tell them apart:
 
 - `UsageError`: yours. Bad arguments, bad configuration, an unknown handler. Nothing was written. Exit code 2.
-- `DatabaseError`: the database's. Unreachable, or its schema is not the one this version needs. Exit code 1.
-- `JobError`: the job's. What waiting for a job's result raises when there is no result.
+- `DatabaseError`: the database's. It is unreachable, or its schema is not the one this version needs. Exit code 1.
+- `JobError`: the job's. Waiting for a job's result raises it when there is no result.
 
-The split is h11's `LocalProtocolError` / `RemoteProtocolError`, with a third party added.
+The split follows h11's `LocalProtocolError` / `RemoteProtocolError`, with a third party added.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class PulseTrioError(Exception):
-    """The root: `except PulseTrioError` catches everything that is ours and nothing that is not."""
+    """The root: `except PulseTrioError` catches every exception of pulse-trio and no other."""
 
     exit_code: ClassVar[int] = 1
 
@@ -46,11 +46,11 @@ class UnknownKind(UsageError):
 
 
 class InvalidTransition(UsageError):
-    """The job is in a state in which that cannot be done to it (the state machine is `states.TRANSITIONS`)."""
+    """The job's state does not allow the operation (the state machine is `states.TRANSITIONS`)."""
 
 
 class JobExists(UsageError):
-    """Another job has the unique key, and the enqueue said `on_conflict="raise"`. Its id is `job_id`."""
+    """Another job has the unique key, and the enqueue asked for `on_conflict="raise"`. That job's id is `job_id`."""
 
     def __init__(self, message: str, *, job_id: int) -> None:
         super().__init__(message)
@@ -58,9 +58,9 @@ class JobExists(UsageError):
 
 
 class PartlyEnqueued(PulseTrioError):
-    """`enqueue_many(..., chunk=...)` failed after some chunks were committed; `enqueued` has what they gave back, in order.
+    """`enqueue_many(..., chunk=...)` failed after some chunks were committed; `enqueued` has their references, in order.
 
-    The cause (`__cause__`) is what stopped it. If that is `DatabaseUnavailable`, the next chunk may have been committed too.
+    `__cause__` is the error that stopped it. If that is `DatabaseUnavailable`, the next chunk may have been committed too.
     """
 
     def __init__(self, message: str, *, enqueued: list[Any]) -> None:
@@ -81,23 +81,24 @@ class UnknownSchedule(UsageError):
 
 
 class DatabaseError(PulseTrioError):
-    """The database's fault: what was asked for was right."""
+    """The database's fault: the request itself was valid."""
 
 
 class DatabaseUnavailable(DatabaseError):
-    """No connection could be made, or it was lost and could not be made again in time."""
+    """No connection could be opened, or it was lost and could not be reopened in time."""
 
 
 class StatementRefused(DatabaseError):
-    """The database refused a statement, and the connection is well: a row holds what no version of pulse-trio writes."""
+    """The database refused a statement although the connection works: a row holds a value that no version of pulse-trio
+    writes."""
 
 
 class SchemaError(DatabaseError):
-    """The schema is missing, older or newer than this version of pulse-trio needs, or its rights are those of an older one."""
+    """The schema is missing, older or newer than this version of pulse-trio needs, or has an older version's rights."""
 
 
 class TookTooLong(DatabaseError):
-    """A statement was stopped at its time limit: ask for less (a state, a queue, a shorter time), or give it longer."""
+    """A statement reached its time limit: narrow the query (a state, a queue, a shorter period), or raise the limit."""
 
 
 class JobError(PulseTrioError):
@@ -108,7 +109,7 @@ class JobError(PulseTrioError):
         self.job = job
 
     def __reduce__(self) -> tuple[type[JobError], tuple[str, JobRecord]]:
-        # BaseException would make it anew from the message alone (in another process, say).
+        # BaseException would recreate it from the message alone (in another process, for example).
         return type(self), (str(self), self.job)
 
 
@@ -121,20 +122,22 @@ class JobCancelled(JobError):
 
 
 class UnfitResult(JobError):
-    """The job is completed, and what is stored is not of the type that its handler says (another version's, most often)."""
+    """The job is completed, but the stored result does not have the handler's return type (often another version's)."""
 
 
 class ProcessDied(PulseTrioError):
-    """The process in which a handler with `runs="process"` ran ended before the handler did; the message names the signal."""
+    """The process of a handler with `runs="process"` ended before the handler returned; the message names the signal."""
 
 
 class CodecError(PulseTrioError):
-    """A payload cannot be decoded: its key is not known here, or it was changed. The job fails and is tried again."""
+    """A payload cannot be decoded: this program does not have its key, or the payload was changed. The job fails and is tried
+    again."""
 
 
 class HandlerStuck(PulseTrioError):
-    """A handler did not end when it was cancelled, so the worker that ran it has stopped; what else it held was handed back."""
+    """A handler did not end when it was cancelled, so its worker has stopped and released its other jobs."""
 
 
 class WorkerSilent(PulseTrioError):
-    """The worker that runs a job did not answer where the job is: it is gone, blocked, or hears no notifications just now."""
+    """The worker that runs a job did not answer a request for its stack: it is gone, blocked, or receives no notifications at
+    the moment."""

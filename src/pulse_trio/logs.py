@@ -1,4 +1,4 @@
-"""What `run` says on stderr: a sentence for each event, or with --json one JSON object a line."""
+"""The log of `run` on stderr: a sentence for each event, or with --json one JSON object a line."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("pulse_trio")
 
 _ONCE_IN = 60.0
-"""Seconds in which the same unknown kind is said once."""
+"""Seconds in which the same unknown kind is logged once."""
 _FAILURES = ("failed", "timeout", "discarded")
 _WARNINGS = (
     AttemptFailed,
@@ -90,12 +90,12 @@ _ERRORS = (JobDied, BadRow, ClaimRefused)
 
 
 class ToStderr(logging.StreamHandler[TextIO]):
-    """The handler that `set_up` adds to the root logger: a log that is not read does not hold up the event loop."""
+    """The handler that `set_up` adds to the root logger: a stderr that is not read does not block the event loop."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
         self._encoding = stream.encoding or "utf-8"
-        # A stream without a descriptor is no process's stderr, but a test's.
+        # A stream without a descriptor is a test's, not a process's stderr.
         with suppress(OSError, ValueError):
             self._writer: LogWriter | None = LogWriter(stream.fileno(), self._notice)
             return
@@ -111,7 +111,7 @@ class ToStderr(logging.StreamHandler[TextIO]):
             self.handleError(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """A record that cannot be formatted: logging's own report would be written to stderr and might wait."""
+        """Reports a record that cannot be formatted; logging's own report would write to stderr and might block."""
         if self._writer is None:
             super().handleError(record)
         elif logging.raiseExceptions:
@@ -128,12 +128,12 @@ class ToStderr(logging.StreamHandler[TextIO]):
         return f"{self.format(record)}\n".encode(self._encoding, "backslashreplace")
 
     def _notice(self, count: int) -> bytes:
-        message = f"{count} lines of the log were left out here, because stderr was not read in time"
+        message = f"{count} lines of the log were dropped here, because stderr was not read in time"
         return self._encoded(logger.makeRecord(logger.name, logging.WARNING, "", 0, message, (), None))
 
 
 def set_up(*, as_json: bool, verbose: bool) -> None:
-    """Logs to stderr, unless the user's own module has configured logging: then that is respected."""
+    """Logs to stderr, unless the user's own module has configured logging."""
     logger.setLevel(logging.DEBUG if verbose else logging.INFO)
     root = logging.getLogger()
     if root.handlers:
@@ -145,14 +145,14 @@ def set_up(*, as_json: bool, verbose: bool) -> None:
 
 
 def forwarding_level() -> int | None:
-    """The level from which on child processes send what handlers log to this process; None where `set_up` has not
-    configured the log, because then the program's own modules do so in each process."""
+    """The level from which child processes forward their handlers' log records to this process. None if `set_up` has not
+    configured the log: then the program's own modules do so in each process."""
     root = logging.getLogger()
     return root.level if any(isinstance(handler, ToStderr) for handler in root.handlers) else None
 
 
 class LineFormatter(logging.Formatter):
-    """`2025-11-21 09:26:20.123 [4711] WARNING message`: the process's id, and the logger's name if it is not ours."""
+    """`2025-11-21 09:26:20.123 [4711] WARNING message`: with the process's id, and the logger's name if it is not ours."""
 
     def format(self, record: logging.LogRecord) -> str:
         moment = datetime.fromtimestamp(record.created).astimezone()
@@ -184,13 +184,13 @@ class JsonFormatter(logging.Formatter):
 
 
 class LogInstrument:
-    """Logs each event as a sentence; jobs that end well only if `every_job`. Arguments are never logged."""
+    """Logs each event as a sentence; successful jobs only if `every_job`. Arguments are never logged."""
 
     def __init__(self, *, every_job: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self._every_job = every_job
         self._clock = clock
         self._unknown: dict[str, tuple[float, int]] = {}
-        """By kind: when it was last said to be unknown, and how many jobs were put back unsaid since."""
+        """By kind: when it was last logged as unknown, and how many released jobs were not logged since."""
 
     def listeners(self) -> Mapping[type[Any], Callable[[Any], None]]:
         wanted: list[type[Any]] = [
@@ -223,7 +223,7 @@ class LogInstrument:
         logger.log(level, "%s", sentence(event), extra={"pulse_trio_event": event})
 
     def _log_unknown(self, event: UnknownKindReleased | UnfitArgumentsReleased) -> None:
-        # Once a minute and kind: a backlog of a kind that this deployment lacks filled 60,000 lines in five seconds.
+        # Once a minute for each kind: a backlog of a kind that this deployment lacks wrote 60,000 lines in five seconds.
         now = self._clock()
         about = f"{type(event).__name__} {event.kind}"
         said, unsaid = self._unknown.get(about, (-math.inf, 0))
@@ -231,19 +231,19 @@ class LogInstrument:
             self._unknown[about] = (said, unsaid + 1)
             return
         self._unknown[about] = (now, 0)
-        more = f" ({unsaid} more since this was last said)" if unsaid else ""
+        more = f" ({unsaid} more since this was last logged)" if unsaid else ""
         logger.warning("%s%s", sentence(event), more, extra={"pulse_trio_event": event})
 
     def _log_end(self, event: JobEnded) -> None:
-        if event.outcome not in _FAILURES:  # those are told as AttemptFailed
+        if event.outcome not in _FAILURES:  # those are logged as AttemptFailed
             logger.info("%s", sentence(event), extra={"pulse_trio_event": event})
 
 
 def sentence(event: Event) -> str:
-    """What happened, for a person."""
+    """The event as a sentence for people."""
     match event:
         case WorkerStarted():
-            queues = "every queue" if event.queues is None else f"queue {', '.join(event.queues)}"
+            queues = "all queues" if event.queues is None else f"queue {', '.join(event.queues)}"
             return f"worker {event.session} started: {queues}, up to {event.concurrency} jobs at once"
         case WorkerStopped():
             return "worker stopped" + (f"; {event.released} job(s) released unfinished" if event.released else "")
@@ -278,7 +278,7 @@ def sentence(event: Event) -> str:
                 f"job {event.job_id} ({event.kind}) left asyncio tasks behind, now cancelled: {', '.join(event.tasks)}"
             )
         case LoopBlocked():
-            who = f"job {event.job_id} ({event.kind})" if event.job_id is not None else "something that is no job"
+            who = f"job {event.job_id} ({event.kind})" if event.job_id is not None else "code outside any job"
             return f"{who} blocked the event loop for {duration(event.seconds)}; it turns again"
         case HandlerOverran():
             return (
@@ -292,7 +292,7 @@ def sentence(event: Event) -> str:
         case WorkerStale():
             return (
                 f"worker {event.host}:{event.pid} has shown no sign of life for {duration(event.seconds)}: it is stale, and "
-                f"its jobs ({event.running} when it was last heard of) are rescued as their leases run out"
+                f"its jobs ({event.running} at its last sign) are rescued as their leases run out"
             )
         case SuspectAlone():
             how = f"beside {event.beside} other job(s)" if event.beside else "alone"
@@ -303,7 +303,7 @@ def sentence(event: Event) -> str:
             crashes = "crash of its worker" if event.crashes == 1 else "crashes of its workers"
             return (
                 f"job {event.job_id} ({event.kind}) is in quarantine after {event.crashes} {crashes}: "
-                "it runs next in a process of its own"
+                "it runs next in its own process"
             )
         case QuarantineStarted():
             return (
@@ -311,31 +311,30 @@ def sentence(event: Event) -> str:
             )
         case QuarantineNotStarted():
             return (
-                f"job {event.job_id} ({event.kind}) could not begin in quarantine: {headline(event.error)}; "
+                f"job {event.job_id} ({event.kind}) could not start in quarantine: {headline(event.error)}; "
                 f"due again in {duration(event.again_in)}"
             )
         case QuarantineEnded():
             return _end_in_quarantine(event)
         case UnfitArgumentsReleased():
-            return f"job {event.job_id} ({event.kind}) was put back for a worker of another version: {headline(event.error)}"
+            return f"job {event.job_id} ({event.kind}) was released for a worker of another version: {headline(event.error)}"
         case UnknownKindReleased():
-            return f"job {event.job_id} was put back: this worker has no handler for the kind {event.kind!r}"
+            return f"job {event.job_id} was released: this worker has no handler for the kind {event.kind!r}"
         case BadRow():
             if event.job_id is None:
-                return f"a row stands in the way of {event.during}: {headline(event.error)}; trying again"
+                return f"a row blocks {event.during}: {headline(event.error)}; trying again"
             kind = f" ({event.kind})" if event.kind else ""
-            return (
-                f"the row of job {event.job_id}{kind} cannot be worked with ({event.during}): {headline(event.error)}"
-            )
+            return f"the row of job {event.job_id}{kind} cannot be processed ({event.during}): {headline(event.error)}"
         case ScheduleFired():
             did = "fired" if event.added else "found its earlier job unfinished:"
             return f"schedule {event.name!r} {did} job {event.job_id}, {duration(event.late)} late"
         case ScheduleBroken():
-            return f"schedule {event.name!r} cannot go on: {headline(event.error)}"
+            return f"schedule {event.name!r} cannot continue: {headline(event.error)}"
         case ClaimRefused():
             what = "look for due jobs" if event.queue is None else f"claim from the queue {event.queue!r}"
             return (
-                f"the database refuses to {what}: {headline(event.error)}; a row holds what no version of pulse-trio writes. "
+                f"the database refuses to {what}: {headline(event.error)}; a row holds a value that no version of pulse-trio "
+                f"writes. "
                 f"Trying again in {duration(event.retry_in)}"
             )
         case DatabaseLost():
@@ -355,8 +354,9 @@ def sentence(event: Event) -> str:
             return f"worker process {event.pid} showed no life for {duration(event.seconds)}{state}: killed it{where}"
         case NoChildComesUp():
             return (
-                f"giving up: {event.times} worker processes in a row ended before they had begun. "
-                "What they print above, or importing the module by hand (python -c 'import ...'), shows why"
+                f"giving up: {event.times} worker processes in a row ended before they had started. "
+                "Their output above, "
+                f"or importing the module by hand (python -c 'import ...'), shows why"
             )
 
 
@@ -364,7 +364,7 @@ def _end_in_quarantine(event: QuarantineEnded) -> str:
     what = f"job {event.job_id} ({event.kind}) attempt {event.attempt}"
     if event.crash is None:
         return f"{what} ended in quarantine without a crash, after {duration(event.seconds)}"
-    counts = "" if event.counts else "; that does not count towards its crash_limit"
+    counts = "" if event.counts else "; this does not count towards its crash_limit"
     return f"{what} crashed in quarantine after {duration(event.seconds)}: process {event.pid} {event.crash}{counts}"
 
 
@@ -374,7 +374,7 @@ def _end_of(event: JobEnded | AttemptFailed) -> str:
 
 
 _LISTED = 20
-"""Jobs that a sentence names."""
+"""How many jobs a sentence names."""
 
 
 def _list_of(jobs: Sequence[tuple[int, str]]) -> str:
@@ -393,7 +393,7 @@ def _end_of_child(event: ChildEnded) -> str:
     if event.code == -signal.SIGKILL and not event.expected:
         how += ", which the supervisor did not send: probably the kernel's out-of-memory killer"
     elif event.code == -signal.SIGALRM and not event.expected:
-        how += ", its own alarm clock: its loop did not turn for two leases"
+        how += ", its own alarm timer: its loop did not turn for two leases"
     again = ""
     if event.again_in is not None and not event.expected:
         again = f"; starting another{f' in {duration(event.again_in)}' if event.again_in else ''}"

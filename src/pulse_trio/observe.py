@@ -1,6 +1,6 @@
 """One typed event for each thing that happened; sinks are adapters (the idea is stamina's instrumentation).
 
-Events are made only when somebody listens for that very type: the path of every job asks a dictionary once, at start.
+An event is created only if an instrument listens for its type: the path of every job looks that up once, at start.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class WorkerStarted:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStopped:
-    """The worker's nursery has closed; `released` jobs were given back unfinished."""
+    """The worker's nursery has closed; it released `released` unfinished jobs."""
 
     released: int
 
@@ -43,7 +43,7 @@ class JobStarted:
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """An attempt ended at the worker; `seconds` since its claim arrived. Whether its report counts, the settle says."""
+    """An attempt ended at the worker, `seconds` after its claim arrived. The settlement decides whether its report counts."""
 
     job_id: int
     kind: str
@@ -71,9 +71,9 @@ class AttemptFailed:
 
 @dataclass(frozen=True, slots=True)
 class JobDied:
-    """A job is dead: nothing tries it again but a person. `cause` is how its last attempt ended (failed, timeout, discarded,
-    rescued: its worker vanished, crashed: its process died of it); `error` is what was said of it, at most 4,000 characters.
-    Told by the worker or supervisor that wrote it, once the database has it; at least once, should the answer be lost."""
+    """A job is dead: only a person can retry it. `cause` is how its last attempt ended (failed, timeout, discarded, rescued:
+    its worker vanished, crashed: its process died of it); `error` is the error text, at most 4,000 characters. The worker or
+    supervisor that wrote the death emits it, once the database has it; at least once, if the database's answer is lost."""
 
     job_id: int
     kind: str
@@ -97,7 +97,7 @@ class DeathArgumentsLeftOut:
 
 @dataclass(frozen=True, slots=True)
 class CancellationDelivered:
-    """Somebody's request for a job's cancellation has reached its handler; `message` is the reason that was given."""
+    """A request to cancel a job has reached its handler; `message` is the reason that was given."""
 
     job_id: int
     kind: str
@@ -107,7 +107,7 @@ class CancellationDelivered:
 
 @dataclass(frozen=True, slots=True)
 class FenceLost:
-    """A beat or a report matched no row: another attempt owns the job, or it is finished."""
+    """A heartbeat or a report matched no row: another attempt owns the job, or it is finished."""
 
     job_id: int
     kind: str
@@ -117,8 +117,8 @@ class FenceLost:
 
 @dataclass(frozen=True, slots=True)
 class EndedAfterCommit:
-    """A handler failed or returned a value after its `job.transaction()` had committed: the job is completed all the same,
-    and `error` is known only here."""
+    """A handler failed or returned a value after its `job.transaction()` had committed: the job stays completed, and only
+    this event has the `error`."""
 
     job_id: int
     kind: str
@@ -128,7 +128,7 @@ class EndedAfterCommit:
 
 @dataclass(frozen=True, slots=True)
 class LeaseUnproven:
-    """The lease could not be renewed in time, so the handler was cancelled before anyone else may own the job."""
+    """The lease could not be renewed in time, so the worker cancelled the handler before another worker may own the job."""
 
     job_id: int
     kind: str
@@ -137,7 +137,8 @@ class LeaseUnproven:
 
 @dataclass(frozen=True, slots=True)
 class TasksLeftBehind:
-    """An asyncio handler ended while tasks it had made still ran; they were cancelled, and the job ended with the last."""
+    """An asyncio handler ended while tasks it had created were still running; they were cancelled, and the job ended with the
+    last."""
 
     job_id: int
     kind: str
@@ -146,8 +147,9 @@ class TasksLeftBehind:
 
 @dataclass(frozen=True, slots=True)
 class LoopBlocked:
-    """An event loop of the worker turns again after `seconds` in which it did not; `stack` is where it was, and the job whose
-    handler was in it (None for none). Logged the moment it was noticed too."""
+    """An event loop of the worker turns again after it was blocked for `seconds`. `stack` is where it was blocked; `job_id`
+    and `kind` name the job whose handler was on the stack (None if there was none). The block is also logged the moment it is
+    noticed."""
 
     job_id: int | None
     kind: str | None
@@ -157,7 +159,7 @@ class LoopBlocked:
 
 @dataclass(frozen=True, slots=True)
 class HandlerOverran:
-    """A handler still runs `seconds` after its cancellation: the worker hands back everything else and is replaced."""
+    """A handler still runs `seconds` after its cancellation: the worker releases its other jobs and is replaced."""
 
     job_id: int
     kind: str
@@ -169,8 +171,8 @@ class HandlerOverran:
 
 @dataclass(frozen=True, slots=True)
 class JobsRescued:
-    """Expired leases were put back on their queues (or dead-lettered). When a supervisor saw the process `pid` die: what that
-    held, and `jobs` has the id and the kind of each."""
+    """Expired leases were put back on their queues (or dead-lettered). If a supervisor saw the process `pid` die: the jobs it
+    held; `jobs` has the id and the kind of each."""
 
     rescued: int
     dead: int
@@ -181,7 +183,8 @@ class JobsRescued:
 @dataclass(frozen=True, slots=True)
 class WorkerStale:
     """A worker has shown no sign of life for `seconds`, longer than its setting `stale` allows (its lease, if that is 0). One
-    watchdog of the fleet tells it, once, and again when it was heard of meanwhile. `running`: its jobs at its last sign."""
+    watchdog of the fleet emits it, once, and again if the worker showed a sign of life in between. `running`: its jobs at its
+    last sign."""
 
     session: int
     host: str
@@ -192,9 +195,9 @@ class WorkerStale:
 
 @dataclass(frozen=True, slots=True)
 class SuspectAlone:
-    """A job whose worker died with it too often is about to run in this worker's own process, because the worker was not told
-    how another process finds its handlers. `beside`: so many other jobs still run, and had not ended in time; with 0 the worker
-    claims nothing else until the job has ended."""
+    """A job whose worker died with it too often is about to run in this worker's own process, because the worker does not
+    know how another process finds its handlers (`app`). `beside`: how many other jobs had not ended in time and still run;
+    with 0 the worker claims nothing else until the job has ended."""
 
     job_id: int
     kind: str
@@ -204,8 +207,7 @@ class SuspectAlone:
 
 @dataclass(frozen=True, slots=True)
 class JobQuarantined:
-    """A rescue put a job in quarantine: so many `crashes` of its worker are on its record that it runs next in a process of its
-    own."""
+    """A rescue put a job in quarantine: after `crashes` crashes of its workers, it runs next in its own process."""
 
     job_id: int
     kind: str
@@ -224,7 +226,7 @@ class QuarantineStarted:
 
 @dataclass(frozen=True, slots=True)
 class QuarantineNotStarted:
-    """The process for a job in quarantine could not be started, or ended before the job began (`error`). The job is put back,
+    """The process for a job in quarantine could not be started, or ended before the job began (`error`). The job is released,
     its budget untouched, and is due again in `again_in` seconds."""
 
     job_id: int
@@ -249,7 +251,7 @@ class QuarantineEnded:
 
 @dataclass(frozen=True, slots=True)
 class UnknownKindReleased:
-    """A job of a kind this worker has no handler for was put back, its budget untouched."""
+    """The worker has no handler for the job's kind, and released the job, its budget untouched."""
 
     job_id: int
     kind: str
@@ -257,8 +259,8 @@ class UnknownKindReleased:
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row cannot be worked with as it stands (`error` says why, `during` what was being done): its job is made dead, and the
-    others go on. `job_id` is None, and `kind` empty, when no single row could be named; then it is tried again."""
+    """A row cannot be processed (`error` says why, `during` in which operation): its job is made dead, and the others go on.
+    `job_id` is None, and `kind` empty, when no single row could be identified; then the operation is tried again."""
 
     job_id: int | None
     kind: str
@@ -268,8 +270,9 @@ class BadRow:
 
 @dataclass(frozen=True, slots=True)
 class UnfitArgumentsReleased:
-    """A job whose arguments do not fit this worker's handler was put back for a worker of another version, its budget
-    untouched; `error` says what does not fit. It is dead when nothing else happened to it for the setting `unfit_patience`."""
+    """A job whose arguments do not fit this worker's handler was released for a worker of another version, its budget
+    untouched; `error` says what does not fit. The job is dead when nothing else happens to it for the setting
+    `unfit_patience`."""
 
     job_id: int
     kind: str
@@ -291,7 +294,7 @@ class ScheduleFired:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleBroken:
-    """A schedule cannot go on (`error` says why): it has no next occurrence until it is changed or resumed."""
+    """A schedule cannot continue (`error` says why): it has no next occurrence until it is changed or resumed."""
 
     name: str
     error: str
@@ -299,8 +302,8 @@ class ScheduleBroken:
 
 @dataclass(frozen=True, slots=True)
 class ClaimRefused:
-    """The database refuses to let this worker claim from `queue` (None: to look for due jobs at all), for what a row there
-    holds. The worker goes on with the other queues, and tries this one again in `retry_in` seconds."""
+    """The database refuses to let this worker claim from `queue` (None: to look for due jobs at all), because of a value in a
+    row. The worker goes on with the other queues, and tries this one again in `retry_in` seconds."""
 
     queue: str | None
     error: str
@@ -318,7 +321,7 @@ class DatabaseLost:
 
 @dataclass(frozen=True, slots=True)
 class DatabaseFound:
-    """The loop that lost the database has it again."""
+    """The loop that lost the database has reached it again."""
 
     loop: str
 
@@ -332,8 +335,8 @@ class ChildStarted:
 
 @dataclass(frozen=True, slots=True)
 class ChildNotStarted:
-    """The system refused a supervisor a worker process (`error`): too many processes or open files, no memory. It is tried
-    again in `again_in` seconds; None for never."""
+    """The system refused to start a worker process for a supervisor (`error`): too many processes or open files, no memory.
+    The supervisor tries again in `again_in` seconds; None for never."""
 
     error: str
     again_in: float | None = None
@@ -341,9 +344,9 @@ class ChildNotStarted:
 
 @dataclass(frozen=True, slots=True)
 class ChildEnded:
-    """A worker process ended with an exit code (-N: killed by signal N); what it held is handed back. `expected`: the
-    supervisor wanted its end. `stack` is where it was when it crashed and `kinds` whose handlers are on it, if it could say.
-    Another is started in `again_in` seconds; None for never."""
+    """A worker process ended with an exit code (-N: killed by signal N); its jobs are handed back. `expected`: the supervisor
+    ended it on purpose. `stack` is where it crashed and `kinds` names the handlers on that stack, if the process could report
+    them. Another process is started in `again_in` seconds; None for never."""
 
     pid: int
     code: int
@@ -355,8 +358,8 @@ class ChildEnded:
 
 @dataclass(frozen=True, slots=True)
 class ChildSilent:
-    """A worker process showed no life for so many `seconds`: it is killed. `state` says what the kernel makes of it
-    (stopped, computing, waiting; empty if that is unknown), `stack` where it was and `kinds` whose handlers are on that."""
+    """A worker process showed no life for `seconds` and is killed. `state` is its state in the kernel's view (stopped,
+    computing, waiting; empty if unknown), `stack` where it was, and `kinds` names the handlers on that stack."""
 
     pid: int
     seconds: float
@@ -367,7 +370,7 @@ class ChildSilent:
 
 @dataclass(frozen=True, slots=True)
 class NoChildComesUp:
-    """Worker processes ended so many `times` in a row before they had begun, and none ever began: the supervisor ends."""
+    """Worker processes ended `times` times in a row before they had started, and none ever started: the supervisor ends."""
 
     times: int
 
@@ -418,8 +421,8 @@ class Instrument(Protocol):
 
 
 class Observer:
-    """Hands each event to the instruments that listen for its type. One that raises costs no job: its first failure is
-    logged, and the others are not."""
+    """Hands each event to the instruments that listen for its type. An instrument that raises harms no job: its first failure
+    is logged, later ones are not."""
 
     def __init__(self, instruments: Iterable[Instrument] = ()) -> None:
         self._listeners: dict[type[Any], list[Callable[[Any], None]]] = defaultdict(list)
@@ -447,5 +450,5 @@ class Observer:
             )
 
     def wanted(self, event_type: type[E]) -> bool:
-        """Whether anybody listens for a type: asked once at start by the path of every job."""
+        """Whether an instrument listens for a type: the path of every job checks this once, at start."""
         return event_type in self._listeners

@@ -30,24 +30,24 @@ def _setting(default: Any, help: str) -> Any:
 
 
 _OF_ONE_RUN = frozenset({"burst", "verbose", "json"})
-"""Flags of `pulse-trio run` that are no settings: in a project's file they would change what every run of it is."""
+"""Flags of `pulse-trio run` that are not settings: in a project's file they would apply to every run."""
 _FOREVER = 1000 * 365.25 * 86400
-"""Seconds. What becomes an interval in PostgreSQL has to fit a timestamp; NaN and infinity are refused with it."""
+"""Seconds. A duration that becomes a PostgreSQL interval must fit a timestamp; this bound also refuses NaN and infinity."""
 
 
 # Not a NamedTuple: each job reads four of these, and CPython reads a slot at a third of the cost of a tuple's field.
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How jobs are held: the worker's own terms, or those of a queue that has a lease of its own. All in seconds."""
+    """How jobs are leased: the worker's own terms, or those of a queue with its own lease. All in seconds."""
 
     lease: float
     heartbeat: float
     margin: float
-    """What is left of a lease when its handler is cancelled because no beat was accepted."""
+    """How much of the lease remains when the handler is cancelled because no heartbeat was accepted."""
     proven_for: float
-    """From the sending of a claim or beat until then."""
+    """From sending a claim or heartbeat until that moment."""
     early: float
-    """By how much a beat may come before it is due, to travel with others."""
+    """By how much a heartbeat may be sent early, to travel with others."""
 
     @property
     def one_beat_decides(self) -> bool:
@@ -56,12 +56,12 @@ class Terms:
 
 
 _ROUNDED = 1 + 1e-9
-"""Not to the last bit: 0.6 / 3 is less than 0.2."""
+"""Tolerates rounding: 0.6 / 3 is less than 0.2."""
 
 
 def terms_of(lease: float, heartbeat: float, cleanup: float) -> Terms:
-    """The margin is `cleanup` + 1, shrunk so that two beats may fail before it begins; with a heartbeat above a third of the
-    lease, one beat and what follows it at once."""
+    """The terms of one lease. The margin is `cleanup` + 1, reduced so that two heartbeats may fail before it begins; with a
+    heartbeat interval above a third of the lease, one heartbeat and its immediate repetition may fail."""
     if heartbeat > lease / 3 * _ROUNDED:
         margin = min(cleanup + 1, (lease - heartbeat) / 2)
     else:
@@ -70,7 +70,7 @@ def terms_of(lease: float, heartbeat: float, cleanup: float) -> Terms:
 
 
 def check_lease(lease: float, heartbeat: float) -> str | None:
-    """What is wrong with a lease and its heartbeat, None if nothing is."""
+    """The problem with a lease and its heartbeat; None if there is none."""
     for name, given in (("lease", lease), ("heartbeat", heartbeat)):
         if not 0 < given < _FOREVER:
             return f"{name} must be above 0 and at most a thousand years, got {given!r}"
@@ -80,7 +80,8 @@ def check_lease(lease: float, heartbeat: float) -> str | None:
 
 
 class TermsOfQueues:
-    """The terms of all queues that a worker claims from: its `own`, and in `by_queue` those of queues with their own lease."""
+    """The terms of all queues that a worker claims from: the worker's `own`, and in `by_queue` those of queues with their own
+    lease."""
 
     def __init__(self, own: Terms, by_queue: Mapping[str, Terms]) -> None:
         self.own = own
@@ -91,7 +92,7 @@ class TermsOfQueues:
         self.least_margin = min(terms.margin for terms in every)
 
     def of(self, queue: str) -> Terms:
-        """Those of one queue's jobs."""
+        """The terms of one queue's jobs."""
         return self.by_queue.get(queue, self.own)
 
 
@@ -100,53 +101,51 @@ class WorkerSettings:
     """How a worker runs. All times are in seconds."""
 
     queues: tuple[str, ...] | None = _setting(
-        None, "Queues to claim from, in the order they are preferred within one priority; every queue if not given."
+        None, "Queues to claim from, in order of preference within one priority; all queues by default."
     )
     concurrency: int = _setting(100, "Jobs that may run at once in one process.")
-    processes: int = _setting(1, "Worker processes; from two on, a supervisor keeps them.")
+    processes: int = _setting(1, "Worker processes; with two or more, a supervisor runs them.")
     process_slots: int = _setting(
-        0, "Handlers with runs='process' that may run at once in one worker; 0 for one on each core."
+        0, "Handlers with runs='process' that may run at once in one worker; 0 for one per core."
     )
     quarantine_slots: int = _setting(
         2,
-        "Jobs in quarantine (their worker died with them again and again) that may run at once beside one worker's others, "
-        "each in a process of its own.",
+        "Jobs in quarantine (their workers died with them repeatedly) that one worker may run at once beside its other jobs, "
+        "each in its own process.",
     )
     lease: float = _setting(
-        30.0, "How long a claim or beat holds a job; a vanished worker's jobs are rescued after it."
+        30.0, "How long a claim or heartbeat reserves a job; a vanished worker's jobs are rescued after that time."
     )
     heartbeat: float = _setting(
-        10.0, "How often a running job's lease is renewed; a third of the lease, at most half of it."
+        10.0, "How often a running job's lease is renewed: a third of the lease, at most half of it."
     )
     stale: float = _setting(
-        0.0, "How long a worker may show no sign of life before it counts as stale; 0 for as long as its lease."
+        0.0, "How long a worker may show no sign of life before it counts as stale; 0 for the length of its lease."
     )
-    poll: float = _setting(1.0, "How long an idle worker waits for a notification before it looks by itself.")
-    watchdog: float = _setting(5.0, "How often expired leases are looked for.")
+    poll: float = _setting(1.0, "How long an idle worker waits for a notification before it polls.")
+    watchdog: float = _setting(5.0, "How often the watchdog looks for expired leases.")
     grace: float = _setting(25.0, "How long running jobs may go on after the first SIGTERM.")
-    cleanup: float = _setting(5.0, "How long `with job.cleanup():` shields a cancelled handler, at most.")
-    timeout: float = _setting(
-        0.0, "How long one attempt may run whose job has no timeout of its own; 0 for as long as it takes."
-    )
+    cleanup: float = _setting(5.0, "How long `with job.cleanup():` shields a cancelled handler at most.")
+    timeout: float = _setting(0.0, "How long an attempt may run if its job has no timeout of its own; 0 for no limit.")
     lag_warning: float = _setting(
-        1.0, "How long a handler may block the event loop before that is logged; 0 for never."
+        1.0, "How long a handler may block the event loop before the worker logs it; 0 for never."
     )
-    connect_timeout: float = _setting(30.0, "How long `run` waits for a database that is absent at the start.")
+    connect_timeout: float = _setting(30.0, "How long `run` waits for the database if it is unavailable at the start.")
     retention: float = _setting(7 * 86400.0, "How long finished jobs are kept.")
     unfit_patience: float = _setting(
         86400.0,
-        "How long a job whose arguments do not fit this worker's handler is put back again and again, for a worker of another "
-        "version (a deploy under way); then it is dead.",
+        "How long a job whose arguments do not fit this worker's handler is released for a worker of another version (during "
+        "a deploy) before it is dead.",
     )
     direct_dsn: str = field(
         default="",
         repr=False,
         metadata={
-            "help": "The database's own address, where the DSN is a pooler's (PgBouncer): to hear notifications, which a "
-            "pooler does not pass on. Without it workers poll."
+            "help": "The database's own address, if the DSN is a pooler's (PgBouncer): for notifications, which a pooler "
+            "does not forward. Without it workers poll."
         },
     )
-    schema: str = _setting("pulse", "The PostgreSQL schema that holds everything.")
+    schema: str = _setting("pulse", "The PostgreSQL schema for all tables and functions.")
 
     def __post_init__(self) -> None:
         for name in ("lease", "heartbeat", "poll", "watchdog", "retention", "unfit_patience"):
@@ -164,7 +163,7 @@ class WorkerSettings:
         self._require(
             "schema", 1 <= len(self.schema.encode()) <= 63 and "\0" not in self.schema, "must have 1 to 63 bytes"
         )
-        self._require("queues", not isinstance(self.queues, str), "must be a list of queues, not one text")
+        self._require("queues", not isinstance(self.queues, str), "must be a list of queues, not a single text")
         self._require("queues", self.queues is None or len(self.queues) > 0, "must name at least one queue")
 
     def _require(self, name: str, holds: bool, what: str) -> None:
@@ -173,7 +172,8 @@ class WorkerSettings:
 
     @property
     def margin(self) -> float:
-        """Seconds before the lease's end at which a handler is cancelled if no beat was accepted: time for its clean-up."""
+        """Seconds before the lease's end at which a handler is cancelled if no heartbeat was accepted: time for its
+        clean-up."""
         return self.terms({}).own.margin
 
     @property
@@ -187,8 +187,8 @@ class WorkerSettings:
         return self.terms({}).own.one_beat_decides
 
     def terms(self, leases: Mapping[str, tuple[float, float]]) -> TermsOfQueues:
-        """How jobs are held. `leases` has the lease and the heartbeat of queues that have their own; those that this worker
-        does not claim from are left out."""
+        """How jobs are leased. `leases` maps queues with their own lease to (lease, heartbeat); queues that this worker does
+        not claim from are ignored."""
         chosen = {queue: its for queue, its in leases.items() if self.queues is None or queue in self.queues}
         return TermsOfQueues(
             terms_of(self.lease, self.heartbeat, self.cleanup),
@@ -197,9 +197,9 @@ class WorkerSettings:
 
 
 def load_settings(given: Mapping[str, Any], *, folder: Path | None = None) -> WorkerSettings:
-    """Settings from what was given on the command line, the environment and the project's file, in that precedence.
+    """Settings from the command line, the environment and the project's file, in that precedence.
 
-    `given` maps setting names to values, None for what was not given. Raises `ConfigurationError`.
+    `given` maps setting names to the command line's values, None where none was given. Raises `ConfigurationError`.
     """
     chosen = file_settings(folder or Path.cwd()) | environment_settings(os.environ)
     chosen |= {name: value for name, value in given.items() if value is not None}
@@ -219,14 +219,15 @@ def environment_settings(environ: Mapping[str, str]) -> dict[str, Any]:
 def file_settings(folder: Path) -> dict[str, Any]:
     """The settings in `pulse-trio.toml`, else in `[tool.pulse-trio]` of pyproject.toml, of this folder or the nearest above.
 
-    A file above that another user owns or may write is passed over with a warning. Raises `ConfigurationError` for one of
-    this folder that another user owns."""
+    A file in a folder above that another user owns or may write is ignored, with a warning. Raises `ConfigurationError` for a
+    file in this folder that another user owns."""
     table, path = _file_table(folder)
     unknown = sorted(set(table) - set(_names()) - {"dsn"})
     for name in unknown:
         if name in _OF_ONE_RUN:
             raise ConfigurationError(
-                f"{path} has {name!r}, which is asked for run by run: give --{name} or PULSE_TRIO_{name.upper()}=1 instead."
+                f"{path} has {name!r}, which is an option of a single run: give --{name} or PULSE_TRIO_{name.upper()}=1 "
+                f"instead."
             )
     if unknown:
         raise ConfigurationError(
@@ -236,7 +237,7 @@ def file_settings(folder: Path) -> dict[str, Any]:
 
 
 def file_dsn(folder: Path) -> tuple[str, Path] | None:
-    """The `dsn` of the same file, and which file that is; None if it has none."""
+    """The `dsn` of the same file, and the file's path; None if there is none."""
     table, path = _file_table(folder)
     if (dsn := table.get("dsn")) is None or path is None:
         return None
@@ -258,8 +259,8 @@ def _file_table(folder: Path) -> tuple[dict[str, Any], Path | None]:
             table = found if path.name == "pulse-trio.toml" else _tool_table(found, path)
             if reason is not None and table:
                 raise ConfigurationError(
-                    f"{path} is not used: it {reason}, who could choose the database and the settings of this program. If you "
-                    "trust what is in it, make it yours (chown), or run from a folder of your own."
+                    f"{path} is not used: it {reason}, who could choose this program's database and settings. If you trust "
+                    f"its content, make it yours (chown), or run from your own folder."
                 )
             return _with_underscores(table), path
     return {}, None
@@ -270,8 +271,8 @@ def _warn_of(path: Path, reason: str) -> None:
         return
     _warned.add(path)
     logger.warning(
-        "%s is not read: it stands above the current folder and %s, who could choose the database and the settings of this "
-        "program. If you trust what is in it: chown it to yourself, chmod go-w.",
+        "%s is ignored: it is above the current folder and %s, who could choose this program's database and settings. If you "
+        "trust its content: chown it to yourself, chmod go-w.",
         path,
         reason,
     )
@@ -317,7 +318,7 @@ def parse_setting(name: str, value: Any, where: str) -> Any:
 
 
 def _is_toml_for(value: Any, default: Any) -> bool:
-    """Whether a TOML value can stand for a setting: no truth for a number, no 1.5 for a whole one."""
+    """Whether a TOML value fits a setting: a boolean is not a number, and 1.5 is not a whole number."""
     if isinstance(value, bool):
         return False
     return isinstance(value, (int, float)) if isinstance(default, float) else isinstance(value, type(default))

@@ -271,11 +271,11 @@ async def test_a_process_that_does_not_come_up_is_not_the_jobs_fault(dsn: str, p
     (processes.folder / "app.py").rename(processes.folder / "whole.py")
     (processes.folder / "app.py").write_text("from whole import *\n")
     worker = await processes.pulse_trio(*RUN, f"--dsn={dsn}")
-    await worker.line("started: every queue")
+    await worker.line("started: all queues")
     (processes.folder / "app.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     (job_id,) = suspects(dsn, "neighbour")
     await worker.line(
-        rf"job {job_id} \(neighbour\) could not begin in quarantine: .*signal 9 \(SIGKILL\); due again in 15"
+        rf"job {job_id} \(neighbour\) could not start in quarantine: .*signal 9 \(SIGKILL\); due again in 15"
     )
     ((outcome, _),) = await until(
         dsn,
@@ -305,7 +305,7 @@ async def test_a_handler_that_holds_the_loop_for_a_lease_is_killed_and_that_is_n
     # Long enough for a loaded machine: what follows is sooner than the process's own alarm clock by a lease less 1.5 s.
     worker = await processes.pulse_trio(*RUN, f"--dsn={dsn}", "--lease=4", "--heartbeat=1", "--cleanup=0.2")
     process = await in_quarantine(worker, job_id)
-    await worker.line(rf"job {job_id} .* its event loop did not turn for 4 s; that does not count", within=60)
+    await worker.line(rf"job {job_id} .* its event loop did not turn for 4 s; this does not count", within=60)
     await gone(process)
     assert rows(dsn, "SELECT deaths FROM pulse.quarantine WHERE id = %(id)s", {"id": job_id}) == [(0,)]
 

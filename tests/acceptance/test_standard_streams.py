@@ -146,7 +146,7 @@ async def test_a_command_whose_stdout_is_closed_says_so(what: str, processes: Pr
     enqueue(dsn)
     running = await processes.start("bash", "-c", f"{COMMAND} {what} >&-", env={"PULSE_TRIO_DSN": dsn})
     assert await running.ended() == 1
-    assert "what was asked for could not be written to stdout: Bad file descriptor" in running.stderr
+    assert "the output could not be written to stdout: Bad file descriptor" in running.stderr
     assert "Traceback" not in running.stderr
 
 

@@ -467,7 +467,7 @@ async def test_a_signal_in_a_processs_last_moments_is_no_error(
     (app / "app.py").write_text(f"{APP}\n{LAST_WILL}\n")
     running = await worker(processes, dsn, f"--processes={count}")
     for _ in range(count):
-        await running.line("worker .* started: every queue")
+        await running.line("worker .* started: all queues")
     running.send(signal.SIGTERM)
     for _ in range(count):
         pid = int((await running.line(r"the last will of (\d+)"))[1])

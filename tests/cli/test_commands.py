@@ -125,7 +125,7 @@ async def test_output_that_cannot_be_written_is_said_to_be(what: str, processes:
     assert await running.ended() == 0
     said = [line for line in running.stderr.splitlines() if "(from PULSE_TRIO_DSN)" not in line]
     assert said[-2:] == [
-        "pulse-trio: what was asked for could not be written to stdout: No space left on device",
+        "pulse-trio: the output could not be written to stdout: No space left on device",
         "code 1",
     ]
     assert "Traceback" not in running.stderr

@@ -113,7 +113,7 @@ PAUSED = replace(QUEUE, paused=True, oldest_available_age=900.0)
         ({"queues": [PAUSED]}, "warning", "paused queue", "mail is paused; 5 jobs wait, the oldest for 15 min"),
         ({"queues": [replace(QUEUE, oldest_available_age=90.0)]}, "warning", "backlog", "due for 1 min 30 s"),
         ({"queues": [replace(QUEUE, dead=3)]}, "warning", "dead jobs", "3 jobs of mail died within the last 24 h"),
-        ({"put_back": [PutBack("lost", 12, 2, 99)]}, "warning", "unknown kind", "'lost' were given back 12 times"),
+        ({"put_back": [PutBack("lost", 12, 2, 99)]}, "warning", "unknown kind", "'lost' were released 12 times"),
     ],
     ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else "",
 )
@@ -132,7 +132,7 @@ def test_few_updates_and_old_servers_are_not_complained_about() -> None:
 def test_a_backlog_says_whether_anybody_takes_the_queue() -> None:
     late = replace(QUEUE, oldest_available_age=90.0)
     (found,) = of_health(queues=[late], workers=[replace(WORKER, queues=["other"])])
-    assert found.do == "No running worker takes that queue: start one with --queues mail"
+    assert found.do == "No running worker serves that queue: start one with --queues mail"
 
 
 # Looking, on a real database

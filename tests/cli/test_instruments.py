@@ -124,7 +124,7 @@ def test_an_object_a_class_and_a_function_are_instruments(folder: Path) -> None:
         ("nowhere:Counting", "There is no module 'nowhere'"),
         ("monitoring:Countingg", "has no attribute 'Countingg'. Did you mean Counting?"),
         ("monitoring:number", "The instrument monitoring:number is an int without listeners()."),
-        ("monitoring:broken", "could not be made: OSError: no socket for the metrics"),
+        ("monitoring:broken", "could not be created: OSError: no socket for the metrics"),
         ("monitoring:Mute", "its listeners() must return {type of event: function}, not ['nothing']"),
         ("app:handlers", "The instrument app:handlers is a Handlers without listeners()."),
         ("monitoring:os.getcwd", "returned a str without listeners()"),
@@ -167,7 +167,7 @@ async def test_a_bad_instrument_ends_run_before_it_begins(
 ) -> None:
     running = await processes.pulse_trio("run", "app", "--dsn", dsn, "--instrument", "monitoring:broken", *more)
     assert await running.ended() == 2
-    assert "monitoring:broken could not be made: OSError: no socket for the metrics" in running.stderr
+    assert "monitoring:broken could not be created: OSError: no socket for the metrics" in running.stderr
     assert 'monitoring.py", line' in running.stderr
 
 

@@ -140,7 +140,7 @@ async def test_a_list_that_takes_too_long_says_how_to_narrow_it(command: Command
             " FROM generate_series(1, 20000) n"
         )
     done = await command("jobs", "list", "--error", "nowhere", "--timeout", "0.001", code=1)
-    assert "given up after 0.001 s. Narrow it (--state dead, --since 1h" in done.stderr
+    assert "took longer than 0.001 s and was stopped. Narrow it (--state dead, --since 1h" in done.stderr
 
 
 def test_moments_and_lengths_of_time_are_read_as_people_write_them() -> None:

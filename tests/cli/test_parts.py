@@ -281,4 +281,4 @@ def test_an_unknown_kind_is_said_once_a_minute_with_the_number_of_jobs(caplog: p
         tell(observe.UnknownKindReleased(101, "mail"))
     lines = [record.getMessage() for record in caplog.records]
     assert [line.split()[1] for line in lines] == ["0", "100", "101"]
-    assert lines[-1].endswith("(99 more since this was last said)")
+    assert lines[-1].endswith("(99 more since this was last logged)")

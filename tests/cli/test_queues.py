@@ -54,7 +54,7 @@ async def test_a_pause_stops_a_running_worker_within_a_second_and_resume_starts_
     assert client.job(stopped).state == "available"
     if len(what) == 2:
         assert "greet" in (await command("queues", "list", "--kinds")).stdout
-    assert "is claimed again" in (await command("queues", "resume", *what)).stderr
+    assert "is resumed" in (await command("queues", "resume", *what)).stderr
     # Well before the worker's poll: it was told.
     client.wait(stopped, timeout=10)
     assert "was not paused" in (await command("queues", "resume", *what)).stderr
@@ -101,7 +101,7 @@ async def test_every_queue_is_paused_and_resumed_at_once(command: Command, dsn: 
     await command("queues", "pause", "b")
     assert "3 queues paused, 1 of them before" in (await command("queues", "pause", "--all")).stderr
     assert all(q["paused"] for q in json.loads((await command("queues", "list", "--json")).stdout))
-    assert "3 queues claimed from again" in (await command("queues", "resume", "--all")).stderr
+    assert "3 queues resumed" in (await command("queues", "resume", "--all")).stderr
     assert not any(q["paused"] for q in json.loads((await command("queues", "list", "--json")).stdout))
     assert "Give --all, or one queue" in (await command("queues", "pause", "b", "--all", code=2)).stderr
 
@@ -120,7 +120,7 @@ async def test_a_drain_waits_until_nothing_runs_and_says_what_does(
     await drain.line("queue slow: 1 job running")
     assert client.cancel(running).state == "running"
     assert await drain.ended() == 0
-    assert "nothing of it runs" in drain.stderr
+    assert "none of its jobs is running" in drain.stderr
     assert rows(dsn, "SELECT paused, running FROM pulse.queues WHERE name = 'slow'") == [(True, 0)]
 
 

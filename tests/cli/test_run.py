@@ -48,9 +48,9 @@ async def test_a_burst_runs_what_is_due_and_exits_0(processes: Processes, comman
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_the_first_signal_drains_and_exits_0(processes: Processes, dsn: str, number: signal.Signals) -> None:
     worker = await start(processes, dsn)
-    await worker.line("started: every queue")
+    await worker.line("started: all queues")
     worker.send(number)
-    await worker.line(f"{number.name}: draining within 25 s; once more to stop now")
+    await worker.line(f"{number.name}: draining within 25 s; repeat to stop at once")
     assert await worker.ended() == 0, worker.report()
     assert "Traceback" not in worker.stderr
 
@@ -74,7 +74,7 @@ async def test_the_second_signal_stops_now_and_exits_3(processes: Processes, com
     worker.send(signal.SIGTERM)
     await worker.line("draining")
     worker.send(signal.SIGTERM)
-    await worker.line("SIGTERM again: stopping now")
+    await worker.line("SIGTERM again: stopping at once")
     assert await worker.ended() == 3, worker.report()
     assert await state_of(command, job_id) == "available"
 

@@ -24,7 +24,7 @@ async def start(processes: Processes, dsn: str) -> Running:
     worker = await processes.pulse_trio(
         "run", "app", "--lease", str(LEASE), "--heartbeat", "0.3", "--grace", "0", env={"PULSE_TRIO_DSN": dsn}
     )
-    await worker.line("started: every queue")
+    await worker.line("started: all queues")
     return worker
 
 

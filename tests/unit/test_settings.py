@@ -117,7 +117,10 @@ def test_a_dsn_in_the_file_is_no_worker_setting(tmp_path: Path) -> None:
     [
         ("poll = \n", "not valid TOML"),
         ("pol = 1\n", "unknown setting 'pol'; known: dsn, cleanup, concurrency"),
-        ("burst = true\n", "has 'burst', which is asked for run by run: give --burst or PULSE_TRIO_BURST=1 instead"),
+        (
+            "burst = true\n",
+            "has 'burst', which is an option of a single run: give --burst or PULSE_TRIO_BURST=1 instead",
+        ),
         ("json = true\n", "give --json or PULSE_TRIO_JSON=1"),
         ("poll = 'soon'\n", "poll must be a number of seconds, got 'soon'"),
         ("poll = true\n", "poll must be a number of seconds, got True"),

@@ -440,7 +440,7 @@ async def test_an_embedded_worker_logs_what_a_person_must_know(stage: Stage, cap
         async with stage.working():
             await trio.sleep(1)
         assert "attempt 1 failed" in caplog.text
-        assert "worker 1 started" in caplog.text or "started: every queue" in caplog.text
+        assert "worker 1 started" in caplog.text or "started: all queues" in caplog.text
         caplog.clear()
         async with stage.working(log=False):
             await trio.sleep(1)

@@ -1,4 +1,4 @@
-"""The commands put together, and the boundary where every exception becomes a message and an exit code."""
+"""Assembles the commands; at this boundary every exception becomes a message and an exit code."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 """128 + SIGINT, as a shell reports it."""
 PIPE_CLOSED = 141
-"""128 + SIGPIPE: what was printed has no reader any more (`| head`)."""
+"""128 + SIGPIPE: the reader of the output has gone (`| head`)."""
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
-"""What a stream says that leads to a full disk, a quota, a broken device, or was closed."""
+"""The errors of a stream on a full disk, over a quota, on a broken device, or closed."""
 
 
 class Commands(click.Group):
-    """A group whose output may lose its reader."""
+    """A click group that survives the loss of its output's reader."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             code = super().invoke(ctx)
             _flush_stdout()
         except BrokenPipeError:
-            # Here, because click would end the process with 1, which is our code for the database's fault.
+            # Handled here, because click would exit with 1, which is our code for the database's fault.
             _forget_stdout()
             return PIPE_CLOSED
         return code
@@ -68,8 +68,8 @@ class Commands(click.Group):
     expose_value=False,
     is_eager=True,
     callback=install_completion,
-    help="Have Tab complete commands and options in bash, zsh or fish (the shell in SHELL if none is given); say where "
-    "that was written, and end.",
+    help="Install Tab completion of commands and options for bash, zsh or fish (by default the shell in SHELL), print the "
+    "file's path, and exit.",
 )
 def pulse_trio() -> None:
     """Background jobs for Trio on PostgreSQL.
@@ -93,14 +93,14 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command line and exits."""
     open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
-        # Data is shown whatever the terminal's encoding can show.
+        # Print data in any terminal encoding, escaping what it cannot show.
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     sys.exit(status_of(arguments))
 
 
 def status_of(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit code, having said on stderr what went wrong."""
+    """Runs the command line; reports errors on stderr and returns the exit code."""
     try:
         code = pulse_trio.main(arguments, prog_name="pulse-trio", standalone_mode=False)
     except (click.Abort, KeyboardInterrupt):
@@ -112,12 +112,12 @@ def status_of(arguments: Sequence[str] | None = None) -> int:
         complain(_describe_click(error))
         return error.exit_code
     except OSError as error:
-        # A file that cannot be written has a name; a stream has none.
+        # The error of a file has a name; that of a stream has none.
         if error.errno not in NO_ROOM or error.filename is not None:
             return _report(error)
-        # What the command did is done; only its output is lost.
+        # The command has done its work; only its output is lost.
         _forget_stdout()
-        complain(f"what was asked for could not be written to stdout: {error.strerror}")
+        complain(f"the output could not be written to stdout: {error.strerror}")
         return 1
     except Exception as error:
         return _report(error)
@@ -150,5 +150,5 @@ def _flush_stdout() -> None:
 
 
 def _forget_stdout() -> None:
-    # Python flushes stdout once more when it ends, and would complain again.
+    # Python flushes stdout once more at exit, and would report the error again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)

@@ -20,20 +20,29 @@ if TYPE_CHECKING:
 
 COLUMNS = ("when", "role", "actor", "act", "what", "details")
 SHOWN_IDS = 5
-"""Ids of a line that the table names."""
+"""How many of a line's ids the table shows."""
 
 
 @click.command()
-@click.option("--act", metavar="ACT", help="Only this: cancel, retry, delete, pause, resume, limit, retention, ...")
-@click.option("--job", type=JOB_ID, metavar="ID", help="Only what was done to this job.")
-@click.option("--role", metavar="ROLE", help="Only what this login of the database did.")
-@click.option("--actor", metavar="NAME", help="Only what was done under this name.")
 @click.option(
-    "--target", metavar="WHAT", help="Only what was done to this: 'queue NAME', 'kind NAME', 'schedule NAME'."
+    "--act", metavar="ACT", help="Only this action: cancel, retry, delete, pause, resume, limit, retention, ..."
 )
-@click.option("--since", type=MOMENT, metavar="WHEN", help="Only from then on: 2h, 3d, or a time with its offset.")
+@click.option("--job", type=JOB_ID, metavar="ID", help="Only actions on this job.")
+@click.option("--role", metavar="ROLE", help="Only actions of this database login.")
+@click.option("--actor", metavar="NAME", help="Only actions of this actor.")
 @click.option(
-    "--limit", type=click.IntRange(1, 10_000), default=50, metavar="NUMBER", show_default=True, help="At most so many."
+    "--target", metavar="WHAT", help="Only actions on this target: 'queue NAME', 'kind NAME', 'schedule NAME'."
+)
+@click.option(
+    "--since", type=MOMENT, metavar="WHEN", help="Only actions since then: 2h (ago), 3d, or a time with its offset."
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    default=50,
+    metavar="NUMBER",
+    show_default=True,
+    help="At most this many.",
 )
 @schema_option
 @dsn_option

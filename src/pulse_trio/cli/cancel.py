@@ -23,7 +23,7 @@ UNKNOWN = 2
 
 @click.command("cancel")
 @click.argument("job_ids", type=JOB_ID, metavar="ID...", nargs=-1, required=True)
-@click.option("--reason", metavar="TEXT", help="Why: for the handler, the job and the ledger.")
+@click.option("--reason", metavar="TEXT", help="The reason, for the handler, the job and the ledger.")
 @click.option("--wait", is_flag=True, help="Return when the handlers of running jobs have ended.")
 @actor_option
 @schema_option
@@ -32,10 +32,10 @@ UNKNOWN = 2
 def cancel_jobs(
     job_ids: tuple[int, ...], reason: str | None, wait: bool, schema: str | None, dsn: str | None, as_json: bool
 ) -> int:
-    """Cancel jobs: those that wait at once, those that run by telling their handlers.
+    """Cancel jobs: waiting jobs at once, running jobs by cancelling their handlers.
 
-    Prints each job's state: cancelled, or running while its handler has not ended. A job that had finished already is left
-    as it is. If one of several does not exist, the others are cancelled, and the exit code tells.
+    Prints each job's state: cancelled, or running while its handler has not ended. A finished job stays unchanged. If one
+    of several jobs does not exist, the others are cancelled, and the exit code is 2.
     """
     with open_store(dsn, schema) as client:
         results = client.cancel_many(job_ids, reason=reason)

@@ -35,8 +35,8 @@ def cron() -> None:
 def list_schedules(schema: str | None, dsn: str | None, as_json: bool) -> None:
     """List schedules, by name.
 
-    "declared" says how many live workers have a schedule in their code; "by nobody" is one that newer code does not have
-    any more. It is fired all the same until it is removed.
+    "declared" says how many live workers have the schedule in their code; "by nobody" means that newer code no longer has "
+    "it. Such a schedule still fires until you remove it.
     """
     with open_store(dsn, schema) as client:
         found = client.schedules()
@@ -86,7 +86,7 @@ def _declared(schedule: ScheduleRecord) -> str:
 def pause_schedule(name: str, schema: str | None, dsn: str | None, as_json: bool) -> None:
     """Stop a schedule until it is resumed.
 
-    What comes meanwhile is not caught up. A paused schedule stays paused when its worker starts again.
+    Occurrences meanwhile are not caught up. A paused schedule stays paused when its worker starts again.
     """
     with open_store(dsn, schema) as client:
         client.pause_schedule(name)
@@ -116,7 +116,7 @@ def resume_schedule(name: str, schema: str | None, dsn: str | None, as_json: boo
 def run_schedule(name: str, schema: str | None, dsn: str | None, as_json: bool) -> None:
     """Enqueue a schedule's job now, and print its id.
 
-    Paused or not; its own occurrences stay as they are.
+    This works for a paused schedule too; its occurrences stay unchanged.
     """
     with open_store(dsn, schema) as client:
         done = client.run_schedule(name)
@@ -134,20 +134,25 @@ def run_schedule(name: str, schema: str | None, dsn: str | None, as_json: bool) 
 def remove_schedule(name: str, schema: str | None, dsn: str | None, as_json: bool) -> None:
     """Remove a schedule.
 
-    Its jobs and the record of its fires stay. A worker whose code still declares it makes it again at its next start: pause
+    Its jobs and the record of its fires stay. A worker whose code still declares it creates it again at its next start: pause
     it instead.
     """
     with open_store(dsn, schema) as client:
         declared_by = client.run(schedules.remove(name))
     if declared_by:
-        notice(f"{declared_by} live worker(s) declare {name!r} and will make it again at their next start")
+        notice(f"{declared_by} live worker(s) declare {name!r} and will create it again at their next start")
     _say(as_json, {"name": name, "removed": True, "declared_by": declared_by}, f"{name} removed")
 
 
 @cron.command("fires")
 @NAME
 @click.option(
-    "--limit", type=click.IntRange(1, 10_000), default=50, metavar="NUMBER", show_default=True, help="At most so many."
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    default=50,
+    metavar="NUMBER",
+    show_default=True,
+    help="At most this many.",
 )
 @schema_option
 @dsn_option

@@ -33,7 +33,7 @@ EXAMPLE = "postgresql://user@host:5432/database"
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The database that was configured, and where; `dsn` None for the embedded PostgreSQL."""
+    """The configured database, and where it was configured; `dsn` is None for the embedded PostgreSQL."""
 
     dsn: str | None
     source: str
@@ -57,7 +57,7 @@ def _choose(given: str | None) -> Choice:
     if given is not None:
         return Choice(given, "--dsn")
     for variable in ("PULSE_TRIO_DSN", "DATABASE_URL"):
-        # An empty variable is how compose files and CI systems say "not set".
+        # Compose files and CI systems set an empty variable for "not set".
         if dsn := os.environ.get(variable):
             return Choice(dsn, variable)
     if (found := file_dsn(Path.cwd())) is not None:
@@ -118,15 +118,16 @@ async def open_database_async(choice: Choice, schema: str, say: Callable[[str], 
 
 
 def migrate_embedded(server: EmbeddedServer, schema: str) -> None:
-    """What a real database is never done unasked. Raises `SchemaError`, saying that this one may be thrown away."""
+    """Migrates the embedded database; a real database is never migrated without being asked. The `SchemaError` says that this
+    database may be deleted."""
     try:
         migrate_sync(server.dsn, schema)
     except SchemaError as error:
-        raise SchemaError(f"{error} Or begin anew, without the jobs in it: rm -r {server.folder}") from None
+        raise SchemaError(f"{error} Or start again without its jobs: rm -r {server.folder}") from None
 
 
 def describe_embedded(server: EmbeddedServer) -> str:
-    """Which PostgreSQL runs where, and how to use another."""
+    """A notice of which PostgreSQL runs where, and how to use another."""
     note = f" ({server.note})" if server.note else ""
     return (
         f"embedded PostgreSQL {server.version} in {_relative(server.folder)}{note}; --dsn or PULSE_TRIO_DSN for another"
@@ -138,14 +139,14 @@ def _relative(folder: Path) -> str:
 
 
 def _announce(choice: Choice) -> None:
-    # Who has just typed the address need not be told.
+    # No notice for an address that was given on the command line.
     if choice.source != "--dsn":
         notice(str(choice))
 
 
 @contextmanager
 def open_store(dsn: str | None, schema: str | None) -> Generator[SyncClient]:
-    """The client of a command that looks or acts once: chosen, checked and connected, or failing at once."""
+    """The client of a command that reads or acts once. Choosing, checking or connecting may fail immediately."""
     name = load_settings({"schema": schema}).schema
     choice = choose_database(dsn)
     with open_database(choice, name) as address:

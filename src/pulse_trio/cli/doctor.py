@@ -1,6 +1,6 @@
-"""`pulse-trio doctor`: looks at everything that commonly goes wrong, and says what to do.
+"""`pulse-trio doctor`: checks everything that commonly goes wrong, and says what to do.
 
-Looking (store/health.py) and judging are apart: `diagnose` is a plain function over what was found.
+Collecting (store/health.py) and judging are separate: `diagnose` is a plain function over the collected facts.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
     from ..store.health import Health, Quarantined, Server, Storage
 
 OLDEST, NEWEST = 14, 18
-"""PostgreSQL's versions that are tried."""
+"""The oldest and the newest PostgreSQL version that is tested."""
 CLOCK = 2.0
-"""Seconds by which this machine's clock may differ from the server's unremarked."""
+"""Seconds by which this machine's clock may differ from the server's without a warning."""
 BEHIND = 60.0
-"""Seconds that a job may be due before it is worth a word."""
+"""Seconds that a job may be due before the doctor reports it."""
 RUNS_LONG = 3600.0
-"""Seconds after which a running attempt is mentioned."""
+"""Seconds after which the doctor reports a running attempt."""
 HOT_SHARE, ENOUGH = 0.9, 1000
-"""The share of HOT updates below which something is wrong, and the updates from which on it means anything."""
+"""The share of HOT updates below which something is wrong, and how many updates the share needs to be meaningful."""
 MAINTAINED = 3 * 3600.0
-"""Seconds after which somebody should have maintained the archive."""
+"""Seconds after which a worker should have maintained the archive."""
 STYLES = {"ok": "green", "warning": "yellow", "error": "red"}
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at. An error keeps jobs from running, or may lose them; a warning makes them slow or late."""
+    """The result of one check. An error keeps jobs from running, or may lose them; a warning makes them slow or late."""
 
     level: Literal["ok", "warning", "error"]
     check: str
@@ -55,9 +55,9 @@ class Finding:
 @dsn_option
 @json_option
 def doctor(schema: str | None, dsn: str | None, as_json: bool) -> int:
-    """Look at the database, its settings, the workers and the queues, and say what is wrong and what to do.
+    """Check the database, its settings, the workers and the queues, and say what is wrong and what to do.
 
-    Exit codes: 0 nothing wrong (there may be warnings), 1 something is.
+    Exit codes: 0 no errors (there may be warnings), 1 errors.
     """
     findings = examine(dsn, schema)
     wrong = any(finding.level == "error" for finding in findings)
@@ -76,8 +76,8 @@ def doctor(schema: str | None, dsn: str | None, as_json: bool) -> int:
 
 
 def examine(dsn: str | None, schema: str | None) -> list[Finding]:
-    """Every finding; only the first trouble where nothing more can be asked. Raises `ConfigurationError`, which is the
-    caller's."""
+    """Every finding; only the first problem if it prevents further checks. Raises `ConfigurationError`, the caller's
+    fault."""
     choice = choose_database(dsn)
     try:
         with open_store(dsn, schema) as client:
@@ -98,7 +98,7 @@ def examine(dsn: str | None, schema: str | None) -> list[Finding]:
         ours = our_error(error)
         if ours is None:
             raise
-        return [Finding("error", "connection", describe(ours), "Nothing else can be asked before this works.")]
+        return [Finding("error", "connection", describe(ours), "Nothing else can be checked before this works.")]
     return findings
 
 
@@ -108,25 +108,25 @@ def judge_line(dsn: str | None) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "network",
-            f"the server is on another machine and sslmode is {mode}: whoever is on the way may pose as it",
+            f"the server is on another machine and sslmode is {mode}: an attacker on the network can pose as the server",
             "Add sslmode=verify-full to the address (and sslrootcert=system, or the file of the authority that signed its "
             "certificate).",
         )
 
 
 def judge_pooler(*, pooled: bool) -> Iterator[Finding]:
-    """The way to the server."""
+    """Findings about the connection to the server."""
     if pooled:
         yield Finding(
             "warning",
             "pooler",
-            "this connection goes through a pooler (PgBouncer): through it workers hear no notifications, and poll",
-            "Give workers the database's own address too: --direct-dsn. All else works in transaction mode.",
+            "this connection goes through a pooler (PgBouncer): workers receive no notifications through it, and poll",
+            "Give workers the database's own address too: --direct-dsn. Everything else works in transaction mode.",
         )
 
 
 def judge_server(server: Server, *, difference: float, unsure: float) -> Iterator[Finding]:
-    """The server. `difference` in seconds: its clock less ours, give or take `unsure`."""
+    """Findings about the server. `difference`: its clock minus ours in seconds, give or take `unsure`."""
     yield _version(server)
     if server.standby:
         yield Finding("error", "primary", "this is a standby, which takes no writes", "Give the primary's address.")
@@ -135,19 +135,18 @@ def judge_server(server: Server, *, difference: float, unsure: float) -> Iterato
             "error",
             "read-only",
             "default_transaction_read_only is on for this role or database: nothing can be enqueued or run",
-            "For maintenance, or because a disk is full? After that: ALTER DATABASE ... RESET default_transaction_read_only",
+            "Was it set for maintenance, or because a disk is full? Afterwards: ALTER DATABASE ... RESET "
+            "default_transaction_read_only",
         )
     if server.fsync:
         yield Finding("ok", "durability", f"fsync on, synchronous_commit {server.synchronous_commit}")
     else:
-        yield Finding(
-            "error", "durability", "fsync is off: a crash of the server may lose or corrupt jobs", "Set fsync = on."
-        )
+        yield Finding("error", "durability", "fsync is off: a server crash may lose or corrupt jobs", "Set fsync = on.")
     if server.synchronous_commit == "off":
         yield Finding(
             "warning",
             "synchronous_commit",
-            "it is off for this role: an enqueue that was confirmed may be lost when the server crashes",
+            "it is off for this role: a confirmed enqueue may be lost when the server crashes",
             f"ALTER ROLE {server.role} SET synchronous_commit = on (workers set it for themselves).",
         )
     yield _clock(difference, unsure)
@@ -157,7 +156,7 @@ def judge_server(server: Server, *, difference: float, unsure: float) -> Iterato
         yield Finding(
             "error",
             "autovacuum",
-            f"autovacuum is off {where}: claims get slower and slower",
+            f"autovacuum is off {where}: claims become slower and slower",
             "Set autovacuum = on." if not server.autovacuum else "ALTER TABLE ... RESET (autovacuum_enabled).",
         )
 
@@ -168,8 +167,8 @@ def _version(server: Server) -> Finding:
     if major < OLDEST:
         return Finding("error", "version", f"{name} is too old", f"Use PostgreSQL {OLDEST} to {NEWEST}.")
     if major > NEWEST:
-        what = f"{name} is newer than what this version was tried with ({NEWEST})"
-        return Finding("warning", "version", what, "Look for a newer pulse-trio.")
+        what = f"{name} is newer than the newest version tested ({NEWEST})"
+        return Finding("warning", "version", what, "Check for a newer pulse-trio.")
     return Finding("ok", "version", name)
 
 
@@ -192,8 +191,8 @@ def _rights(server: Server) -> Iterator[Finding]:
         yield Finding(
             "ok",
             "rights",
-            f"the role {server.role} may do what an operator does; whether the workers' roles have their rights cannot be seen "
-            "from here (run doctor with a worker's login)",
+            f"the role {server.role} has an operator's rights; this login cannot see whether the workers' roles have theirs "
+            f"(run doctor with a worker's login)",
         )
         return
     if server.missing:
@@ -208,29 +207,29 @@ def _rights(server: Server) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "rights",
-            f"the role {server.role} may not maintain the archive; some worker's role has to",
+            f"the role {server.role} may not maintain the archive; at least one worker's role must",
             f"As the schema's owner: pulse-trio grants --worker {server.role}",
         )
     if not server.missing and server.may_maintain:
-        yield Finding("ok", "rights", f"the role {server.role} may do all that a worker does")
+        yield Finding("ok", "rights", f"the role {server.role} has all rights of a worker")
 
 
 def diagnose(found: Health) -> Iterator[Finding]:
-    """What the workers, queues and tables look like."""
+    """Findings about the workers, queues and tables."""
     yield from _storage(found.storage, found.server)
     if found.ids_behind:
         yield Finding(
             "error",
             "ids",
-            f"the sequence of job ids is {found.ids_behind:,} behind the jobs that there are (a restore without it?): new jobs"
-            " get the ids of finished ones, and enqueues fail where a live job has the id",
+            f"the sequence of job ids is {found.ids_behind:,} behind the existing jobs (a restore without it?): new jobs get "
+            f"the ids of finished ones, and enqueues fail where a live job has the id",
             "pulse-trio migrate moves it forward; or, as the schema's owner: SELECT pulse.mend_ids()",
         )
     for table in found.row_security:
         yield Finding(
             "error" if table.hides else "warning",
             "row-level security",
-            f"row-level security that is not pulse-trio's own may hide rows of {table}: jobs may wait for ever, or run again",
+            f"row-level security other than pulse-trio's own may hide rows of {table}: jobs may wait forever, or run again",
             looking.LIFT,
         )
     yield from _holders(found)
@@ -243,7 +242,7 @@ def diagnose(found: Health) -> Iterator[Finding]:
             "warning",
             "quarantine",
             f"job {job.id} ({job.kind}) of {job.queue} has been in quarantine {since}, after {crashes_of(job)}; {where}",
-            f"What its workers died of: pulse-trio jobs show {job.id}; to give it up: pulse-trio cancel {job.id}",
+            f"To see why its workers died: pulse-trio jobs show {job.id}; to give it up: pulse-trio jobs cancel {job.id}",
         )
     if not found.quarantined:
         yield Finding("ok", "quarantine", "no job is in quarantine")
@@ -251,13 +250,13 @@ def diagnose(found: Health) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "unknown kind",
-            f"{count_of(back.jobs, 'job')} of kind {back.kind!r} were given back {back.times} times within the hour",
+            f"{count_of(back.jobs, 'job')} of kind {back.kind!r} were released {back.times} times within the hour",
             f"Does a worker of its queue have that handler? See: pulse-trio jobs show {back.first}",
         )
 
 
 def crashes_of(job: Quarantined) -> str:
-    """What stands on the record of a job in quarantine."""
+    """The crash record of a job in quarantine."""
     crashes = "1 crash" if job.crashes == 1 else f"{job.crashes} crashes"
     return f"{crashes}, {job.deaths} of them seen to be its own"
 
@@ -268,7 +267,7 @@ def _storage(storage: Storage, server: Server) -> Iterator[Finding]:
         yield Finding(
             "error",
             "indexes",
-            f"{', '.join(storage.cold)} cover what every claim and beat writes: none of them can be a HOT update",
+            f"{', '.join(storage.cold)} cover columns that every claim and heartbeat writes: no such update can be HOT",
             "Drop these indexes; read pulse.jobs or pulse.workers instead.",
         )
     elif storage.updates >= ENOUGH and share < HOT_SHARE:
@@ -293,19 +292,22 @@ def _storage(storage: Storage, server: Server) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "archive",
-            what if storage.missing_days else "finished jobs stand in the default partition, out of their days",
-            "Run a worker whose role may maintain, or: SELECT pulse.maintain() (what stands in the default is deleted in time)",
+            what if storage.missing_days else "finished jobs are in the default partition instead of their days'",
+            "Run a worker whose role may maintain, or: SELECT pulse.maintain() (jobs in the default partition are deleted in "
+            "time)",
         )
     elif late:
         ago = "never" if storage.maintained_ago is None else f"{duration(storage.maintained_ago)} ago"
         yield Finding(
             "warning",
             "archive",
-            f"maintained last: {ago}",
+            f"last maintained: {ago}",
             "A worker does it every hour; or: SELECT pulse.upkeep('7 days')",
         )
     else:
-        yield Finding("ok", "archive", f"maintained {duration(storage.maintained_ago or 0)} ago, days ahead are there")
+        yield Finding(
+            "ok", "archive", f"maintained {duration(storage.maintained_ago or 0)} ago; the next days' partitions exist"
+        )
 
 
 def _holders(found: Health) -> Iterator[Finding]:
@@ -314,7 +316,8 @@ def _holders(found: Health) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "old transaction",
-            f"{holder.what} is {age}: dead rows of the whole server are kept for it, and beats of long jobs get dearer",
+            f"{holder.what} is {age}: the whole server keeps dead rows for it, and heartbeats of long jobs become more "
+            f"expensive",
             "End it (pg_terminate_backend, ROLLBACK PREPARED, pg_drop_replication_slot).",
         )
     if not found.holders:
@@ -331,7 +334,7 @@ def _workers(found: Health) -> Iterator[Finding]:
                 "warning",
                 "stale worker",
                 f"{worker.host}:{worker.pid} shows no sign of life; its jobs are rescued when their leases run out",
-                "Was it killed, stopped (SIGSTOP), or cut off? If its process still stands: pulse-trio stack, or kill it.",
+                "Was it killed, stopped (SIGSTOP), or cut off? If its process still exists: pulse-trio stack, or kill it.",
             )
     live = [worker for worker in found.workers if worker.state in ("running", "draining")]
     waiting = sum(queue.available for queue in found.queues)
@@ -374,14 +377,14 @@ def _queues(found: Health) -> Iterator[Finding]:
                 "warning",
                 "dead jobs",
                 f"{count_of(queue.dead, 'job')} of {queue.name} died within the last 24 h",
-                f"pulse-trio jobs list --state dead --queue {queue.name}, and jobs retry when the cause is mended.",
+                f"pulse-trio jobs list --state dead --queue {queue.name}, and jobs retry when the cause is fixed.",
             )
         if (queue.oldest_running_age or 0) > RUNS_LONG:
             yield Finding(
                 "ok",
                 "long attempt",
                 f"the oldest attempt of {queue.name} has run for {duration(queue.oldest_running_age or 0)} (pulse-trio jobs "
-                f"list --state running --queue {queue.name}; pulse-trio stack ID shows where it is)",
+                f"list --state running --queue {queue.name}; pulse-trio stack ID shows what it is doing)",
             )
     if not late:
         yield Finding("ok", "backlog", f"no job has been due for more than {duration(BEHIND)}")
@@ -389,5 +392,5 @@ def _queues(found: Health) -> Iterator[Finding]:
 
 def _more(queue: str, found: Health) -> str:
     if not any(queue in w.queues or w.queues == ["*"] for w in found.workers if w.state == "running"):
-        return f"No running worker takes that queue: start one with --queues {queue}"
-    return "More workers or more --concurrency; or a limit holds it back (pulse-trio queues list)."
+        return f"No running worker serves that queue: start one with --queues {queue}"
+    return "Add workers or raise --concurrency, unless a limit holds the queue back (pulse-trio queues list)."

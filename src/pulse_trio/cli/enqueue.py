@@ -31,7 +31,7 @@ NEARBY = 20
 @click.argument("kind")
 @click.argument("arguments", metavar="[JSON]", default="{}")
 @click.option("--queue", metavar="NAME", help="The queue.  [default: the handler's with --app, else default]")
-@click.option("--delay", type=float, metavar="SECONDS", help="Not before this many seconds from now.")
+@click.option("--delay", type=float, metavar="SECONDS", help="Due this many seconds from now.")
 @click.option(
     "--priority", type=click.IntRange(-(2**31), 2**31 - 1), metavar="NUMBER", help="Higher runs first.  [default: 0]"
 )
@@ -39,7 +39,7 @@ NEARBY = 20
     "--max-attempts",
     type=click.IntRange(1, 2**31 - 1),
     metavar="NUMBER",
-    help="Dead after so many failures.  [default: 20]",
+    help="Dead after this many failures.  [default: 20]",
 )
 @click.option("--unique-key", metavar="KEY", help="At most one live job of the queue has this key.")
 @click.option("--app", metavar="APP:HANDLERS", help="Check the arguments against this handler, and use its options.")
@@ -95,7 +95,7 @@ def parse_arguments(text: str) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise InvalidArguments(f"The arguments hold {name}, which JSON does not have.")
+    raise InvalidArguments(f"The arguments contain {name}, which JSON does not have.")
 
 
 def _around(text: str, position: int) -> str:

@@ -1,4 +1,4 @@
-"""From an exception to what is said of it: one line, whose fault it is, what to do."""
+"""Turns an exception into its message: one line with whose fault it is and what to do."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ..store import operations
 from ..text import one_line, shown
 
 ASKED_BY_LIBPQ = "Is the server running on that host and accepting TCP/IP connections?"
-"""At the end of its message; what we say is shorter, and true of sockets too."""
+"""libpq ends its message with this; our advice is shorter, and also right for sockets."""
 
 
 class AppError(ConfigurationError):
-    """The user's module cannot be used. `detail` is shown below the message: the end of their own traceback."""
+    """The user's module cannot be used. `detail` is shown below the message: the last frames of the user's traceback."""
 
     def __init__(self, message: str, detail: str = "") -> None:
         super().__init__(message)
@@ -22,9 +22,9 @@ class AppError(ConfigurationError):
 
 
 def our_error(error: BaseException) -> PulseTrioError | None:
-    """The error to tell the user about; None if there is one that we did not expect.
+    """The error to report to the user; None if an error was not expected.
 
-    Nurseries wrap what they raise in groups: a group counts as the first of its errors if all of them are expected.
+    Nurseries raise groups: a group counts as the first of its errors if all of them are expected.
     """
     known = [_translated(leaf) for leaf in leaves_of(error)]
     return None if None in known else known[0]
@@ -33,7 +33,7 @@ def our_error(error: BaseException) -> PulseTrioError | None:
 def _translated(error: BaseException) -> PulseTrioError | None:
     if isinstance(error, PulseTrioError):
         return error
-    # What no store operation was there to translate: a migration, the bench's own statements.
+    # Errors that no store operation translated: those of a migration, or of the bench's own statements.
     return operations.translate(error, "pulse") if isinstance(error, psycopg.Error) else None
 
 
@@ -60,5 +60,5 @@ def _advice(message: str) -> str:
 
 
 def _without_repetition(message: str) -> str:
-    """libpq's account of several addresses says everything twice."""
+    """libpq repeats its message for each of several addresses."""
     return message.partition("\nMultiple connection attempts failed.")[0]

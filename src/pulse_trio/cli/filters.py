@@ -1,4 +1,4 @@
-"""The options that say which jobs: the same for listing, retrying and deleting."""
+"""The options that select jobs: the same for listing, retrying and deleting."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ _OPTIONS = (
         "--since",
         type=MOMENT,
         metavar="TIME",
-        help="Only jobs that finished since then, or, while they have not, were enqueued since: 2h (ago), 2026-11-21, "
+        help="Only jobs that finished since then or, if unfinished, were enqueued since then: 2h (ago), 2026-11-21, "
         "2026-11-21T09:30.",
     ),
     click.option("--until", type=MOMENT, metavar="TIME", help="Only jobs from before then."),
-    click.option("--error", metavar="TEXT", help="Only jobs whose last error has this in it."),
+    click.option("--error", metavar="TEXT", help="Only jobs whose last error contains this text."),
     click.option("--unique-key", metavar="KEY", help="Only jobs with this unique key."),
-    click.option("--key", metavar="KEY", help="Only jobs with this key, the one that limits and turns go by."),
+    click.option("--key", metavar="KEY", help="Only jobs with this key, which limits and turns use."),
 )
 
 
@@ -85,7 +85,7 @@ def filter_options(command: F) -> F:
 
 
 def filter_of(given: Mapping[str, Any]) -> JobFilter:
-    """The filter among a command's arguments; what was not given is not in it."""
+    """The filter from a command's arguments, without those that were not given."""
     chosen: Any = {name: given[name] for name in NAMES if given.get(name) is not None}
     return chosen
 

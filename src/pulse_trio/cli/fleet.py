@@ -1,6 +1,6 @@
 """`run --processes N`: this process supervises, and each worker is another `pulse-trio run` with the same settings.
 
-The supervisor never imports the module of the handlers, so nothing in it can bring the supervisor down.
+The supervisor never imports the handlers' module, so the module cannot bring the supervisor down.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Fleet:
         )
 
     async def run(self) -> int:
-        """Until all have ended; returns the exit code. Raises `SchemaError` before any is started."""
+        """Runs until all workers have ended; returns the exit code. Raises `SchemaError` before it starts any."""
         try:
             await self._store.check_schema()
             return await self._supervisor.run()
@@ -69,7 +69,7 @@ class Fleet:
 
     @property
     def running(self) -> int:
-        """None here: each worker looks after the jobs that do not end."""
+        """Always none: each worker handles its own stuck jobs."""
         return 0
 
     def quiet(self) -> None:

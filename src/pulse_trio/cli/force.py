@@ -23,17 +23,17 @@ _IDS = click.argument("job_ids", type=JOB_ID, metavar="ID...", nargs=-1, require
 
 @click.command("release")
 @_IDS
-@click.option("--force", is_flag=True, help="Also from workers that show signs of life.")
+@click.option("--force", is_flag=True, help="Also take jobs from workers that show signs of life.")
 @actor_option
 @schema_option
 @dsn_option
 @json_option
 def release_jobs(job_ids: tuple[int, ...], force: bool, schema: str | None, dsn: str | None, as_json: bool) -> int:
-    """Take running jobs from their workers and put them back, for handlers that are wedged.
+    """Take running jobs from their workers and release them; for stuck handlers.
 
-    The attempt is not counted as failed. The worker cancels the handler when it learns of it; until then the handler may run
-    beside the next attempt. A job whose cancellation was asked for is cancelled instead. If one of several is refused, the
-    others are released, and the exit code tells.
+    The attempt does not count as failed. The worker cancels the handler as soon as it is notified; until then the handler
+    may run beside the next attempt. A job whose cancellation was requested is cancelled instead. If one of several jobs is
+    refused, the others are released, and the exit code is 2.
     """
     with open_store(dsn, schema) as client:
         done = client.run(history.release_batch(list(dict.fromkeys(job_ids)), force=force, by=requester()))
@@ -42,7 +42,7 @@ def release_jobs(job_ids: tuple[int, ...], force: bool, schema: str | None, dsn:
 
 @click.command("complete")
 @_IDS
-@click.option("--force", is_flag=True, help="Needed: what the handler still does is lost.")
+@click.option("--force", is_flag=True, help="Required: whatever the handler still does is lost.")
 @click.option("--result", metavar="JSON", default="null", show_default=True, help="The result of each.")
 @actor_option
 @schema_option
@@ -51,12 +51,14 @@ def release_jobs(job_ids: tuple[int, ...], force: bool, schema: str | None, dsn:
 def complete_jobs(
     job_ids: tuple[int, ...], force: bool, result: str, schema: str | None, dsn: str | None, as_json: bool
 ) -> int:
-    """Take running jobs from their workers and end them as completed, for handlers that are wedged after their work was done.
+    """Take running jobs from their workers and complete them; for handlers that got stuck after doing their work.
 
-    If one of several is refused, the others are completed, and the exit code tells.
+    If one of several jobs is refused, the others are completed, and the exit code is 2.
     """
     if not force:
-        raise UsageError("The handlers of these jobs are running, and what they still do would be lost: say --force.")
+        raise UsageError(
+            "The handlers of these jobs are running, and whatever they still do would be lost: give --force."
+        )
     try:
         value = json.loads(result)
     except ValueError as error:

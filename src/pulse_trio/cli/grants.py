@@ -1,4 +1,4 @@
-"""`pulse-trio grants`: gives roles the rights that their work needs, and no others."""
+"""`pulse-trio grants`: grants roles the rights that their work needs, and no others."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option("--producer", metavar="ROLE", help="A role that may enqueue, and nothing else.")
-@click.option("--waiter", metavar="ROLE", help="A role that may enqueue, and wait for what becomes of jobs.")
+@click.option("--waiter", metavar="ROLE", help="A role that may enqueue, and wait for jobs and their results.")
 @click.option("--worker", metavar="ROLE", help="A role that may run workers; it can change no table's definition.")
 @click.option(
-    "--operator", metavar="ROLE", help="A role that may look at jobs, cancel, retry, delete, pause and limit."
+    "--operator", metavar="ROLE", help="A role that may inspect jobs, cancel, retry, delete, pause and limit."
 )
 @click.option("--sql", "as_sql", is_flag=True, help="Print the statements; no database is needed.")
 @schema_option
@@ -35,9 +35,9 @@ def grants(
     schema: str | None,
     dsn: str | None,
 ) -> None:
-    """Give roles of the database the rights that their work needs, and no others.
+    """Grant database roles the rights that their work needs, and no others.
 
-    Connect as the owner of the schema. What the roles have on the schema already is taken away first, so that running this
+    Connect as the owner of the schema. The command first revokes the roles' existing rights on the schema, so running it
     again after an upgrade brings them up to date.
     """
     given: dict[RoleKind, str | None] = {"producer": producer, "waiter": waiter, "worker": worker, "operator": operator}

@@ -35,7 +35,7 @@ COLUMNS = ("id", "state", "queue", "kind", "attempt", "when", "arguments", "erro
 SHORT = 60
 """Characters of the arguments in a list."""
 REASONS = 20
-"""Refusals that are told one by one."""
+"""How many refusals are reported one by one."""
 
 
 @click.group()
@@ -47,7 +47,12 @@ def jobs() -> None:
 @filter_options
 @click.option("--before", type=JOB_ID, metavar="ID", help="Only jobs with a lower id: the next page.")
 @click.option(
-    "--limit", type=click.IntRange(1, 10_000), default=50, metavar="NUMBER", show_default=True, help="At most so many."
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    default=50,
+    metavar="NUMBER",
+    show_default=True,
+    help="At most this many.",
 )
 @click.option(
     "--timeout",
@@ -55,7 +60,7 @@ def jobs() -> None:
     default=history.PATIENCE,
     metavar="SECONDS",
     show_default=True,
-    help="How long the database may look.",
+    help="The query's time limit in the database.",
 )
 @schema_option
 @dsn_option
@@ -71,7 +76,7 @@ def list_jobs(
                 print_json(client.jobs(limit=limit, before=before, timeout=timeout, **chosen))
                 return
             pages = client.run(history.pages_of(chosen, limit=limit, before=before, timeout=timeout))
-            # Of a large argument a line shows little: it is let go before the next ones are read.
+            # A line shows little of a large argument: drop the rest before reading the next jobs.
             now, rows = utc_now(), list[tuple[object, ...]]()
             keys: list[str | None] = []
             while pages:
@@ -80,8 +85,8 @@ def list_jobs(
                     keys.append(job.key)
         except TookTooLong:
             raise TookTooLong(
-                f"The list was given up after {timeout:g} s. Narrow it (--state dead, --since 1h, --queue), page it "
-                "(--before), or give it longer (--timeout)."
+                f"The list took longer than {timeout:g} s and was stopped. Narrow it (--state dead, --since 1h, --queue), "
+                f"page it (--before), or raise the limit (--timeout)."
             ) from None
     columns = COLUMNS
     if any(key is not None for key in keys):
@@ -110,7 +115,7 @@ def _row(job: JobRecord, now: datetime) -> tuple[object, ...]:
 
 
 def _moment(job: JobRecord) -> datetime:
-    """The time that says most about a job in its state."""
+    """The most relevant time of a job in its state."""
     if job.state is State.RUNNING and job.started_at is not None:
         return job.started_at
     return job.finished_at or job.run_at
@@ -126,7 +131,7 @@ def _compact(value: object) -> str:
 @dsn_option
 @json_option
 def show_job(job_id: int, schema: str | None, dsn: str | None, as_json: bool) -> None:
-    """Show the life of one job: every attempt, the last error, the arguments and the result."""
+    """Show the history of one job: every attempt, the last error, the arguments and the result."""
     with open_store(dsn, schema) as client:
         job = client.job(job_id)
         attempts = client.run(operations.attempts(job_id))
@@ -200,9 +205,9 @@ def _print_error(error: str) -> None:
 # Acting on many
 
 _IDS = click.argument("job_ids", type=JOB_ID, metavar="[ID]...", nargs=-1)
-_LIMIT = click.option("--limit", type=click.IntRange(1), metavar="NUMBER", help="At most so many, the oldest first.")
-_YES = click.option("--yes", is_flag=True, help="Do not ask before acting on what a filter found.")
-_DRY_RUN = click.option("--dry-run", is_flag=True, help="Change nothing; say which jobs it would be.")
+_LIMIT = click.option("--limit", type=click.IntRange(1), metavar="NUMBER", help="At most this many, the oldest first.")
+_YES = click.option("--yes", is_flag=True, help="Do not ask before acting on the jobs that a filter finds.")
+_DRY_RUN = click.option("--dry-run", is_flag=True, help="Change nothing; say which jobs would be affected.")
 
 
 @jobs.command("retry")
@@ -210,7 +215,7 @@ _DRY_RUN = click.option("--dry-run", is_flag=True, help="Change nothing; say whi
 @filter_options
 @_LIMIT
 @click.option(
-    "--rate", type=RATE, metavar="RATE", help="Let them come due at this rate, from now on: 100/s, 30/min. For many."
+    "--rate", type=RATE, metavar="RATE", help="Spread the jobs' due times at this rate, starting now: 100/s, 30/min."
 )
 @_YES
 @_DRY_RUN
@@ -221,10 +226,10 @@ _DRY_RUN = click.option("--dry-run", is_flag=True, help="Change nothing; say whi
 def retry_jobs(job_ids: tuple[int, ...], rate: float | None, **given: Any) -> int:
     """Run finished jobs again, or waiting ones now.
 
-    Either the jobs with these IDs, or those that fit a filter, which has a state at least: --state dead --kind send_welcome.
+    Give either IDs or a filter that has at least a state: --state dead --kind send_welcome.
 
-    A retried job keeps its id and its attempts so far. If one of several cannot be retried, the others still are, and
-    the exit code tells.
+    A retried job keeps its id and its attempts so far. If one of several jobs cannot be retried, the others are, and the exit
+    code is 2.
     """
     spacing = history.spacing_of(rate)
 
@@ -254,8 +259,7 @@ def retry_jobs(job_ids: tuple[int, ...], rate: float | None, **given: Any) -> in
 def delete_jobs(job_ids: tuple[int, ...], **given: Any) -> int:
     """Delete finished or waiting jobs for good, with their attempts.
 
-    Either the jobs with these IDs, or those that fit a filter, which has a state at least. A running job is never deleted:
-    cancel it first.
+    Give either IDs or a filter that has at least a state. A running job is never deleted: cancel it first.
     """
 
     def delete(client: SyncClient, ids: Sequence[int], done: int) -> Deleted:
@@ -278,8 +282,8 @@ def retention(
 ) -> None:
     """Show or set how long finished jobs of a queue are kept.
 
-    TIME is a length of time, as 12h, 3d or 4w, or default: as long as the workers' setting --retention says. They are deleted
-    in the background, within an hour after that.
+    TIME is a duration such as 12h, 3d or 4w, or "default" for the workers' setting --retention. Jobs are deleted in the
+    background, within an hour after that.
     """
     with open_store(dsn, schema) as client:
         if queue is not None and time is not None:
@@ -296,7 +300,7 @@ def retention(
 
 
 class _Action:
-    """Doing one thing to many jobs, batch by batch: `act(client, ids, how many were done before)`."""
+    """Applies one action to many jobs, batch by batch: `act(client, ids, how many were done before)`."""
 
     def __init__(
         self,
@@ -348,7 +352,7 @@ class _Action:
     def _agreed(self, count: int, chosen: JobFilter) -> bool:
         if not sys.stdin.isatty():
             raise UsageError(
-                f"{count_of(count, 'job')} would be {self._past}: say --yes, for nobody is here to be asked."
+                f"{count_of(count, 'job')} would be {self._past}: give --yes, because there is no terminal to ask on."
             )
         return click.confirm(f"{self._verb} {count_of(count, 'job')} ({described(chosen)})?", err=True)
 

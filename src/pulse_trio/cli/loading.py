@@ -1,5 +1,5 @@
 """From `app:handlers` to the registry, and from `module:object` to an instrument: imports the user's module from the current
-folder, and says plainly why not."""
+folder, with clear errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..observe import Instrument
 
 FRAMES = 3
-"""How much of the user's own traceback is shown: its last frames."""
+"""How many of the last frames of the user's own traceback are shown."""
 
 
 def load_handlers(target: str) -> Handlers:
@@ -98,7 +98,7 @@ def _called(target: str, factory: Any) -> Any:
         made = factory()
     except (Exception, SystemExit) as error:
         raise AppError(
-            f"The instrument {target} could not be made: {_headline(error)}",
+            f"The instrument {target} could not be created: {_headline(error)}",
             _detail(error, _without_importing(error.__traceback__)),
         ) from None
     if not hasattr(made, "listeners"):
@@ -110,14 +110,14 @@ def _called(target: str, factory: Any) -> Any:
 
 
 def check_target(target: str) -> None:
-    """What can be said of `module:attribute` without importing it: a supervisor never runs the user's code.
+    """Checks `module:attribute` without importing it: a supervisor never runs the user's code.
 
-    Raises `AppError` for a target that cannot be one, and for a module that is nowhere.
+    Raises `AppError` for a malformed target, and for a module that does not exist.
     """
     module_name, _ = _parse(target)
     package = module_name.partition(".")[0]
     folder = str(Path.cwd())
-    # As the children will look for it. Only the first part: to look for the next, Python imports this one.
+    # Searched as the children will. Only the first part: to find the next, Python would import it.
     path = [folder, *(place for place in sys.path if place != folder)]
     if package not in sys.builtin_module_names and PathFinder.find_spec(package, path) is None:
         raise AppError(_nowhere(module_name))
@@ -139,7 +139,7 @@ def _import(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:
-        # Whatever a module does when it is imported is the module's.
+        # Any error that the import raises is the module's.
         inside = _without_importing(error.__traceback__)
         if isinstance(error, ModuleNotFoundError) and inside is None:
             raise AppError(_not_found(name, error)) from None
@@ -164,7 +164,7 @@ def _modules_here() -> list[str]:
 
 
 def _without_importing(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback from the user's own code on; None if none of it ran."""
+    """The traceback from the user's first frame on; None if no user code ran."""
     while trace is not None and _is_foreign(trace.tb_frame):
         trace = trace.tb_next
     return trace
@@ -177,13 +177,13 @@ def _headline(error: BaseException) -> str:
 
 
 def _detail(error: BaseException, trace: TracebackType | None) -> str:
-    """Where in the user's code it happened; a syntax error knows its own place."""
+    """Where in the user's code it happened; a syntax error carries its own position."""
     tail = "".join(traceback.format_list(_users_frames(trace)[-FRAMES:]))
     return tail + "".join(traceback.format_exception_only(error)[:-1])
 
 
 def _users_frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:
-    # Our own frames (a decorator that refused) are no news to the user: what they wrote is.
+    # Leave out our own frames (a decorator that refused): the user needs the frames of their own code.
     walked = list(traceback.walk_tb(trace))
     summaries = traceback.extract_tb(trace)
     return [summary for summary, (frame, _) in zip(summaries, walked, strict=True) if not _is_foreign(frame)]

@@ -13,14 +13,14 @@ from .output import print_json
 
 @click.command()
 @click.option("--sql", "as_sql", is_flag=True, help="Print the whole schema as SQL; no database is needed.")
-@click.option("--check", "only_check", is_flag=True, help="Change nothing; exit 1 if the schema is not the one needed.")
+@click.option("--check", "only_check", is_flag=True, help="Change nothing; exit with 1 if the schema needs migrating.")
 @schema_option
 @dsn_option
 @json_option
 def migrate(as_sql: bool, only_check: bool, schema: str | None, dsn: str | None, as_json: bool) -> None:
     """Create the schema in the database, or bring it up to date.
 
-    Each migration is one transaction, and several processes may do this at once.
+    Each migration is one transaction. Several processes may run this at once.
     """
     if as_sql and only_check:
         raise click.UsageError("Give --sql or --check, not both.")

@@ -1,4 +1,4 @@
-"""Options that commands share. Those of a worker are made from the fields of `WorkerSettings`, and so is their help."""
+"""Options that commands share. The worker's options and their help are made from the fields of `WorkerSettings`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def _metavar(field: Field[Any]) -> str:
 
 
 def setting_options(*, only: str | None = None) -> Callable[[F], F]:
-    """A decorator: an option for each setting, or for one of them. What is not given is None: `load_settings` decides."""
+    """A decorator: adds an option for each setting, or for one. An option that is not given is None: `load_settings`
+    decides."""
     chosen = [f for f in fields(WorkerSettings) if only in (None, f.name)]
 
     def decorate(command: F) -> F:
@@ -66,7 +67,7 @@ def setting_options(*, only: str | None = None) -> Callable[[F], F]:
 
 def _setting_option(field: Field[Any]) -> Callable[[F], F]:
     def parse(text: str) -> Any:
-        # Read as the environment's and the file's are.
+        # Parsed like the values of the environment and the file.
         try:
             return parse_setting(field.name, text, flag_of(field.name))
         except ConfigurationError as error:
@@ -99,12 +100,12 @@ actor_option = click.option(
     metavar="NAME",
     expose_value=False,
     callback=_keep_actor,
-    help="Who does this, for the audit trail.  [default: the user of the operating system]",
+    help="Your name in the audit trail.  [default: the user of the operating system]",
 )
 
 
 def chosen_actor() -> str:
-    """Who the audit trail is told does what this command does."""
+    """The actor that the audit trail records for this command."""
     context = click.get_current_context(silent=True)
     if context is not None and (given := context.meta.get(_ACTOR)):
         return given

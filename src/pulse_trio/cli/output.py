@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 UNFOLDED = 100_000
-"""Columns of a table that no terminal shows: nothing is cut off for a program that reads it."""
+"""The width of a table that is not printed on a terminal: wide enough that nothing is cut off for a program."""
 
 
 def notice(message: str) -> None:
-    """Something for the person, on stderr, so that stdout stays what was asked for."""
+    """A message for the user, on stderr: stdout is only for results."""
     complain(shown(message))
 
 
 def complain(message: str) -> None:
-    """Says something on stderr. One that is full, or has no reader any more, loses the words, and stops no command."""
+    """Writes to stderr. If stderr is full or has no reader, the message is lost and the command goes on."""
     with suppress(OSError):
         click.echo(f"pulse-trio: {message}", err=True)
 
@@ -66,9 +66,9 @@ def print_table(
 
 
 def print_rich(things: Iterable[Any]) -> None:
-    """What rich draws, a line each; in colours only on a terminal."""
+    """The lines that rich renders; in colour only on a terminal."""
     console = terminal()
-    # Captured, because rich has an opinion of its own on what to do when the reader has gone.
+    # Captured, because rich has its own handling of a reader that has gone.
     with console.capture() as captured:
         for thing in things:
             console.print(thing, no_wrap=True, crop=False)
@@ -81,7 +81,7 @@ def print_fields(fields: Mapping[str, object]) -> None:
     width = max(map(len, fields), default=0)
     for name, value in fields.items():
         if value is not None and value != "":
-            # Further lines are set in, so that no value can pass for another field.
+            # Further lines are indented, so that a value cannot pass for another field.
             click.echo(f"{name:<{width}}  {shown(str(value)).replace(chr(10), chr(10) + ' ' * (width + 2))}")
 
 
@@ -91,7 +91,7 @@ def _cell(value: object, styles: Mapping[str, str]) -> Text:
 
 
 def terminal() -> Console:
-    """Where tables go; as wide as anything where no terminal is."""
+    """The console for tables; unlimited in width without a terminal."""
     console = Console(file=sys.stdout, highlight=False)
     if not console.is_terminal:
         console.width = UNFOLDED

@@ -26,7 +26,7 @@ COLUMNS = ("queue", "state", "due", "oldest", "scheduled", "running", "longest",
 RIGHT = ("due", "scheduled", "running", "dead", "limit")
 LOOK_EVERY = 0.25
 SAY_EVERY = 5.0
-"""Seconds between the looks of a drain, and between what it says while nothing changes."""
+"""Seconds between a drain's checks, and between its messages while nothing changes."""
 
 
 @click.group()
@@ -35,20 +35,20 @@ def queues() -> None:
 
 
 def _what(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The argument and option that say which queue, or which kind."""
-    command = click.option("--kind", metavar="KIND", help="One kind, in every queue, instead of a queue.")(command)
+    """The argument and option that select a queue or a kind."""
+    command = click.option("--kind", metavar="KIND", help="A kind, in all queues, instead of a queue.")(command)
     return click.argument("queue", required=False)(command)
 
 
 @queues.command("list")
-@click.option("--kinds", "kinds", is_flag=True, help="The kinds that are paused, instead.")
+@click.option("--kinds", "kinds", is_flag=True, help="List the paused kinds instead.")
 @click.option(
     "--by-key",
     metavar="[QUEUE]",
     is_flag=False,
     flag_value="",
     default=None,
-    help="The keys (tenants) with the most jobs that are due, instead: of one queue or of all.",
+    help="List instead the keys (tenants) with the most due jobs, of one queue or of all.",
 )
 @click.option(
     "--limit",
@@ -56,7 +56,7 @@ def _what(command: Callable[..., Any]) -> Callable[..., Any]:
     default=50,
     metavar="NUMBER",
     show_default=True,
-    help="With --by-key: at most so many keys.",
+    help="With --by-key: at most this many keys.",
 )
 @schema_option
 @dsn_option
@@ -64,7 +64,7 @@ def _what(command: Callable[..., Any]) -> Callable[..., Any]:
 def list_queues(
     kinds: bool, by_key: str | None, limit: int, schema: str | None, dsn: str | None, as_json: bool
 ) -> None:
-    """List queues: how many jobs are due, wait for their time and run; how long the oldest has been due and the oldest
+    """List queues: how many jobs are due, are scheduled and are running; how long the oldest job has been due and the oldest
     attempt has run; how many jobs died within the last 24 hours.
 
     A queue is listed while it has live jobs, a pause or a limit, or was served by a worker in the last 7 days.
@@ -131,12 +131,12 @@ def _age(seconds: float | None) -> str:
 @_what
 @actor_option
 @click.option(
-    "--all", "every", is_flag=True, help="Every queue that is listed, instead; one that is new later is not paused."
+    "--all", "every", is_flag=True, help="Every listed queue instead; a queue that is new later is not paused."
 )
 @schema_option
 @dsn_option
 def pause_queue(queue: str | None, kind: str | None, every: bool, schema: str | None, dsn: str | None) -> None:
-    """Claim nothing from a queue, or of one kind, until it is resumed. What runs goes on."""
+    """Stop claiming from a queue, or jobs of one kind, until it is resumed. Running jobs go on."""
     with open_store(dsn, schema) as client:
         known = [q.name for q in client.queues()]
         if every:
@@ -155,19 +155,19 @@ def pause_queue(queue: str | None, kind: str | None, every: bool, schema: str | 
 @queues.command("resume")
 @_what
 @actor_option
-@click.option("--all", "every", is_flag=True, help="Every queue that is paused, instead.")
+@click.option("--all", "every", is_flag=True, help="Every paused queue instead.")
 @schema_option
 @dsn_option
 def resume_queue(queue: str | None, kind: str | None, every: bool, schema: str | None, dsn: str | None) -> None:
-    """Claim from a queue, or jobs of one kind, again."""
+    """Resume claiming from a queue, or jobs of one kind."""
     with open_store(dsn, schema) as client:
         if every:
             _refuse_both(queue, kind)
             resumed = sum(client.resume(q.name) for q in client.queues() if q.paused)
-            notice(f"{count_of(resumed, 'queue')} claimed from again")
+            notice(f"{count_of(resumed, 'queue')} resumed")
             return
         was = client.resume(queue, kind=kind)
-    notice(f"{_name(queue, kind)} {'is claimed again' if was else 'was not paused'}")
+    notice(f"{_name(queue, kind)} {'is resumed' if was else 'was not paused'}")
 
 
 def _refuse_both(queue: str | None, kind: str | None) -> None:
@@ -181,7 +181,7 @@ def _refuse_both(queue: str | None, kind: str | None) -> None:
     "--timeout",
     type=click.FloatRange(0, 10**9),
     metavar="SECONDS",
-    help="Give up waiting after so long, with exit code 1; it stays paused.  [default: wait]",
+    help="Stop waiting after this time, with exit code 1; the queue stays paused.  [default: wait]",
 )
 @actor_option
 @schema_option
@@ -189,16 +189,16 @@ def _refuse_both(queue: str | None, kind: str | None) -> None:
 def drain_queue(
     queue: str | None, kind: str | None, timeout: float | None, schema: str | None, dsn: str | None
 ) -> None:
-    """Pause a queue, or one kind, and wait until nothing of it runs. It stays paused."""
+    """Pause a queue, or one kind, and wait until none of its jobs is running. It stays paused."""
     with open_store(dsn, schema) as client:
         client.pause(queue, kind=kind)
         _wait_until_empty(client, queue, kind, timeout)
-    notice(f"{_name(queue, kind)} is paused, and nothing of it runs")
+    notice(f"{_name(queue, kind)} is paused, and none of its jobs is running")
 
 
 def _wait_until_empty(client: SyncClient, queue: str | None, kind: str | None, timeout: float | None) -> None:
     began = time.monotonic()
-    # Until then a worker that has not heard of the pause may claim once more.
+    # Until then a worker that does not know of the pause yet may claim once more.
     in_effect = began + store.IN_EFFECT["queue" if kind is None else "kind"]
     said, said_at = -1, began
     while True:
@@ -211,7 +211,8 @@ def _wait_until_empty(client: SyncClient, queue: str | None, kind: str | None, t
             said, said_at = running, now
         if timeout is not None and now >= began + timeout:
             raise TookTooLong(
-                f"After {duration(timeout)} {count_of(running, 'job')} of {_name(queue, kind)} still ran; it stays paused."
+                f"After {duration(timeout)} {count_of(running, 'job')} of {_name(queue, kind)} were still running; it stays "
+                f"paused."
             )
         time.sleep(LOOK_EVERY)
 
@@ -222,8 +223,8 @@ def _name(queue: str | None, kind: str | None) -> str:
 
 @queues.command("limit")
 @click.argument("queue")
-@click.option("--limit", metavar="NUMBER|none", help="Jobs that run at once, over all workers.")
-@click.option("--rate", metavar="RATE|none", help="Jobs that start in a time, as 10/s, 100/m or 1000/h.")
+@click.option("--limit", metavar="NUMBER|none", help="Jobs that may run at once, across all workers.")
+@click.option("--rate", metavar="RATE|none", help="Jobs that may start in a period, as 10/s, 100/m or 1000/h.")
 @click.option("--key-limit", metavar="NUMBER|none", help="The same for each key whose jobs say nothing themselves.")
 @click.option("--key-rate", metavar="RATE|none", help="The same for each key whose jobs say nothing themselves.")
 @actor_option
@@ -231,7 +232,7 @@ def _name(queue: str | None, kind: str | None) -> str:
 @dsn_option
 @json_option
 def limit_queue(queue: str, schema: str | None, dsn: str | None, as_json: bool, **given: str | None) -> None:
-    """Limit a queue. What is not given stays as it is; `none` takes a limit away."""
+    """Limit a queue. Options that are not given stay unchanged; `none` removes a limit."""
     changes = {name: value for name, value in given.items() if value is not None}
     if not changes:
         raise UsageError("Say what to limit: --limit, --rate, --key-limit or --key-rate.")

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     metavar="MODULE:OBJECT",
     multiple=True,
     envvar="PULSE_TRIO_INSTRUMENT",
-    help="Also send the events to this instrument (or to what this class or function returns). May be given again.",
+    help="Also send the events to this instrument (or to what this class or function returns). May be repeated.",
 )
 def run(
     target: str,
@@ -72,16 +72,16 @@ def run(
 
     APP:HANDLERS is a module in the current folder and the name of its Handlers object, as in app:handlers.
 
-    The first SIGTERM or SIGINT (Ctrl-C) stops claiming and lets running jobs end within --grace; the second stops now.
-    SIGUSR1 stops claiming and keeps running what runs.
+    The first SIGTERM or SIGINT (Ctrl-C) stops claiming and lets running jobs end within --grace; the second stops at once.
+    SIGUSR1 stops claiming and lets running jobs go on.
 
-    With --processes 1 this process is the worker. With more it supervises that many: one that dies is replaced, and its
-    jobs are handed back at once.
+    With --processes 1 this process is the worker. With more it supervises that many workers: it replaces one that dies, and
+    hands its jobs back at once.
 
-    Every setting can also stand in the environment, and in pulse-trio.toml or [tool.pulse-trio] of pyproject.toml. The
-    command line comes first, then the environment, then the file.
+    Every setting can also be given in the environment, and in pulse-trio.toml or [tool.pulse-trio] of pyproject.toml. The
+    command line takes precedence, then the environment, then the file.
 
-    Exit codes: 0 drained, 1 an error (the database's fault), 2 wrong usage, 3 the grace passed and jobs were released.
+    Exit codes: 0 drained, 1 an error (the database's fault), 2 wrong usage, 3 the grace period passed and jobs were released.
     """
     accept_lost_output()
     settings = load_settings(given)
@@ -122,15 +122,16 @@ class Run(ABC):
         self._said: str | None = None
 
     async def run(self, choice: Choice) -> int:
-        """Waits for the database, works, and returns the exit code."""
+        """Waits for the database, runs, and returns the exit code."""
         with self.stopping.open_signals() as signals:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.stopping.obey, signals)
                 if choice.dsn is None and not sys.stderr.isatty():
-                    # Where a person does not look on, a forgotten setting is likelier than a wish: jobs would wait elsewhere.
+                    # Without a terminal a forgotten setting is more likely than intent, and the jobs would wait in another
+                    # database.
                     logs.logger.warning(
-                        "no database is configured (--dsn, PULSE_TRIO_DSN, DATABASE_URL): working on an embedded one of this "
-                        "folder's own, which is for development"
+                        "no database is configured (--dsn, PULSE_TRIO_DSN, DATABASE_URL): using this folder's embedded one, "
+                        "which is for development"
                     )
                 async with open_database_async(choice, self.settings.schema, self.say) as dsn:
                     code = await self._begin(dsn)
@@ -148,10 +149,10 @@ class Run(ABC):
 
     @abstractmethod
     async def work(self, dsn: str) -> int:
-        """The database is there: the rest."""
+        """The rest, once the database is reachable."""
 
     def say(self, message: str) -> None:
-        """Something an operator should know."""
+        """Logs a message for the operator."""
         logs.logger.info("%s", message)
 
     def _say_waiting(self, error: DatabaseUnavailable) -> None:
@@ -183,12 +184,12 @@ class Deployment(Run):
         inherit_crash_dump(handlers)
 
     def say(self, message: str) -> None:
-        """The supervisor has said the same."""
+        """Says nothing: the supervisor has said it."""
         if self._line is None:
             super().say(message)
 
     async def work(self, dsn: str) -> int:
-        """A worker's life."""
+        """Runs the worker until it ends."""
         worker = Worker(
             self._handlers,
             dsn,
@@ -218,7 +219,7 @@ class Deployment(Run):
         return Launch([sys.executable, "-m", "pulse_trio.cli", "run", self._target], environment)
 
     def _be_replaced(self, stuck: list[Outcome]) -> NoReturn:
-        """Handlers that nobody can end are ended with the process; another takes its place, and reports their jobs."""
+        """Replaces the process to end stuck handlers; the new process reports their jobs."""
         if self._line is not None:
             self._line.tell_stuck(stuck)
         if self.stopping.signals:
@@ -228,14 +229,14 @@ class Deployment(Run):
         try:
             leave_to_successor(stuck, quiet=self.stopping.quiet)
             flush()
-            # Inherited, until the successor listens: its own meaning would end that.
+            # Ignored signals are inherited, until the successor listens: the default action would end it.
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-            # In place: the process keeps its id, and whoever looks after it sees nothing.
+            # In place: the process keeps its id, so a service manager notices nothing.
             os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 -- our own command line
         except Exception as error:
-            # Nobody is left here whom an exception could reach: the handlers that do not end keep the loop.
+            # An exception would reach no one: the stuck handlers keep the event loop from ending.
             logs.logger.error(
-                "this process cannot be replaced (%s): it ends. Its stuck jobs are rescued when their leases run out",
+                "this process cannot be replaced (%s), so it ends. Its stuck jobs are rescued when their leases run out",
                 error,
             )
             leave_at_once(1)
@@ -256,14 +257,14 @@ class Supervision(Run):
         self._target = target
 
     async def work(self, dsn: str) -> int:
-        """The workers' lives."""
+        """Runs the workers until they end."""
         fleet = Fleet(self._target, dsn, self.settings, flags=self.flags, instruments=self.instruments)
         self.stopping.of(fleet)
         return await fleet.run()
 
 
 async def _run_beside(line: Channel | None, worker: Worker) -> WorkerReport:
-    """The worker, and beside it the line to its supervisor if it has one."""
+    """Runs the worker and, under a supervisor, the channel to it."""
     if line is None:
         return await worker.run()
     line.tell_leases(*worker.leases)
@@ -275,12 +276,12 @@ async def _run_beside(line: Channel | None, worker: Worker) -> WorkerReport:
 
 
 def _drain_alone() -> None:
-    """A worker whose supervisor has gone ends as after a SIGTERM, and leaves behind what does not end."""
+    """A worker whose supervisor has gone drains as after a SIGTERM, and leaves stuck handlers behind."""
     logs.logger.warning("the supervisor has gone")
     signal.raise_signal(signal.SIGTERM)
 
 
 def summary(report: WorkerReport) -> str:
-    """What a worker did in its life."""
+    """Counts what a worker has done."""
     ended = ", ".join(f"{count} {outcome}" for outcome, count in sorted(report.ended.items()))
     return f"jobs: {ended or 'none'}"

@@ -1,4 +1,4 @@
-"""`pulse-trio stack`: where a running job is."""
+"""`pulse-trio stack`: what a running job is doing."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from .output import print_json
 def stack(job_id: int, schema: str | None, dsn: str | None, as_json: bool) -> None:
     """Print the task tree of a running job: every task of its nursery, with the Python lines it waits in.
 
-    The worker that runs the job is asked through the database, so it may be on any host. If it does not answer within five
-    seconds (its event loop is blocked, say), the exit code is 1. Of a handler with runs="process" the process is named.
+    The command asks the job's worker through the database, so the worker may be on any host. If it does not answer within
+    five seconds (its event loop may be blocked), the exit code is 1. For a handler with runs="process" the output names the
+    process.
     """
     with open_store(dsn, schema) as client:
         found = client.stack(job_id)

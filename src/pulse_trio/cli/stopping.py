@@ -1,7 +1,8 @@
-"""What the signals ask of `run`: the first SIGTERM or SIGINT drains, the second stops now, SIGUSR1 only ends claiming.
+"""What signals do to `run`: the first SIGTERM or SIGINT drains, the second stops at once, SIGUSR1 only ends claiming.
 
-A service manager may send its signal to every process of the service, and the supervisor passes its own on: a worker under
-one gets two that mean one. So there SIGTERM drains however often it comes, and SIGINT, which the supervisor sends, stops now.
+A service manager may send its signal to every process of the service, and the supervisor forwards its own: a worker under a
+supervisor then receives one request twice. So there SIGTERM drains however often it comes, and SIGINT, which the supervisor
+sends, stops at once.
 """
 
 from __future__ import annotations
@@ -45,21 +46,21 @@ class Workforce(Protocol):
 
 
 class Stopping:
-    """Passes the signals on to whatever works; before there is anything, they cancel `starting`, or are remembered.
+    """Forwards signals to the worker or supervisor; before one exists, they cancel `starting`, or are remembered.
 
-    `supervised`: another process of ours passes signals on to this one. `quiet`: SIGUSR1 came to a process before this one.
+    `supervised`: a supervisor forwards signals to this process. `quiet`: an earlier process received SIGUSR1.
 
-    Python cannot end a thread, nor can a handler that shields itself from cancellation be made to leave: the process
-    then goes without them, and their leases run out.
+    Python cannot end a thread, and a handler that shields itself from cancellation cannot be stopped: the process then exits
+    without them, and their leases run out.
     """
 
     def __init__(self, settings: WorkerSettings, *, supervised: bool = False, quiet: bool = False) -> None:
         self.starting = trio.CancelScope()
         self.signals = 0
-        """0: none. 1: it drains. More: it stops now."""
+        """0: none. 1: drain. More: stop at once."""
         self.quiet = quiet
         self.code = 0
-        """The exit code, once all that works has ended."""
+        """The exit code, once everything has ended."""
         self._supervised = supervised
         self._settings = settings
         self._workforce: Workforce | None = None
@@ -67,25 +68,25 @@ class Stopping:
         self._early: list[int] = []
 
     def of(self, workforce: Workforce) -> None:
-        """From now on there is something to stop."""
+        """Registers the worker or supervisor to stop."""
         self._workforce = workforce
         if self.quiet:
             workforce.quiet()
 
-    # When a signal has not its own meaning, which is the process's end
+    # While signals do not have their default action, which ends the process
 
     def expect(self) -> None:
         """Before the user's module is imported, which may take long: SIGUSR1 is remembered from now on."""
         signal.signal(signal.SIGUSR1, self._remember)
-        # Python gives signals their own meaning back before it takes the modules apart. Registered before the module's own
-        # functions, this is called after them.
+        # Python restores the default actions before it tears down the modules. Registered before the module's own functions,
+        # this is called after them.
         atexit.register(_ignore_signals)
 
     @contextmanager
     def open_signals(self) -> Generator[AsyncIterator[int]]:
-        """The signals, for `obey`. After a block that has ended well and set `code`, another one ends the process with that
-        code: at once if it means to stop now, in good time if it does not."""
-        # On both sides of Trio's handlers: without them a signal would find its own meaning there for a moment.
+        """The signals, for `obey`. After the block has ended normally and set `code`, a further signal ends the process with
+        that code: at once if it means to stop at once, otherwise orderly."""
+        # Installed before and after Trio's handlers: without them a signal could hit its default action in between.
         before = {number: signal.signal(number, self._remember) for number in SIGNALS}
         try:
             with trio.open_signal_receiver(*SIGNALS) as signals:
@@ -107,7 +108,7 @@ class Stopping:
             leave_at_once(self.code)
 
     def _is_news(self, number: int) -> bool:
-        """Counts a SIGTERM or SIGINT; whether it asks for more than was asked before."""
+        """Counts a SIGTERM or SIGINT; returns whether it asks for more than the signals before."""
         if not self._supervised:
             self.signals += 1
             return True
@@ -131,7 +132,7 @@ class Stopping:
                     nursery.start_soon(self._leave_what_does_not_end)
 
     def _be_quiet(self) -> None:
-        logs.logger.info("SIGUSR1: no more claims; what runs goes on")
+        logs.logger.info("SIGUSR1: no more claims; running jobs go on")
         self.quiet = True
         if self._workforce is not None:
             self._workforce.quiet()
@@ -143,11 +144,11 @@ class Stopping:
         if self._workforce is None:
             return
         if self.signals == 1:
-            once_more = "" if self._supervised else "; once more to stop now"
+            once_more = "" if self._supervised else "; repeat to stop at once"
             logs.logger.info("%s: draining within %g s%s", name, self._settings.grace, once_more)
             self._workforce.stop()
         else:
-            logs.logger.warning("%s%s: stopping now", name, "" if self._supervised else " again")
+            logs.logger.warning("%s%s: stopping at once", name, "" if self._supervised else " again")
             self._workforce.stop_now()
 
     async def _leave_what_does_not_end(self) -> None:
@@ -156,8 +157,8 @@ class Stopping:
         await trio.sleep(self._settings.cleanup + _LAST_REPORTS)
         if self._workforce is not None and self._workforce.running:
             logs.logger.error(
-                "%d job(s) did not end when cancelled (a thread, or a shield); leaving without them: "
-                "they are rescued when their leases run out",
+                "%d job(s) did not end when cancelled (a thread, or a shield); exiting without them: they are rescued when "
+                "their leases run out",
                 self._workforce.running,
             )
             leave_at_once(RELEASED)
@@ -177,9 +178,9 @@ def leave_at_once(code: int) -> NoReturn:
 
 
 def flush() -> None:
-    """What was said is written before the process goes, if anybody reads it."""
+    """Flushes the output before the process exits, if it has a reader."""
     logging.shutdown()
-    # A closed pipe, a full disk; a write that a signal has interrupted.
+    # A closed pipe, a full disk, or a write that a signal interrupted.
     stdout: TextIO | None = sys.stdout
     with suppress(OSError, ValueError, RuntimeError):
         if stdout is not None:

@@ -12,17 +12,17 @@ STDOUT = 1
 
 
 class Refusing(io.TextIOBase):
-    """A stdout that was closed: what a command prints there is lost, and the command says so."""
+    """A stdout that was closed: the command's output is lost, and the command says so."""
 
     def write(self, text: str, /) -> int:
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
 
 def open_closed_streams() -> None:
-    """Opens standard streams that were closed on the null device.
+    """Opens closed standard streams on the null device.
 
-    Their numbers would be given to the next files that are opened: what writes to stderr by its number (C libraries, child
-    processes) would write into the connection to the database. Python has None for such a stream.
+    The next files to be opened would get their descriptors: anything that writes to stderr by its number (C libraries, child
+    processes) would write into the connection to the database. Python's object for such a stream is None.
     """
     for number in range(3):
         try:
@@ -37,7 +37,7 @@ def open_closed_streams() -> None:
 
 
 def accept_lost_output() -> None:
-    """What is printed on a stdout that was closed is lost without a word: a worker has other work than to print."""
+    """Silently drops output to a closed stdout: a worker does not depend on printing."""
     if isinstance(sys.stdout, Refusing):
         with suppress(OSError):
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115 -- as long as the process

@@ -1,4 +1,4 @@
-"""The life of one job: what happened when, as values for programs and as a picture for people.
+"""The history of one job: what happened when, as values for programs and as a picture for people.
 
 Each attempt is a bar on one axis from the enqueue to the end (or to now): dots while the job waited, blocks while it ran.
 """
@@ -39,15 +39,15 @@ STYLES = {
 }
 """Of states and of outcomes."""
 _FIRST, _LAST = 10, 90
-"""Attempts that are shown of a job that had more; a job may snooze for ever."""
+"""How many attempts are shown; a job that snoozes may have any number."""
 _MIN_WIDTH, _MAX_WIDTH = 12, 48
 _BESIDE = 100
-"""Columns that the rest of a line takes."""
+"""The width of a line without its bar."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One thing that happened: at a moment, or from `at` to `until` (None: it goes on). `seconds` is how long it took."""
+    """One event of a job: at a moment, or from `at` to `until` (None: still going on). `seconds` is its duration."""
 
     at: datetime
     event: str
@@ -64,7 +64,7 @@ class Entry:
 def life_of(
     job: JobRecord, attempts: Sequence[AttemptRecord], cancellations: Sequence[CancellationRecord] = ()
 ) -> list[Entry]:
-    """What happened to a job, in order."""
+    """The events of a job, in order."""
     entries = [Entry(job.created_at, "enqueued")]
     for attempt in attempts:
         at = attempt.started_at or attempt.ended_at
@@ -137,7 +137,7 @@ def picture(job: JobRecord, entries: Sequence[Entry], now: datetime) -> list[Tex
 
 
 class _Axis:
-    """Where moments stand on a line of cells, from the enqueue to the end."""
+    """Maps moments to cells of a line, from the enqueue to the end."""
 
     def __init__(self, job: JobRecord, entries: Sequence[Entry], now: datetime) -> None:
         finished = job.state in FINISHED
@@ -153,10 +153,10 @@ class _Axis:
     def bar(self, entry: Entry, style: str) -> Text:
         """The wait since the last attempt's end, then the entry itself."""
         if entry.event == "due":
-            # It may lie far ahead of everything that has happened.
+            # The due time may be far in the future.
             return Text(" " * self._width)
         at = self._cell(entry.at)
-        # A cancellation may be asked for while an attempt runs.
+        # A cancellation may be requested while an attempt runs.
         since = min(at, self._cell(self._idle_since))
         text = Text(" " * since)
         text.append(self._wait * (at - since), "dim")
@@ -195,5 +195,5 @@ def _took(entry: Entry, now: datetime) -> str:
 def _worker(entry: Entry) -> str:
     if entry.attempt is None:
         return ""
-    # Whoever has a worker's login chooses its host's name.
+    # A worker's login chooses its host name, so escape it.
     return f"{headline(entry.host)}:{entry.pid}" if entry.host is not None else f"worker {entry.worker}"

@@ -1,4 +1,4 @@
-"""`pulse-trio workers`: who works on the database."""
+"""`pulse-trio workers`: the workers of a database."""
 
 from __future__ import annotations
 

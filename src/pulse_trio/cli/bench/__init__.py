@@ -1,4 +1,4 @@
-"""`pulse-trio bench`: what this machine and this database do, in a schema that is made for it and dropped."""
+"""`pulse-trio bench`: measures this machine and this database, in a temporary schema."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ runs_option = click.option(
 def bench() -> None:
     """Measure claiming, draining, enqueuing and latency.
 
-    Everything is done in a schema of its own, which is created first and always dropped. The jobs of others in the
-    database are not touched, but the work is real: not for a server that is busy.
+    The bench uses its own schema, which it creates first and always drops. It does not touch other jobs in the database, but
+    the load is real: do not run it on a busy server.
     """
 
 
@@ -53,7 +53,7 @@ def bench() -> None:
 def drain(jobs: int, concurrency: int, runs: int, dsn: str | None, as_json: bool) -> None:
     """Jobs per second of one worker process, PostgreSQL included.
 
-    The jobs are there before the clock starts, and finished jobs are kept in the archive. The clock is the database's,
+    The jobs exist before the clock starts, and finished jobs are kept in the archive. The clock is the database's,
     from the first claim to the last completion; CPU time is the worker process's own.
     """
     measure = partial(measures.drain, jobs=jobs, concurrency=concurrency)

@@ -1,4 +1,4 @@
-"""Where the bench works: a schema of its own, with jobs in it that were there before."""
+"""The bench's own schema, filled with jobs before the clock starts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Ground:
             self._execute("TRUNCATE {}.{} CASCADE", Identifier(self.schema), Identifier(table))
 
     def fill(self, jobs: int) -> None:
-        """Only these jobs, due, in one statement, and the planner knows of them."""
+        """Replaces all jobs with these, due, in one statement, and updates the planner's statistics."""
         self.clear()
         self._execute(
             "INSERT INTO {}.job (kind, args) SELECT {}, json_build_object('number', g) FROM generate_series(1, {}) g",
@@ -61,7 +61,7 @@ class Ground:
 
 @contextmanager
 def open_ground(dsn: str) -> Generator[Ground]:
-    """A migrated schema with a name of its own; dropped at the end, whatever happens."""
+    """A migrated schema with a unique name; always dropped at the end."""
     schema = f"pulse_bench_{secrets.token_hex(4)}"
     notice(f"measuring in the schema {schema}, which is dropped at the end")
     with connect_sync(dsn) as connection:

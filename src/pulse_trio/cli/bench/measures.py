@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 Figures = dict[str, float]
 
 SINGLES = 20
-"""One by one is that much slower than by batch, so a bench of both does that much less of it."""
+"""How much slower one-by-one enqueues are than batches; the bench of both does that many fewer of them."""
 
 
 class Counter:
-    """What the no-op handler tells: how many ran, and when each began."""
+    """What the no-op handler records: how many ran, and when each began."""
 
     def __init__(self, expected: int) -> None:
         self.starts: dict[int, float] = {}
@@ -40,7 +40,7 @@ class Counter:
         self._expected = expected
 
     def handlers(self) -> Handlers:
-        """A registry with the one handler of all benches: it has one argument and awaits nothing."""
+        """A registry with the benches' only handler: it has one argument and awaits nothing."""
         handlers = Handlers()
 
         async def no_op(number: int) -> None:
@@ -56,7 +56,7 @@ class Counter:
 
 
 async def drain(ground: Ground, bar: Bar, *, jobs: int, concurrency: int) -> Figures:
-    """One worker in this process, as `run` makes it, until the last job is settled."""
+    """Runs one worker in this process, as `run` does, until the last job is settled."""
     settle_collector()
     ground.fill(jobs)
     bar.begin("draining", jobs)
@@ -74,7 +74,7 @@ async def drain(ground: Ground, bar: Bar, *, jobs: int, concurrency: int) -> Fig
 
 
 async def claim(ground: Ground, bar: Bar, *, jobs: int, batch: int) -> Figures:
-    """Claims and completions in the statement that a worker uses; a claim carries the completions of the one before."""
+    """Claims and completes with the statement that a worker uses; a claim carries the previous claim's completions."""
     ground.fill(jobs)
     bar.begin("claiming and completing", jobs)
     store = WorkerStore(ground.dsn, schema=ground.schema, concurrency=batch)
@@ -91,7 +91,7 @@ async def claim(ground: Ground, bar: Bar, *, jobs: int, batch: int) -> Figures:
 
 
 class Exchanges:
-    """One queue, claimed to its end."""
+    """Claims one queue until it is empty."""
 
     def __init__(self, store: WorkerStore, batch: int) -> None:
         self._store = store
@@ -100,7 +100,7 @@ class Exchanges:
         self.statements = 0
 
     async def all(self) -> None:
-        """Until a claim finds nothing and everything is completed."""
+        """Repeats until a claim finds nothing and everything is completed."""
         slot, held = ClaimCursor("default", 0), list[Outcome]()
         while True:
             claims, _, settlement, *_ = await self._store.complete_and_claim(self._batch, [slot], held)
@@ -136,7 +136,7 @@ async def enqueue(ground: Ground, bar: Bar, *, jobs: int) -> Figures:
 
 
 async def latency(ground: Ground, bar: Bar, *, jobs: int, every: float) -> Figures:
-    """One job at a time to a worker that has nothing else to do."""
+    """Sends one job at a time to an otherwise idle worker."""
     ground.clear()
     counter = Counter(jobs)
     handlers = counter.handlers()

@@ -1,4 +1,4 @@
-"""How far a measurement is, on stderr. Drawn four times a second by the measuring program itself: no thread takes its time."""
+"""A progress bar on stderr. The measuring program itself draws it four times a second, so that no thread takes its time."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class Bar:
         self._run = ""
 
     def run(self, number: int, runs: int) -> Bar:
-        """The next run begins."""
+        """Starts the next run."""
         self._run = f"run {number} of {runs}: " if runs > 1 else ""
         return self
 
     def begin(self, what: str, total: int) -> None:
-        """Something with so many steps begins."""
+        """Starts a run of this many steps."""
         self._progress.reset(self._task, description=f"{self._run}{what}", total=total, start=True)
         self._progress.refresh()
 
     async def follow(self, done: Callable[[], int]) -> None:
-        """Shows what `done` says, until cancelled."""
+        """Shows the value of `done` until cancelled."""
         while True:
             self._progress.update(self._task, completed=done())
             self._progress.refresh()
