@@ -146,7 +146,7 @@ BAD: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "a kind": (lambda c: c.enqueue("k\n"), InvalidName, "control characters"),
     "a unique key": (lambda c: c.enqueue("k", {}, unique_key="\ud800"), InvalidName, "lone surrogate"),
     "a priority": (lambda c: c.enqueue("k", {}, priority=2**31), ConfigurationError, "priority must be a whole number"),
-    "a naive time": (lambda c: c.enqueue("k", {}, at=datetime(2030, 1, 1)), ConfigurationError, "must know its time zone"),
+    "a naive time": (lambda c: c.enqueue("k", {}, at=datetime(2030, 1, 1)), ConfigurationError, "must have a time zone"),
     "an option": (lambda c: c.enqueue("k", {}, prioritee=1), ConfigurationError, "Did you mean priority"),
     "an unknown kind": (lambda c: c.enqueue("sned", {"user_id": 1}), UnknownKind, "Did you mean 'send'"),
     "a known kind": (lambda c: c.enqueue("send", {"user_id": "1"}), InvalidArguments, r"Expected `int`, got `str`"),

@@ -86,7 +86,7 @@ async def test_a_source_that_breaks_leaves_nothing(source: Any, dsn: str, window
 @pytest.mark.parametrize("source", [stream, async_stream])
 async def test_a_source_that_breaks_leaves_whole_chunks_and_says_which(source: Any, dsn: str, window: Window) -> None:
     async with open_client(dsn) as client:
-        with pytest.raises(PartlyEnqueued, match="2,000 jobs are enqueued, in whole chunks of 1,000") as caught:
+        with pytest.raises(PartlyEnqueued, match="2,000 jobs were enqueued, in whole chunks of 1,000") as caught:
             await client.enqueue_many(source(COUNT, breaks_at=2500), chunk=1000)
         assert isinstance(caught.value.__cause__, SourceBrokeError)
         assert stored(window) == [(ref.id, n) for n, ref in enumerate(caught.value.enqueued)]
@@ -118,7 +118,7 @@ async def test_an_async_generator_is_ended_when_it_is_not_exhausted(dsn: str) ->
             ended.append(True)
 
     async with open_client(dsn) as client:
-        with pytest.raises(InvalidArguments, match=r"handler.request\(...\) makes them, and was given 'no request'"):
+        with pytest.raises(InvalidArguments, match=r"handler.request\(...\) returns, got 'no request'"):
             await client.enqueue_many(source())
     assert ended == [True]
 
@@ -138,7 +138,7 @@ async def test_chunks_are_refused_where_they_cannot_be(dsn: str) -> None:
         for chunk in (0, -1, 1.5, True):
             with pytest.raises(ConfigurationError, match="chunk must be"):
                 await client.enqueue_many([], chunk=chunk)  # type: ignore[arg-type]
-    with psycopg.connect(dsn) as connection, pytest.raises(UsageError, match="commits as it goes"):
+    with psycopg.connect(dsn) as connection, pytest.raises(UsageError, match="commits each chunk"):
         SyncClient(connection).enqueue_many([], chunk=10)
 
 

@@ -189,7 +189,8 @@ async def test_a_result_that_is_not_what_the_handler_says_is_said_to_be(dsn: str
         ref = await client.enqueue(size_now)
         await Worker(old, dsn, burst=True).run()
         with pytest.raises(
-            UnfitResult, match=r"is completed, and its result is not the dict\[str, int\].*Stored is \[1, 2\]"
+            UnfitResult,
+            match=r"is completed, but its result is not the dict\[str, int\].*The stored result is \[1, 2\]",
         ) as caught:
             await ref.result()
     assert caught.value.job.result == [1, 2]

@@ -184,7 +184,7 @@ async def test_a_job_of_the_callers_transaction_is_waited_for_when_that_has_comm
         async with connection.transaction():
             ref = await client.using(connection).enqueue(add, 1)
             assert await ref.status() is State.AVAILABLE
-            with pytest.raises(UnknownJob, match="when the transaction it was enqueued in has committed"):
+            with pytest.raises(UnknownJob, match="once the transaction that enqueued it has committed"):
                 await ref.wait(timeout=5)
         assert await waited(client, window, ref, result="9") == 9
 
@@ -316,7 +316,7 @@ async def test_a_look_that_the_database_refuses_is_made_again_within_the_limit(d
         assert await waited(client, window, ref, result="5") == 5
         assert refused == 3
         refused = -(10**6)
-        with pytest.raises(TimeoutError, match=r"within 0\.1 s\. The database could not be asked: gone"):
+        with pytest.raises(TimeoutError, match=r"within 0\.1 s\. The database could not be reached: gone"):
             await ref.wait(timeout=0.1)
 
 

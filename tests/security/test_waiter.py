@@ -111,7 +111,7 @@ async def test_an_operator_uses_batches_and_asks_doctor(logins: Logins, processe
     # The tests' server runs without autovacuum, which is another finding.
     assert {finding["check"] for finding in findings if finding["level"] == "error"} <= {"autovacuum"}
     (rights,) = [finding for finding in findings if finding["check"] == "rights"]
-    assert "cannot be seen from here" in rights["what"]
+    assert "cannot see whether the workers' roles have theirs" in rights["what"]
 
 
 async def test_a_handler_enqueues_with_the_rights_of_its_worker(logins: Logins) -> None:

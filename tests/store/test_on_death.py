@@ -348,9 +348,12 @@ async def test_a_hook_outlives_the_workers_that_declared_it(alone: Window) -> No
     [
         (lambda h: h.job(on_death="nobody")(_plain), "no handler is registered under that name"),
         (lambda h: h.job(on_death="_plain")(_plain), "has itself as on_death"),
-        (lambda h: (h.job(on_death="_other")(_plain), h.job(_other)), "'wrong' is none of what it is told: job_id"),
+        (
+            lambda h: (h.job(on_death="_other")(_plain), h.job(_other)),
+            "'wrong' is not one of a hook's arguments: job_id",
+        ),
         (lambda h: (h.job(on_death="_strict")(_plain), h.job(_strict)), "give its parameter args a default"),
-        (lambda h: (h.job(on_death="_plain2")(_plain), h.job(unique_key="k")(_plain2)), "no unique_key"),
+        (lambda h: (h.job(on_death="_plain2")(_plain), h.job(unique_key="k")(_plain2)), "a unique_key or a fixed time"),
         (lambda h: h.job(on_death=7)(_plain), "on_death must be a handler"),
     ],
 )

@@ -178,7 +178,7 @@ def test_a_policy_that_fails_leaves_the_failure_with_the_default_backoff_and_is_
     assert outcome.error is not None
     assert outcome.error.startswith('KeyError: "the job\'s own"')
     assert "The retry policy failed" in outcome.error
-    assert ("ZeroDivisionError: in the policy" if policy is broken else "must give seconds") in outcome.error
+    assert ("ZeroDivisionError: in the policy" if policy is broken else "must return seconds") in outcome.error
 
 
 # Mistakes

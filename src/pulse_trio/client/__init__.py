@@ -4,8 +4,9 @@
         ref = await client.enqueue(send_welcome, 42, template="vip")
         value = await ref.result()
 
-The same under Trio and under asyncio. A client has a small pool of its own, or works inside a transaction of the caller's
-(`using`): the job then appears if and only if that transaction commits. Everything is checked before anything is written.
+The same client works under Trio and under asyncio. It has its own small pool, or works inside the caller's transaction
+(`using`): the job then appears if and only if that transaction commits. The client checks everything before it writes
+anything.
 """
 
 from .batches import Batch, BatchResult

@@ -1,13 +1,13 @@
-"""Batches: jobs that are waited for together.
+"""Batches: groups of jobs that finish together.
 
     async with client.batch(on_complete=report.request("today")) as batch:
         await batch.enqueue(resize, 1)
         await batch.enqueue_many(resize.request(i) for i in range(2, 1000))
     result = await batch.wait(timeout=600)
 
-Leaving the block closes the batch: nothing more is to come, and it finishes with its last job. An exception in the block
-leaves it open: what was enqueued stays and runs, its callback does not; `close` or `cancel` it, or make it with
-`client.using(connection)`, where a transaction of yours takes everything back.
+Leaving the block closes the batch: it takes no more jobs, and finishes with its last job. An exception in the block leaves it
+open: the enqueued jobs stay and run, but the callback does not; `close` or `cancel` the batch, or create it with
+`client.using(connection)`, where your transaction can roll everything back.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _CANCELLED_AT_ONCE = 1000
 
 
 class Ground(Jobs, Protocol):
-    """What a batch stands on: the client it was made by."""
+    """What a batch needs: the client that created it."""
 
     async def cancel_many(self, job_ids: Iterable[int], *, reason: str | None = None) -> list[CancelResult]: ...
 
 
 class Means(NamedTuple):
-    """How a batch reaches the database: the client's own ways."""
+    """How a batch reaches the database: through its client."""
 
     client: Ground
     handlers: Handlers | None
@@ -94,7 +94,7 @@ class Batch:
     @overload
     async def enqueue(self, handler: str, args: Mapping[str, Any] | None = None, /, **options: Any) -> JobRef[Any]: ...
     async def enqueue(self, handler: Handler[Any, Any] | str, /, *args: Any, **kwargs: Any) -> JobRef[Any]:
-        """Enqueues one job as a member; see `Client.enqueue`. A live job that has its unique key is a member from now on.
+        """Enqueues one job as a member; see `Client.enqueue`. If a live job has its unique key, that job becomes a member.
 
         Raises what `Client.enqueue` does, and `InvalidTransition` when the batch has finished.
         """
@@ -118,8 +118,7 @@ class Batch:
         return JobRef(self._means.client, done.id, added=done.added, replaced=done.replaced, result_type=result_type)
 
     async def close(self) -> None:
-        """Says that nothing more is to come: the batch finishes with its last job, at once if it has none. Closing it again
-        changes nothing."""
+        """Closes the batch: it finishes with its last job, at once if it has none. Closing it again changes nothing."""
         _check_callback(self.on_complete)
         await self._means.run(batches.close(self.id, self.on_complete))
 
@@ -128,11 +127,11 @@ class Batch:
         return await self._means.run(batches.status(self.id))
 
     async def wait(self, timeout: float | None = None) -> BatchResult:  # noqa: ASYNC109 -- as JobRef.wait
-        """Waits until the batch has finished, which it does within a second or so of its last job; a batch that nobody closed
+        """Waits until the batch has finished, which it does within about a second of its last job; a batch that is not closed
         never does. Raises `TimeoutError` after `timeout` seconds (0: looks once) and `UnknownBatch`."""
         if self._means.waits is None:
             raise UsageError(
-                "A client on a connection of yours cannot wait for batches: use open_client(dsn), and its using()."
+                "A client on your own connection cannot wait for batches: use open_client(dsn), and its using()."
             )
         return await self._means.waits.until(-self.id, self._finished, timeout, f"Batch {self.id}")
 
@@ -143,8 +142,8 @@ class Batch:
         return BatchResult(await run(batches.status(self.id)), await run(batches.failures(self.id)))
 
     async def cancel(self, *, reason: str | None = None) -> int:
-        """Cancels what is left: jobs that wait at once, running ones are told. Returns how many of either. The batch stays as
-        it is: it finishes when the last one has ended, and its callback is enqueued."""
+        """Cancels the batch's unfinished jobs: waiting ones at once, running ones through their handlers. Returns how many of
+        both. The batch itself finishes when its last job has ended, and its callback is enqueued."""
         left = await self._means.run(batches.live(self.id))
         count = 0
         for start in range(0, len(left), _CANCELLED_AT_ONCE):
@@ -166,12 +165,12 @@ async def new_batch(means: Means, name: str | None, on_complete: JobRequest | No
 
 def _check_callback(on_complete: object) -> None:
     if on_complete is not None and not isinstance(on_complete, JobRequest):
-        raise InvalidArguments(f"on_complete is a request, as handler.request(...) makes it; got {on_complete!r}.")
+        raise InvalidArguments(f"on_complete must be a request, as handler.request(...) returns; got {on_complete!r}.")
 
 
 async def open_batch(means: Means, batch_id: int) -> Batch:
-    """A batch that there is. Raises `UnknownBatch`."""
+    """An existing batch. Raises `UnknownBatch`."""
     if not 0 < batch_id < 2**63:
-        raise UnknownBatch(f"A batch's id is a whole number above 0, got {batch_id!r}.")
+        raise UnknownBatch(f"A batch's id must be a whole number above 0, got {batch_id!r}.")
     status: BatchStatus = await means.run(batches.status(batch_id))
     return Batch(means, batch_id, name=status.name)

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 POLL = 0.25
-"""Seconds between two looks at the ledger, at most: the first comes after a hundredth of one."""
+"""The longest pause between two reads of the ledger, in seconds; the first read comes after a hundredth of a second."""
 
 
 def pauses() -> Iterator[float]:
-    """Seconds to wait before each look."""
+    """Seconds to wait before each read."""
     pause = 0.01
     while True:
         yield pause
@@ -29,13 +29,13 @@ def check_waiting(wait: bool, in_transaction: bool) -> None:
     """Raises `UsageError` for a wait that could never end."""
     if wait and in_transaction:
         raise UsageError(
-            "cancel(..., wait=True) on a connection of yours would wait for a worker that cannot see the request before you "
-            "commit; cancel without it, and wait with a client of its own."
+            "cancel(..., wait=True) on your own connection would wait for a worker that cannot see the request before you "
+            "commit; cancel without wait, and wait with a separate client."
         )
 
 
 def requester() -> str:
-    """This program, as the ledger names it after the database user."""
+    """This program's name in the ledger, after the database user."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 

@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 
 class Client:
-    """Made by `open_client`, or by `using` for a connection of the caller's."""
+    """Created by `open_client`, or by `using` for the caller's connection."""
 
     def __init__(
         self,
@@ -79,12 +79,12 @@ class Client:
         self._actor = check_actor(actor)
         self._waits = waits
         self._home = self
-        # Until the database says that this login does not.
+        # Until the database refuses it to this login.
         self._sees_arguments = True
 
     def using(self, connection: psycopg.AsyncConnection[Any] | Any) -> Client:
-        """The same client on a connection of the caller's and in its transaction: what is enqueued commits or rolls back with
-        the caller's own writes. The connection stays the caller's to close.
+        """The same client on the caller's connection and in its transaction: enqueued jobs commit or roll back with the
+        caller's own writes. The caller still closes the connection.
 
         It may be a `TrioConnection`, psycopg's `AsyncConnection`, asyncpg's connection, or SQLAlchemy's `AsyncConnection` or
         `AsyncSession` (over psycopg or asyncpg). Raises `ConfigurationError` for anything else.
@@ -118,10 +118,10 @@ class Client:
     ) -> list[JobRef[Any]]:
         """Enqueues many jobs, in one transaction: all of them or none. References come back in the order of the requests.
 
-        The requests may be any iterable or async iterable, and are never held all at once. With `chunk`, every so many are a
-        transaction of their own. `progress` is called with the number written so far, after each slice (each chunk).
-        Raises what `enqueue` does, and what the iterable raises; nothing was written then. With `chunk` it is
-        `PartlyEnqueued` instead, from that, if whole chunks are in.
+        The requests may be any iterable or async iterable, and are never held all at once. With `chunk`, each chunk of that
+        many is a separate transaction. `progress` is called with the number written so far, after each slice (each chunk).
+        Raises what `enqueue` does, and what the iterable raises; nothing was written then. If chunks were already committed,
+        it raises `PartlyEnqueued` from that error instead.
         """
         check_chunk(chunk, in_callers_transaction=self._is_callers)
         async with open_stream(requests) as stream:
@@ -134,7 +134,7 @@ class Client:
     ) -> list[JobRef[Any]]:
         refs: list[JobRef[Any]] = []
         try:
-            # The source is asked outside of any transaction: it may be slow.
+            # The source is read outside any transaction: it may be slow.
             while requests := await stream.take(chunk, math.inf):
                 refs += self._refs(await write_stream(AsyncStream(requests), self._adding, self._codec))
                 if progress is not None:
@@ -159,7 +159,7 @@ class Client:
         return new_batch(self._means(), name, on_complete)
 
     async def open_batch(self, batch_id: int) -> Batch:
-        """A batch that was made elsewhere: to look at, wait for, add to, close or cancel. Raises `UnknownBatch`."""
+        """A batch that was created elsewhere: to inspect, wait for, add to, close or cancel. Raises `UnknownBatch`."""
         return await open_batch(self._means(), batch_id)
 
     def _means(self) -> Means:
@@ -186,7 +186,7 @@ class Client:
                     connection.transaction,
                 )
 
-    # Looking and acting
+    # Inspecting and acting
 
     async def job(self, job_id: int) -> operations.JobRecord:
         """One job as it is now, decoded by the client's codec. Raises `UnknownJob`, or `CodecError`.
@@ -209,12 +209,12 @@ class Client:
         return decoded_record(self._codec, found, only_result=True)
 
     async def wait(self, job_id: int, timeout: float | None = None) -> operations.JobRecord:  # noqa: ASYNC109 -- see JobRef
-        """Waits until a job is finished, and returns it; see `JobRef.wait`. Never in the caller's transaction: a client made by
-        `using` waits on the connections of the one it was made from."""
+        """Waits until a job is finished, and returns it; see `JobRef.wait`. Never in the caller's transaction: a client made
+        by `using` waits on the connections of the client it was made from."""
         home = self._home
         if home._waits is None:
             raise UsageError(
-                "A client on a connection of yours cannot wait for jobs: use open_client(dsn), and its using()."
+                "A client on your own connection cannot wait for jobs: use open_client(dsn), and its using()."
             )
         try:
             return await home._waits.until(job_id, partial(home._finished, job_id), timeout, f"Job {job_id}")
@@ -222,7 +222,7 @@ class Client:
             if home is self:
                 raise
             raise UnknownJob(
-                f"{error} It can be waited for when the transaction it was enqueued in has committed."
+                f"{error} You can wait for it once the transaction that enqueued it has committed."
             ) from None
 
     async def _finished(self, job_id: int) -> operations.JobRecord | None:
@@ -239,7 +239,7 @@ class Client:
     ) -> list[operations.JobRecord]:
         """Jobs, newest first, filtered as `JobFilter` says; the next page is the one `before` the last id of this.
 
-        Raises `TookTooLong` when PostgreSQL looked for longer than `timeout` seconds.
+        Raises `TookTooLong` when the query takes longer than `timeout` seconds.
         """
         return await self._run(history.jobs(chosen, limit=limit, before=before, timeout=timeout))
 
@@ -256,11 +256,11 @@ class Client:
         return await self._run(operations.retry(job_id))
 
     async def cancel(self, job_id: int, *, reason: str | None = None, wait: bool = False) -> cancelling.CancelResult:
-        """Cancels a job: one that waits at once; one that runs is told, and `wait` waits until its handler has ended.
+        """Cancels a job: a waiting job at once, a running job through its handler; `wait` waits until the handler has ended.
 
-        A job that has finished already is left as it is; the result's state says which it was. `reason` is text of at most
+        A finished job stays unchanged; the result has its state. `reason` is text of at most
         1,000 characters for the ledger, `job.cancel_message` and `cancel_reason`. Raises `UnknownJob`, `InvalidArguments`, or
-        `UsageError` for a `wait` inside a transaction of yours.
+        `UsageError` for a `wait` inside your own transaction.
         """
         check_waiting(wait, self._is_callers)
         result = await self._run(cancelling.cancel(job_id, reason=reason, by=requester()))
@@ -269,37 +269,36 @@ class Client:
     async def cancel_many(
         self, job_ids: Iterable[int], *, reason: str | None = None, wait: bool = False
     ) -> list[cancelling.CancelResult]:
-        """Cancels many jobs in one statement; answers in the order of their ids, none for a job that there is not."""
+        """Cancels many jobs in one statement; the results are in the order of the ids, without jobs that do not exist."""
         check_waiting(wait, self._is_callers)
         results = await self._run(cancelling.cancel_many(job_ids, reason=reason, by=requester()))
         return await self._ended(results) if wait else results
 
     async def cancellations(self, job_id: int) -> list[cancelling.CancellationRecord]:
-        """Every request to cancel a job, and what came of it; oldest first."""
+        """Every request to cancel a job, and its result; oldest first."""
         return await self._run(cancelling.cancellations(job_id))
 
     async def release(self, job_id: int, *, force: bool = False) -> State:
-        """Takes a running job from its worker and puts it back; the attempt is not counted. For a handler that is wedged.
+        """Takes a running job from its worker and releases it; the attempt is not counted. For a stuck handler.
 
-        Without `force` only from a worker that shows no sign of life. The worker cancels the handler when it learns of it, and
-        what the handler reports is refused; but until then it may run beside the next attempt. Returns the job's state: a job
-        whose cancellation was asked for is `cancelled` now. An operator's right, and a line in the audit trail.
-        Raises `UnknownJob` or `InvalidTransition`.
+        Without `force` only from a worker that shows no sign of life. The worker cancels the handler as soon as it is
+        notified, and the database refuses the handler's report; until then the handler may run beside the next attempt.
+        Returns the job's state: a job whose cancellation was requested is now `cancelled`. Needs an operator's rights, and
+        leaves a line in the audit trail. Raises `UnknownJob` or `InvalidTransition`.
         """
         return await self._run(history.release(job_id, force=force, by=requester()))
 
     async def complete(self, job_id: int, result: object = None) -> State:
-        """Takes a running job from its worker and ends it as completed, with this result. For a handler that is wedged after
-        its work was done. As `release` otherwise. Raises `UnknownJob`, `InvalidTransition`, or `InvalidArguments` for the
-        result.
+        """Takes a running job from its worker and completes it with this result. For a handler that got stuck after doing its
+        work. Otherwise like `release`. Raises `UnknownJob`, `InvalidTransition`, or `InvalidArguments` for the result.
         """
         return await self._run(history.complete(job_id, result, self._codec, by=requester()))
 
     async def stack(self, job_id: int) -> stacks.JobStack:
-        """Where a running job is: its tasks with the frames they wait in, from the worker that runs it.
+        """What a running job is doing: its tasks with the frames they wait in, from the worker that runs it.
 
         Waits up to about 5 s for the answer. Raises `UnknownJob`, `InvalidTransition` if the job is not running,
-        `WorkerSilent` if the worker does not answer, or `UsageError` inside a transaction of yours.
+        `WorkerSilent` if the worker does not answer, or `UsageError` inside your own transaction.
         """
         if self._is_callers:
             raise UsageError(stacks.NOT_IN_A_TRANSACTION)
@@ -325,8 +324,8 @@ class Client:
     async def retry_many(
         self, *, limit: int | None = None, rate: float | None = None, **chosen: Unpack[history.JobFilter]
     ) -> history.Retried:
-        """Retries the jobs that fit (see `JobFilter`; a `state` is needed), oldest first, at most `limit`. With `rate`
-        they come due so many a second, from now on. Those that cannot be retried are in `refused`, with the reason."""
+        """Retries the jobs that match (see `JobFilter`; a `state` is required), oldest first, at most `limit`. With `rate`,
+        that many come due each second, from now on. Jobs that cannot be retried are in `refused`, with the reason."""
         return await self._run(history.retry_many(chosen, limit=limit, rate=rate))
 
     async def delete(self, job_id: int) -> None:
@@ -334,7 +333,7 @@ class Client:
         await self._run(history.delete(job_id))
 
     async def delete_many(self, *, limit: int | None = None, **chosen: Unpack[history.JobFilter]) -> history.Deleted:
-        """The same for the jobs that fit (see `JobFilter`; a `state` is needed), at most `limit`, in batches."""
+        """The same for the jobs that match (see `JobFilter`; a `state` is required), at most `limit`, in batches."""
         return await self._run(history.delete_many(chosen, limit=limit))
 
     async def workers(self, *, gone: bool = False) -> list[operations.WorkerRecord]:
@@ -360,7 +359,8 @@ class Client:
     # Queues
 
     async def queues(self) -> list[QueueRecord]:
-        """Every queue that has live jobs, or a pause or limit: its depth, what runs, and the age of its oldest due job."""
+        """Every queue that has live jobs, or a pause or limit: its depth, its running jobs, and the age of its oldest due
+        job."""
         return await self._run(queues.queues())
 
     async def queue_keys(self, queue: str | None = None, *, limit: int = 50) -> list[queues.KeyRecord]:
@@ -369,8 +369,8 @@ class Client:
         return await self._run(queues.keys(queue, limit=limit))
 
     async def pause(self, queue: str | None = None, *, kind: str | None = None) -> bool:
-        """No worker claims from that queue, or jobs of that kind, until `resume`; within a second everywhere. What runs goes
-        on. True if it was not paused before. Raises `UsageError` or `InvalidName`."""
+        """Stops all workers from claiming from that queue, or jobs of that kind, until `resume`; it takes effect within a
+        second everywhere. Running jobs go on. True if it was not paused before. Raises `UsageError` or `InvalidName`."""
         return await self._run(queues.pause(queue, kind=kind))
 
     async def resume(self, queue: str | None = None, *, kind: str | None = None) -> bool:
@@ -386,7 +386,7 @@ class Client:
         key_limit: int | None = None,
         key_rate: str | None = None,
     ) -> None:
-        """Sets a queue's limits, all of them: what is not given is not limited. A worker whose handlers declare that queue
+        """Sets all of a queue's limits: a limit that is not given is removed. A worker whose handlers declare that queue
         sets them again when it starts. Raises `InvalidName` or `ConfigurationError`."""
         await self._run(queues.limit(queue_limits(queue, limit, rate, key_limit, key_rate)))
 
@@ -406,8 +406,8 @@ class Client:
         due_as: str | None = None,
         **options: Any,
     ) -> None:
-        """Makes a schedule at run time, or changes the one of that name: a job of `handler` (or of a kind) with `args` by name
-        at each occurrence of a cron expression in a time zone (UTC by default), or of `every` so many seconds.
+        """Creates a schedule at run time, or changes the one of that name: a job of `handler` (or of a kind) with `args` by
+        name at each occurrence of a cron expression in a time zone (UTC by default), or `every` that many seconds.
 
         `catch_up` and `due_as` are those of `handlers.cron`; `options` those of `Handler.options`. Raises
         `ConfigurationError`, `InvalidName`, or `UsageError` for a schedule that code declares; nothing was written then.
@@ -422,16 +422,16 @@ class Client:
         return await self._run(schedules.schedules())
 
     async def pause_schedule(self, name: str) -> None:
-        """Stops a schedule until it is resumed; what comes meanwhile is not caught up. Raises `UnknownSchedule`."""
+        """Stops a schedule until it is resumed; occurrences meanwhile are not caught up. Raises `UnknownSchedule`."""
         await self._run(schedules.pause(name))
 
     async def resume_schedule(self, name: str) -> datetime | None:
-        """Lets a paused or broken schedule go on; returns its next occurrence. Raises `UnknownSchedule`, or
-        `ConfigurationError` if it cannot go on."""
+        """Resumes a paused or broken schedule; returns its next occurrence. Raises `UnknownSchedule`, or `ConfigurationError`
+        if it cannot continue."""
         return await self._together(schedules.resume(name))
 
     async def remove_schedule(self, name: str) -> None:
-        """Removes a schedule; a worker whose code declares it makes it again at its start. Raises `UnknownSchedule`."""
+        """Removes a schedule; a worker whose code declares it creates it again at its start. Raises `UnknownSchedule`."""
         await self._run(schedules.remove(name))
 
     async def run_schedule(self, name: str) -> JobRef[Any]:
@@ -448,7 +448,7 @@ class Client:
         if self._foreign is not None:
             async with self._foreign.transaction():
                 return await run_foreign(self._foreign, self._schema, operation)
-        # Without autocommit the first statement begins the caller's transaction, which is the caller's to commit.
+        # Without autocommit the first statement begins the caller's transaction, which the caller commits.
         async with (
             self._connection() as connection,
             connection.transaction() if connection.autocommit else nullcontext(),
@@ -459,7 +459,7 @@ class Client:
 
     @property
     def _is_callers(self) -> bool:
-        """Whether this client works on a connection of the caller's."""
+        """Whether this client works on the caller's connection."""
         return self._foreign is not None or isinstance(self._source, psycopg.AsyncConnection)
 
     def _named(self, operation: operations.Operation[T]) -> operations.Operation[T]:
@@ -491,12 +491,12 @@ async def open_client(
     codec: Codec | None = None,
     actor: str | None = None,
 ) -> AsyncGenerator[Client]:
-    """A client with a pool of its own, for as long as the block runs; under Trio and under asyncio.
+    """A client with its own pool, for the duration of the block; under Trio and under asyncio.
 
     With `handlers`, jobs that are enqueued by name are checked like those enqueued by handler. `codec` encodes arguments and
-    decodes results; by default it is the handlers'. `actor` is the name under which the audit trail notes what this client
-    does, as that of the person a web application acts for.
-    Raises `DatabaseUnavailable`, or `ConfigurationError` for a DSN that cannot be read.
+    decodes results; by default it is the handlers'. `actor` is the name under which the audit trail records this client's
+    actions, such as the person that a web application acts for. Raises `DatabaseUnavailable`, or `ConfigurationError` for a
+    DSN that cannot be read.
     """
     if sniffio.current_async_library() == "asyncio":
         connect = partial(connect_on_asyncio, dsn, application_name="pulse-trio waits")
@@ -506,7 +506,7 @@ async def open_client(
         ):
             yield Client(pool, schema=schema, waits=waits, handlers=handlers, codec=codec, actor=actor)
     else:
-        # Autocommit: one statement is one round trip. What belongs together asks for a transaction itself.
+        # Autocommit: one statement is one round trip. Operations of several statements begin a transaction themselves.
         async with open_pool(dsn, min_size=1, max_size=max_connections, own=True, autocommit=True) as pool:
             listen = partial(
                 connect_or_unavailable, dsn, own=True, autocommit=True, application_name="pulse-trio waits"

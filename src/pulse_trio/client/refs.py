@@ -1,4 +1,4 @@
-"""What an enqueue gives back: a reference to the job, to wait for its end and its result."""
+"""The return value of an enqueue: a reference to the job, to wait for its end and its result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 class Jobs(Protocol):
-    """What a reference asks for its job: the client."""
+    """What a reference needs of its client."""
 
     async def job(self, job_id: int) -> JobRecord: ...
 
@@ -53,7 +53,8 @@ class JobRef(Generic[R]):
         """Waits until the job is finished, however it ended, and returns it.
 
         A wait outlasts a database that goes away and comes back. Raises `TimeoutError` after `timeout` seconds (0: looks once),
-        and `UnknownJob`: its transaction has not committed, or the job was removed (a worker that keeps no completed jobs).
+        and `UnknownJob` if its transaction has not committed, or the job was removed (by a worker that keeps no completed
+        jobs).
         """
         return await self._client.wait(self.id, timeout)
 
@@ -62,8 +63,9 @@ class JobRef(Generic[R]):
         return await self._client.cancel(self.id, reason=reason, wait=wait)
 
     async def result(self, timeout: float | None = None) -> R:  # noqa: ASYNC109 -- as above
-        """Waits for the handler's return value. Raises what `wait` does, and `JobFailed` or `JobCancelled` if there will be
-        none, and `UnfitResult` if it is not what the handler's return type says; their `job` is the job as it ended."""
+        """Waits for the handler's return value. Raises what `wait` does, `JobFailed` or `JobCancelled` if the job ended
+        without a result, and `UnfitResult` if the result does not fit the handler's return type; their `job` is the finished
+        job."""
         return cast("R", result_of(await self.wait(timeout), self._type))
 
 
@@ -76,12 +78,13 @@ def result_of(job: JobRecord, result_type: Any = Any) -> Any:
     try:
         return msgspec.json.decode(msgspec.json.encode(job.result), type=result_type)
     except Exception as error:  # msgspec's, or what a class of the result's type raises
-        # Handlers say `int` and return "5": such a text is still taken for one.
+        # Some handlers declare `int` and return "5": such a text is still accepted.
         with suppress(Exception):
             return msgspec.convert(job.result, result_type, strict=False)
         raise UnfitResult(
-            f"Job {job.id} ({job.kind}) is completed, and its result is not the {_shown(result_type)} that its handler says: "
-            f"{error}. Stored is {job.result!r:.200}; it is the error's job.result.",
+            f"Job {job.id} ({job.kind}) is completed, but its result is not the {_shown(result_type)} that its handler "
+            f"declares: "
+            f"{error}. The stored result is {job.result!r:.200}; it is this error's job.result.",
             job,
         ) from None
 

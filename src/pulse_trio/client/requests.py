@@ -1,4 +1,4 @@
-"""What is asked for: requests by name, and with a registry that knows it."""
+"""Requests by name, checked against the registry if there is one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def decoded_record(codec: Codec | None, job: JobRecord, *, only_result: bool = F
 
 
 def request_by_name(kind: str, args: Mapping[str, Any] | None = None, **options: Any) -> JobRequest:
-    """A job of a kind whose handler lives elsewhere: nothing is known of its parameters, so only the JSON is checked.
+    """A job of a kind whose handler is in another program: its parameters are unknown, so only the JSON is checked.
 
     `options` are those of `Handler.options`. Raises `InvalidName`, `InvalidArguments` or `ConfigurationError`.
     """
@@ -49,8 +49,8 @@ def request_by_name(kind: str, args: Mapping[str, Any] | None = None, **options:
 def request_and_type(
     handler: Handler[Any, Any] | str, handlers: Handlers | None, args: tuple[Any, ...], options: Mapping[str, Any]
 ) -> tuple[JobRequest, Any]:
-    """The request of a call of `enqueue`, and the type of its result. A kind is looked up in `handlers`, if there are any: its
-    arguments are checked then, and its handler's options are the defaults.
+    """The request of a call of `enqueue`, and the type of its result. If `handlers` is given, the kind is looked up there,
+    its arguments are checked, and its handler's options are the defaults.
 
     Raises `UnknownKind`, naming near ones, `InvalidName`, `InvalidArguments` or `ConfigurationError`; nothing was written."""
     if isinstance(handler, Handler):

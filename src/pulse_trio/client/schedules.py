@@ -28,7 +28,8 @@ def schedule_of(
     due_as: str | None,
     options: Mapping[str, Any],
 ) -> Schedule:
-    """What `client.schedule` was asked for. Raises `ConfigurationError` or `InvalidName`; nothing was written."""
+    """The schedule that `client.schedule` was asked to create. Raises `ConfigurationError` or `InvalidName`; nothing was
+    written."""
     if isinstance(handler, str):
         request = partial(request_by_name, handler, **options)
     else:

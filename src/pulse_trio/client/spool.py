@@ -1,4 +1,4 @@
-"""Requests with unique keys of one call, given back in the order of their keys: in memory, and from 16 MiB on in a file.
+"""Sorts one call's requests with unique keys by key: in memory, and from 16 MiB on in a file.
 
 Keys are locked in their order over a whole call, so that no two calls deadlock; the last request may have the first key. What
 an iterable gives can be asked for once, and a call that is begun anew needs it twice.

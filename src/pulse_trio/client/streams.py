@@ -1,4 +1,4 @@
-"""Streams of requests, taken in slices: what `enqueue_many` holds in memory of whatever it is given."""
+"""Streams of requests, taken in slices: the part of its source that `enqueue_many` holds in memory."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Stream:
             raise InvalidArguments(f"enqueue_many takes an iterable of requests, got {requests!r:.200}.")
         self._requests: Iterator[object] = iter(requests)
         self.ended = False
-        """Whether the last was taken, as far as is known."""
+        """Whether the last request was taken, as far as is known."""
 
     def take(self, count: int, size: float = SLICE_SIZE) -> list[JobRequest]:
-        """The next `count` requests, or fewer: those that have `size` characters of arguments together, and the rest at the
-        end. Raises `InvalidArguments` for what is no request."""
+        """The next `count` requests, or fewer: as many as have `size` characters of arguments together, or the rest of the
+        stream. Raises `InvalidArguments` for an item that is not a request."""
         taken: list[JobRequest] = []
         for request in self._requests:
             taken.append(checked(request))
@@ -75,7 +75,7 @@ class AsyncStream:
 
 @asynccontextmanager
 async def open_stream(requests: Iterable[JobRequest] | AsyncIterable[JobRequest]) -> AsyncGenerator[AsyncStream]:
-    """The stream, and the end of an async generator that was not exhausted: it may hold something open."""
+    """The stream; closes an async generator that was not exhausted, because it may hold resources."""
     try:
         yield AsyncStream(requests)
     finally:
@@ -85,27 +85,25 @@ async def open_stream(requests: Iterable[JobRequest] | AsyncIterable[JobRequest]
 
 def checked(request: object) -> JobRequest:
     if not isinstance(request, JobRequest):
-        raise InvalidArguments(
-            f"enqueue_many takes requests, as handler.request(...) makes them, and was given {request!r:.200}."
-        )
+        raise InvalidArguments(f"enqueue_many takes requests, as handler.request(...) returns, got {request!r:.200}.")
     return request
 
 
 def check_chunk(chunk: int | None, *, in_callers_transaction: bool) -> None:
-    """Raises `ConfigurationError`, or `UsageError` where chunks cannot be."""
+    """Raises `ConfigurationError`, or `UsageError` where chunks are impossible."""
     if chunk is None:
         return
     if not isinstance(cast("object", chunk), int) or isinstance(chunk, bool) or chunk < 1:
         raise ConfigurationError(f"chunk must be a whole number from 1, got {chunk!r}.")
     if in_callers_transaction:
         raise UsageError(
-            "chunk= commits as it goes, which a connection of yours leaves to you: use the client without using(), or no chunk."
+            "chunk= commits each chunk, but on your own connection you commit: use the client without using(), or no chunk."
         )
 
 
 def partly(enqueued: list[Any], chunk: int, cause: Exception) -> PartlyEnqueued:
-    """What to raise when a chunk failed after others were committed."""
+    """The error to raise when a chunk failed after others were committed."""
     return PartlyEnqueued(
-        f"{len(enqueued):,} jobs are enqueued, in whole chunks of {chunk:,}; then: {type(cause).__name__}: {cause}",
+        f"{len(enqueued):,} jobs were enqueued, in whole chunks of {chunk:,}, before {type(cause).__name__}: {cause}",
         enqueued=enqueued,
     )

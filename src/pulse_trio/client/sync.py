@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class SyncClient:
-    """The client for scripts, Django and Flask: blocking, over a DSN or over a connection of the caller's.
+    """The client for scripts, Django and Flask: blocking, with a DSN or the caller's connection.
 
     That may be psycopg's `Connection`, SQLAlchemy's `Connection` or `Session`, or `django.db.connection`; anything else raises
     `ConfigurationError`. With `handlers`, jobs that are enqueued by name are checked like those enqueued by handler.
@@ -69,7 +69,7 @@ class SyncClient:
         self._codec = in_schema(codec if codec is not None or handlers is None else handlers.codec, schema)
 
     def using(self, connection: psycopg.Connection[Any] | Any) -> SyncClient:
-        """The same client in the transaction of a connection of the caller's; see `Client.using`."""
+        """The same client on the caller's connection and in its transaction; see `Client.using`."""
         return SyncClient(
             connection, schema=self._schema, handlers=self._handlers, codec=self._codec, actor=self._actor
         )
@@ -147,12 +147,13 @@ class SyncClient:
         return decoded_record(self._codec, found, only_result=True)
 
     def wait(self, job_id: int, timeout: float | None = None) -> operations.JobRecord:
-        """Waits until a job is finished, by asking: after 10 ms, then ever more seldom, to every half second. Returns the job.
+        """Waits until a job is finished, by polling: after 10 ms, then less and less often, down to every half second.
+        Returns the job.
 
-        A database that becomes unavailable meanwhile is waited for, except on a connection of the caller's, which cannot be
-        made again. Raises `DatabaseUnavailable` when the first question cannot be asked, `UnknownJob`, `TimeoutError` after
-        `timeout` seconds, and `UsageError` on a connection of the caller's that is not in autocommit mode or stands in a
-        transaction: the job would be waited for inside of it.
+        If the database becomes unavailable meanwhile, the client waits for it to return, except on the caller's connection,
+        which it cannot reopen. Raises `DatabaseUnavailable` if the first query fails, `UnknownJob`, `TimeoutError` after
+        `timeout` seconds, and `UsageError` on the caller's connection if that is not in autocommit mode or is in a
+        transaction: the wait would be inside it.
         """
         give_up = None if timeout is None else time.monotonic() + timeout
         pause = 0.01
@@ -175,20 +176,21 @@ class SyncClient:
                 if left <= 0:
                     said = f"Job {job_id} did not finish within {timeout:g} s."
                     raise TimeoutError(
-                        said if lost is None else f"{said} The database could not be asked: {lost}"
+                        said if lost is None else f"{said} The database could not be reached: {lost}"
                     ) from lost
                 pause = min(pause, left)
             time.sleep(pause)
             pause = min(pause * 2, 0.5)
 
     def result(self, job_id: int, timeout: float | None = None) -> Any:
-        """Waits for what the handler returned, as JSON gives it. Raises as `wait`, and `JobFailed` or `JobCancelled`."""
+        """Waits for the handler's return value, as decoded JSON. Raises what `wait` does, and `JobFailed` or
+        `JobCancelled`."""
         return result_of(self.wait(job_id, timeout))
 
     def _refuse_to_wait_in_a_transaction(self) -> None:
         if self._in_transaction():
             raise UsageError(
-                "A job cannot be waited for inside a transaction: commit first, and wait on a connection in autocommit mode "
+                "You cannot wait for a job inside a transaction: commit first, and wait on a connection in autocommit mode "
                 "or with SyncClient(dsn)."
             )
 
@@ -207,28 +209,27 @@ class SyncClient:
         return self.run(cancelling.cancel_many(job_ids, reason=reason, by=requester()))
 
     def cancellations(self, job_id: int) -> list[cancelling.CancellationRecord]:
-        """Every request to cancel a job, and what came of it; oldest first."""
+        """Every request to cancel a job, and its result; oldest first."""
         return self.run(cancelling.cancellations(job_id))
 
     def release(self, job_id: int, *, force: bool = False) -> State:
-        """Takes a running job from its worker and puts it back; the attempt is not counted. For a handler that is wedged.
+        """Takes a running job from its worker and releases it; the attempt is not counted. For a stuck handler.
 
-        Without `force` only from a worker that shows no sign of life. The worker cancels the handler when it learns of it, and
-        what the handler reports is refused; but until then it may run beside the next attempt. Returns the job's state: a job
-        whose cancellation was asked for is `cancelled` now. An operator's right, and a line in the audit trail.
-        Raises `UnknownJob` or `InvalidTransition`.
+        Without `force` only from a worker that shows no sign of life. The worker cancels the handler as soon as it is
+        notified, and the database refuses the handler's report; until then the handler may run beside the next attempt.
+        Returns the job's state: a job whose cancellation was requested is now `cancelled`. Needs an operator's rights, and
+        leaves a line in the audit trail. Raises `UnknownJob` or `InvalidTransition`.
         """
         return self.run(history.release(job_id, force=force, by=requester()))
 
     def complete(self, job_id: int, result: object = None) -> State:
-        """Takes a running job from its worker and ends it as completed, with this result. For a handler that is wedged after
-        its work was done. As `release` otherwise. Raises `UnknownJob`, `InvalidTransition`, or `InvalidArguments` for the
-        result.
+        """Takes a running job from its worker and completes it with this result. For a handler that got stuck after doing its
+        work. Otherwise like `release`. Raises `UnknownJob`, `InvalidTransition`, or `InvalidArguments` for the result.
         """
         return self.run(history.complete(job_id, result, self._codec, by=requester()))
 
     def stack(self, job_id: int) -> stacks.JobStack:
-        """Where a running job is; see `Client.stack`."""
+        """What a running job is doing; see `Client.stack`."""
         if self._in_transaction():
             raise UsageError(stacks.NOT_IN_A_TRANSACTION)
         request = self.run(stacks.ask(job_id))
@@ -254,7 +255,7 @@ class SyncClient:
         return results
 
     def _in_transaction(self) -> bool:
-        # In a transaction of the caller's, or about to begin one with the next statement.
+        # In the caller's transaction, or about to begin one with the next statement.
         if self._foreign is not None:
             return True
         return not isinstance(self._source, str) and not (
@@ -275,7 +276,7 @@ class SyncClient:
     def retry_many(
         self, *, limit: int | None = None, rate: float | None = None, **chosen: Unpack[history.JobFilter]
     ) -> history.Retried:
-        """Retries the jobs that fit; see `Client.retry_many`."""
+        """Retries the jobs that match; see `Client.retry_many`."""
         return self.run(history.retry_many(chosen, limit=limit, rate=rate))
 
     def delete(self, job_id: int) -> None:
@@ -283,7 +284,7 @@ class SyncClient:
         self.run(history.delete(job_id))
 
     def delete_many(self, *, limit: int | None = None, **chosen: Unpack[history.JobFilter]) -> history.Deleted:
-        """Deletes the jobs that fit; see `Client.delete_many`."""
+        """Deletes the jobs that match; see `Client.delete_many`."""
         return self.run(history.delete_many(chosen, limit=limit))
 
     def schedule(
@@ -300,7 +301,7 @@ class SyncClient:
         due_as: str | None = None,
         **options: Any,
     ) -> None:
-        """Makes a schedule at run time, or changes it; see `Client.schedule`."""
+        """Creates a schedule at run time, or changes it; see `Client.schedule`."""
         made = schedule_of(
             name, handler, args, cron, every=every, timezone=timezone, catch_up=catch_up, due_as=due_as, options=options
         )
@@ -315,7 +316,7 @@ class SyncClient:
         self.run(schedules.pause(name))
 
     def resume_schedule(self, name: str) -> datetime | None:
-        """Lets a schedule go on; returns its next occurrence. Raises `UnknownSchedule`."""
+        """Resumes a schedule; returns its next occurrence. Raises `UnknownSchedule`."""
         return self.run_together(schedules.resume(name))
 
     def remove_schedule(self, name: str) -> None:
@@ -336,7 +337,7 @@ class SyncClient:
         if self._foreign is not None:
             with self._foreign.transaction():
                 return run_foreign_sync(self._foreign, self._schema, operation)
-        # Without autocommit the first statement begins the caller's transaction, which is the caller's to commit.
+        # Without autocommit the first statement begins the caller's transaction, which the caller commits.
         with self._connection() as connection, connection.transaction() if connection.autocommit else nullcontext():
             return operations.run_sync(connection, self._schema, operation)
 
@@ -357,7 +358,8 @@ class SyncClient:
     # Queues
 
     def queues(self) -> list[QueueRecord]:
-        """Every queue that has live jobs, or a pause or limit: its depth, what runs, and the age of its oldest due job."""
+        """Every queue that has live jobs, or a pause or limit: its depth, its running jobs, and the age of its oldest due
+        job."""
         return self.run(queues.queues())
 
     def queue_keys(self, queue: str | None = None, *, limit: int = 50) -> list[queues.KeyRecord]:
@@ -366,8 +368,8 @@ class SyncClient:
         return self.run(queues.keys(queue, limit=limit))
 
     def pause(self, queue: str | None = None, *, kind: str | None = None) -> bool:
-        """No worker claims from that queue, or jobs of that kind, until `resume`; within a second everywhere. What runs goes
-        on. True if it was not paused before. Raises `UsageError` or `InvalidName`."""
+        """Stops all workers from claiming from that queue, or jobs of that kind, until `resume`; it takes effect within a
+        second everywhere. Running jobs go on. True if it was not paused before. Raises `UsageError` or `InvalidName`."""
         return self.run(queues.pause(queue, kind=kind))
 
     def resume(self, queue: str | None = None, *, kind: str | None = None) -> bool:
@@ -383,7 +385,7 @@ class SyncClient:
         key_limit: int | None = None,
         key_rate: str | None = None,
     ) -> None:
-        """Sets a queue's limits, all of them: what is not given is not limited. A worker whose handlers declare that queue
+        """Sets all of a queue's limits: a limit that is not given is removed. A worker whose handlers declare that queue
         sets them again when it starts. Raises `InvalidName` or `ConfigurationError`."""
         self.run(queues.limit(queue_limits(queue, limit, rate, key_limit, key_rate)))
 
@@ -391,12 +393,12 @@ class SyncClient:
 
     @property
     def schema(self) -> str:
-        """The schema it works on."""
+        """The client's schema."""
         return self._schema
 
     @property
     def pooled(self) -> bool:
-        """Whether the connection it was given goes through a pooler, and `connect_sync` of ours made it."""
+        """Whether its connection goes through a pooler and was opened by our `connect_sync`."""
         return isinstance(self._source, psycopg.Connection) and self._source.prepare_threshold is None
 
     def run(self, operation: operations.Operation[T]) -> T:

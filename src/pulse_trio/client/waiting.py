@@ -1,16 +1,20 @@
-"""Waiting for ends: one listening connection for a whole client, and polling behind it.
+"""Waiting for jobs and batches to end: one listening connection for a whole client, with polling as the fallback.
 
-A waiter says what it waits for (a job by its id, a batch by the negative of its), and looks for itself: once when its end
-would be told, again whenever something was. Two tasks in the client's task group, started by the first wait, do the rest:
+A waiter registers an id (a job's, or the negative of a batch's), and reads the state itself: once when notifications for the
+id are set up, and again after each notification. Two tasks in the client's task group, started by the first wait, do the
+rest:
 
-- one listens. It holds an advisory lock for each id that is waited for, by which the statements that finish jobs know whom to
-  tell (tell_end() in the schema); the waiter looks after the lock is held, so nothing ends unnoticed in between;
-- one polls, every id in one statement: 50 ms after a wait began, then ever more seldom, to every 2 s, or every 0.5 s for
-  what nobody will tell. It covers a lost notification, a lost connection, and an end that was under way when the wait began.
+- one listens. It holds an advisory lock for each id, which tells the statements that finish jobs whom to notify (tell_end()
+in
+  the schema). The waiter reads the state after the lock is held, so that it misses no end in between;
+- one polls, all ids in one statement: 50 ms after a wait began, then less and less often, down to every 2 s, or every 0.5 s
+for
+  ids without notifications. It covers a lost notification, a lost connection, and an end that was under way when the wait
+  began.
 
-Trade-offs: a client holds at most 64 such locks (the server's lock table is small, and everybody's); the 65th wait polls. A
-connection through a pooler could leave its locks on somebody else's, so it is noticed (the server's process is not the one
-the connection was made to), and such a client only polls.
+Trade-offs: a client holds at most 64 such locks, because the server's lock table is small and shared; the 65th wait polls.
+Through a pooler the locks could stay on another client's connection, so the client detects a pooler (the server's process is
+not the one the connection was made to) and only polls.
 """
 
 from __future__ import annotations
@@ -38,19 +42,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LOCKS = 64
-"""Ends one client may be told of; more waits than these poll."""
+"""How many ids one client is notified of; further waits poll."""
 _FIRST = 0.05
 _TOLD = 2.0
 _UNTOLD = 0.5
-"""Seconds between two questions: the first, and the longest for a wait that will be told and for one that will not."""
+"""Seconds between two polls: the first pause, and the longest for a wait with and without notifications."""
 _LINGER = 1.0
-"""Seconds for which locks of waits that are over are kept: the next wait then drops them in passing."""
+"""Seconds for which the locks of finished waits are kept; the next wait then releases them."""
 _ARMING = 1.0
-"""Seconds a waiter waits for its lock before it looks; polling is behind it anyway."""
+"""Seconds a waiter waits for its lock before it reads the state; polling covers the rest."""
 
 
 class _Wait:
-    """One id that somebody waits for."""
+    """One id with waiting callers."""
 
     __slots__ = ("armed", "look_at", "news", "pause", "told", "users")
 
@@ -63,13 +67,14 @@ class _Wait:
         self.look_at = anyio.current_time() + _FIRST
 
     def tell(self) -> None:
-        """Everybody who waits for it looks."""
+        """Makes all of its waiters read the state."""
         self.news.set()
         self.news = anyio.Event()
 
 
 class Waits:
-    """A client's. `pool` is its pool, `connect` makes the listening connection, `tasks` is where its own tasks live."""
+    """The waits of one client. `pool` is the client's pool, `connect` opens the listening connection, `tasks` runs its two
+    tasks."""
 
     def __init__(
         self,
@@ -92,13 +97,14 @@ class Waits:
         self._dozing: anyio.CancelScope | None = None
 
     async def until(self, key: int, look: Callable[[], Awaitable[T | None]], limit: float | None, name: str) -> T:
-        """What `look` finds, as soon as it finds anything. Raises what it raises, and `TimeoutError` after `limit` seconds.
+        """Returns the first result of `look` that is not None. Raises what `look` raises, and `TimeoutError` after `limit`
+        seconds.
 
-        A database that is unavailable is waited for as the job is: `look` is asked again, at first after 0.1 s and later after
-        up to 4 s. Only a limit of 0, which looks once, raises `DatabaseUnavailable`.
+        If the database is unavailable, `look` is called again, at first after 0.1 s and later after up to 4 s. Only a limit
+        of 0, which looks once, raises `DatabaseUnavailable`.
         """
         if limit is not None and not 0 <= limit < math.inf:
-            raise InvalidArguments(f"timeout must be seconds from 0 on, or None to wait for ever; got {limit!r}.")
+            raise InvalidArguments(f"timeout must be seconds from 0 on, or None to wait forever; got {limit!r}.")
         if limit == 0:
             found = await look()
             if found is not None:
@@ -122,11 +128,12 @@ class Waits:
                     return found
                 lost, failures = None, 0
                 await news.wait()
-                # Every role may notify. Forged ends cost reads that find nothing, and each such read delays the next.
+                # Every role may notify. A forged notification costs a read that finds nothing, and each such read delays the
+                # next.
                 await anyio.sleep(ration.pause)
                 ration.looked(found=False)
         said = f"{name} did not finish within {limit:g} s."
-        raise TimeoutError(said if lost is None else f"{said} The database could not be asked: {lost}") from lost
+        raise TimeoutError(said if lost is None else f"{said} The database could not be reached: {lost}") from lost
 
     @contextmanager
     def _waiting(self, key: int) -> Generator[_Wait]:
@@ -159,7 +166,7 @@ class Waits:
             self._dozing.deadline = min(self._dozing.deadline, anyio.current_time() + _FIRST)
 
     def _hear_until(self, deadline: float) -> None:
-        """The listener lets go of its connection by then, to say what it waits for."""
+        """Interrupts the listener's wait, so that it can update its locks on the connection."""
         if self._hearing is not None:
             self._hearing.deadline = min(self._hearing.deadline, deadline)
 
@@ -183,17 +190,17 @@ class Waits:
                 finally:
                     await connection.close()  # noqa: ASYNC102 -- never waits
             except (psycopg.OperationalError, psycopg.InterfaceError, PulseTrioError):
-                # Nobody needs to know: polling goes on meanwhile, and says what is wrong with the database if anything is.
+                # No error needed: polling goes on, and reports any problem with the database.
                 failures = 0 if self._held else failures + 1
                 self._deafen()
                 self._changed = anyio.Event()
                 if self._waits:
-                    # Without this the waits that go on would poll until another wait began.
+                    # Without this the remaining waits would poll until another wait began.
                     self._changed.set()
                 await anyio.sleep(reconnect_delay(failures))
 
     def _deafen(self) -> None:
-        """No end will be told for now: who waits for a lock waits no longer, and all look again soon."""
+        """Notifications are lost for now: waits for a lock end, and all waiters read the state again soon."""
         self._deaf = True
         self._held.clear()
         soon = anyio.current_time() + _FIRST
@@ -205,7 +212,7 @@ class Waits:
             self._dozing.deadline = min(self._dozing.deadline, soon)
 
     async def _hear(self, connection: psycopg.AsyncConnection[Any]) -> bool:
-        """Hears until the connection is lost, by raising; False at once if it is a pooler's."""
+        """Listens until the connection is lost, which raises; returns False at once if it is a pooler's."""
         pid, channel = await operations.run(connection, self._schema, waiting.place())
         if pid != connection.info.backend_pid:
             return False
@@ -221,7 +228,7 @@ class Waits:
             self._hearing = None
 
     async def _hold(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        """Takes the locks of new waits, then drops those of waits that are over."""
+        """Takes the locks of new waits, then releases those of finished waits."""
         wanted = list(self._waits)[:LOCKS]
         new = [key for key in wanted if key not in self._held]
         if new:
@@ -229,7 +236,7 @@ class Waits:
             self._held.update(new)
             for key in new:
                 if (wait := self._waits.get(key)) is not None:
-                    # Whoever polled so far looks once more: its end may have come just before the lock.
+                    # A wait that polled so far reads once more: its end may have come just before the lock.
                     wait.told = True
                     wait.armed.set()
                     wait.tell()
@@ -252,7 +259,7 @@ class Waits:
                 await anyio.sleep_forever()
             self._dozing = None
             now = anyio.current_time()
-            # A little ahead, so that waits that began together go on being asked about together.
+            # Slightly early, so that waits that began together keep being polled together.
             due = [key for key, wait in self._waits.items() if wait.look_at <= now + _FIRST / 2]
             if due:
                 await self._look_for(due, now)
@@ -266,16 +273,16 @@ class Waits:
             async with self._pool.connection() as connection:
                 ended = await operations.run(connection, self._schema, waiting.ended(due))
         except DatabaseUnavailable:
-            # A wait outlasts that: the database comes back, and so does the job's end.
+            # A wait survives an outage: it goes on when the database is back.
             return
         except PulseTrioError:
-            # Ours to survive, and the waiters' to hear: they look, and get the same.
+            # This task survives the error; the waiters read the state and get the same error.
             ended = due
         self._tell(ended)
 
 
 def _ended(payload: str) -> list[int]:
-    """The job or batch that a notification names; none if it names nothing, as one that a stranger sent may."""
+    """The job or batch that a notification names; None for a malformed one, which any role may send."""
     digits = payload.removeprefix("-")
     return [int(payload)] if digits.isascii() and digits.isdigit() and len(digits) < 20 else []
 
@@ -287,7 +294,7 @@ async def open_waits(
     pool: TrioPool | AsyncioPool,
     connect: Callable[[], Awaitable[psycopg.AsyncConnection[Any]]],
 ) -> AsyncGenerator[Waits]:
-    """A client's waits; their tasks end with the block."""
+    """The waits of a client; their tasks end with the block."""
     failure: BaseException | None = None
     async with anyio.create_task_group() as tasks:
         try:

@@ -1,15 +1,15 @@
-"""Writing what `enqueue_many` is given: slice by slice, and without a deadlock between any two calls.
+"""Writes the requests of `enqueue_many` slice by slice, without a deadlock between any two calls.
 
 A job with a unique key holds that key until its transaction ends, so two calls with the same keys must take them in one
-order. One slice is one statement, which sorts. Of a call with several, the jobs without keys are written as they come; those
-with keys are put aside (spool.py) and written last, sorted over the whole call, with ids that were reserved as they came, so
-that they still run in the order in which they were given.
+order. One slice is one statement, which sorts. Of a call with several slices, jobs without keys are written as they come;
+jobs with keys are set aside (spool.py) and written last, sorted over the whole call, with ids that were reserved as they
+came, so that they still run in the order in which they were given.
 
-Where a key's job goes between the statement that met it and the look at who has it, and where PostgreSQL ends a deadlock all
-the same (with keys that the caller's own transaction holds from before, or a program that enqueues in SQL), what was written
-with keys is taken back and begun anew, one job after the other.
+Two cases remain: a key's job vanishes between the statement that met it and the look-up of its id, or PostgreSQL ends a
+deadlock anyway (with keys that the caller's transaction already holds, or with a program that enqueues in SQL). Then the jobs
+with keys are rolled back and written again, one job after the other.
 
-The asynchronous and the blocking form say the same; what they decide is shared.
+The asynchronous and the blocking form do the same; they share their decisions.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .streams import AsyncStream, Stream
 
 _TRIES = 5
-"""Times that a call is begun before a deadlock is the caller's to hear of."""
+"""How often a call is tried before a deadlock is raised to the caller."""
 
 Done = list[operations.Enqueued]
 
@@ -56,7 +56,7 @@ class AddingSync(NamedTuple):
 
 
 class Tries:
-    """Says whether to begin anew."""
+    """Decides whether to start again."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -66,7 +66,7 @@ class Tries:
         return self.count > 0
 
     def pause(self, error: Exception) -> float:
-        """Seconds until the next; raises what cannot be mended by one."""
+        """Seconds until the next try; raises an error that another try cannot solve."""
         self.count += 1
         if isinstance(error, operations.Deadlocked) and self.count < _TRIES:
             return random.uniform(0, 0.02 * 2**self.count)  # noqa: S311 -- spreads load, guards nothing
@@ -80,7 +80,7 @@ def _keyed(requests: Sequence[JobRequest]) -> list[int]:
 
 
 class Answers:
-    """What came of a call so far, in the order of its requests."""
+    """The results of a call so far, in the order of its requests."""
 
     def __init__(self, progress: Callable[[int], object] | None) -> None:
         self._progress = progress
@@ -89,7 +89,7 @@ class Answers:
         self._written = 0
 
     def extend(self, count: int) -> range:
-        """Places for so many."""
+        """Reserves places for that many results."""
         begin = len(self._by_place)
         self._by_place += [None] * count
         return range(begin, begin + count)

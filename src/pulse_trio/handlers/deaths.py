@@ -1,7 +1,7 @@
-"""`on_death`: which handler's job is enqueued when a job of a kind dies, and what that job is told.
+"""`on_death`: which handler's job is enqueued when a job of a kind dies, and with which arguments.
 
-The database enqueues it, in the transaction in which the job dies (migrations/0028_on_death.sql): no worker that ran the job
-need be there any more. Workers only declare it, when they start.
+The database enqueues it, in the transaction in which the job dies (migrations/0028_on_death.sql): the worker that ran the
+job need not exist any more. Workers only declare the hook, when they start.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .registry import Handler, Handlers
 
 DEATH_ARGUMENTS = ("job_id", "kind", "queue", "error", "attempts", "died_at", "args")
-"""What a hook may be told; `args` are left out when they are large or cannot be read."""
+"""The arguments that a hook may take; `args` are left out when they are large or cannot be read."""
 
 
 class DeathHook(NamedTuple):
@@ -44,28 +44,28 @@ def _hook(handlers: Handlers, handler: Handler[..., Any], name: str) -> DeathHoo
         raise ConfigurationError(f"Handler {handler.kind!r} has itself as on_death; name another handler.")
     if hook.key_of is not None or hook.defaults.unique_key is not None or hook.defaults.run_at is not None:
         raise ConfigurationError(
-            f"Handler {name!r} is the on_death of {handler.kind!r}, so the database enqueues its jobs: it can have no key "
-            "that a function makes, no unique_key and no fixed time."
+            f"Handler {name!r} is the on_death of {handler.kind!r}, so the database enqueues its jobs: it cannot have a key "
+            f"function, a unique_key or a fixed time."
         )
     for p in hook.signature.parameters:
         if p.name not in DEATH_ARGUMENTS and p.default is p.empty:
             raise ConfigurationError(
-                f"Handler {name!r} is the on_death of {handler.kind!r}, and its parameter {p.name!r} is none of what it is "
-                f"told: {', '.join(DEATH_ARGUMENTS)}."
+                f"Handler {name!r} is the on_death of {handler.kind!r}, and its parameter {p.name!r} is not one of a hook's "
+                f"arguments: {', '.join(DEATH_ARGUMENTS)}."
             )
         if p.name == "args" and p.default is p.empty:
             raise ConfigurationError(
                 f"Handler {name!r} is the on_death of {handler.kind!r}: give its parameter args a default, as in "
-                "`args: dict[str, Any] | None = None`, for arguments that are large or cannot be read are left out."
+                "`args: dict[str, Any] | None = None`, because arguments that are large or cannot be read are left out."
             )
     takes = [p.name for p in hook.signature.parameters if p.name in DEATH_ARGUMENTS]
     if "args" in takes and "kind" not in takes:
-        takes.append("kind")  # a codec asks for it; the call takes it away
+        takes.append("kind")  # a codec needs it; the call removes it
     return DeathHook(handler.kind, request_of(hook.kind, "{}", hook.defaults), takes)
 
 
 def hooks_json(hooks: list[DeathHook]) -> str:
-    """As the database takes them."""
+    """The hooks in the form that the database takes."""
     return msgspec.json.encode(
         [
             {

@@ -1,4 +1,4 @@
-"""Limits as users write them: how many jobs run at once, how many start in a time, and whose they are (their key)."""
+"""Limits in the user's notation: how many jobs run at once, how many start in a period, and whose they are (their key)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEY_SIZE = 512
 
 
 class Rate(NamedTuple):
-    """So many starts in so many seconds; as many at once when none was for that long."""
+    """At most `starts` starts in `seconds` seconds; after a pause of that length, as many at once."""
 
     starts: int
     seconds: float
@@ -30,7 +30,7 @@ class Rate(NamedTuple):
 
 class QueueLimits(NamedTuple):
     """What a queue allows over all workers: jobs at once and starts in a time, for the whole queue and for each key; and how
-    long its finished jobs are kept (None: as it is)."""
+    long its finished jobs are kept (None: unchanged)."""
 
     queue: str
     limit: int | None = None
@@ -41,17 +41,17 @@ class QueueLimits(NamedTuple):
 
 
 class QueueLease(NamedTuple):
-    """How long a claim or beat holds a queue's jobs, and how often they are beaten for; in seconds."""
+    """How long a claim or heartbeat reserves a queue's jobs, and how often heartbeats are sent; in seconds."""
 
     lease: float
     heartbeat: float
 
 
 def queue_lease(queue: str, lease: object, heartbeat: object = None) -> QueueLease:
-    """A queue's lease as a user writes it, in seconds or as a `timedelta`; the heartbeat is a third of it if not given. Raises
-    `ConfigurationError`."""
+    """A queue's lease from the user's values, in seconds or as a `timedelta`; the heartbeat is a third of it if not given.
+    Raises `ConfigurationError`."""
     if lease is None:
-        raise ConfigurationError(f"Queue {queue!r}: heartbeat is that of a lease of its own; give lease too.")
+        raise ConfigurationError(f"Queue {queue!r}: heartbeat needs a lease of the queue; give lease too.")
     seconds = _seconds(queue, "lease", lease)
     beat = seconds / 3 if heartbeat is None else _seconds(queue, "heartbeat", heartbeat)
     if (wrong := check_lease(seconds, beat)) is not None:
@@ -89,20 +89,20 @@ def queue_limits(
     key_rate: str | None = None,
     retention: timedelta | None = None,
 ) -> QueueLimits:
-    """A queue's limits as a user writes them. Raises `InvalidName` or `ConfigurationError`."""
+    """A queue's limits from the user's values. Raises `InvalidName` or `ConfigurationError`."""
     for name, given in (("limit", limit), ("key_limit", key_limit)):
         if given is not None:
             check_limit(name, given)
     rates = [None if given is None else parse_rate(given) for given in (rate, key_rate)]
     if retention is not None and not timedelta(0) < retention <= _LONGEST:
-        raise ConfigurationError(f"retention is above 0 and at most a hundred years, got {retention}.")
+        raise ConfigurationError(f"retention must be above 0 and at most a hundred years, got {retention}.")
     return QueueLimits(check_queue(queue), limit, rates[0], key_limit, rates[1], retention)
 
 
 class KeyOf:
     """The key of a job from its arguments: the function's parameters are some of the handler's, by name.
 
-    The kind stands before what it returns, so that two handlers' users of the same number are counted apart.
+    The kind precedes the function's value, so that equal values of two handlers are counted separately.
     """
 
     def __init__(self, kind: str, function: Callable[..., Any], parameters: list[str]) -> None:
@@ -111,13 +111,13 @@ class KeyOf:
         try:
             found = inspect.signature(function).parameters.values()
         except NameError as error:
-            # From Python 3.14 on: annotations are evaluated when they are looked at.
+            # From Python 3.14 on, annotations are evaluated when they are read.
             raise ConfigurationError(
                 f"The annotations of the key of {kind!r} cannot be read: {error}. Import that name at the module's top level."
             ) from error
         except (TypeError, ValueError):
             raise ConfigurationError(
-                f"The key of {kind!r}: {function!r} does not tell its parameters; use a lambda or a def."
+                f"The key of {kind!r}: {function!r} has no readable signature; use a lambda or a def."
             ) from None
         self._names = [p.name for p in found]
         strange = [str(p) for p in found if p.name not in parameters or p.kind in (p.VAR_POSITIONAL, p.POSITIONAL_ONLY)]
@@ -132,7 +132,7 @@ class KeyOf:
         try:
             key = self._function(**{name: arguments[name] for name in self._names})
         except Exception as error:
-            raise InvalidArguments(f"The key of {self._kind!r} could not be made: {error!r}.") from error
+            raise InvalidArguments(f"The key of {self._kind!r} could not be computed: {error!r}.") from error
         if isinstance(key, bool) or not isinstance(key, (str, int)):
             raise InvalidArguments(f"The key of {self._kind!r} must be text or a whole number, got {key!r}.")
         try:

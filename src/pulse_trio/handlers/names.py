@@ -1,4 +1,4 @@
-"""The names a user may give: checked here as the database checks them, so that a refusal comes before anything is written."""
+"""Checks names as the database does, so that a bad name is refused before anything is written."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import cast
 
 from ..errors import InvalidName
 
-# What PostgreSQL's [[:cntrl:]] has, so that a kind is refused here and not there: C0, DEL, C1, line and paragraph separators.
+# PostgreSQL's [[:cntrl:]], so that a kind is refused here and not there: C0, DEL, C1, line and paragraph separators.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _QUEUE = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 

@@ -29,12 +29,12 @@ Duration = float | timedelta
 """Seconds, or a `timedelta`."""
 
 OnConflict = Literal["skip", "replace", "raise"]
-"""What an enqueue does when its unique key is taken."""
+"""What an enqueue does if its unique key is taken."""
 
 LONGEST = 1000 * 365.25 * 86400
-"""The longest duration that is taken, in seconds: a thousand years."""
+"""The longest accepted duration, in seconds: a thousand years."""
 
-# What the database's moments may be (the domain due_time).
+# The range of the database's moments (the domain due_time).
 _EARLIEST, _LATEST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
 
 
@@ -55,7 +55,7 @@ class _Options(TypedDict, total=False):
 
 
 class HandlerOptions(_Options, total=False):
-    """What `handlers.job(...)` takes beside `name` and `runs`."""
+    """What `handlers.job(...)` takes besides `name` and `runs`."""
 
     backoff_base: float
     backoff_cap: float
@@ -140,7 +140,8 @@ class Defaults:
             raise ConfigurationError(f"{name} must be a whole number from {least} to {2**31 - 1}, got {value!r}.")
 
     def changed(self, **given: Any) -> Defaults:
-        """These, with what one call gives. A moment given by the call takes the place of a delay, and the other way round.
+        """These defaults, changed by the options of one call. A moment from the call replaces a delay, and the other way
+        round.
 
         Raises `ConfigurationError` or `InvalidName`."""
         changes = given_options(**given)
@@ -171,20 +172,19 @@ def _check_moment(name: str, moment: object) -> None:
         raise ConfigurationError(f"{name} must be a datetime, got {moment!r}.")
     if moment.utcoffset() is None:
         raise ConfigurationError(
-            f"{name} must know its time zone, got the naive {moment!r}; use datetime.now(UTC) and the like."
+            f"{name} must have a time zone, got the naive {moment!r}; use for example datetime.now(UTC)."
         )
     if not _EARLIEST <= moment < _LATEST:
         raise ConfigurationError(f"{name} must lie in the years 1 to 9999, got {moment!r}.")
 
 
 def given_options(also: Iterable[str] = (), /, **options: Any) -> dict[str, Any]:
-    """Options as `Defaults` takes them, from what a caller gave: None means not given, a duration may be a `timedelta`,
-    and `run_at` may be called `at`. Raises `ConfigurationError` for a name that is no option; `also` are names that the caller
-    takes beside these."""
+    """Options for `Defaults`, from the caller's: None means not given, a duration may be a `timedelta`, and `run_at` may be
+    called `at`. Raises `ConfigurationError` for an unknown option; `also` has further names that the caller accepts."""
     known = _NAMES.union(also)
     for name in options.keys() - _NAMES:
         near = difflib.get_close_matches(name, known, n=1)
-        hint = f" Did you mean {near[0]}?" if near else f" There are: {', '.join(sorted(known))}."
+        hint = f" Did you mean {near[0]}?" if near else f" The options are: {', '.join(sorted(known))}."
         raise ConfigurationError(f"There is no option {name!r}.{hint}")
     given = {name: value for name, value in options.items() if value is not None}
     for name in _DURATIONS:
@@ -192,14 +192,14 @@ def given_options(also: Iterable[str] = (), /, **options: Any) -> dict[str, Any]
             given[name] = duration.total_seconds()
     if (moment := given.pop("at", None)) is not None:
         if "run_at" in given:
-            raise ConfigurationError("Give at or run_at, not both: they are the same.")
+            raise ConfigurationError("Give at or run_at, not both: they are the same option.")
         given["run_at"] = moment
     return given
 
 
 def encode_options(defaults: Defaults) -> str | None:
-    """The row's `options`: JSON of what is not the default, None when all of it is. Moments are seconds since 1970;
-    those that count from the enqueue on are added when it is made, by the database's clock."""
+    """The row's `options`: JSON of the options that differ from the defaults, None if none does. Moments are seconds since
+    1970; the database adds those that count from the enqueue, by its own clock."""
     names = ("timeout", "backoff_base", "backoff_cap", "crash_limit")
     chosen = {f: getattr(defaults, f) for f in names if getattr(defaults, f) != getattr(DEFAULT_OPTIONS, f)}
     for name in ("deadline", "expires"):
@@ -213,8 +213,9 @@ def encode_options(defaults: Defaults) -> str | None:
 
 
 def request_of(kind: str, args: str, defaults: Defaults, key: str | None = None) -> JobRequest:
-    """The request of one call: `args` is checked JSON, `key` what its handler makes of them. A limit or a rate without any
-    key counts all jobs of the kind. Raises `ConfigurationError` for what needs a unique key and has none."""
+    """The request of one call: `args` is checked JSON, `key` the key that the handler computes from them. A limit or a rate
+    without a key counts all jobs of the kind. Raises `ConfigurationError` for options that need a unique key if there is
+    none."""
     d = defaults
     if d.key is not None:
         key = d.key

@@ -1,7 +1,6 @@
-"""JSON keeps a value, or the value is refused. msgspec writes NaN as null, and two keys as one, without a word.
+"""Refuses values that JSON would change. msgspec silently writes NaN as null, and two keys as one.
 
-The check of a value that JSON keeps costs a search for `null` in what was written, and a second encoding where objects are
-nested.
+The check of a good value costs a search for `null` in the encoded text, and a second encoding where objects are nested.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ from ..errors import ConfigurationError, InvalidArguments
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 _JSON_CLASSES = (dict, list, tuple, set, frozenset)
-"""What is derived from these is written like them."""
+"""Subclasses of these are encoded like them."""
 _ANYTHING: tuple[Any, ...] = (Any, object, Never, NoReturn)
 
 
 def refuse_losses(value: object, encoded: bytes, what: str) -> None:
-    """Raises `InvalidArguments`, naming the place, if `encoded` does not say all that `value` is."""
+    """Raises `InvalidArguments`, naming the position, if `encoded` loses part of `value`."""
     if b"null" in encoded and (place := _place_of_no_number(value)) is not None:
         raise InvalidArguments(
-            f"{what} hold a NaN or an infinity at {place}, which JSON has not: it would become null."
+            f"{what} hold a NaN or an infinity at {place}, which JSON does not have: it would become null."
         )
     if b"{" in encoded[1:] and len(_encode(_decode(encoded))) != len(encoded):
-        # Shorter for another reason perhaps: a `msgspec.Raw` with spaces.
+        # It may be shorter for another reason: a `msgspec.Raw` with spaces.
         json.loads(encoded, object_pairs_hook=lambda pairs: _refuse_twins(pairs, what))
 
 
@@ -43,8 +42,8 @@ def _refuse_twins(pairs: list[tuple[str, object]], what: str) -> None:
 
 
 def _place_of_no_number(value: object) -> str | None:
-    """Where a float that is no number stands, as `orders[3].price`; None if there is none."""
-    # A msgspec.Raw is all that it does not know, and has no floats of Python's.
+    """The position of a NaN or infinity, as `orders[3].price`; None if there is none."""
+    # The only type it does not know is msgspec.Raw, which has no Python floats.
     left: list[tuple[str, Any]] = [("", msgspec.to_builtins(value, enc_hook=lambda _: 0))]
     while left:
         place, one = left.pop()
@@ -59,9 +58,9 @@ def _place_of_no_number(value: object) -> str | None:
 
 
 def readable_result(kind: str, annotation: Any) -> Any:
-    """The type as which a handler's result is read: `Any` where JSON's own types are all that can be promised.
+    """The type for decoding a handler's result: `Any` if only JSON's own types can be promised.
 
-    Raises `ConfigurationError` for a type whose values cannot be written as JSON: the handler would do its work, and fail."""
+    Raises `ConfigurationError` for a type that cannot be written as JSON: the handler would do its work, and then fail."""
     if any(annotation is anything for anything in _ANYTHING):
         return Any
     try:
@@ -71,24 +70,26 @@ def readable_result(kind: str, annotation: Any) -> Any:
     custom = _custom_in(info, [])
     for cls in custom:
         if cls is not object and not issubclass(cls, _JSON_CLASSES) and not _is_abstract(cls):
-            raise _refusal(kind, annotation, f"{cls.__module__}.{cls.__qualname__} is a class that it does not know")
+            raise _refusal(
+                kind, annotation, f"{cls.__module__}.{cls.__qualname__} is a class that msgspec does not know"
+            )
     return Any if custom else annotation
 
 
 def _refusal(kind: str, annotation: Any, why: str) -> ConfigurationError:
     return ConfigurationError(
         f"Handler {kind!r} returns {annotation!r}, which JSON cannot carry: {why}. Return a dict, a dataclass, a "
-        "msgspec.Struct or what else JSON can carry (of a pydantic model its model_dump(mode='json')), or None."
+        f"msgspec.Struct or another type that JSON can carry (for a pydantic model, its model_dump(mode='json')), or None."
     )
 
 
 def _is_abstract(cls: type[Any]) -> bool:
-    # What stands behind an Iterable or a Protocol is seen when there is one.
+    # The values behind an Iterable or a Protocol are checked when there are any.
     return inspect.isabstract(cls) or getattr(cls, "_is_protocol", False)
 
 
 def _custom_in(info: Any, seen: list[Any]) -> list[type[Any]]:
-    """The classes in a type that msgspec knows nothing of."""
+    """The classes in a type that msgspec does not know."""
     if issubclass(type(info), msgspec.inspect.CustomType):
         return [info.cls]
     if any(info is one for one in seen):

@@ -1,4 +1,4 @@
-"""The registry of handlers: what may be enqueued, and how it is called."""
+"""The registry of handlers: which kinds may be enqueued, and how they are called."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Runs = Literal["trio", "asyncio", "thread", "process"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Handler(Generic[P, R]):
-    """A registered function. Calling it calls the function itself, so that it can be tested as one."""
+    """A registered function. Calling it calls the function itself, so that tests can call it directly."""
 
     kind: str
     function: Callable[..., Any]
@@ -72,9 +72,9 @@ class Handler(Generic[P, R]):
         """The same handler with other options for one enqueue.
 
         `delay` and `timeout` are seconds or a `timedelta`; `at` is when the job is due, an aware datetime. A job that has not
-        finished by its `deadline` is cancelled, or never started; one that has not started when it `expires` never is: each
-        is seconds or a `timedelta` from the enqueue on, or an aware datetime.
-        Raises `InvalidName` or `ConfigurationError`, before anything is written.
+        finished by its `deadline` is cancelled, or never started; a job that has not started when it `expires` never starts.
+        Both are seconds or a `timedelta` from the enqueue, or an aware datetime. Raises `InvalidName` or
+        `ConfigurationError`, before anything is written.
         """
         return replace(self, defaults=self.defaults.changed(**given))
 
@@ -83,7 +83,7 @@ class Handler(Generic[P, R]):
         return self._request(self.signature.encode(args, kwargs))
 
     def request_by_name(self, args: Mapping[str, Any]) -> JobRequest:
-        """The same from arguments by name, as the command line has them."""
+        """The same, from arguments by name, as the command line gets them."""
         return self._request(self.signature.encode((), args))
 
     def _request(self, encoded: str) -> JobRequest:
@@ -94,10 +94,11 @@ class Handler(Generic[P, R]):
 
 
 class Handlers:
-    """What a worker can run: `handlers = Handlers()`, then `@handlers.job(...)` on functions.
+    """The handlers that a worker can run: `handlers = Handlers()`, then `@handlers.job(...)` on functions.
 
-    `codec` decodes the arguments that its workers are given and encodes the results; it may be set later too. `instruments`
-    get the events of `pulse_trio.observe` from every worker of these handlers, beside those that the worker was given."""
+    `codec` decodes the arguments of its workers' jobs and encodes the results; it may also be set later. `instruments`
+    receive the events of `pulse_trio.observe` from every worker of these handlers, in addition to the worker's own
+    instruments."""
 
     def __init__(self, *, codec: Codec | None = None, instruments: Iterable[Instrument] = ()) -> None:
         self.codec = codec
@@ -121,7 +122,7 @@ class Handlers:
         return self._by_kind.get(kind)
 
     def __getitem__(self, kind: str) -> Handler[..., Any]:
-        """The handler of a kind. Raises `UnknownKind`, naming those that look like it."""
+        """The handler of a kind. Raises `UnknownKind`, naming similar kinds."""
         handler = self._by_kind.get(kind)
         if handler is None:
             near = difflib.get_close_matches(kind, self._by_kind, n=3)
@@ -148,12 +149,12 @@ class Handlers:
 
     @property
     def queue_limits(self) -> list[QueueLimits]:
-        """What `queue` was told, for the worker to write down when it starts."""
+        """The limits given to `queue`, which a worker writes to the database when it starts."""
         return list(self._queues.values())
 
     @property
     def queue_leases(self) -> Mapping[str, QueueLease]:
-        """The queues that `queue` gave a lease of their own."""
+        """The queues with their own lease."""
         return dict(self._leases)
 
     def queue(
@@ -168,14 +169,14 @@ class Handlers:
         lease: float | timedelta | None = None,
         heartbeat: float | timedelta | None = None,
     ) -> None:
-        """Limits a queue, over all workers: at most `limit` of its jobs run at once, and at most `rate` of them start
-        ("10/s", "100/m", "1000/h"); `key_limit` and `key_rate` do the same for each key whose jobs say nothing themselves.
-        `retention` is how long its finished jobs are kept, if not as long as the worker's setting says. These are written to
-        the database when a worker starts: the newest deploy wins.
+        """Limits a queue, across all workers: at most `limit` of its jobs run at once, and at most `rate` of them start
+        ("10/s", "100/m", "1000/h"); `key_limit` and `key_rate` do the same for each key whose jobs have no limits of their
+        own. `retention` is how long its finished jobs are kept, instead of the worker's setting. A worker writes these to the
+        database when it starts: the newest deploy wins.
 
-        `lease` (seconds, or a `timedelta`) is how long a claim or beat of a worker with these handlers holds a job of this
-        queue, instead of the worker's own lease; `heartbeat` is how often it is renewed, a third of the lease if not given and
-        at most half of it. Raises `InvalidName` or `ConfigurationError`.
+        `lease` (seconds, or a `timedelta`) is how long a claim or heartbeat of a worker with these handlers reserves a job of
+        this queue, instead of the worker's own lease; `heartbeat` is how often it is renewed, a third of the lease if not
+        given and at most half of it. Raises `InvalidName` or `ConfigurationError`.
         """
         limits = (limit, rate, key_limit, key_rate, retention)
         if all(given is None for given in (*limits, lease, heartbeat)):
@@ -184,7 +185,7 @@ class Handlers:
         if lease is not None or heartbeat is not None:
             self._lease(name, queue_lease(name, lease, heartbeat))
         if any(given is not None for given in limits):
-            # Not for a lease alone: what is not given here would be taken away in the database.
+            # Not for a lease alone: limits that are not given here would be removed in the database.
             self._limit(chosen)
 
     def _lease(self, queue: str, lease: QueueLease) -> None:
@@ -213,18 +214,18 @@ class Handlers:
         """Registers a function as the handler of a kind.
 
         `name` is the kind (the function's name by default). `timeout` is seconds for one attempt. A retry waits a random
-        time up to `backoff_base * 2**failures` seconds, at most `backoff_cap`; `retry` is a policy instead (`Exponential`,
-        `Linear`, `Fixed`, a function of a `RetryContext`, or a dictionary from exception types to these). With `retry_on`
-        exceptions of other types end the job dead at once; those of `discard_on` always do.
+        time up to `backoff_base * 2**failures` seconds, at most `backoff_cap`; `retry` gives a policy instead (`Exponential`,
+        `Linear`, `Fixed`, a function of a `RetryContext`, or a dictionary from exception types to these). With `retry_on`,
+        exceptions of other types make the job dead at once; those of `discard_on` always do.
 
-        `upgrade` turns arguments that an older version enqueued into those that the function takes now: a plain function
-        from a dictionary by name to a dictionary. It is given those of every job, and leaves new ones as they are.
+        `upgrade` turns arguments that an older version enqueued into those that the function takes now: a plain function from
+        a dictionary by name to a dictionary. It is called for every job, and must return new arguments unchanged.
 
-        `on_death` is another handler, or its kind: when a job dies, from wherever, the database enqueues that handler's job in
-        the same transaction. It is told what its parameters name: `job_id`, `kind`, `queue`, `error`, `attempts`, `died_at`,
-        `args` (by default None: they are left out when they are large or cannot be read).
+        `on_death` is another handler, or its kind: when a job dies, for any reason, the database enqueues that handler's job
+        in the same transaction. It receives those of these arguments that its parameters name: `job_id`, `kind`, `queue`,
+        `error`, `attempts`, `died_at`, `args` (by default None: they are left out when they are large or cannot be read).
 
-        `runs` is "trio" for async functions and "thread" for plain ones. A parameter annotated `Job` is given the job; the
+        `runs` is "trio" for async functions and "thread" for plain ones. A parameter annotated `Job` receives the job; the
         others are the job's arguments. Raises `ConfigurationError` for a signature that cannot be stored, an unknown `runs`,
         a kind registered twice, or options that cannot work.
         """
@@ -238,7 +239,7 @@ class Handlers:
 
     @property
     def schedules(self) -> list[Schedule]:
-        """What `cron` declared, in that order."""
+        """The schedules that `cron` declared, in order."""
         return list(self._schedules.values())
 
     def cron(
@@ -253,19 +254,19 @@ class Handlers:
         args: Mapping[str, Any] | None = None,
         due_as: str | None = None,
     ) -> _CronDecorator:
-        """Declares that a handler's job is enqueued again and again; stands above `@handlers.job`.
+        """Declares a schedule for a handler's job; place it above `@handlers.job`.
 
             @handlers.cron("30 2 * * *", timezone="Europe/Berlin")
             @handlers.job(queue="reports")
             async def nightly() -> None: ...
 
-        `expression` has five fields (minute, hour, day-of-month, month, day-of-week), or six with the second before them, or
+        `expression` has five fields (minute, hour, day-of-month, month, day-of-week), or six with the seconds first, or
         is one of `@hourly`, `@daily`, `@weekly`, `@monthly`, `@yearly`; `every` is seconds (or a `timedelta`) instead.
-        `timezone` is UTC by default. `catch_up` says what becomes of occurrences missed while no worker ran: "skip",
+        `timezone` is UTC by default. `catch_up` says what happens to occurrences missed while no worker ran: "skip",
         "last" (one job) or "all" (at most 1,000). `name` is the schedule's (the kind by default). `args` are the job's
-        arguments by name; `due_as` names the parameter that is given the occurrence's time.
+        arguments by name; `due_as` names the parameter that receives the occurrence's time.
 
-        A plain function is registered as by `@handlers.job`. Raises `ConfigurationError`.
+        A plain function is registered as if by `@handlers.job`. Raises `ConfigurationError`.
         """
         chosen = timing(expression, every, timezone)
 
@@ -300,7 +301,8 @@ class Handlers:
     ) -> Handler[..., Any]:
         if isinstance(function, Handler):
             raise ConfigurationError(
-                f"{function!r} is registered already; decorate the plain function (@handlers.cron stands above it all)."
+                f"{function!r} is registered already; decorate the plain function (@handlers.cron goes above all other "
+                f"decorators)."
             )
         if not inspect.isroutine(function):
             raise ConfigurationError(
@@ -335,7 +337,8 @@ class Handlers:
 
 
 def _take_retries(kind: str, given: dict[str, Any]) -> Retries | None:
-    """Takes the options about failures out of what was given. The numbers of `Exponential` go on the row like the default's."""
+    """Takes the options about failures out of the given ones. The numbers of `Exponential` are stored on the row like the
+    default's."""
     about = {name: given.pop(name) for name in ("retry", "retry_on", "discard_on") if name in given}
     if about.get("retry") is not None and not given.keys().isdisjoint(("backoff_base", "backoff_cap")):
         raise ConfigurationError(f"Handler {kind!r}: give retry, or backoff_base and backoff_cap, not both.")
@@ -369,7 +372,8 @@ def _take_on_death(kind: str, given: dict[str, Any]) -> str | None:
 
 
 class _Decorator(Protocol):
-    """The type of `handlers.job(...)`: takes the job's parameter, if there is one, out of what callers pass."""
+    """The type of `handlers.job(...)`: removes the job's parameter, if there is one, from the parameters that callers
+    pass."""
 
     @overload
     def __call__(self, function: Callable[Concatenate[Job, P], Awaitable[R]], /) -> Handler[P, R]: ...
@@ -383,7 +387,7 @@ class _Decorator(Protocol):
 
 
 class _CronDecorator(Protocol):
-    """The type of `handlers.cron(...)`: a handler stays what it is, a function becomes a handler."""
+    """The type of `handlers.cron(...)`: a handler stays unchanged, a function becomes a handler."""
 
     @overload
     def __call__(self, handler: Handler[P, R], /) -> Handler[P, R]: ...
@@ -401,7 +405,7 @@ class _CronDecorator(Protocol):
 def _how_it_runs(kind: str, function: Callable[..., Any], runs: str | None) -> Runs:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigurationError(
-            f"Handler {kind!r} is a generator: a job is called once, and what it returns is its result."
+            f"Handler {kind!r} is a generator: a job is called once, and its return value is its result."
         )
     is_async = inspect.iscoroutinefunction(function)
     match runs:

@@ -1,10 +1,11 @@
 """Retry policies: how long a job waits after a failure, and which failures end it at once.
 
-A policy is a function from a failure to seconds (None: dead at once); the built-in ones are such functions with numbers.
-The worker that ran the handler asks it, for it alone has the code: a rescue comes due at once and asks nobody.
+A policy is a function from a failure to seconds (None: dead at once); the built-in ones are such functions with parameters.
+The worker that ran the handler calls it, because only that worker has the code: a rescued job is due at once, without a
+policy.
 
-**Groups.** An ExceptionGroup is asked about leaf by leaf, and ends the job only if every leaf would; else the job waits as
-long as the slowest of the leaves that want a retry.
+**Groups.** An ExceptionGroup is judged leaf by leaf, and ends the job only if every leaf would; otherwise the job waits as
+long as the longest delay among the leaves that want a retry.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Exponential:
 
     def __call__(self, failure: RetryContext) -> float:
         ceiling = exponential(self.base, self.cap, failure.failures)
-        # Spreads load, guards nothing.
+        # Only spreads load; needs no cryptographic randomness.
         return random.uniform(0, ceiling) if self.jitter else ceiling  # noqa: S311 -- spreads load, guards nothing
 
 
@@ -92,14 +93,14 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """What a handler says about its failures. `rules` in the order in which they were given: the first that fits decides."""
+    """A handler's options about failures. `rules` are in the order in which they were given: the first that fits decides."""
 
     rules: tuple[tuple[Errors, RetryPolicy], ...]
     retry_on: tuple[type[BaseException], ...] | None
     discard_on: tuple[type[BaseException], ...]
 
     def delay(self, claim: Claim, error: BaseException) -> float | None:
-        """Seconds until the next try, None when the job is dead at once. Raises what a policy of the user's raises."""
+        """Seconds until the next try, None when the job is dead at once. Raises what the user's policy raises."""
         delays = [self._delay(claim, leaf) for leaf in leaves_of(error)]
         return max((d for d in delays if d is not None), default=None)
 
@@ -155,8 +156,8 @@ def _errors(kind: str, option: str, given: object) -> tuple[type[BaseException],
             raise ConfigurationError(f"Handler {kind!r}: {option} takes exception types, got {each!r}.")
         if issubclass(each, BaseExceptionGroup):
             raise ConfigurationError(
-                f"Handler {kind!r}: {option} cannot list {each.__name__}, for groups are asked about leaf by leaf; "
-                "list the types of the leaves."
+                f"Handler {kind!r}: {option} cannot list {each.__name__}, because groups are judged leaf by leaf; list the "
+                f"types of the leaves."
             )
     return types
 
@@ -166,7 +167,7 @@ def _seconds(policy: RetryPolicy, given: object) -> float | None:
         return None
     seconds: object = given.total_seconds() if isinstance(given, timedelta) else given
     if not (_is_number(seconds) and 0 <= seconds < math.inf):
-        raise ValueError(f"{policy!r} gave {given!r}; it must give seconds from 0 on, a timedelta, or None")
+        raise ValueError(f"{policy!r} returned {given!r}; it must return seconds from 0 on, a timedelta, or None")
     return float(seconds)
 
 

@@ -1,4 +1,4 @@
-"""What is to be enqueued again and again: a schedule's declaration, checked before anything is written."""
+"""A schedule's declaration, checked before anything is written."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _SOME_MOMENT = datetime(2000, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A job that is enqueued at each occurrence of `timing`. `due_as` names the parameter that is given the occurrence's
-    time; `request` is without it."""
+    """A job that is enqueued at each occurrence of `timing`. `due_as` names the parameter that receives the occurrence's
+    time; `request` does not contain it."""
 
     name: str
     request: JobRequest
@@ -36,7 +36,7 @@ class Schedule:
         """The job of one occurrence."""
         if self.due_as is None:
             return self.request
-        # Arguments are not read, only added to: numbers keep the very digits they were stored with.
+        # The arguments are not decoded, only added to: numbers keep their stored digits.
         given = _arguments.decode(self.request.args) | {self.due_as: msgspec.Raw(msgspec.json.encode(due_at))}
         return msgspec.structs.replace(self.request, args=msgspec.json.encode(given).decode())
 
@@ -50,7 +50,7 @@ def schedule(
     catch_up: str = "last",
     due_as: str | None = None,
 ) -> Schedule:
-    """A checked schedule; `request` makes a job of arguments by name.
+    """A checked schedule; `request` turns arguments by name into a request.
 
     Raises `ConfigurationError` (arguments that do not fit included) or `InvalidName`.
     """
@@ -66,9 +66,13 @@ def schedule(
     except InvalidArguments as error:
         raise ConfigurationError(f"Schedule {name!r}: {error}") from None
     if made.run_at is not None:
-        raise ConfigurationError(f"Schedule {name!r}: a schedule says itself when; a moment (at=) is for a single job.")
+        raise ConfigurationError(
+            f"Schedule {name!r}: a schedule has its own times; a moment (at=) is for a single job."
+        )
     if made.on_conflict == "raise":
-        raise ConfigurationError(f"Schedule {name!r}: there is nobody to raise to; on_conflict may be skip or replace.")
+        raise ConfigurationError(
+            f"Schedule {name!r}: there is no caller to raise to; on_conflict may be skip or replace."
+        )
     if due_as is not None:
         del given[due_as]
         kept = {key: value for key, value in _arguments.decode(made.args).items() if key != due_as}
@@ -84,5 +88,5 @@ def _check_due_as(name: str, due_as: object, given: Mapping[str, Any]) -> None:
 
 
 def check_name(name: object) -> str:
-    """The name of a schedule that somebody looks for. Raises `InvalidName`."""
+    """The checked name of a schedule to look up. Raises `InvalidName`."""
     return check_text("schedule name", cast("str", name), 256)

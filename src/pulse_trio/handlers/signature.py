@@ -1,4 +1,4 @@
-"""Typed arguments: a handler's parameters as a msgspec Struct, made once, at registration.
+"""Typed arguments: a handler's parameters as a msgspec Struct, created once, at registration.
 
 Arguments are checked against it before anything is written, stored as a JSON object by parameter name, and decoded
 straight from the row's text when the job runs. Default arguments are not stored: a new default takes effect for jobs
@@ -42,15 +42,15 @@ _QUOTED_VALUE = re.compile(r"(Invalid (?:enum )?value) .*?( - at `\$[^`]*`)?\Z",
 
 
 Upgrade = Callable[[dict[str, Any]], Mapping[str, Any]]
-"""From a job's stored arguments by name, old or new, to those that the handler takes now."""
+"""A function from a job's stored arguments by name, old or new, to those that the handler takes now."""
 
 
 class UnfitArguments(InvalidArguments):
-    """The row's arguments do not fit this handler. Another version of it may fit them: the job is put back for a while."""
+    """The row's arguments do not fit this handler. They may fit another version: the job is released for a while."""
 
 
 class UnfitValue(InvalidArguments):
-    """What the handler returned cannot be stored. A retry would do its work again, and end the same way."""
+    """The handler's return value cannot be stored. A retry would do the work again, and end the same way."""
 
 
 class Signature:
@@ -69,7 +69,7 @@ class Signature:
         self._positional = [p.name for p in self.parameters if p.kind is not p.KEYWORD_ONLY]
         self._keyword = [p.name for p in self.parameters if p.kind is p.KEYWORD_ONLY]
         self._decoder = msgspec.json.Decoder(self._struct(hints))
-        # One look-up for each job, not a question as well.
+        # One look-up for each job, without a condition.
         self._read: Callable[[str], Any] = (
             self._decoder.decode if upgrade is None else partial(self._read_upgraded, upgrade)
         )
@@ -97,7 +97,7 @@ class Signature:
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """The arguments as JSON by name, without defaults. Raises `InvalidArguments`; nothing was written."""
-        # The decoder refuses missing and unknown names, so positions are all that has to be checked here.
+        # The decoder refuses missing and unknown names, so only positions need checking here.
         if len(args) > len(self._positional) or not kwargs.keys().isdisjoint(self._positional[: len(args)]):
             self._refuse_call(args, kwargs)
         try:
@@ -115,7 +115,7 @@ class Signature:
         return check_arguments(encoded, self._what)
 
     def _refuse_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Says what Python would say of a call that does not fit. Slow (5 us), so only for calls that are refused."""
+        """Python's own message for a call that does not fit. Slow (5 us), so only for refused calls."""
         try:
             self._inspected.bind(*args, **kwargs)
         except TypeError as error:
@@ -129,7 +129,8 @@ class Signature:
         try:
             struct = self._read(args)
         except msgspec.DecodeError as error:
-            # Kept on the job and logged, where arguments must not be: of a Literal or an enum the value itself is quoted.
+            # Stored on the job and logged, where arguments must not appear: for a Literal or an enum msgspec quotes the value
+            # itself.
             said = _QUOTED_VALUE.sub(r"\1\2", str(error))
             raise UnfitArguments(f"Arguments do not fit {self.kind}{self._inspected}: {said}.") from None
         if not self._keyword:
@@ -149,7 +150,7 @@ class Signature:
         try:
             return _encode(dict(upgrade(cast("dict[str, Any]", old))))
         except Exception as error:
-            # What it says may be an argument, which is not to be logged.
+            # Its message may contain an argument, which must not be logged.
             raise UnfitArguments(
                 f"The upgrade of {self.kind!r} failed on these arguments: {type_name(error)}."
             ) from error
@@ -160,7 +161,7 @@ class Signature:
         return dict(zip(self._positional, positional, strict=False)) | keyword
 
     def bind(self, function: Callable[..., Any]) -> Callable[[Job, str], Any]:
-        """A call of `function` from a job and its JSON; chosen once, so that the common shapes cost no more than they must."""
+        """A call of `function` from a job and its JSON; chosen once, so that the common signatures cost little."""
         decode = self.decode
         if not self.parameters and self.job_parameter is None:
             return lambda job, args: decode(args) and function()
@@ -186,7 +187,8 @@ class Signature:
 
 
 def encode_result(kind: str, value: object) -> str:
-    """What a handler returned, as JSON that can be stored. Raises `UnfitValue`, whatever the value does when it is read."""
+    """A handler's return value as JSON that can be stored. Raises `UnfitValue`, whatever the value does when it is
+    encoded."""
     what = f"The result of {kind!r}"
     try:
         encoded = _encode(value)
@@ -201,7 +203,7 @@ def encode_result(kind: str, value: object) -> str:
 
 
 def said_of(error: BaseException) -> str:
-    """One line about what a value of the user's raised."""
+    """One line about an exception that the user's value raised."""
     name = "" if type(error) in (TypeError, ValueError, OverflowError) else f"{type_name(error)}: "
     return f"{name}{message_of(error)[:1000]}"
 
@@ -214,8 +216,8 @@ def check_json(encoded: bytes, what: str) -> str:
             f"{what} take {len(encoded):,} bytes of JSON; the limit is {MAX_ARGS:,}. Store a reference."
         )
     try:
-        # msgspec copies a `msgspec.Raw` as it stands, whatever it holds: a number that jsonb cannot hold made the job, and
-        # with it every list that the job was in, unreadable. Reading it back costs 0.15 us for a small job.
+        # msgspec copies a `msgspec.Raw` unchecked: a number that jsonb cannot hold made the job, and every list that
+        # contained it, unreadable. Reading it back costs 0.15 us for a small job.
         _decode(encoded)
         text = encoded.decode()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -238,13 +240,13 @@ def check_arguments(encoded: bytes, what: str) -> str:
 def _is_deeper(encoded: bytes) -> bool:
     brackets = _STRINGS.sub(b"", encoded).translate(_BRACKETS, _NO_BRACKETS)
     for _ in range(MAX_DEPTH):
-        # The innermost level goes with each turn.
+        # Each turn removes the innermost level.
         brackets = brackets.replace(b"[]", b"")
     return bool(brackets)
 
 
 def _check_numbers(text: str, what: str) -> None:
-    """Python reads a fraction of any length; jsonb's has 16,383 digits at most. Only a `msgspec.Raw` has more than 17."""
+    """Python reads fractions of any length; jsonb's have at most 16,383 digits. Only a `msgspec.Raw` has more than 17."""
 
     def check(number: str) -> float:
         if _TOO_FINE.search(number):
@@ -277,5 +279,5 @@ def _job_parameter(kind: str, parameters: list[inspect.Parameter], hints: Mappin
 def _refuse_parameter(kind: str, p: inspect.Parameter) -> None:
     if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
         raise ConfigurationError(
-            f"Handler {kind!r} takes {p}: a job's arguments are stored by name, so each needs a parameter of its own."
+            f"Handler {kind!r} takes {p}: a job's arguments are stored by name, so each needs its own parameter."
         )
