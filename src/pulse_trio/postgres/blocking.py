@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def connect_sync(dsn: str, pins: Mapping[str, str] = PINNED) -> psycopg.Connection[Any]:
-    """Connect, in autocommit mode, with liveliness parameters unless the DSN has its own, and with these settings.
+    """Connect, in autocommit mode, with keepalive parameters unless the DSN has its own, and with these settings.
 
     Raises:
         DatabaseUnavailable: no server could be reached.

@@ -1,20 +1,19 @@
 # ruff: noqa: ASYNC109 - `timeout` parameters are psycopg's interface
 """Complete or cancel: a connection's waiting, and what cancellation does to it.
 
-When `Cancelled` strikes while a query runs, the connection asks the server to cancel it and, shielded and for at most
+When `Cancelled` is raised while a query runs, the connection asks the server to cancel it and, shielded and for at most
 `cancel_timeout` seconds, goes on driving *the same generator*. Three things can happen:
 
-- the server says "cancelled": `Cancelled` goes on, the connection is usable;
-- the answer was already on its way: it is *returned*, and the cancellation strikes at the next checkpoint. Stock
-  `AsyncConnection` drops it: over 600 cancelled claims it lost 5,980 of 8,900 claimed rows. This way none is lost;
-- nothing is heard in time: the connection is closed.
+- the server says "cancelled": `Cancelled` propagates, the connection is usable;
+- the answer was already on its way: it is *returned*, and the cancellation is raised at the next checkpoint. Stock
+  `AsyncConnection` drops it: over 600 cancelled claims it lost 5,980 of 8,900 claimed rows. Here none is lost;
+- no answer comes in time: the connection is closed.
 
-So after a cancellation a connection is usable or closed, never in between, and nothing of it is left running on the
-server.
+So after a cancellation a connection is usable or closed, never in between, and nothing is left running on the server.
 
-Known flaws: an operation that needs several answers (`stream`, `copy`, a pipeline) is interrupted between them like any
-other code, and then what was under way is cancelled whole. The queued COPY writer of psycopg makes asyncio tasks and
-does not work here; it is not the default.
+Known flaws: an operation that needs several answers (`stream`, `copy`, a pipeline) is interrupted between them like any other
+code, and then the whole operation is cancelled. psycopg's queued COPY writer creates asyncio tasks and does not work here; it
+is not the default.
 """
 
 from __future__ import annotations
@@ -84,12 +83,12 @@ class CancellableConnection(AsyncConnection[Row]):
             self._drop_socket()
 
     def revoke(self) -> None:
-        """The session is another object's from now on. This one, and what it made (cursors, a stream, a COPY), is closed."""
+        """Hand the session over to another object. This object, its cursors, streams and COPYs are closed."""
         self._revoked = self._closed = True
         self.pgconn = NOBODYS
 
     def _drop_socket(self) -> None:
-        # Whoever waits for this descriptor must wake before its number belongs to something else.
+        # Tasks that wait for this descriptor must wake before its number is reused.
         trio.lowlevel.notify_closing(self.pgconn.socket)
         self.pgconn.finish()
 
@@ -99,10 +98,10 @@ class CancellableConnection(AsyncConnection[Row]):
         Args:
             gen: the generator; the caller holds the lock.
             interval: not used, there is no polling.
-            timeout: seconds, for `notifies()`; the generator is left as it is when they have passed.
+            timeout: seconds, for `notifies()`; when they have passed, the generator stays where it is.
         """
         if self._revoked:
-            # A cursor talks to the session itself, and would begin to when its generator does.
+            # A cursor talks to the session itself, as soon as its generator starts.
             gen.close()
             raise e.OperationalError("the connection is closed: it was lent, and was given back")
         if timeout is not None:
@@ -128,7 +127,7 @@ class CancellableConnection(AsyncConnection[Row]):
                 raise
             return ended[0]  # noqa: ASYNC104 - complete or cancel
         except KeyboardInterrupt:
-            # Not a level: if it were not raised now it would be lost, so the answer is.
+            # Ctrl-C is not level-triggered: it must be raised now or it is lost, so the answer is dropped instead.
             await self._complete_or_cancel(gen)  # noqa: ASYNC120 - complete or cancel
             await self._settle()  # noqa: ASYNC120 - complete or cancel
             raise
@@ -136,7 +135,7 @@ class CancellableConnection(AsyncConnection[Row]):
     async def _wait_at_most(self, gen: PQGen[T], timeout: float) -> T:
         with trio.move_on_after(timeout):
             return await drive(gen, self.pgconn)
-        # A timeout of 0 means "what is there already".
+        # A timeout of 0 means "only what has already arrived".
         try:
             if ready := ready_now(self.pgconn.socket, Wait.R):
                 gen.send(ready)
@@ -171,9 +170,9 @@ class CancellableConnection(AsyncConnection[Row]):
         return ended
 
     async def _settle(self) -> None:
-        """End what is still under way of an interrupted operation: the answers after the first, a COPY, a stream.
+        """End the rest of an interrupted operation: the answers after the first, a COPY, a stream.
 
-        In a pipeline that is left to the end of its block, which collects every answer.
+        In a pipeline the end of its block does this, because it collects every answer.
         """
         if self._pipeline is not None:
             forget_prepared(self)
@@ -228,7 +227,7 @@ class CancellableConnection(AsyncConnection[Row]):
     async def _send_cancel_request(self) -> None:
         if capabilities.has_cancel_safe():
             await drive_connecting(self._cancel_gen())
-        else:  # libpq before 17 only knows how to do it blocking, and in clear text
+        else:  # libpq before 17 can only do this blocking and unencrypted
             cancelling = self.pgconn.get_cancel()
             await in_thread(lambda _: cancelling.cancel(), None)
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 C = TypeVar("C")
 T = TypeVar("T")
 
-# Host names are encoded so, by a module that Python imports at the first one: when a connection is lost the process may have no
-# file descriptor left to read it.
+# Host names need this encoding, whose module Python imports at the first use: when a connection is lost, the process may have
+# no file descriptor left to read it.
 codecs.lookup("idna")
 
 
@@ -65,8 +65,8 @@ async def resolve(params: ConnDict) -> list[ConnDict]:
 
 
 async def in_thread(call: Callable[[T], C], value: T) -> C:
-    """Calls it in a thread, which is abandoned on cancellation. Where the system refuses a thread (it has no room for one),
-    that is an operation that failed: raises `psycopg.OperationalError`, and whoever connects may try again."""
+    """Calls it in a thread, which is abandoned on cancellation. If the system refuses a thread (out of memory), raises
+    `psycopg.OperationalError`, so that the caller may try again."""
     ran = False
 
     def running() -> C:
@@ -99,7 +99,7 @@ async def _connect(gen: PQGenConn[C], seconds: float) -> C:
 
 
 def warn_of_gssapi(pgconn: PGconn, params: ConnDict) -> None:
-    """Warn, as psycopg does, of GSSAPI encryption nobody asked for: not every libpq would have chosen it."""
+    """Warn, as psycopg does, of GSSAPI encryption that was not requested: not every libpq would have chosen it."""
     if capabilities.has_used_gssapi() and pgconn.used_gssapi and not get_param(params, "gssencmode"):
         warnings.warn(
             "the connection uses GSSAPI only because libpq's default is 'gssencmode=prefer', which another build of "

@@ -1,9 +1,9 @@
 """A psycopg connection for Trio.
 
-psycopg is built in two layers: generators that speak PostgreSQL and say what they wait for, and a thin layer that
-waits. `TrioConnection` is psycopg's own `AsyncConnection` with the waiting replaced, and with it everything that
-depends on how cancellation arrives: the lock, connecting, closing and the clean-up paths. Rows, types, cursors,
-prepared statements, COPY and the rest are psycopg's, and so is their documentation.
+psycopg has two layers: generators that speak PostgreSQL's protocol and say what they wait for, and a thin layer that waits.
+`TrioConnection` is psycopg's own `AsyncConnection` with the waiting replaced, and everything that depends on how cancellation
+arrives: the lock, connecting, closing and the clean-up paths. Rows, types, cursors, prepared statements, COPY and the rest
+are psycopg's, and so is their documentation.
 """
 
 from __future__ import annotations
@@ -43,15 +43,16 @@ def _is_begin(command: object) -> TypeGuard[bytes]:
 
 
 class Made:
-    """How a connection was made: what a borrower can change of the Python object, as it was before."""
+    """How a connection was created: the attributes of the Python object that a user of it can change, with their original
+    values."""
 
     def __init__(self, connection: TrioConnection[Any]) -> None:
         self._state = {name: getattr(connection, name) for name in STATE}
-        # A copy: a borrower may register loaders and dumpers.
+        # A copy: a user may register loaders and dumpers.
         self._adapters = AdaptersMap(connection.adapters)
 
     def apply(self, connection: TrioConnection[Any]) -> None:
-        """Make a new object like that."""
+        """Create a new object with these attributes."""
         for name, value in self._state.items():
             setattr(connection, name, value)
         adopt_adapters(connection, self._adapters)
@@ -78,10 +79,10 @@ STATE = (
 class TrioConnection(CancellableConnection[Row]):
     """A connection to PostgreSQL for Trio programs; the interface is that of `psycopg.AsyncConnection`.
 
-    Every method that talks to the server is a checkpoint. A cancelled query is cancelled on the server (see
-    `cancelling`); COMMIT, ROLLBACK and the ends of blocks are never torn apart, and bounded instead.
+    Every method that talks to the server is a checkpoint. A cancelled query is cancelled on the server (see `cancelling`);
+    COMMIT, ROLLBACK and the ends of blocks are never interrupted halfway, but bounded in time.
 
-    Several tasks may use one connection: they take turns, first come first served.
+    Several tasks may use one connection: they take turns, first come, first served.
     """
 
     __module__ = "pulse_trio.postgres"
@@ -89,10 +90,10 @@ class TrioConnection(CancellableConnection[Row]):
     _pipeline: AsyncPipeline | None  # always a TrioPipeline here
 
     pooled: bool = False
-    """Whether a pooler stands between, as far as whoever made the connection has looked (see `pooler`)."""
+    """Whether the connection goes through a pooler, if its creator has checked (see `pooler`)."""
     prologue: bytes | None = None
-    """Commands that are sent with each BEGIN, in the same message; with them, what is executed outside of a transaction is one
-    of its own.
+    """Commands that are sent with each BEGIN, in the same message; with them, a statement outside a transaction becomes a
+    transaction of its own.
     """
 
     # Connecting and closing
@@ -119,7 +120,7 @@ class TrioConnection(CancellableConnection[Row]):
             autocommit: no implicit transactions.
             prepare_threshold: executions before a query is prepared; None turns prepared statements off (PgBouncer).
             context: where the type adapters are copied from.
-            row_factory: what rows become.
+            row_factory: the type of rows.
             cursor_factory: the class of `cursor()` without a name.
 
         Raises:
@@ -156,7 +157,7 @@ class TrioConnection(CancellableConnection[Row]):
         await self.command(b"SELECT")
 
     async def command(self, commands: bytes) -> None:
-        """One round trip for commands whose answers do not matter; begins no transaction, and takes no snapshot of its own.
+        """One round trip for commands whose answers do not matter; begins no transaction, and takes no separate snapshot.
 
         Raises:
             psycopg.Error: one of them failed, and those after it were not done.
@@ -166,9 +167,10 @@ class TrioConnection(CancellableConnection[Row]):
             await self.wait(several(self.pgconn, commands))
 
     def was_closed_by_server(self) -> bool:
-        """Whether an idle connection is gone, as far as this side was told; costs no round trip.
+        """Whether an idle connection is closed, as far as this side knows; costs no round trip.
 
-        The socket of an idle connection turns readable for news (kept for `notifies()`) or for a farewell.
+        The socket of an idle connection becomes readable for notifications (kept for `notifies()`) or when the server closes
+        it.
         """
         try:
             while not self.closed and ready_now(self.pgconn.socket, Wait.R):
@@ -186,7 +188,7 @@ class TrioConnection(CancellableConnection[Row]):
                 self.pgconn.notify_handler(note)
 
     async def make_idle(self) -> None:
-        """Whatever was done with it: leave the connection outside any transaction, or closed.
+        """Leave the connection outside any transaction, or closed, whatever its state.
 
         Works in a cancelled scope.
         """
@@ -194,7 +196,7 @@ class TrioConnection(CancellableConnection[Row]):
         if status in (pq.TransactionStatus.INTRANS, pq.TransactionStatus.INERROR):
             try:
                 await self.rollback()
-            except e.Error as ex:  # the caller is past caring for this connection, except that it must not be used
+            except e.Error as ex:  # the caller needs only that this connection is not used again
                 logger.warning("error ignored in rollback: %s", ex)
                 self.abort()
         elif status != pq.TransactionStatus.IDLE:
@@ -203,8 +205,8 @@ class TrioConnection(CancellableConnection[Row]):
     # Lending
 
     def renewed(self, made: Made) -> Self:
-        """The same session as a new object that is as `made` says. This one is closed from now on for those who still hold it,
-        and so are its cursors: nothing that they do can get into what others do in that session.
+        """Move the session to a new object as described by `made`. This object and its cursors are closed: code that still
+        holds them cannot interfere with the session's next user.
         """
         fresh = type(self)(self.pgconn)
         made.apply(fresh)
@@ -212,7 +214,7 @@ class TrioConnection(CancellableConnection[Row]):
         return fresh
 
     def forget_news(self) -> None:
-        """Drop the notifications that nobody has taken yet."""
+        """Drop the notifications that have not been read yet."""
         if self._notifies_backlog:
             self._notifies_backlog.clear()
 
@@ -233,7 +235,7 @@ class TrioConnection(CancellableConnection[Row]):
     ) -> AsyncGenerator[TrioTransaction]:
         """A transaction, or a savepoint inside one, committed at the end of the block and rolled back on any exception.
 
-        Neither COMMIT nor ROLLBACK is torn apart by cancellation; see `TrioTransaction`.
+        Cancellation never interrupts COMMIT or ROLLBACK halfway; see `TrioTransaction`.
         """
         transaction = TrioTransaction(self, savepoint_name, force_rollback)
         if self._pipeline is None:
@@ -250,18 +252,18 @@ class TrioConnection(CancellableConnection[Row]):
             await super().commit()
 
     async def rollback(self) -> None:
-        """Roll back. Works in a cancelled scope, since that is where it is needed."""
+        """Roll back. Works in a cancelled scope, where it is needed most."""
         with running_in(Mode.FINISH):
             await super().rollback()
 
     async def tpc_prepare(self) -> None:
-        """The first phase of a two-phase commit; not torn apart by cancellation."""
+        """The first phase of a two-phase commit; cancellation does not interrupt it halfway."""
         await self._checkpoint_unless_cleaning()
         with running_in(Mode.FINISH):
             await super().tpc_prepare()
 
     async def tpc_commit(self, xid: Xid | str | None = None) -> None:
-        """The second phase of a two-phase commit; not torn apart by cancellation."""
+        """The second phase of a two-phase commit; cancellation does not interrupt it halfway."""
         await self._checkpoint_unless_cleaning()
         with running_in(Mode.FINISH):
             await super().tpc_commit(xid)
@@ -278,7 +280,7 @@ class TrioConnection(CancellableConnection[Row]):
     async def execute(  # pyright: ignore[reportIncompatibleMethodOverride] -- psycopg has overloads by Python version
         self, query: QueryNoTemplate, params: Params | None = None, *, prepare: bool | None = None, binary: bool = False
     ) -> AsyncCursor[Row]:
-        """psycopg's, with the prologue first if there is one."""
+        """Like psycopg's, with the prologue first if there is one."""
         if self.prologue is None or self.pgconn.transaction_status != pq.TransactionStatus.IDLE:
             return await super().execute(query, params, prepare=prepare, binary=binary)
         async with self.transaction():

@@ -1,12 +1,12 @@
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false
-"""The parts of psycopg's private side this room stands on, gathered in one place and checked at import.
+"""The private parts of psycopg that this package depends on, in one place and checked at import.
 
 psycopg separates *what to wait for* (generators) from *waiting*; the seam between the two is private and has moved
-within 3.3.x: `_cancel_gen` lost an argument at 3.3.6, `waiting._ready` came back at 3.3.9. A change there must stop
-the program at import with the name of what changed, not corrupt a connection at two in the morning.
+within 3.3.x: `_cancel_gen` lost an argument at 3.3.6, `waiting._ready` came back at 3.3.9. A change there must stop the
+program at import with the name of the changed part, not corrupt a connection later.
 
-`TrioConnection`, `TrioTransaction` and `TrioPipeline` override and use the private methods that they inherit where they
-stand; each name that they use is checked here too, which a test sees to.
+`TrioConnection`, `TrioTransaction` and `TrioPipeline` override and use inherited private methods directly; each name that
+they use is checked here too, and a test verifies that.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TRIED = "3.3.9"
 
 
 class PsycopgContractError(ImportError):
-    """The installed psycopg is not one this driver was written for; the message names what differs."""
+    """This driver does not support the installed psycopg; the message names the differences."""
 
 
 def _refusal(*differences: str) -> PsycopgContractError:
@@ -86,11 +86,11 @@ _KEPT = (
     "_prepared",
     "_read_only",
 )
-"""What a connection keeps, and this room reads or changes."""
+"""The private attributes of a connection that this package reads or changes."""
 
 
 def check() -> None:
-    """Compare the installed psycopg with what this room was written against.
+    """Compare the installed psycopg with the one this package was written for.
 
     Raises:
         PsycopgContractError: naming every private function that is gone or takes other parameters.
@@ -120,7 +120,7 @@ def _nobodys() -> PGconn:
 
 
 NOBODYS: PGconn = _nobodys()
-"""A closed connection: what is left to an object whose session was taken away."""
+"""A closed connection, for an object whose session was handed over."""
 
 check()
 
@@ -151,12 +151,12 @@ def several(pgconn: PGconn, commands: bytes) -> PQGen[PGresult]:
 
 
 def adopt_adapters(connection: AsyncConnection[Any], adapters: AdaptersMap) -> None:
-    """Give a connection a copy of these adapters: what psycopg does itself only for a `context` at connecting."""
+    """Give a connection a copy of these adapters; psycopg itself does so only for a `context` at connecting."""
     connection._adapters = AdaptersMap(adapters)
 
 
 def forget_statements(connection: AsyncConnection[Any]) -> None:
-    """Have a connection prepare its statements anew."""
+    """Make a connection prepare its statements again."""
     connection._prepared.clear()
 
 

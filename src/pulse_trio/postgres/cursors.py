@@ -1,8 +1,8 @@
-"""Cursors that read and write values in psycopg's own way, whatever a connection, or the program, says of that.
+"""Cursors that read and write values with psycopg's default adapters, whatever the connection or the program has changed.
 
-A connection may be the user's: it has their row factory, their loaders and dumpers, and the program may have changed psycopg's
-global ones (a JSON library, dates of another class). What pulse-trio asks and reads depends on none of these. Rows
-in binary (`execute(..., binary=True)`) do not depend on DateStyle, IntervalStyle or extra_float_digits either.
+A connection may be the user's: it has their row factory, loaders and dumpers, and the program may have changed psycopg's
+global ones (a JSON library, dates of another class). pulse-trio's statements and rows depend on none of these. Rows in binary
+(`execute(..., binary=True)`) do not depend on DateStyle, IntervalStyle or extra_float_digits either.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from psycopg.types import array
 
 
 def _defaults() -> AdaptersMap:
-    # Not a copy of `psycopg.adapters`: who imports pulse-trio may have changed that already.
+    # Not a copy of `psycopg.adapters`: the importing program may have changed that already.
     adapters = AdaptersMap()
     postgres.register_default_types(adapters.types)
     postgres.register_default_adapters(adapters)

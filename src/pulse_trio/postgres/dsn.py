@@ -1,4 +1,4 @@
-"""Connection strings: what we add to them, and what we never show of them."""
+"""Connection strings: the parameters that we add, and the passwords that we never show."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _IN_PAIRS = re.compile(rf"(\b(?:{'|'.join(_PASSWORD_PARAMETERS)})\s*=\s*)('(?:[^
 
 
 def with_liveliness(dsn: str, **defaults: str) -> str:
-    """Add what makes a dead peer noticed (keepalives, `tcp_user_timeout`, `connect_timeout`), unless the DSN says
-    otherwise.
+    """Add the parameters that detect a dead peer (keepalives, `tcp_user_timeout`, `connect_timeout`), unless the DSN sets
+    them.
 
     Args:
         dsn: a connection string or URL.
@@ -83,7 +83,7 @@ def insecure(dsn: str) -> str | None:
 
 def _servers(dsn: str) -> str:
     given = conninfo_to_dict(dsn)
-    # An address is what is connected to; the name is then only what a certificate is compared with.
+    # With an address given, the name is only compared with the certificate.
     for name, variable in (("hostaddr", "PGHOSTADDR"), ("host", "PGHOST")):
         if found := given.get(name) or os.environ.get(variable):
             return str(found)
@@ -100,7 +100,7 @@ def _is_here(host: str) -> bool:
 
 
 def shown_dsn(dsn: str) -> str:
-    """A connection string as it may be shown: as it was written where that is safe, else written anew."""
+    """A connection string without secrets: unchanged where that is safe, otherwise rewritten."""
     given = _parameters(dsn)
     if not given or str(given.get("port", "")).strip("0123456789,"):
         return HIDDEN
@@ -119,20 +119,20 @@ def redact(text: str, dsn: str = "") -> str:
     for secret in _secrets_of(dsn):
         text = text.replace(secret, HIDDEN)
     if dsn and not _parameters(dsn):
-        # What libpq could not read it quotes, and that may be any part of a password.
+        # libpq quotes what it could not parse, which may be any part of a password.
         text = _QUOTED.sub(_unless_harmless, text)
     text = _IN_URL.sub(rf"\1:{HIDDEN}@", text)
     return _IN_PAIRS.sub(rf"\1{HIDDEN}", text)
 
 
 def _unless_harmless(quoted: re.Match[str]) -> str:
-    """An option's name, which says what is misspelt, and punctuation."""
+    """An option's name, which shows a misspelling, and punctuation."""
     harmless = re.fullmatch(r"\W|[a-z_]+", quoted[1]) and not quoted.string[: quoted.start()].endswith("after ")
     return quoted[0] if harmless else f'"{HIDDEN}"'
 
 
 def _parameters(dsn: str) -> dict[str, Any]:
-    """What libpq reads in a DSN; nothing if it cannot be read."""
+    """The parameters that libpq reads in a DSN; empty if it cannot be parsed."""
     try:
         return conninfo_to_dict(dsn)
     except e.ProgrammingError:
@@ -142,20 +142,20 @@ def _parameters(dsn: str) -> dict[str, Any]:
 def _secrets_of(dsn: str) -> list[str]:
     parameters = _parameters(dsn)
     if not parameters:
-        # libpq quotes the part that it does not understand, which may be the password: what stands in its place, up to the
+        # libpq quotes the part that it does not understand, which may be the password: hide the text in its place, up to the
         # first @ and up to the last.
         return [secret for place in _PLACES for secret in place.findall(dsn) if len(secret) > 2]
     found = [str(parameters.get(name) or "") for name in _PASSWORD_PARAMETERS]
     found += _misplaced(parameters)
-    # A password of one or two characters would blank out half of every message and hide nothing. As it is written in a URL and
-    # between quotes as well, the longest first: one may be a part of another.
+    # A password of one or two characters would blank out half of every message and hide nothing. Also in its URL and quoted
+    # forms, the longest first, because one may contain another.
     written = {form for secret in found if len(secret) > 2 for form in _forms(secret)}
     return sorted(written, key=len, reverse=True)
 
 
 def _misplaced(parameters: dict[str, Any]) -> list[str]:
-    """What of a password libpq takes for something else: an @ in it ends it in a URL, and then a host's name begins; without
-    an @ behind it, it is a port."""
+    """The part of a password that libpq takes for something else: in a URL an @ ends the password and begins the host name; a
+    part without a following @ is taken for a port."""
     rest, at, _ = str(parameters.get("host") or "").rpartition("@")
     port = str(parameters.get("port") or "")
     return ([f"{rest}@"] if at and rest else []) + ([port] if port.strip("0123456789,") else [])

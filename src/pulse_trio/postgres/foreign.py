@@ -1,11 +1,11 @@
 """Connections of other libraries: SQLAlchemy's, Django's and asyncpg's, so that a job can be enqueued in their transaction.
 
-None of them is imported here: a connection is known by the library its class comes from, and asked only for what that library
-documents. Each adapter runs a statement and gives its rows, through the library itself and not through the driver beneath: so
-SQLAlchemy and Django begin their transaction when they would, and know what went on in it.
+None of them is imported here: a connection is recognised by the library its class comes from, and only its documented
+interface is used. Each adapter runs a statement and returns its rows through the library itself, not through the driver
+beneath: so SQLAlchemy and Django begin their transactions as usual, and know about the statement.
 
-Statements have psycopg's places, `%(name)s`, or numbered ones, `$1`, of which every one is text (asyncpg wants a parameter's
-type exactly; the statements cast).
+Statements have psycopg's placeholders, `%(name)s`, or numbered ones, `$1`, all of which are text (asyncpg requires a
+parameter's exact type; the statements cast).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class AsyncForeign(Protocol):
     """A connection of another library, asynchronous."""
 
     async def numbered(self) -> bool:
-        """Whether its statements have numbered places."""
+        """Whether its statements have numbered placeholders."""
         ...
 
     async def rows(self, statement: str, parameters: Any) -> Sequence[Sequence[Any]]: ...
@@ -47,7 +47,7 @@ class Foreign(Protocol):
 
 
 def adapt_async(connection: Any) -> AsyncForeign:
-    """An adapter for a connection that is awaited. Raises `ConfigurationError` for what cannot be used."""
+    """An adapter for an asynchronous connection. Raises `ConfigurationError` for an unusable one."""
     match _library(connection), _kinds(connection):
         case "asyncpg", _ if hasattr(connection, "fetch"):
             return _Asyncpg(connection)
@@ -62,7 +62,7 @@ def adapt_async(connection: Any) -> AsyncForeign:
 
 
 def adapt(connection: Any) -> Foreign:
-    """An adapter for a blocking connection. Raises `ConfigurationError` for what cannot be used."""
+    """An adapter for a blocking connection. Raises `ConfigurationError` for an unusable one."""
     match _library(connection), _kinds(connection):
         case "sqlalchemy", kinds if kinds & {"Connection", "Session", "scoped_session"}:
             return _Sqlalchemy(connection, is_session="Connection" not in kinds)
@@ -167,7 +167,7 @@ def _is_numbered(dialect: Any) -> bool:
 
 
 def foreign_failure(error: BaseException) -> tuple[str | None, str] | None:
-    """(SQLSTATE if there is one, the server's words) of a failure in one of these libraries; None for any other error."""
+    """(SQLSTATE if there is one, the server's message) of an error of these libraries; None for any other error."""
     if not any(
         c.__module__.partition(".")[0] in ("asyncpg", "sqlalchemy", "django", "psycopg", "psycopg2")
         for c in type(error).__mro__

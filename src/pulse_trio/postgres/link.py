@@ -1,9 +1,9 @@
-"""One reserved connection that makes itself again: what a worker claims, settles and beats on.
+"""One reserved, self-reconnecting connection: a worker's claims, reports and heartbeats use one each.
 
-A pool is wrong for these: a heartbeat must not queue behind a hundred handlers that hold every connection, and the
-worker has to know when the connection it claimed on was lost (its session is then void, see the fence in the
-contract). So each of them has a `Link`: first come first served, one statement at a time, and a deadline of its own,
-because a peer that is gone without a word (a pulled cable, a dropped NAT entry) answers nothing, not even an error.
+A pool would be wrong for these: a heartbeat must not queue behind a hundred handlers that hold every connection, and the
+worker must know when its claiming connection was lost (its session is then void; see the fence in the contract). So each has
+a `Link`: first come, first served, one statement at a time, with its own deadline, because a peer that vanished silently (a
+pulled cable, a dropped NAT entry) answers nothing, not even an error.
 """
 
 from __future__ import annotations
@@ -37,15 +37,14 @@ class Link:
 
     Args:
         dsn: the connection string. Keepalives, `tcp_user_timeout` and `connect_timeout` are added unless it has them.
-        name: what it is for; appears in errors and, by default, in `pg_stat_activity.application_name`.
+        name: its purpose; appears in errors and, by default, in `pg_stat_activity.application_name`.
         configure: called with each new connection, for the session's SETs. Connections are in autocommit mode.
-        statement_timeout: seconds a `use()` block may take. Kept on this side of the network: the server's own
-            statement_timeout cannot help when the server is not there.
-        application_name: instead of `pulse-trio NAME`.
+        statement_timeout: seconds a `use()` block may take. Enforced on this side of the network: the server's own
+        statement_timeout cannot help when the server is unreachable. application_name: instead of `pulse-trio NAME`.
     """
 
     cancel_timeout: float = 2.0
-    """Seconds the server has to answer a cancel request after the deadline; a silent peer is given up after both."""
+    """Seconds the server has to answer a cancel request after the deadline; then the connection is given up."""
 
     def __init__(
         self,
@@ -96,7 +95,7 @@ class Link:
                 try:
                     yield connection
                 except MemoryError:
-                    # The answer, or part of it, is lost, as with a connection that breaks: the same is done about it.
+                    # The answer, or part of it, is lost, as with a broken connection, and is handled in the same way.
                     await connection.close()  # noqa: ASYNC120 - never waits
                     raise DatabaseUnavailable(f"{self.name}: {_NO_MEMORY}") from None
                 except e.Error as ex:

@@ -1,8 +1,8 @@
 """A small pool of psycopg's own connections, for a client that runs under asyncio.
 
-For Trio there is `pool.py`. Under asyncio psycopg needs none of our driver: a cancelled task is told once, and psycopg's
-clean-up ends by itself. (An anyio cancel scope tells it again and again; psycopg then closes the connection, which costs a
-reconnect and loses nothing that was committed.) So this only lends, checks and counts.
+For Trio there is `pool.py`. Under asyncio psycopg does not need our driver: a cancellation is raised once, and psycopg's
+clean-up completes. (An anyio cancel scope raises it repeatedly; psycopg then closes the connection, which costs a reconnect
+and loses nothing that was committed.) So this pool only hands out, checks and counts connections.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ async def connect_on_asyncio(dsn: str, **options: Any) -> psycopg.AsyncConnectio
 
 
 class AsyncioPool:
-    """At most `max_size` connections in autocommit mode, made when they are wanted, lent first in first out."""
+    """At most `max_size` connections in autocommit mode, opened when needed, handed out first in, first out."""
 
     def __init__(self, dsn: str, max_size: int) -> None:
         self._dsn = dsn
@@ -62,7 +62,7 @@ class AsyncioPool:
 
     @asynccontextmanager
     async def connection(self) -> AsyncGenerator[psycopg.AsyncConnection[Any]]:
-        """A connection for this task alone. One that comes back closed or in a transaction is not lent again.
+        """A connection for this task alone. One that comes back closed or in a transaction is not reused.
 
         Raises:
             DatabaseUnavailable: no server could be reached.
@@ -86,7 +86,7 @@ class AsyncioPool:
         return None
 
     async def aclose(self) -> None:
-        """Closes what is free; what is lent is closed by whoever brings it back, since nobody takes it again."""
+        """Closes the free connections; a connection in use is closed when it comes back."""
         while (connection := self._take()) is not None:
             await connection.close()
 

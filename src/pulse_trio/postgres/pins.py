@@ -1,11 +1,11 @@
-"""The settings of a session on which the meaning of a statement depends, and what pulse-trio wants them to be.
+"""The session settings that change the meaning of a statement, with the values that pulse-trio needs.
 
-A server, a database, a role, a DSN (`options=-c ...`) and an environment (PGDATESTYLE) may all set them, for their own reasons.
-A session that pulse-trio makes for itself gets these at once; a handler's transaction gets them just before the job is
-completed in it. A connection that a user lends keeps its own: what is executed there must not depend on them (cursors.py).
+A server, a database, a role, a DSN (`options=-c ...`) and an environment (PGDATESTYLE) may all change them. A session that
+pulse-trio opens for itself gets these values at once; a handler's transaction gets them just before the job is completed in
+it. A user's own connection keeps its settings: pulse-trio's statements there must not depend on them (cursors.py).
 
-Left as they are, on purpose: `default_transaction_read_only` (managed servers set it when a disk is full, and people for
-maintenance: that is said and waited for, not overridden), `role`, and what only a superuser may set.
+Not changed, on purpose: `default_transaction_read_only` (managed servers set it when a disk is full, and people for
+maintenance: pulse-trio reports it and waits), `role`, and settings that only a superuser may change.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 PINNED: dict[str, str] = {
-    # What names mean. Everything of ours is qualified; this keeps operators and functions PostgreSQL's own.
+    # How names are resolved. All names of ours are qualified; this keeps operators and functions PostgreSQL's own.
     "search_path": "pg_catalog, pg_temp",
     # How text is read.
     "client_encoding": "UTF8",
@@ -32,14 +32,14 @@ PINNED: dict[str, str] = {
     "bytea_output": "hex",
     "extra_float_digits": "1",
     "quote_all_identifiers": "off",
-    # What a transaction sees, and whether rows are left out without a word.
+    # What a transaction sees, and whether rows are hidden silently.
     "default_transaction_isolation": "read committed",
     "default_transaction_deferrable": "off",
     "row_security": "on",
     "gin_fuzzy_search_limit": "0",
     # Whether views may be read at all (PostgreSQL 17, and later releases of those before).
     "restrict_nonsystem_relation_kind": "",
-    # What becomes of an error.
+    # How errors are handled.
     "exit_on_error": "off",
     "client_min_messages": "notice",
     "plpgsql.extra_errors": "none",
@@ -53,12 +53,12 @@ UNBOUNDED: dict[str, str] = {
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
 }
-"""For sessions that keep time themselves: a limit that was meant for people's queries would end a worker's connections."""
+"""For sessions that enforce their own time limits: a limit meant for people's queries would end a worker's connections."""
 
 
 def pins_query(settings: Mapping[str, str], *, local: bool = False, only_in: int | None = None) -> bytes:
-    """A statement that makes these settings, for the session or the transaction; one that this server does not know is left
-    out. `only_in`: nothing is done in any other server process than this. Names and values are the program's own."""
+    """A statement that applies these settings to the session or the transaction, without those that this server does not
+    know. `only_in`: it does nothing in any other server process. Names and values come from the program."""
     if not settings:
         return b"SELECT"
     values = ", ".join(f"('{name}', '{value}')" for name, value in settings.items())
@@ -71,11 +71,11 @@ def pins_query(settings: Mapping[str, str], *, local: bool = False, only_in: int
 
 
 def durable_query(*, local: bool) -> bytes:
-    """A statement after which what is committed, and what was not set aside for replication, is kept."""
+    """A statement that ensures durable commits, and that triggers fire as outside replication."""
     is_local = str(local).lower()
-    # Claims must not be forgotten by a crash of the server: with this off, kill -9 of the server was seen to hand out one (job,
-    # worker, attempt) twice. Stronger settings are the owner's to choose. Only a superuser can have changed the other one, and
-    # so it can be changed back: without it the triggers of the schema would not fire.
+    # A server crash must not lose claims: with this off, kill -9 of the server was seen to hand out one (job, worker,
+    # attempt) twice. The owner may choose stronger settings. Only a superuser can have changed the other setting, so it can
+    # be changed back: otherwise the schema's triggers would not fire.
     return (
         "SELECT CASE WHEN pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off' "
         f"THEN pg_catalog.set_config('synchronous_commit', 'on', {is_local}) END, "
@@ -85,5 +85,5 @@ def durable_query(*, local: bool) -> bytes:
 
 
 def pinned_for_transaction() -> bytes:
-    """The pins for the rest of a transaction that is somebody's, before pulse-trio writes in it."""
+    """The settings for the rest of a user's transaction, before pulse-trio writes in it."""
     return pins_query(PINNED | {"lock_timeout": "0"}, local=True) + b"; " + durable_query(local=True)

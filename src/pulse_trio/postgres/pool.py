@@ -1,17 +1,17 @@
 """A structured pool of connections.
 
-`async with open_pool(dsn) as pool:` is the pool's life: what makes, checks and retires connections runs in a nursery
-of that block, and when the block is left every connection is closed and no task remains.
+The pool lives as long as the block `async with open_pool(dsn) as pool:`. The tasks that open, check and retire connections
+run in a nursery of that block; at its end every connection is closed and no task remains.
 
-How it works: a free connection is handed out at once, the one used last first (its caches are warm, and the rest may
-fall idle and be retired). Without a free one the caller queues, first come first served, and if the pool may grow a
-task makes a connection *for the queue*, not for the caller: a caller that gives up wastes no connection, and one that
-is served by a returned connection does not wait for the new one. What comes back is made idle or closed before
-anybody else sees it; a connection lost while lent is counted, dropped and replaced.
+How it works: a free connection is handed out at once, the most recently used first (its caches are warm, and the others may
+become idle and be retired). Without a free one the caller queues, first come, first served, and if the pool may grow, a task
+opens a connection *for the queue*, not for the caller: a caller that gives up wastes no connection, and a caller that gets a
+returned connection does not wait for the new one. A returned connection is made idle or closed before another caller gets it;
+a connection lost while in use is counted, dropped and replaced.
 
-Trade-offs: a lent connection is checked without a round trip (a socket that turned readable while idle is either news
-or a farewell) unless it was idle for `check_after` seconds. Known flaw: nothing takes a connection back from a caller
-that keeps it.
+Trade-offs: a connection is checked without a round trip before it is handed out (the socket of an idle connection becomes
+readable for a notification or when the server closes it) unless it was idle for `check_after` seconds. Known flaw: the pool
+cannot take a connection back from a caller that keeps it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ logger = logging.getLogger("pulse_trio.postgres")
 
 _CHECK_SECONDS = 5.0
 
-# What DISCARD ALL does, as one message with what a program adds to it (DISCARD ALL must be alone), and the role.
+# Like DISCARD ALL, which must be alone, but in one message with the program's own commands and the role's reset.
 _DISCARD = (
     b"CLOSE ALL; RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; DEALLOCATE ALL; UNLISTEN *; "
     b"SELECT pg_catalog.pg_advisory_unlock_all(); DISCARD PLANS; DISCARD TEMP; DISCARD SEQUENCES"
@@ -52,38 +52,39 @@ _DISCARD = (
 
 
 async def discard_all(connection: Connection) -> None:
-    """For `open_pool(reset=...)`: undoes everything that was done to a session, in one round trip: settings, roles, locks,
-    temporary tables, prepared statements, cursors, LISTEN. Through a pooler the session is not ours to change."""
+    """For `open_pool(reset=...)`: resets a session in one round trip: settings, roles, locks,
+    temporary tables, prepared statements, cursors, LISTEN. Through a pooler it changes nothing, because the session is the
+    pooler's."""
     if not connection.pooled:
         await connection.command(_DISCARD)
         connection.forget_news()
 
 
 class PoolTimeout(DatabaseUnavailable):
-    """No connection became free, or could be made, in time."""
+    """No connection became free, or could be opened, in time."""
 
 
 @dataclass(frozen=True)
 class PoolStatistics:
-    """What the pool did since it was opened, and its state now."""
+    """Counters since the pool was opened, and its current state."""
 
     size: int = 0
-    """Connections that exist, idle and lent."""
+    """Open connections, idle and in use."""
     idle: int = 0
     waiting: int = 0
     """Callers in the queue."""
     requests: int = 0
-    """Times a connection was asked for."""
+    """Requests for a connection."""
     queued: int = 0
     """Requests that had to wait."""
     wait_seconds: float = 0.0
     """Total time spent waiting by the requests that were served."""
     timeouts: int = 0
     connections: int = 0
-    """Connections made."""
+    """Connections opened."""
     connect_failures: int = 0
     lost: int = 0
-    """Connections found broken, lent or idle."""
+    """Connections found broken, in use or idle."""
     retired: int = 0
     """Connections closed for age or idleness."""
 
@@ -125,7 +126,7 @@ class _Counters:
 
 
 class TrioPool:
-    """Connections to lend; made by `open_pool`."""
+    """A pool of connections; created by `open_pool`."""
 
     def __init__(
         self,
@@ -156,7 +157,7 @@ class TrioPool:
 
     @property
     def statistics(self) -> PoolStatistics:
-        """The counters, and the state at this moment."""
+        """The counters and the current state."""
         return PoolStatistics(
             size=self._size(), idle=len(self._idle), waiting=len(self._queue), **asdict(self._counters)
         )
@@ -164,11 +165,11 @@ class TrioPool:
     def _size(self) -> int:
         return len(self._idle) + len(self._lent)
 
-    # Lending
+    # Handing out
 
     @asynccontextmanager
     async def connection(self, *, timeout: float | None = None) -> AsyncGenerator[Connection]:  # noqa: ASYNC109
-        """Lend a connection for the block: committed at its end, rolled back when it raises, as psycopg's pool does.
+        """A connection for the block: committed at its end, rolled back when it raises, as in psycopg's pool.
 
         Args:
             timeout: seconds to wait for one; default the pool's. The block itself has no limit.
@@ -253,7 +254,7 @@ class TrioPool:
         if self._reset is None:
             await self._lay_down(slot)
             return
-        # At once: nothing that a borrower kept may be used any more. The rest while the borrower goes on.
+        # Done at once: nothing that the caller kept may be used any more. The rest happens while the caller goes on.
         slot.connection = slot.connection.renewed(slot.made)
         if self._closed:
             await self._lay_down(slot)
@@ -290,7 +291,7 @@ class TrioPool:
         self._refill()
 
     def _offer(self, slot: _Slot) -> None:
-        """Give a usable connection to the longest waiter, or lay it down."""
+        """Give a usable connection to the longest waiter, or make it idle."""
         if self._queue:
             self._lent.add(slot)
             trio.lowlevel.reschedule(self._queue.popleft(), outcome.Value(slot))
@@ -299,15 +300,15 @@ class TrioPool:
             self._idle.append(slot)
             self._nap.deadline = min(self._nap.deadline, slot.expires_at, slot.idle_since + self._limits.max_idle)
 
-    # Making
+    # Opening
 
     def _grow(self) -> None:
-        """Make one more connection if somebody waits for it and the pool may."""
+        """Open one more connection if a caller waits for it and the pool may grow."""
         if self._being_made < len(self._queue) and self._size() + self._being_made < self._limits.max_size:
             self._start_making()
 
     def _refill(self) -> None:
-        """Replace what was lost or retired, as far as it is needed."""
+        """Replace lost or retired connections, as far as they are needed."""
         while not self._closed and self._size() + self._being_made < self._limits.min_size:
             self._start_making()
         if not self._closed:
@@ -323,13 +324,13 @@ class TrioPool:
         finally:
             self._being_made -= 1
         if slot is not None and self._closed:
-            # Its last answer came in the very turn in which the pool was closed: nobody else knows of it.
+            # Its last answer came in the very turn in which the pool was closed: no other code knows of it.
             await slot.connection.close()
         elif slot is not None:
             self._offer(slot)
 
     async def _make_when_possible(self) -> _Slot | None:
-        """Try with growing pauses until there is a connection, or nobody needs it any more."""
+        """Try with growing pauses until there is a connection, or none is needed any more."""
         attempt = 0
         while self._queue or self._size() < self._limits.min_size:
             try:
@@ -355,13 +356,13 @@ class TrioPool:
     # Retiring
 
     async def run(self) -> None:
-        """Open the pool's further connections, then retire those too old or too long idle, for ever."""
+        """Open the pool's further connections, then retire connections that are too old or idle for too long, forever."""
         self._refill()
         while True:
             with trio.CancelScope(deadline=self._next_retirement()) as self._nap:
                 await trio.sleep_forever()
             for slot in [slot for slot in self._idle if self._retires_at(slot) <= trio.current_time()]:
-                if self._retires_at(slot) <= trio.current_time():  # each one gone may spare the next
+                if self._retires_at(slot) <= trio.current_time():  # each retired connection may spare the next
                     self._idle.remove(slot)
                     await self._retire(slot)
 
@@ -379,12 +380,12 @@ class TrioPool:
         self._refill()
 
     async def open(self) -> None:
-        """Make the first connection here and now, so that a wrong DSN is the opener's error."""
+        """Open the first connection immediately, so that a wrong DSN is raised to the opener."""
         if self._limits.min_size:
             self._offer(await self.make_slot())
 
     async def close(self) -> None:
-        """Refuse further requests and close what is idle; what is still lent is closed when it comes back."""
+        """Refuse further requests and close idle connections; a connection in use is closed when it comes back."""
         self._closed = True
         while self._queue:
             closed = trio.ClosedResourceError("the pool was closed")
@@ -419,17 +420,17 @@ async def open_pool(
         timeout: seconds a request waits for a connection.
         max_lifetime: seconds after which a connection is replaced, less up to a tenth.
         max_idle: seconds after which an idle connection above `min_size` is closed.
-        check_after: seconds of idleness after which a connection is tried with a round trip before it is lent.
+        check_after: seconds of idleness after which a connection is checked with a round trip before it is handed out.
         configure: called with each new connection.
-        reset: called with each connection that comes back, before it is lent again; one that it raises on is closed. With it
-            every borrower gets an object of its own, as `configure` left it, which is closed when it comes back.
-            `discard_all` is such a function.
-        options: further arguments of `TrioConnection.connect`: `autocommit`, `row_factory`, `prepare_threshold`...
+        reset: called with each connection that comes back, before it is reused; if it raises, the connection is closed. With
+        it every caller gets its own object, as `configure` left it, which is closed when it comes back. `discard_all` is such
+        a function. options: further arguments of `TrioConnection.connect`: `autocommit`, `row_factory`,
+        `prepare_threshold`...
 
     Raises:
         DatabaseUnavailable: the first connection could not be made.
         ConfigurationError: not a connection string.
-        UsageError: sizes that make no sense.
+        UsageError: impossible sizes.
     """
     limits = _Limits(min_size, max_size, timeout, max_lifetime, max_idle, check_after)
     failure: BaseException | None = None

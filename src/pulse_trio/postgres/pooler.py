@@ -1,8 +1,8 @@
-"""Connections that go through a pooler (PgBouncer): noticed, and kept from what a pooler in transaction mode breaks.
+"""Detects connections that go through a pooler (PgBouncer), and avoids what a pooler in transaction mode breaks.
 
-There a server's process is ours for one transaction only. So nothing may be prepared, and nothing set for the session: it would
-be somebody else's, and ours would be gone. A pooler is recognised by the number of the server's process, which is not the one
-the connection was made to. In session mode that is so too, and all of this is needless there, and harmless.
+In that mode a server process is ours for one transaction only. So statements must not be prepared and session settings not
+changed: another client would get them, and we would lose them. A pooler is recognised by the server's process number, which
+is not the one the connection was made to. That holds in session mode too, where these measures are unnecessary but harmless.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ _WHO = b"SELECT pg_catalog.pg_backend_pid()"
 
 
 def _question(pins: Mapping[str, str], backend_pid: int) -> bytes:
-    # The settings are made in passing, and only if that process is ours.
+    # The same statement applies the settings, but only if that process is ours.
     return pins_query(pins, only_in=backend_pid) + b"; " + _WHO if pins else _WHO
 
 
 def check_encoding(connection: psycopg.AsyncConnection[Any] | psycopg.Connection[Any]) -> None:
-    """Raises `SchemaError` for a database that cannot hold every text. The server has told its encoding: nothing is asked."""
+    """Raises `SchemaError` for a database that cannot hold every text. The server reports its encoding at connect: no query
+    is needed."""
     encoding = (connection.pgconn.parameter_status(b"server_encoding") or b"UTF8").decode()
     if encoding != "UTF8":
         name = connection.info.dbname
@@ -43,7 +44,7 @@ def check_encoding(connection: psycopg.AsyncConnection[Any] | psycopg.Connection
 
 
 async def heed_pooler(connection: psycopg.AsyncConnection[Any], pins: Mapping[str, str]) -> bool:
-    """Whether an async connection goes through a pooler; if so, it prepares nothing from now on, and if not, it has these
+    """Whether an async connection goes through a pooler. If so, it prepares no statements from now on; if not, it gets these
     settings. Begins no transaction. Raises `SchemaError` with `pins` for a database that cannot hold every text."""
     if pins:
         check_encoding(connection)
@@ -72,7 +73,7 @@ def heed_pooler_sync(connection: psycopg.Connection[Any], pins: Mapping[str, str
 
 
 async def configure_session(connection: TrioConnection[Any], settings: dict[str, str]) -> None:
-    """Makes the settings for the session, on top of the pins; through a pooler, both for each of its transactions."""
+    """Applies the settings to the session, on top of the pins; through a pooler, both to each of its transactions."""
     if connection.pooled:
         connection.prologue = pins_query(PINNED | settings, local=True) + b"; " + durable_query(local=True)
     else:

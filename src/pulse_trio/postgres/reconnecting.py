@@ -1,6 +1,4 @@
-"""Making a connection where failing is normal: one attempt with our own error, how long to wait, and waiting for a
-database.
-"""
+"""Connecting where failure is normal: one attempt with our own error, the backoff, and waiting for a database."""
 
 from __future__ import annotations
 
@@ -24,8 +22,8 @@ if TYPE_CHECKING:
 
 
 _CONFIGURE_WITHIN = 30.0
-"""Seconds for a new connection's first statements. A server that falls silent between the handshake and these has no
-`connect_timeout` any more, and whoever waits for a connection of a pool would wait for ever."""
+"""Seconds for a new connection's first statements. `connect_timeout` does not cover a server that falls silent between the
+handshake and these, and callers of a pool would wait forever."""
 
 
 def reconnect_delay(
@@ -39,8 +37,8 @@ def reconnect_delay(
     Args:
         attempt: how many attempts have failed before, from 0.
         base: the upper bound after the first failure, seconds.
-        cap: the upper bound ever, seconds. 4 by default: within 5 s of a server's accepting connections claims flow again.
-        uniform: the random source, `uniform(low, high)`.
+        cap: the highest upper bound, seconds. 4 by default, so that claims resume within 5 s after the server accepts
+        connections. uniform: the random source, `uniform(low, high)`.
     """
     # The exponent is bounded so that a worker that was cut off for a week does not overflow a float.
     return uniform(0.0, min(cap, base * 2.0 ** min(attempt, 60)))
@@ -49,14 +47,13 @@ def reconnect_delay(
 async def connect_or_unavailable(
     dsn: str, configure: Configure | None = None, *, own: bool = False, **options: Any
 ) -> TrioConnection[Any]:
-    """One attempt to connect and configure a session, with liveliness parameters.
+    """One attempt to connect and configure a session, with keepalive parameters.
 
     Args:
         dsn: the connection string; its password appears in no error.
         configure: called with the new connection; if it raises, the connection is closed.
-        own: for pulse-trio's own statements alone: the session has the settings of `pins.PINNED`, and reads values in psycopg's
-            own way.
-        options: further arguments of `TrioConnection.connect`.
+        own: only for pulse-trio's own statements: the session has the settings of `pins.PINNED`, and reads values with
+        psycopg's default adapters. options: further arguments of `TrioConnection.connect`.
 
     Raises:
         DatabaseUnavailable: no server could be reached, or the connection broke while it was configured.
@@ -92,7 +89,7 @@ async def _configure(connection: TrioConnection[Any], configure: Configure | Non
 
 
 async def _look(dsn: str) -> None:
-    """One look whether the database is there and takes writes."""
+    """Checks once whether the database is reachable and writable."""
     connection = await connect_or_unavailable(dsn, own=True, autocommit=True)
     try:
         row = await (await connection.execute("SELECT current_setting('transaction_read_only')::bool")).fetchone()
@@ -119,7 +116,7 @@ async def wait_for_database(
     timeout: float,  # noqa: ASYNC109 - the last failure is what the caller wants to hear, not TooSlowError
     on_wait: Callable[[DatabaseUnavailable], object] | None = None,
 ) -> None:
-    """Return when the database accepts connections, and writes: who has just been promoted does after a while.
+    """Return when the database accepts connections and writes; a standby that was just promoted takes a while.
 
     Args:
         dsn: the connection string.
@@ -127,7 +124,7 @@ async def wait_for_database(
         on_wait: called after each failed attempt that will be followed by another.
 
     Raises:
-        DatabaseUnavailable: it did not in time; the last failure.
+        DatabaseUnavailable: it did not in time; has the last error.
         ConfigurationError: the DSN is not a connection string.
     """
     deadline = trio.current_time() + timeout

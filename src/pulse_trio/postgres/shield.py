@@ -1,14 +1,14 @@
-"""Clean-up that cancellation cannot tear apart, and that cannot hang either.
+"""Clean-up that cancellation cannot interrupt halfway, and that cannot hang either.
 
 psycopg's clean-up code was written for edge-triggered cancellation: after `CancelledError` was raised once, it awaits
 again (ROLLBACK, the pipeline's Sync, CLOSE). In Trio cancellation is a level: each of those awaits raises `Cancelled`
-again, before anything is sent. A plain shield would mend that and create a worse fault, a COMMIT on a dead network
-that nobody can interrupt.
+again, before anything is sent. A plain shield would fix that but create a worse fault: a COMMIT on a dead network that
+nothing can interrupt.
 
-So clean-up runs in a *mode* that `TrioConnection.wait` and the connection's lock look up. In `FINISH` an operation
-waits normally while nobody wants it to stop; once the surrounding scope is cancelled it has `CLEANUP_SECONDS` more to
-end, and then the connection is closed. The mode is a context variable because it belongs to the task: another task
-may be using the same connection in the ordinary way at the same time.
+So clean-up runs in a *mode* that `TrioConnection.wait` and the connection's lock look up. In `FINISH` an operation waits
+normally until the surrounding scope is cancelled; then it has `CLEANUP_SECONDS` more to end, and after that the connection is
+closed. The mode is a context variable because it belongs to the task: another task may be using the same connection in the
+ordinary way at the same time.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 CLEANUP_SECONDS = 5.0
-"""How long clean-up may go on after its scope was cancelled, unless the connection says otherwise."""
+"""How long clean-up may go on after its scope was cancelled, unless the connection has its own limit."""
 
 
 class Mode(Enum):
-    """How an operation answers to cancellation."""
+    """How an operation reacts to cancellation."""
 
     QUERY = "cancel it on the server"
     SETTLE = "send what there is, then cancel it on the server"

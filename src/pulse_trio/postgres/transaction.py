@@ -22,16 +22,15 @@ if TYPE_CHECKING:
 class TrioTransaction(AsyncTransaction):
     """What `TrioConnection.transaction()` yields.
 
-    COMMIT and ROLLBACK are always sent and their answer awaited: an interrupted COMMIT would leave it unknown whether
-    the work is done. If the answer is not there `CLEANUP_SECONDS` after the cancellation, the connection is closed.
+    COMMIT and ROLLBACK are always sent and their answer awaited: an interrupted COMMIT would leave it unknown whether the
+    work is done. If no answer has come `CLEANUP_SECONDS` after the cancellation, the connection is closed.
     """
 
     __module__ = "pulse_trio.postgres"
     _conn: TrioConnection[Any]
 
     async def __aenter__(self) -> Self:
-        # Only here may cancellation refuse: psycopg undoes a BEGIN that failed, and one that never began has no
-        # undoing.
+        # Only here may cancellation interrupt: psycopg undoes a BEGIN that failed, and there is nothing to undo before it.
         await trio.lowlevel.checkpoint_if_cancelled()
         with running_in(Mode.FINISH):
             return await super().__aenter__()
@@ -43,16 +42,16 @@ class TrioTransaction(AsyncTransaction):
             with running_in(Mode.FINISH):
                 return await super().__aexit__(exc_type, exc_val, exc_tb)  # noqa: ASYNC102 - bounded by its mode
         finally:
-            if self.status is self.Status.ACTIVE:  # never got to say COMMIT or ROLLBACK
+            if self.status is self.Status.ACTIVE:  # neither COMMIT nor ROLLBACK was sent
                 self._conn.abort()
 
 
 def forget_prepared(connection: AsyncConnection[Any]) -> None:
-    """Have a connection prepare its statements anew.
+    """Make a connection prepare its statements again.
 
     psycopg notes a statement as prepared when it queues the PREPARE in a pipeline, and does not always take that back
-    when the pipeline is aborted before it: the query would fail with "prepared statement does not exist" ever after.
-    (Found by the cancellation storm; on asyncio an error in a pipeline does the same.)
+    when the pipeline is aborted before it: the query would then always fail with "prepared statement does not exist". (The
+    cancellation storm found it; on asyncio an error in a pipeline does the same.)
     """
     forget_statements(connection)
 
@@ -77,6 +76,6 @@ class TrioPipeline(AsyncPipeline):
         finally:
             if exc_val is not None:
                 forget_prepared(self._conn)
-            # exit_pipeline_mode() refuses while results are uncollected, and nothing else would ever collect them.
+            # exit_pipeline_mode() refuses while results are uncollected, and no other code would collect them.
             if self.level == 0 and self.pgconn.pipeline_status != pq.PipelineStatus.OFF:
                 cast("TrioConnection[Any]", self._conn).abort()

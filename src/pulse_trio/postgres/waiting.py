@@ -1,15 +1,15 @@
 """Driving psycopg's generators with Trio.
 
-A psycopg generator says what it waits for (readable, writable, either) and is resumed with what happened. There is no
-timer here: a descriptor that another task closes wakes its waiters through `notify_closing`, and a deadline is the
-caller's cancel scope.
+A psycopg generator says what it waits for (readable, writable, either) and is resumed with the result. There is no timer
+here: a descriptor that another task closes wakes its waiters through `notify_closing`, and a deadline is the caller's cancel
+scope.
 
-A generator interrupted by `Cancelled` has only been told nothing yet: it can be driven on from where it stopped by
-calling the same function again, which is what "complete or cancel" in `cancelling` rests on.
+A generator whose wait was interrupted by `Cancelled` has not been resumed yet: calling the same function again drives it on
+from where it stopped. "Complete or cancel" in `cancelling` depends on that.
 
 Trade-off: an operation that never blocks (most rounds of a COPY, a pipelined execute) does not yield to the scheduler
-each time, which would triple its cost, but once in `LONGEST_TURN` seconds. It still notices cancellation each time,
-since `TrioConnection.wait` asks before it starts.
+each time, which would triple its cost, but once in `LONGEST_TURN` seconds. It still notices cancellation each time, because
+`TrioConnection.wait` checks before it starts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LONGEST_TURN = 0.005
 """Seconds a task may go on without yielding while its socket never makes it wait."""
 
 PASSES_BEFORE_SLEEP = 8
-"""Scheduler passes (about 5 µs each) a lone operation looks at its socket before it lets the loop sleep on it."""
+"""How many scheduler passes (about 5 µs each) a lone operation checks its socket before it lets the loop sleep."""
 
 # Shared by the threads of a process on purpose: the worst a race costs is one pause too many.
 _last_pause = 0.0
@@ -47,8 +47,8 @@ _futile = 0
 async def drive(gen: PQGen[T], pgconn: PGconn, first: Ready | None = None) -> T:
     """Run a generator that works on an open connection to its end, and return its value.
 
-    Cancellation leaves the generator where it was; call again to go on, with `first=Ready.NONE`: one that was cut off while it
-    sent would take None for what its socket is ready for.
+    Cancellation leaves the generator where it was; to go on, call again with `first=Ready.NONE`: a generator that was
+    interrupted while sending would take None for its socket's state.
 
     Raises:
         psycopg.OperationalError: the connection is closed, or another task closed it.
@@ -94,12 +94,12 @@ async def _wait_for_answer(pgconn: PGconn, fileno: int) -> None:
     """Wait until readable; if this descriptor was also the last one waited for, stay awake a moment first.
 
     A short query is answered in some 20 µs, and a process that went to sleep for it pays 40 µs and more to be woken: over one
-    connection 9,500 round trips/s asleep, 17,500 awake, at the same CPU time each. With several connections in use there
-    is other work to do meanwhile, so nobody stays awake.
+    connection 9,500 round trips/s asleep, 17,500 awake, at the same CPU time each. With several connections in use there is
+    other work to do, so no operation stays awake.
     """
     global _last_asked, _futile
     alone, _last_asked = _last_asked == fileno, fileno
-    # Where it is in vain (a worker's claims take milliseconds) it is tried again only now and then.
+    # Where it does not help (a worker's claims take milliseconds) it is tried again only occasionally.
     passes = PASSES_BEFORE_SLEEP if alone and (_futile < 4 or _futile % 16 == 0) else 0
     _futile += 1
     for _ in range(passes):
@@ -109,7 +109,7 @@ async def _wait_for_answer(pgconn: PGconn, fileno: int) -> None:
         await trio.lowlevel.cancel_shielded_checkpoint()
         if _last_asked != fileno:
             break
-    # Asked for anew: another task may have closed the connection meanwhile, and the number may be somebody else's by now.
+    # Read again: another task may have closed the connection meanwhile, and its descriptor may have been reused.
     await trio.lowlevel.wait_readable(pgconn.socket)
 
 
@@ -149,15 +149,15 @@ async def _wait_either(fileno: int) -> int:
 
 
 def _one_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The one exception to go on with: what was raised, if anything was, else the cancellation."""
+    """The exception to propagate: the one that was raised, if any, else the cancellation."""
     raised = [ex for ex in group.exceptions if not isinstance(ex, trio.Cancelled)]
     return (raised or group.exceptions)[0]
 
 
 def drain(pgconn: PGconn) -> PQGen[None]:
-    """Read and drop whatever the server still has to say about the current query, so that the connection is free again.
+    """Read and drop the server's remaining answers to the current query, so that the connection is free again.
 
-    Ends a COPY in either direction. To be driven after a cancel request, or it may take as long as the query does.
+    Ends a COPY in either direction. Drive it after a cancel request; otherwise it may take as long as the query.
     """
     while (result := (yield from generators.fetch(pgconn))) is not None:
         try:
