@@ -1,14 +1,14 @@
-"""Payload codecs: what turns arguments and results into something only the holders of a key can read.
+"""Payload codecs: they encode arguments and results so that only the holders of a key can read them.
 
-Theory. A codec sits at the two ends: the client encodes a job's arguments before they are sent and decodes its result, the
-worker does the reverse. The database, its backups, its logs and whoever may read `pulse.jobs` see an envelope, a JSON object
-like `{"$codec": "2026a", "data": "..."}`. Kind, queue, times, keys, errors and progress stay readable: the database and people
-work with them.
+Theory. A codec works at the two ends: the client encodes a job's arguments before it sends them and decodes its result, the
+worker does the reverse. The database, its backups, its logs and every reader of `pulse.jobs` see an envelope, a JSON object
+like `{"$codec": "2026a", "data": "..."}`. Kind, queue, times, keys, errors and progress stay readable, because the database
+and people need them.
 
-The envelope is bound to its kind and, where it can be known before the job is written, to its job's id: whoever may write to
-the database cannot put one job's arguments under another, nor a result in the place of arguments, nor anything of one schema
-or application into another. An id is known before only when it is reserved first; a job with a
-unique key may turn out to be an older one, so its envelope is bound to the kind alone.
+The envelope is bound to its kind and, if the id is known before the job is written, to its job's id: a writer in the database
+cannot put one job's arguments under another, a result in the place of arguments, or anything of one schema or application
+into another. The id is known in advance only if it is reserved first; an enqueue with a unique key may resolve to an older
+job, so its envelope is bound to the kind alone.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Codec(Protocol):
         ...
 
     def decode(self, coded: str, *, kind: str, job_id: int) -> bytes:
-        """The reverse, of arguments or a result of that job. What it does with JSON that no codec has made is the codec's to
-        decide. Raises `CodecError`, saying what is missing; the job then fails as if its handler had, and is tried again."""
+        """The reverse, for arguments or a result of that job. The codec decides how to treat JSON that no codec has encoded.
+        Raises `CodecError`, saying what is missing; the job then fails as if its handler had failed, and is tried again."""
         ...
 
 
 class Envelope(msgspec.Struct, omit_defaults=True):
-    """What `AeadCodec` stores. `bound` is False when the job's id was not known. `form` says what it is bound to: 1, that of
-    the first version, to kind and id alone."""
+    """The envelope that `AeadCodec` stores. `bound` is False if the job's id was not known. `form` says what it is bound to:
+    1, the first version's form, only to kind and id."""
 
     codec: str = msgspec.field(name="$codec")
     data: str
@@ -58,15 +58,13 @@ class Envelope(msgspec.Struct, omit_defaults=True):
 class AeadCodec:
     """AES-256-GCM with keys by name (needs the extra `pulse-trio[crypto]`).
 
-    `keys` are 32 bytes each; every one of them decodes, `current` encodes. To rotate: add the new key everywhere, then make it
-    current everywhere, and drop the old one when no job or result of its time is left.
-    With `accept_plain=False` arguments and results that no codec has encoded are refused: then nothing can be enqueued from
-    SQL, by schedules or as a batch's callback; what the database tells a hook (`on_death`) is taken all the same. It is True by
-    default, so that jobs of these ways, and those enqueued before there was a codec, still run. `context` is
-    any text that all programs of one application share, and those of another do not: an envelope of one is refused in the
-    other, should they share a key.
-    A random nonce of 96 bits: rotate before 2**32 jobs.
-    Raises `ConfigurationError`.
+    `keys` are 32 bytes each; every one of them decodes, `current` encodes. To rotate: add the new key everywhere, then make
+    it current everywhere, and drop the old one when no job or result encoded with it is left. With `accept_plain=False` the
+    codec refuses arguments and results that no codec has encoded: then nothing can be enqueued from SQL, by schedules or as a
+    batch's callback; the database's arguments for a hook (`on_death`) are accepted anyway. It is True by default, so that
+    such jobs, and those enqueued before there was a codec, still run. `context` is any text that all programs of one
+    application share, and those of another do not: each application then refuses the other's envelopes, even if they share a
+    key. A random nonce of 96 bits: rotate before 2**32 jobs. Raises `ConfigurationError`.
     """
 
     def __init__(
@@ -88,7 +86,7 @@ class AeadCodec:
                 )
         if current not in keys:
             raise ConfigurationError(f"The current key {current!r} is not one of {', '.join(sorted(keys)) or 'none'}.")
-        # Kept, and not imported when a payload is bad: by then the process may have no file descriptor left.
+        # Imported now, not when a payload is bad: by then the process may have no file descriptor left.
         self._invalid = InvalidTag
         self._ciphers = {name: AESGCM(key) for name, key in keys.items()}
         self._current = current
@@ -99,7 +97,7 @@ class AeadCodec:
         return f"<AeadCodec current={self._current!r} keys={', '.join(sorted(self._ciphers))}>"
 
     def in_schema(self, schema: str) -> AeadCodec:
-        """The same codec, whose envelopes are bound to a schema. Clients and workers ask for it."""
+        """The same codec, with envelopes bound to a schema. Clients and workers use it."""
         bound = copy(self)
         bound._where = (self._where[0], schema)
         return bound
@@ -113,11 +111,11 @@ class AeadCodec:
         return self._seal(plain, "result", kind, job_id)
 
     def decode(self, coded: str, *, kind: str, job_id: int) -> bytes:
-        """Arguments that were encoded. Raises `CodecError`."""
+        """Decoded arguments. Raises `CodecError`."""
         return self._open(coded, "arguments", kind, job_id)
 
     def decode_result(self, coded: str, *, kind: str, job_id: int) -> bytes:
-        """A result that was encoded. Raises `CodecError`."""
+        """A decoded result. Raises `CodecError`."""
         return self._open(coded, "result", kind, job_id)
 
     def _seal(self, plain: bytes, what: str, kind: str, job_id: int | None) -> str:
@@ -167,13 +165,13 @@ class AeadCodec:
 
 
 def _context(form: int, key: str, kind: str, job_id: int | None, what: str, where: tuple[str, str]) -> bytes:
-    # JSON, so that no two contexts are written the same way. The first form is read for as long as there are jobs of it.
+    # JSON, so that different contexts never have the same encoding. The first form is read for as long as jobs have it.
     rest = [] if form == 1 else [what, *where]
     return msgspec.json.encode(["pulse-trio", form, key, kind, job_id, *rest])
 
 
 def in_schema(codec: Codec | None, schema: str) -> Codec | None:
-    """The codec as one schema's clients and workers use it; a codec of the user's own need not know schemas."""
+    """The codec for one schema's clients and workers; a user's own codec need not know schemas."""
     bind = getattr(codec, "in_schema", None)
     return codec if bind is None else bind(schema)
 
@@ -187,7 +185,7 @@ def _decode_result(codec: Codec, coded: str, kind: str, job_id: int) -> bytes:
 
 
 def encoded(codec: Codec, plain: str, kind: str, job_id: int | None) -> str:
-    """What a codec makes of a payload, if it is a JSON object and not too large. Raises `InvalidArguments`."""
+    """A codec's encoding of a payload, checked to be a JSON object and not too large. Raises `InvalidArguments`."""
     coded = codec.encode(plain.encode(), kind=kind, job_id=job_id)
     if not isinstance(msgspec.json.decode(coded), dict):
         raise ConfigurationError(f"{codec!r} must make a JSON object, got {coded:.80}.")
@@ -195,7 +193,7 @@ def encoded(codec: Codec, plain: str, kind: str, job_id: int | None) -> str:
 
 
 def decoding(codec: Codec, call: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
-    """A handler's call that is given decoded arguments, and whose value is encoded."""
+    """A handler's call with decoded arguments and an encoded result."""
 
     async def call_decoded(held: Any, args: str) -> Any:
         claim = held.claim
@@ -208,7 +206,7 @@ def decoding(codec: Codec, call: Callable[[Any, str], Any]) -> Callable[[Any, st
 
 
 def coded_result(codec: Codec, kind: str, job_id: int, value: Any) -> Any:
-    """What is stored of a handler's value; None, which says nothing, stays as it is."""
+    """The stored form of a handler's value; None, which reveals nothing, stays unchanged."""
     if value is None:
         return None
     return msgspec.Raw(_encode_result(codec, encode_result(kind, value).encode(), kind, job_id).encode())
@@ -221,13 +219,12 @@ def same_result(codec: Codec | None, one: str | None, other: str | None, kind: s
     try:
         return _decode_result(codec, one, kind, job_id) == _decode_result(codec, other, kind, job_id)
     except Exception:
-        # A codec may be one that only encodes. Nothing hangs on the answer but an event, and a job ends here, whose end a
-        # failing codec must not take from it.
+        # A codec may only encode. The answer affects only an event, and a failing codec must not keep the job from ending.
         return True
 
 
 def decoded_value(codec: Codec, value: Any, kind: str, job_id: int, *, result: bool = False) -> Any:
-    """Arguments or a result of a job, as a client shows them. None is no result. Raises `CodecError`."""
+    """Arguments or a result of a job, as a client shows them. None means no result. Raises `CodecError`."""
     plain = not isinstance(value, dict) or "$codec" not in cast("dict[str, Any]", value)
     if value is None or (plain and getattr(codec, "accept_plain", True)):
         return cast("Any", value)

@@ -1,22 +1,20 @@
-"""What is said of an exception that a handler raised, whatever its class does when it is asked.
+"""Describes an exception that a handler raised, safely, whatever its class does.
 
-An exception is an object of the user's. Each of its special methods may raise (also `SystemExit`), return something else than
-it should, or a gigabyte; its groups may be nested deeper than the interpreter's stack, its causes may go in circles. None of
-that may end a worker. So this module, the one that looks at such objects, takes three precautions:
+An exception is a user's object. Any of its special methods may raise (also `SystemExit`), return a wrong type or a gigabyte
+of text; its groups may be nested deeper than the interpreter's stack, and its causes may be circular. None of that may end a
+worker. So this module, the only one that inspects such objects, takes three precautions:
 
-- What Python itself keeps (the type's name, the traceback, the cause, what a group holds) is read through the descriptors of
-  `type` and `BaseException`, which no class of the user's comes between; types are compared by `issubclass(type(...))`,
-  because `isinstance` asks the object for its `__class__`.
-- What only the object can say, its `str()` and its notes, is asked for once, guarded, and made a plain bounded `str`.
-- The traceback module is given stand-ins that carry these texts, so many of them and no more.
+- Attributes that Python itself keeps (the type's name, the traceback, the cause, a group's exceptions) are read through the
+  descriptors of `type` and `BaseException`, which no user's class can override; types are compared by
+  `issubclass(type(...))`, because `isinstance` asks the object for its `__class__`.
+- Its `str()` and its notes, which only the object can provide, are read once, guarded, and turned into a plain bounded `str`.
+- The traceback module gets a bounded number of stand-ins that carry these texts.
 
-Others look at exceptions too, and less carefully: Trio, asyncio, threads, psycopg. What a handler raises passes through them
-inside an exception of ours (`carried`), if its class could do them harm. (A nursery that a handler opens for itself is beyond
-our reach.)
+Trio, asyncio, threads and psycopg inspect exceptions less carefully. A handler's exception passes through them inside an
+exception of ours (`carried`), if its class could do harm there. (We cannot protect a nursery that a handler opens itself.)
 
-A `str()` that loops for ever cannot be bounded: it runs on the loop and is the handler's own time, like any code of it that
-blocks; the worker's log then says where it is (`LoopBlocked`). One that calls itself for ever ends with a `RecursionError`
-(`ask`).
+A `str()` that loops forever cannot be bounded: it blocks the event loop like any blocking code of the handler, and the
+worker's log says where (`LoopBlocked`). Endless recursion ends with a `RecursionError` (`ask`).
 """
 
 from __future__ import annotations
@@ -40,17 +38,17 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _LIMIT = 16_384
-"""Bytes of an exception's text."""
+"""The longest stored text of an exception, in bytes."""
 _LONGEST = 4 * _LIMIT
-"""Characters of a `str()` that are looked at."""
+"""How many characters of a `str()` are used."""
 _TOLD = 100
-"""Exceptions of one chain or group that are told, at most."""
+"""How many exceptions of one chain or group are described at most."""
 _WIDE, _DEEP = 15, 10
-"""Of a group, as in Python's own tracebacks."""
+"""Limits for a group, as in Python's own tracebacks."""
 _FRAMES = 2000
 _NOTES = 20
 _GROUPS = 1000
-"""Groups within one that are looked at before it is taken for one that Trio should not meet."""
+"""How many nested groups are inspected before a group counts as harmful to Trio."""
 
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
@@ -64,20 +62,20 @@ _namespace_of = _read["__dict__"].__get__
 _message_of_group: Any = BaseExceptionGroup.__dict__["message"].__get__
 _held_by_group: Any = BaseExceptionGroup.__dict__["exceptions"].__get__
 _type: Any = type.__dict__
-# Not the method of whatever class the dictionary is of.
+# Not the method of a dictionary subclass.
 _get: Any = dict[Any, Any].get
 
 
 def error_text(error: BaseException) -> str:
-    """The error as it is kept on the job: `Type: message` on the first line, then the traceback, at most 16 KiB.
+    """The error text stored on the job: `Type: message` on the first line, then the traceback, at most 16 KiB.
 
-    Never raises, whatever the error does: a failure that cannot be recorded would block its own dead letter. NUL and lone
-    surrogates, which PostgreSQL's text cannot hold, become U+FFFD.
+    Never raises, whatever the error does: a failure that cannot be recorded would keep its job from being dead-lettered. NUL
+    and lone surrogates, which PostgreSQL's text cannot hold, become U+FFFD.
     """
     error = original(error)
     name, message = type_name(error), message_of(error)
     headline = f"{name}: {message}" if message else name
-    # Made storable first: what takes the place of a NUL is longer.
+    # Made storable before it is cut: the replacement for a NUL is longer.
     return f"{cut(storable(headline), _LIMIT // 4)}\n\n{cut(storable(_trace_of(error)), _LIMIT * 3 // 4 - 2)}".rstrip()
 
 
@@ -87,7 +85,7 @@ def type_name(error: BaseException) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """What `str()` says of it, or why that cannot be said. Bounded; may hold what PostgreSQL cannot."""
+    """Its `str()`, or why that failed. Bounded; may contain characters that PostgreSQL cannot store."""
     try:
         return _plain(ask(lambda: str(error)))
     except BaseException as broken:  # noqa: ASYNC103 -- str() waits for nothing: what it raises is never Trio's
@@ -97,7 +95,7 @@ def message_of(error: BaseException) -> str:
 
 
 def ask(question: Callable[[], _T]) -> _T:
-    """What an object of the user's answers. An endless recursion in its code ends with a `RecursionError`.
+    """The answer of a user's object. An endless recursion in its code ends with a `RecursionError`.
 
     From CPython 3.13 on the interpreter misses its recursion limit in calls that it has specialised: of functions with `*args`,
     `**kwargs` or defaults in 3.13.0 to 3.13.7, with keywords or `*` in later ones (its issues 132744, 137883, 155151). Such
@@ -116,14 +114,14 @@ def _ignore(*_: object) -> None: ...
 
 
 def leaves_of(error: BaseException) -> list[BaseException]:
-    """The exceptions inside an ExceptionGroup, however deep, each once; the exception itself if it is none."""
+    """The exceptions inside an ExceptionGroup, however deep, each once; the exception itself if it is not a group."""
     found: list[BaseException] = []
     seen: set[int] = set()
     left = [error]
     while left:
         one = original(left.pop())
         if id(one) in seen:
-            # The same group may be in many others: taken one by one, a few dozen of them would have no end.
+            # The same group may be in many others: without this check a few dozen groups could take forever.
             continue
         seen.add(id(one))
         if is_group(one):
@@ -139,7 +137,8 @@ def is_group(error: BaseException) -> bool:
 
 
 class Carried(Exception):
-    """Carries an exception of the user's through code that would call the methods of its class. Told as what it carries."""
+    """Carries a user's exception through code that would call the methods of its class. Described as the exception it
+    carries."""
 
     def __init__(self, original: BaseException) -> None:
         super().__init__()
@@ -147,7 +146,7 @@ class Carried(Exception):
 
 
 class CarriedBase(BaseException):
-    """The same, of an exception that is no `Exception`."""
+    """The same, for an exception that is not an `Exception`."""
 
     def __init__(self, original: BaseException) -> None:
         super().__init__()
@@ -155,11 +154,12 @@ class CarriedBase(BaseException):
 
 
 def carried(error: BaseException) -> BaseException:
-    """The exception itself if Trio may meet it; else one that carries it.
+    """The exception itself if it is safe for Trio; else one that carries it.
 
-    Trio, asyncio and the threads' results call `with_traceback` on what a task raised, ask it for its `repr()` and its
-    `__class__`, set its context. A group they split where they meet a cancellation, which calls `derive` of the group's own
-    class, and itself once for each level of nesting. What these raise strikes in the midst of Trio's own work: the worker ends.
+    Trio, asyncio and the threads' results call `with_traceback` on a task's exception, read its `repr()` and its `__class__`,
+    and set its context. They split a group that contains a cancellation, which calls `derive` of the group's own class, and
+    recurses for each level of nesting. An exception from one of these calls would strike inside Trio's own code and end the
+    worker.
     """
     if not is_group(error):
         return error if _is_harmless(error) else _carrier(error)
@@ -168,12 +168,12 @@ def carried(error: BaseException) -> BaseException:
     leaves = leaves_of(error)
     if not any(issubclass(type(leaf), trio.Cancelled) for leaf in leaves):
         return _carrier(error)
-    # Trio has to find its own.
+    # Trio must find its own exceptions.
     return parted(error, [leaf if _is_harmless(leaf) else _carrier(leaf) for leaf in leaves])
 
 
 def original(error: BaseException) -> BaseException:
-    """What is carried, or the exception itself."""
+    """The carried exception, or the exception itself."""
     return error.original if type(error) is Carried or type(error) is CarriedBase else error
 
 
@@ -199,16 +199,16 @@ _BETWEEN = frozenset(
         ),
     ]
 )
-"""What those who carry exceptions about may call of one's class."""
+"""The methods of an exception's class that Trio, asyncio and threads may call."""
 _CANCELLED = (trio.Cancelled, asyncio.CancelledError)
-"""Trio and asyncio have to find their own."""
+"""Trio and asyncio must find their own exceptions."""
 _PLAIN = (str, bytes, int, float, bool, type(None))
 
 
 def _is_harmless(error: BaseException) -> bool:
     if type(error) in _CANCELLED:
         return True
-    # repr() shows the arguments, with their own.
+    # repr() calls the arguments' repr().
     arguments: tuple[Any, ...] = _arguments_of(error)
     return _is_harmless_class(type(error)) and all(type(a) in _PLAIN and not _is_long(a) for a in arguments)
 
@@ -238,7 +238,7 @@ def _is_harmless_group(error: BaseException) -> bool:
 
 
 def parted(group: BaseException, leaves: list[BaseException]) -> BaseException:
-    """The part of a group that has these leaves."""
+    """A group like this one with only these leaves."""
     return BaseExceptionGroup(_plain(_message_of_group(group)), leaves).with_traceback(_traceback_of(group))
 
 
@@ -264,12 +264,12 @@ def _trace_of(error: BaseException) -> str:
     except BaseException as broken:  # noqa: ASYNC103 -- as above
         if raised_by_ctrl_c(broken):
             raise
-        # No memory, or a module's loader that raises when it is asked for a line of its source.
+        # Out of memory, or a module's loader raised when asked for a source line.
         return _bare_trace(error)  # noqa: ASYNC104
 
 
 def _bare_trace(error: BaseException) -> str:
-    """Where it was, from what the frames themselves hold."""
+    """The traceback without source lines, from the frames alone."""
     lines = ["Traceback (most recent call last; its source could not be read):"]
     trace = _without_our_frames(_traceback_of(error))
     while trace is not None and len(lines) < 100:
@@ -280,14 +280,14 @@ def _bare_trace(error: BaseException) -> str:
 
 
 class _Telling:
-    """Makes the stand-ins of one exception and all that hangs on it."""
+    """Creates stand-ins for one exception, its causes and its contexts."""
 
     def __init__(self) -> None:
         self._left = _TOLD
         self._seen: set[int] = set()
 
     def stand_in(self, error: BaseException, depth: int) -> BaseException:
-        """An exception of a class of the same name, with the same traceback, that says the same and does nothing else."""
+        """A harmless exception with the same class name, traceback and text."""
         error = original(error)
         self._left -= 1
         self._seen.add(id(error))
@@ -351,7 +351,7 @@ def _notes_of(error: BaseException) -> list[str]:
 
 
 def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback from the handler on: how the worker came to call it is no news to anyone."""
+    """The traceback from the handler on, without the worker's own frames."""
     inner = trace
     while inner is not None and _is_ours(inner):
         inner = inner.tb_next
@@ -369,7 +369,7 @@ def _module_of(trace: TracebackType) -> str:
 
 
 def _last(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback, or the end of one that is too long: a recursion limit may be set as high as anybody likes."""
+    """The traceback, or only the end of a very long one: a program may raise its recursion limit."""
     length, one = 0, trace
     while one is not None:
         length, one = length + 1, one.tb_next
@@ -382,12 +382,12 @@ def _last(trace: TracebackType | None) -> TracebackType | None:
 
 
 def storable(text: str) -> str:
-    """`text` without what PostgreSQL's text cannot hold."""
+    """`text` without characters that PostgreSQL cannot store."""
     return _UNSTORABLE.sub("\ufffd", text)
 
 
 def _plain(text: str) -> str:
-    """A `str` and no class of the user's, of bounded length: both ends of a long one."""
+    """A plain `str`, not a subclass, of bounded length: both ends of a long one."""
     plain = str.__str__(text)
     return plain if len(plain) <= 2 * _LONGEST else f"{plain[:_LONGEST]}...{plain[-_LONGEST:]}"
 
@@ -398,6 +398,6 @@ def cut(text: str, limit: int) -> str:
     if len(data) <= limit:
         return text
     half = limit // 2 - 24
-    # A character that a cut goes through is left out.
+    # A character at a cut is dropped.
     begin, rest = (part.decode("utf-8", "ignore") for part in (data[:half], data[-half:]))
     return f"{begin}\n... {len(data) - 2 * half} bytes cut ...\n{rest}"

@@ -1,7 +1,7 @@
 """Who may do what in the database: the rights of a producer, a waiter, a worker and an operator, as one table.
 
-Anything that is not named here, nobody but the owner has. tests/security/test_roles.py asks each role for every statement in
-sql/ and for the work of its life, so that a later migration that forgets this table fails there.
+Only the owner has rights that are not listed here. tests/security/test_roles.py tries every statement in sql/ and each role's
+typical work, so that a later migration that forgets this table fails there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ENQUEUE = (
     "enqueue_unique",
     "key_holders",
     "reserve",
-    # Pure: puts deadlines into options.
+    # A pure function: puts deadlines into options.
     "row_options",
 )
 _OUTCOME = (
@@ -40,7 +40,7 @@ _BATCH = (
     "id, name, created_at, closed_at, finished_at, callback_job_id, callback_error, total, completed, dead, cancelled,"
     " removed"
 )
-# By column: a queue or a schedule under another name would have lost its pause and its retention, and no line says so.
+# By column: renaming a queue or a schedule would lose its pause and its retention without an audit line.
 _QUEUE = (
     "paused_at, max_running, rate_count, rate_seconds, key_max_running, key_rate_count, key_rate_seconds, retention"
 )
@@ -48,22 +48,22 @@ _SCHEDULE = (
     "kind, args, queue, priority, options, cron, timezone, every, catch_up, due_as, declared, paused_at, next_due,"
     " problem"
 )
-# What claims, beats, reports and rescues write. Not the id: a live row under the id of a finished job could be "ended", and so
-# a result be added beside that job's own.
+# The columns that claims, heartbeats, reports and rescues write. Not the id: a live row with the id of a finished job could
+# be "ended", which would add a second result beside that job's own.
 _HELD = (
     "state, attempt, locked_by, started_at, lease_until, run_at, failures, crashes, deaths, max_attempts, suspect,"
     " suspected_at, ripe_at, cancelling"
 )
 TABLES: Mapping[RoleKind, Mapping[str, str]] = {
-    # "All it takes is a right to call": a stolen producer can add jobs, and read nothing.
+    # Only rights to call functions: a stolen producer can add jobs, and read nothing.
     "producer": {},
-    # What became of a job whose id it knows, never its arguments; and batches, which are a producer's too.
+    # The state and result of a job, never its arguments; and batches, which need a producer's rights too.
     "waiter": {
         f"SELECT ({_OUTCOME})": "jobs",
         "SELECT (id, state)": "job",
         "SELECT (id, kind, state, finished_at, error, cancel_reason)": "job_archive",
         "SELECT": "migration",
-        # Not the callbacks: they are arguments.
+        # Not the callbacks: they contain arguments.
         f"SELECT ({_BATCH}), INSERT (name), UPDATE (closed_at, callback)": "batch",
         "SELECT, INSERT": "batch_job",
     },
@@ -74,7 +74,7 @@ TABLES: Mapping[RoleKind, Mapping[str, str]] = {
         f"SELECT, INSERT, UPDATE ({_QUEUE})": "queue",
         f"SELECT, INSERT, UPDATE ({_SCHEDULE}), DELETE": "schedule",
         f"SELECT, UPDATE ({_HELD}), DELETE": "job",
-        # Policies say which rows (migrations/0013_rights.sql).
+        # Policies restrict the rows (migrations/0013_rights.sql).
         "SELECT, INSERT, UPDATE (error)": "attempt",
         "SELECT, UPDATE (delivered_at, ended_at, ended_as)": "cancellation",
         "SELECT, INSERT, UPDATE, DELETE": (
@@ -91,12 +91,12 @@ TABLES: Mapping[RoleKind, Mapping[str, str]] = {
         "SELECT, INSERT, DELETE": "paused_kind",
         "DELETE": "schedule",
         "INSERT, UPDATE (job_id, added)": "schedule_fire",
-        # Its jobs may be of batches, too.
+        # Its jobs may belong to batches, too.
         "INSERT (name), UPDATE (closed_at, callback)": "batch",
         "INSERT": "batch_job",
     },
 }
-# None: COPY takes ids itself, and is for the owner.
+# None: COPY assigns ids itself, and only the owner may use it.
 SEQUENCES: Mapping[RoleKind, tuple[str, ...]] = {}
 FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
     "producer": _ENQUEUE,
@@ -133,9 +133,10 @@ FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
 
 
 def grants_sql(roles: Mapping[RoleKind, str], schema: str = "pulse") -> list[str]:
-    """The statements that give the roles what they need: first everything is taken away, so that a role has this and no more.
+    """The statements that grant the roles their rights: they first revoke everything, so that a role has these rights and no
+    others.
 
-    `roles` has the name of a role that exists for each kind to be granted; one role may have several."""
+    `roles` maps each kind to be granted to the name of an existing role; one role may have several kinds."""
     lines: list[str] = []
     for name in dict.fromkeys(roles.values()):
         lines += [
@@ -155,7 +156,7 @@ def grants_sql(roles: Mapping[RoleKind, str], schema: str = "pulse") -> list[str
 
 
 def grant_sync(dsn: str, roles: Mapping[RoleKind, str], schema: str = "pulse") -> None:
-    """Gives the roles what they need, in one transaction. Connect as the schema's owner, or a superuser. Blocks.
+    """Grants the roles their rights, in one transaction. Connect as the schema's owner, or a superuser. Blocks.
 
     Raises `UsageError` for a role that does not exist, or when this role may not grant."""
     with connect_sync(dsn) as connection:
@@ -174,7 +175,7 @@ def grant_sync(dsn: str, roles: Mapping[RoleKind, str], schema: str = "pulse") -
 
 
 def _refuse_owner(connection: psycopg.Connection[Any], role: str, schema: str) -> None:
-    # What is taken away first would be the owner's own rights.
+    # The initial REVOKE would remove the owner's own rights.
     found = connection.execute(
         "SELECT EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
         " WHERE n.nspname = %s::text AND pg_get_userbyid(c.relowner) = %s::text)",

@@ -1,7 +1,8 @@
-"""The values that travel: what is asked for (`JobRequest`), held (`Claim`), reported (`Outcome`) and seen (`Job`).
+"""The values of a job's life: the request (`JobRequest`), the claim (`Claim`), the report (`Outcome`) and the handler's view
+(`Job`).
 
-All frozen and free of I/O, so that the decisions in `states` are plain functions over them. `Job` is what a handler is
-given: a window on its claim and on the nursery it runs in.
+All are frozen and free of I/O, so that the decisions in `states` are plain functions over them. A handler receives a `Job`, a
+view of its claim and of the nursery it runs in.
 """
 
 from __future__ import annotations
@@ -19,16 +20,17 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
 CancelReason = Literal["user", "timeout", "deadline", "fence-lost", "lease-unproven", "shutdown", "parent"]
-"""Why a handler was cancelled: somebody asked, the attempt's time was up, the whole job's was, another attempt owns the job,
-the lease could not be proven in time, the worker stops, or the program around the worker was cancelled."""
+"""Why a handler was cancelled: a cancellation was requested, the attempt's time was up, the whole job's time was up, another
+attempt owns the job, the lease could not be proven in time, the worker stops, or the program around the worker was
+cancelled."""
 
 OutcomeKind = Literal["completed", "failed", "timeout", "discarded", "cancelled", "snoozed", "released", "rescued"]
 
 
 class JobOptions(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What stands in the row's `options` for the worker alone. Times are in seconds; `deadline` and `expires` are moments,
-    in seconds since 1970 by the database's clock; `death_of` is the dead job's id, if the database enqueued this one to tell of
-    its death."""
+    """The part of the row's `options` that only the worker uses. Times are in seconds; `deadline` and `expires` are moments,
+    in seconds since 1970 by the database's clock; `death_of` is the dead job's id, if this job is that job's `on_death`
+    hook."""
 
     timeout: float | None = None
     backoff_base: float = 2.0
@@ -43,11 +45,11 @@ DEFAULT_OPTIONS = JobOptions()
 
 
 class JobRequest(msgspec.Struct, frozen=True):
-    """One job to enqueue, validated: made by `Handler.request`, written by the store.
+    """One validated job to enqueue: created by `Handler.request`, written by the store.
 
     `args` is a JSON object by parameter name; `delay` is seconds from the transaction's start; `run_at` an ISO time with
     its offset. `options` is JSON, or None when every option is the default; `deadline_in` and `expires_in` are seconds from
-    the transaction's start too, and go there as moments when the job is written. `unique_for` and `unique_after` are seconds;
+    the transaction's start too, and become moments when the job is written. `unique_for` and `unique_after` are seconds;
     `on_conflict` is skip, replace or raise.
     """
 
@@ -71,7 +73,7 @@ class JobRequest(msgspec.Struct, frozen=True):
 class Claim(msgspec.Struct, frozen=True, gc=False, eq=False):
     """One attempt this worker holds: the row as the claim returned it. (id, attempt, session) is the fence.
 
-    Compared and hashed by identity: a claim is that one event, and the path of every job looks it up."""
+    Compared and hashed by identity: a claim is a single event, and the path of every job looks it up."""
 
     id: int
     attempt: int
@@ -88,7 +90,7 @@ class Claim(msgspec.Struct, frozen=True, gc=False, eq=False):
 
 class Outcome(msgspec.Struct, frozen=True, gc=False, eq=False):
     """How one attempt ended. `result` is JSON (None for null); `delay` seconds until the job is due again; `error` text.
-    `cancelling`: a completion although somebody had asked for the job's cancellation, and the handler was told."""
+    `cancelling`: the handler completed although it had been asked to cancel."""
 
     claim: Claim
     kind: OutcomeKind
@@ -99,7 +101,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False, eq=False):
 
 
 class Progress(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """What a handler said last of its progress: `fraction` from 0 to 1."""
+    """The last progress that a handler reported: `fraction` from 0 to 1."""
 
     claim: Claim
     fraction: float
@@ -107,7 +109,7 @@ class Progress(msgspec.Struct, frozen=True, gc=False, eq=False):
 
 
 class Snooze(Exception):
-    """Raised by a handler: put the job back for `seconds` (or a `timedelta`); no attempt of its budget is used."""
+    """Raised by a handler: postpone the job by `seconds` (or a `timedelta`); no attempt of its budget is used."""
 
     def __init__(self, seconds: float | timedelta) -> None:
         super().__init__(seconds)
@@ -123,8 +125,9 @@ class RetryAfter(Exception):
 
 
 def delay_of(given: object) -> float:
-    """Seconds, as a plain float. Raises in the handler what would otherwise be refused by the database, with a whole batch."""
-    # What the class of a number or a duration says of itself is not asked.
+    """Seconds, as a plain float. An invalid value raises in the handler; otherwise the database would refuse it with a whole
+    batch."""
+    # The methods of a subclass of a number or a duration are not called.
     if issubclass(type(given), timedelta):
         seconds = timedelta.total_seconds(cast("timedelta", given))
     else:
@@ -135,7 +138,7 @@ def delay_of(given: object) -> float:
 
 
 class Discard(Exception):
-    """Raised by a handler: the job can never succeed; it is dead at once, whatever is left of its budget."""
+    """Raised by a handler: the job can never succeed; it is dead at once, whatever its budget."""
 
 
 class JobNursery(Protocol):
@@ -150,7 +153,7 @@ class JobNursery(Protocol):
 
 
 class JobRuntime(Protocol):
-    """What stands behind a `Job`: the runner's, or a test's."""
+    """The implementation behind a `Job`: the runner's, or a test's."""
 
     @property
     def cancel_reason(self) -> CancelReason | None: ...
@@ -190,7 +193,7 @@ class JobTransaction(Protocol):
 
 
 class Job:
-    """What a handler sees of its job. `(job.id, job.attempt)` is the key to deduplicate remote effects on."""
+    """A handler's view of its job. Deduplicate remote effects on `(job.id, job.attempt)`."""
 
     __slots__ = ("_claim", "_runtime")
 
@@ -208,13 +211,13 @@ class Job:
 
     @property
     def attempt(self) -> int:
-        """1 the first time; grows by one each time the job is claimed, never repeats."""
+        """1 at first; grows by one with each claim of the job, and never repeats."""
         return self._claim.attempt
 
     @property
     def session(self) -> int:
         """The session of the worker that runs this attempt: with `id` and `attempt` the whole fence, for a remote system that
-        refuses older writers. 63 bits: more than a JSON number keeps."""
+        refuses older writers. 63 bits: more than a JSON number can hold."""
         return self._claim.session
 
     @property
@@ -247,8 +250,7 @@ class Job:
 
     @property
     def cancel_message(self) -> str | None:
-        """What the person said who asked for the job's cancellation: the `reason` of `client.cancel`, None if none was given or
-        nobody asked."""
+        """The `reason` given to `client.cancel`; None if none was given or no cancellation was requested."""
         return self._runtime.cancel_message
 
     @property
@@ -258,16 +260,17 @@ class Job:
         return self._runtime.nursery
 
     def cleanup(self) -> AbstractContextManager[object]:
-        """`with job.cleanup():` shields what is awaited inside from cancellation, for at most the worker's `cleanup`
-        seconds (5 by default) in all, with the lease still held. For what must be put right after a `Cancelled`."""
+        """`with job.cleanup():` shields the awaits inside it from cancellation, for at most the worker's `cleanup` seconds (5
+        by default) in total, with the lease still held. Use it for clean-up after a `Cancelled`."""
         return self._runtime.cleanup()
 
     def transaction(self, *, result: Any = None) -> AbstractAsyncContextManager[JobTransaction]:
-        """`async with job.transaction() as tx:` commits what the block writes through `tx.connection` (or `tx.execute`)
-        together with the completion of this job, or neither: exactly once, as far as the database goes.
+        """`async with job.transaction() as tx:` commits the block's writes through `tx.connection` (or `tx.execute`) together
+        with the completion of this job, or neither: exactly once within the database.
 
-        `result`, or what `tx.result` is set to, becomes the job's result. An exception or a cancellation in the block rolls
-        back and goes its usual way. After the block the job is completed; return soon, and nothing. On Trio only; once.
+        `result`, or the value of `tx.result`, becomes the job's result. An exception or a cancellation in the block rolls
+        back and then has its usual effect. After the block the job is completed: return soon, and return nothing else. Works
+        on Trio only, once for each attempt.
 
         Raises:
             RuntimeError: the handler runs in a thread or on asyncio, or the job has had its transaction.
@@ -276,13 +279,13 @@ class Job:
         return self._runtime.open_transaction(result)
 
     async def progress(self, fraction: float, message: str | None = None) -> None:
-        """Says how far the job has come: a fraction from 0 to 1 and, if you like, a few words (500 characters are kept).
+        """Reports the job's progress: a fraction from 0 to 1 and, optionally, a message (500 characters are kept).
 
-        Call it as often as you like: the newest value is written at most once a second, by the worker; the handler waits for
-        nothing (a checkpoint). Shown in `pulse.jobs` and by `jobs show`. From a thread:
+        Call it as often as you like: the worker writes the newest value, at most once a second; the handler does not wait (it
+        is a checkpoint). Shown in `pulse.jobs` and by `jobs show`. From a thread:
         `trio.from_thread.run(job.progress, 0.4, "…")`. Raises `ValueError` for anything but a fraction.
         """
-        # Plain ones: what a class of the caller's says of itself would be asked again when it is written.
+        # Plain types: the methods of a caller's subclass would be called again when the value is written.
         plain = float(fraction)
         if not 0 <= plain <= 1:
             raise ValueError(f"Progress is a fraction from 0 to 1, got {plain!r}.")

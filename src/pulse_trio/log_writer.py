@@ -1,12 +1,12 @@
 """Writes a log to a file descriptor without waiting for the program that reads it.
 
-A pipe that is not read fills up, a terminal may be stopped (Ctrl-S), and a write then waits for as long as that lasts. In the
-event loop that would be the end of every lease. So each write is tried without waiting, and only what does not fit is left to
-a thread. That backlog is bounded: lines beyond it are left out and counted.
+A pipe that is not read fills up, a terminal may be stopped (Ctrl-S), and a write then blocks for as long as that lasts. In
+the event loop that would cost every lease. So each write is tried without waiting, and only the rest goes to a thread. That
+backlog is bounded: lines beyond it are dropped and counted.
 
-Whether a write waits is a property of the open file, which other processes share (a shell, a supervisor's other children), so
-it is not ours to change. Linux gives a pipe or a terminal that is opened by its name under /proc an open file of its own; a
-socket takes the wish with each message. Where neither can be had, all lines go by the thread.
+Whether a write blocks is a property of the open file, which other processes share (a shell, a supervisor's other children),
+so we must not change it. On Linux, opening a pipe or a terminal by its name under /proc creates a separate open file; a
+socket takes a flag with each message. Where neither works, the thread writes all lines.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MOST = 1 << 20
-"""Bytes that wait for a reader."""
+"""How many bytes may wait for a reader."""
 _FAREWELL = 1.0
-"""Seconds that the process's end waits for a reader."""
+"""How many seconds the end of the process waits for a reader."""
 
 
 class LogWriter:
-    """Writes to `descriptor`. `notice` makes a line of the number of lines that were left out.
+    """Writes to `descriptor`. `notice` turns the number of dropped lines into a line.
 
-    What the descriptor refuses (no reader any more, a full disk) is lost.
+    Lines that the descriptor refuses (no reader any more, a full disk) are lost.
     """
 
     def __init__(self, descriptor: int, notice: Callable[[int], bytes]) -> None:
@@ -76,7 +76,7 @@ class LogWriter:
 
     def _start(self) -> None:
         writer = threading.Thread(target=self._write_backlog, name="pulse-trio log", daemon=True)
-        # No thread to be had: the next line tries again.
+        # No thread available: the next line tries again.
         with suppress(RuntimeError):
             writer.start()
             self._writer = writer
@@ -89,7 +89,7 @@ class LogWriter:
             with suppress(OSError):
                 self._write_all(line)
             with self._news:
-                # Only now: until then new lines go behind it.
+                # Only now: until then new lines queue behind it.
                 self._backlog.popleft()
                 self._size -= len(line)
                 if self._left_out and self._size < MOST // 2:
@@ -108,7 +108,8 @@ class LogWriter:
 
 
 def _without_waiting(descriptor: int) -> Callable[[bytes], int] | None:
-    """What writes as many bytes as go without waiting, or raises `BlockingIOError`; None where there is no such thing."""
+    """A function that writes as many bytes as possible without waiting, or raises `BlockingIOError`; None if there is
+    none."""
     try:
         kind = os.fstat(descriptor).st_mode
         if stat.S_ISSOCK(kind):
@@ -120,5 +121,5 @@ def _without_waiting(descriptor: int) -> Callable[[bytes], int] | None:
             return lambda line: os.write(opened, line)
     except OSError:
         return None
-    # A file: its disk is waited for, as by any program.
+    # A file: writes wait for its disk, as in any program.
     return lambda line: os.write(descriptor, line)

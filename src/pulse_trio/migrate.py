@@ -1,8 +1,8 @@
-"""Applies and checks the schema: forward only, one transaction a migration, under an advisory lock.
+"""Applies and checks the schema: forward only, one transaction per migration, under an advisory lock.
 
-Eight processes that start at once apply each migration once; the others wait for the lock and find nothing left to do.
-A schema newer than this code is accepted by `check` only if the code knows all of its migrations: an old worker beside a
-new schema says so and stops, rather than guess.
+Of eight processes that start at once, one applies each migration; the others wait for the lock and find nothing to do.
+`check` accepts a schema newer than this code only if the code knows all of its migrations: an old worker on an unknown schema
+reports that and stops, rather than guess.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
 
 
-# A table of another access method would have no HOT updates; check_function_bodies finds what is wrong at once.
+# Another table access method would have no HOT updates; check_function_bodies finds errors immediately.
 _MIGRATING = PINNED | UNBOUNDED | {"default_table_access_method": "heap", "check_function_bodies": "on"}
 
 
@@ -41,7 +41,7 @@ class Migration(NamedTuple):
 
 
 def migrations_folder() -> Path:
-    """The folder of migrations: inside the installed package, or the checkout's own when installed editable."""
+    """The folder of migrations: inside the installed package, or the checkout's for an editable installation."""
     shipped = Path(str(files("pulse_trio"))) / "migrations"
     return shipped if shipped.is_dir() else Path(__file__).parents[2] / "migrations"
 
@@ -49,8 +49,8 @@ def migrations_folder() -> Path:
 def known_migrations() -> list[Migration]:
     """Every migration this version of pulse-trio ships, in order.
 
-    As they were when this module was imported: another version may be installed over this one while it runs, and a
-    process may run out of file descriptors."""
+    Read when this module is imported: another version may be installed over this one while it runs, and a process may run out
+    of file descriptors."""
     return list(_KNOWN)
 
 
@@ -66,11 +66,11 @@ _KNOWN = _read()
 
 
 def migration_sql(schema: str = "pulse") -> str:
-    """The whole schema as one script, for those whose database is changed by other hands."""
+    """The whole schema as one script, for databases that another team administers."""
     parts = [_preamble(schema)]
     for migration in known_migrations():
         record = render(
-            # Nothing here comes from outside: the values are our own files' names and digests.
+            # No value comes from outside: all are our own files' names and digests.
             'INSERT INTO :"schema".migration (version, name, checksum) '  # noqa: S608
             f"VALUES ({migration.version}, '{migration.name}', '{migration.checksum}');",
             schema,
@@ -80,25 +80,26 @@ def migration_sql(schema: str = "pulse") -> str:
 
 
 def migrate_sync(dsn: str, schema: str = "pulse", *, wait: float = 60.0) -> list[str]:
-    """Applies what is missing; returns the names of the migrations it applied, `[]` when there was nothing to do.
+    """Applies the missing migrations; returns their names, `[]` if there was nothing to do.
 
     Blocks: from Trio call it through `trio.to_thread.run_sync`.
     Raises `DatabaseUnavailable`, also when another session keeps a table locked for `wait` seconds; `ConfigurationError`
-    through a pooler; `UsageError` when the schema, or something in it, belongs to a role that may be anybody's;
-    `SchemaError` when the schema was made by a newer version or changed by hand.
+    through a pooler; `UsageError` when the schema, or something in it, belongs to an untrusted role; `SchemaError` when the
+    schema was made by a newer version or changed by hand.
     """
     with connect_sync(dsn, _MIGRATING) as connection, _rights_explained(connection, schema):
         if connection.prepare_threshold is None:
             raise ConfigurationError(
-                "The DSN leads through a pooler (PgBouncer), which cannot hold the lock that migrating needs: give the "
+                "The DSN goes through a pooler (PgBouncer), which cannot hold the lock that a migration needs: give the "
                 "database's own address."
             )
-        # Session-level, so that it is held over one transaction a migration; it goes with the connection at the latest.
+        # Session-level, so that it is held across the migrations' transactions; the connection's end releases it at the
+        # latest.
         _lock(connection, f"{schema} migrate", wait)
         make_schema, make_table = _missing_preamble(connection, schema)
         if make_schema is not None:
             connection.execute(make_schema.encode())
-        # Before anything in the schema is read or called: a view's or a trigger's function would run as this role.
+        # Done before anything in the schema is read or called: a view's or a trigger's function would run as this role.
         _refuse_foreign(connection, schema)
         if make_table is not None:
             connection.execute(make_table.encode())
@@ -112,7 +113,7 @@ def migrate_sync(dsn: str, schema: str = "pulse", *, wait: float = 60.0) -> list
 
 
 def _lock(connection: psycopg.Connection[Any], name: str, wait: float) -> None:
-    """Any role that may connect can take an advisory lock, so nothing waits for one without an end."""
+    """Waits for the advisory lock, with a limit: any role that may connect can hold it."""
     try:
         with connection.transaction():
             connection.execute("SELECT set_config('lock_timeout', %s, true)", [f"{max(int(wait * 1000), 1)}ms"])
@@ -129,12 +130,12 @@ def _lock(connection: psycopg.Connection[Any], name: str, wait: float) -> None:
         ).fetchone()
         raise DatabaseUnavailable(
             f"Another session has held the lock of migrations for more than {wait:g} s: {row[0] if row else 'unknown'}. "
-            "If it migrates, try again when it is done; if not, end it: SELECT pg_terminate_backend(pid)"
+            "If it is migrating, try again when it has finished; if not, end it: SELECT pg_terminate_backend(pid)"
         ) from None
 
 
 def _refuse_foreign(connection: psycopg.Connection[Any], schema: str) -> None:
-    """Raises `UsageError` if a role that this one has no reason to trust owns the schema or anything in it.
+    """Raises `UsageError` if an untrusted role owns the schema or anything in it.
 
     A role that may create schemas can make this one first, with functions and triggers that then run with the rights of
     the role that migrates."""
@@ -144,13 +145,13 @@ def _refuse_foreign(connection: psycopg.Connection[Any], schema: str) -> None:
     what, owner, role, name = found
     if what is None:
         raise UsageError(
-            f"The schema {name} belongs to {owner}, and {role} migrates: functions that {owner} may have put there would run "
-            f"with the rights of {role}. If {owner} is who owns your jobs, connect as {owner}. If not, look at what is in the "
+            f"The schema {name} belongs to {owner}, and {role} migrates: functions that {owner} may have created there would "
+            f"run with the rights of {role}. If {owner} is the owner of your jobs, connect as {owner}. If not, inspect the "
             f"schema, then remove it (DROP SCHEMA {name} CASCADE) or name another one (--schema)."
         )
     raise UsageError(
         f"{what} in the schema {name} belongs to {owner}, and {role} migrates: it could run with the rights of {role}. "
-        f"Look at it, then remove it, or give it to the schema's owner (ALTER ... OWNER TO), or connect as {owner}."
+        f"Inspect it, then remove it, or give it to the schema's owner (ALTER ... OWNER TO), or connect as {owner}."
     )
 
 
@@ -194,7 +195,7 @@ WHERE f.owner NOT IN (SELECT oid FROM trusted) ORDER BY f.rank, f.what LIMIT 1
 
 
 def _mend_ids(connection: psycopg.Connection[Any], schema: str) -> None:
-    """Moves the sequence of ids forward if a restore has left it behind the jobs that there are."""
+    """Moves the sequence of ids forward if a restore has left it behind the existing jobs."""
     asked = "SELECT has_function_privilege(to_regprocedure(format('%%I.mend_ids()', %s::text)), 'EXECUTE')"
     row = connection.execute(asked, [schema]).fetchone()
     if row is not None and row[0]:
@@ -212,7 +213,7 @@ def check_sync(dsn: str, schema: str = "pulse") -> None:
 
 @contextmanager
 def _rights_explained(connection: psycopg.Connection[Any], schema: str) -> Generator[None]:
-    """PostgreSQL says which right is missing, not who can give it. Raises `UsageError`, which does."""
+    """Raises `UsageError`, which also says who can grant the missing right; PostgreSQL only names the right."""
     try:
         yield
     except psycopg.errors.InsufficientPrivilege as error:
@@ -232,13 +233,14 @@ def _remedy(connection: psycopg.Connection[Any], schema: str) -> str:
     if owner is None:
         return f"A superuser or the database's owner can allow it: GRANT CREATE ON DATABASE {database} TO {role}"
     return (
-        f"The schema {name} belongs to {owner}: connect as that role. It can let {role} work with jobs: "
+        f"The schema {name} belongs to {owner}: connect as that role. That role can grant {role} the rights to work with "
+        f"jobs: "
         f"pulse-trio grants --worker {role}"
     )
 
 
 def check_versions(applied: dict[int, str], schema: str = "pulse") -> None:
-    """The decision behind `check_sync`, over `{version: checksum}` as recorded in the database."""
+    """The decision of `check_sync`, over `{version: checksum}` as recorded in the database."""
     if not applied:
         raise SchemaError(f"The database has no pulse-trio schema {schema!r}. Create it with: {_command(schema)}")
     _refuse_strangers(applied)
@@ -265,7 +267,7 @@ def _refuse_strangers(applied: dict[int, str]) -> None:
     changed = [known[v] for v, checksum in applied.items() if known[v].checksum != checksum]
     if changed:
         raise SchemaError(
-            f"Migration {changed[0].version:04}_{changed[0].name} was applied from another text than the one this "
+            f"Migration {changed[0].version:04}_{changed[0].name} was applied from a different text than the one this "
             "version ships. Use the version of pulse-trio that applied it, or restore the schema from a backup."
         )
 
@@ -283,8 +285,8 @@ def _preamble(schema: str) -> str:
 
 
 def _missing_preamble(connection: psycopg.Connection[Any], schema: str) -> list[str | None]:
-    """Its two parts, None for what is there. "IF NOT EXISTS" asks for the right to create, which the schema's owner need not
-    have."""
+    """The two preparatory statements, None for an object that exists. "IF NOT EXISTS" needs the right to create, which the
+    schema's owner may lack."""
     row = connection.execute(
         "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = %s::text),"
         " to_regclass(format('%%I.migration', %s::text)) IS NOT NULL",
@@ -295,10 +297,10 @@ def _missing_preamble(connection: psycopg.Connection[Any], schema: str) -> list[
 
 
 def _apply_soon(connection: psycopg.Connection[Any], migration: Migration, schema: str, wait: float) -> None:
-    """Applies it, again and again for at most `wait` seconds, while other sessions hold what it has to change.
+    """Applies a migration, with retries for at most `wait` seconds while other sessions lock its tables.
 
-    Each statement of workers and producers that needs the same table waits behind a migration that waits: so each attempt
-    gives up soon, and lets them through before the next. Raises `DatabaseUnavailable`, which names the sessions in the way."""
+    Statements of workers and producers that need the same table queue behind a waiting migration: so each attempt gives up
+    soon, and lets them through before the next. Raises `DatabaseUnavailable`, which names the blocking sessions."""
     end = time.monotonic() + wait
     while True:
         patience = min(_PATIENCE, max(wait, 0.001))
@@ -312,19 +314,20 @@ def _apply_soon(connection: psycopg.Connection[Any], migration: Migration, schem
             holders = _holders(connection, schema, patience)
         raise DatabaseUnavailable(
             f"The migration {migration.version:04}_{migration.name} changes tables that other sessions have kept locked for "
-            f"more than {wait:g} s: {holders}. Nothing of it was applied. When they are done, try again; or end them: "
+            f"more than {wait:g} s: {holders}. The migration was not applied. Try again when they have finished, or end "
+            f"them: "
             "SELECT pg_terminate_backend(pid)"
         )
 
 
 _PATIENCE = 2.0
-"""Seconds for which one attempt of a migration waits for a lock, and with it all who come after it."""
+"""Seconds for which one attempt of a migration waits for a lock, and blocks statements queued behind it."""
 _LET_THROUGH = 0.5
-"""Seconds between two attempts, for those who waited."""
+"""Seconds between two attempts, for the statements that queued."""
 
 
 def _holders(connection: psycopg.Connection[Any], schema: str, longer_than: float) -> str:
-    """The sessions that hold a table of the schema in a transaction that is old enough to have been in the way."""
+    """The sessions that hold a table of the schema, in a transaction old enough to have blocked the migration."""
     row = connection.execute(
         "SELECT string_agg(coalesce(format('pid %%s, user %%s, %%s, %%s', a.pid, a.usename,"
         "  coalesce(nullif(a.application_name, ''), 'a client without a name'),"

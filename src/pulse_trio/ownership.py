@@ -1,7 +1,7 @@
-"""Whose a file or folder is: what another user of this machine made, or may write, decides nothing here.
+"""Ownership of files and folders: those that another user of this machine owns or may write are not trusted.
 
-As git's safe.directory: whoever may write to a folder above the current one (/tmp, a shared mount) could otherwise choose the
-database of every program that is started below it.
+Like git's safe.directory: a user who may write to a folder above the current one (/tmp, a shared mount) could otherwise
+choose the database of every program that is started below it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def trusted_users() -> set[int]:
 
 
 def distrust(path: Path, *, writable_by_others: bool = False) -> str | None:
-    """Why `path` is not to be trusted: it, or the link that it is, belongs to another user, or others may write it (unless
-    `writable_by_others` says that this is allowed). None if it is trusted, or is not there."""
+    """Why `path` is not trusted: it, or the link that it is, belongs to another user, or others may write it (unless
+    `writable_by_others` allows that). None if it is trusted, or does not exist."""
     try:
         own, target = path.lstat(), path.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""Records as JSON's own types: what `--json` prints and the log writes."""
+"""Records as JSON's own types, for `--json` and the log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def plain(value: object) -> object:
         return {
             f.name: _field(f, getattr(value, f.name))
             for f in dataclasses.fields(value)
-            if "object" not in f.metadata  # an exception, say, which is for programs
+            if "object" not in f.metadata  # for example an exception, which is for programs
         }
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat()
@@ -28,5 +28,5 @@ def plain(value: object) -> object:
 
 
 def _field(field: dataclasses.Field[Any], value: object) -> object:
-    # As text, though a number: JavaScript and jq round what is above 2^53, and then no worker has that session.
+    # A number, but as text: JavaScript and jq round numbers above 2^53, and the rounded session would match no worker.
     return str(value) if "session" in field.metadata and value is not None else plain(value)

@@ -1,4 +1,4 @@
-"""Data on a terminal: control characters are shown, never obeyed."""
+"""Data on a terminal: control characters are displayed, never sent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202
 
 
 def shown(text: str) -> str:
-    """`text` with what a terminal would obey written as an escape. Lines and tabs are kept."""
+    """`text` with control characters written as escapes. Newlines and tabs are kept."""
     return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode(), text.replace("\r\n", "\n"))
 
 
@@ -76,7 +76,7 @@ def parse_duration(text: str) -> timedelta:
 
 
 def parse_moment(text: str) -> datetime | timedelta:
-    """A length of time before now, or a date or time in ISO 8601, local unless it has its offset. Raises `ValueError`."""
+    """A duration before now, or a date or time in ISO 8601, local unless it has an offset. Raises `ValueError`."""
     try:
         return parse_duration(text)
     except ValueError:

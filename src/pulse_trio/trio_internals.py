@@ -1,8 +1,8 @@
 # pyright: reportPrivateUsage=false
-"""The parts of Trio's private side that a worker stands on, gathered in one place and checked at import.
+"""The private parts of Trio that a worker depends on, in one place and checked at import.
 
-A Trio without one of them stops the program at import, with the name of what is gone and of the version, not a job at two
-in the morning. One is not needed to be right, and has a stand-in: which tasks hold a lock.
+A Trio without one of them stops the program at import, with the name of the missing part and the version, instead of failing
+a job later. One part is optional and has a fallback: which tasks hold a lock.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ TRIED = "0.31.0 and 0.35.0"
 
 
 class TrioContractError(ImportError):
-    """The installed Trio is not one that pulse-trio was written for; the message names what differs."""
+    """pulse-trio does not support the installed Trio; the message names the differences."""
 
 
 class _Any:
-    """Contains everything."""
+    """A set that contains everything."""
 
     def __contains__(self, _: object) -> bool:
         return True
@@ -37,10 +37,10 @@ def _module(name: str) -> ModuleType | None:
 
 
 def check() -> None:
-    """Compare the installed Trio with what pulse-trio was written for.
+    """Compare the installed Trio with the one pulse-trio was written for.
 
     Raises:
-        TrioContractError: naming everything that is gone.
+        TrioContractError: naming every missing part.
     """
     unrolled_run, interrupts = getattr(_module("_run"), "unrolled_run", None), _module("_ki")
     gone = [
@@ -62,12 +62,12 @@ def check() -> None:
 
 
 def _code(function: Any) -> CodeType:
-    """The code of a function; that of this one, which names nothing of Trio's, where there is none."""
+    """The code object of a function; if there is none, that of this function, which matches no frame of Trio."""
     return getattr(function, "__code__", _code.__code__)
 
 
 def lock_owners() -> Container[trio.lowlevel.Task]:
-    """The tasks that hold a lock of Trio's, which Trio keeps up to date. Where it does not say, every task may be one."""
+    """The tasks that hold one of Trio's locks, which Trio keeps up to date. If Trio does not say, any task may hold one."""
     return getattr(_module("_parking_lot"), "GLOBAL_PARKING_LOT_BREAKER", _Any())
 
 
@@ -89,5 +89,5 @@ def opened_by(task: trio.lowlevel.Task) -> list[trio.Nursery]:
 
 
 def forget(nursery: trio.Nursery) -> None:
-    """No task may be started in a nursery from now on, as when its parent task has ended."""
+    """Close a nursery for new tasks, as when its parent task has ended."""
     nursery._closed = True

@@ -294,7 +294,7 @@ def fails_to_start(home: Path, error: type[Exception], match: str, settings: dic
 def test_data_of_another_major_version_is_left_alone(home: Path) -> None:
     (home / "data").mkdir(parents=True)
     (home / "data" / "PG_VERSION").write_text("17\n")
-    fails_to_start(home, ConfigurationError, r"made by PostgreSQL 17.*Move it away")
+    fails_to_start(home, ConfigurationError, r"created by PostgreSQL 17.*Move it away")
 
 
 def test_a_data_folder_that_is_none_is_left_alone(home: Path) -> None:
@@ -406,9 +406,9 @@ def test_a_link_in_the_place_of_a_folder_is_not_followed_unless_it_is_roots_own(
     for name in ("data", "run"):
         (home / name).symlink_to(victim)
         os.chown(home / name, SOMEBODY, SOMEBODY, follow_symlinks=False)
-    with pytest.raises(StartError, match=r"data is no folder of ours, but a link or a file \(uid 12345's\)"):
+    with pytest.raises(StartError, match=r"data is not a folder of ours but a link or a file \(of uid 12345\)"):
         identity.take_over(home / "data")
-    with pytest.raises(StartError, match="run is no folder of ours"):
+    with pytest.raises(StartError, match="run is not a folder of ours"):
         socket_folder(home, "tag", identity)
     assert (victim.stat().st_uid, stat.S_IMODE(victim.stat().st_mode)) == (0, 0o755)
     # Where root itself keeps the data on another disk.
@@ -433,7 +433,7 @@ def test_the_binaries_are_copied_to_no_place_that_another_user_made(
         os.chown(place, SOMEBODY, SOMEBODY)
     if planted == "writable":
         place.chmod(0o777)
-    with pytest.raises(StartError, match="not a folder that we alone may write"):
+    with pytest.raises(StartError, match="not a folder that only we may write"):
         readable_folder("binaries")
     assert os.listdir(victim) == []
 
@@ -443,7 +443,9 @@ def test_root_starts_no_server_in_another_users_folder(home: Path) -> None:
     """Its postgresql.conf says which programs the server runs."""
     home.mkdir()
     os.chown(home, SOMEBODY, SOMEBODY)
-    fails_to_start_at_all(home, r"belongs to another user \(uid 12345\). Make it yours alone \(chown -R")
+    fails_to_start_at_all(
+        home, r"belongs to another user \(uid 12345\). If you trust its content, make it yours alone \(chown -R"
+    )
     os.chown(home, 0, 0)
     home.chmod(0o777)
     fails_to_start_at_all(home, "can be written by every user")

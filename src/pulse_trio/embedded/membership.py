@@ -1,7 +1,6 @@
-"""One user's part in a shared server: joining, starting it if need be, and leaving. The theory is in `keeper`.
+"""One user process's part in a shared server: joining, starting it if necessary, and leaving. `keeper` explains the theory.
 
-Locks are let go of by closing their file, never by unlocking: a forked child shares them, and its end must not
-end ours.
+Locks are released by closing their file, never by unlocking: a forked child shares them, and its end must not release ours.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from pulse_trio.errors import ConfigurationError, DatabaseUnavailable
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Found beside this file, not through `pulse_trio`: that would import everything the keeper can do without.
+# Found beside this file, not through `pulse_trio`, which would import modules that the keeper does not need.
 RUN_KEEPER = "import runpy, sys; sys.path.insert(0, sys.argv[1]); runpy.run_module('keeper', run_name='__main__')"
-AVOID_NAMESPACE = "_PULSE_TRIO_EMBEDDED_AVOID_NAMESPACE"  # for tests of the way that containers go
+AVOID_NAMESPACE = "_PULSE_TRIO_EMBEDDED_AVOID_NAMESPACE"  # lets tests take the path used in containers
 
 
 @dataclass(frozen=True)
 class EmbeddedServer:
-    """Where a running embedded PostgreSQL is."""
+    """The address of a running embedded PostgreSQL."""
 
     dsn: str
     """A libpq URI over a Unix socket: database `postgres`, user `postgres`, no password."""
@@ -40,7 +39,7 @@ class EmbeddedServer:
     version: str
     """PostgreSQL's, as in "18.4"."""
     note: str | None = None
-    """What a user should be told about where the server runs, if it is not the usual place."""
+    """A notice for the user if the server does not run in the usual place."""
 
 
 class Membership:
@@ -53,24 +52,25 @@ class Membership:
 
     @classmethod
     def join(cls, folder: Path | None, settings: Mapping[str, str]) -> Membership:
-        """Join the server in `folder`, starting it if nobody uses it. Arguments and errors: `embedded_server`."""
+        """Join the server in `folder`, starting it if it has no users. Arguments and errors: `embedded_server`."""
         check_settings(settings)
         home = prepare_folder(folder)
         with lock(home, "gate", fcntl.LOCK_EX) as gate, ExitStack() as on_failure:
             present = on_failure.enter_context(lock(home, "present", fcntl.LOCK_SH))
-            users = on_failure.enter_context(lock(home, "users", fcntl.LOCK_SH))  # waits for a server that stops
+            users = on_failure.enter_context(lock(home, "users", fcntl.LOCK_SH))  # waits for a server that is stopping
             described = describe_running(home) or start(home, settings, gate)
             on_failure.pop_all()
         server = EmbeddedServer(described["dsn"], home, described["version"], described["note"])
         return cls(server, present, users)
 
     def leave(self) -> None:
-        """Let go of the server; the last user waits until it has stopped. Leaving twice does nothing more."""
+        """Leave the server; the last user waits until it has stopped. Leaving again does nothing."""
         if self._users.closed:
             return
         home = self.server.folder
         with lock(home, "gate", fcntl.LOCK_EX) as gate:
-            # `present` tells who is last: no keeper is after it, unlike `users`, and the gate keeps newcomers out.
+            # `present` tells whether this user is the last: unlike `users`, no keeper waits for it, and the gate keeps
+            # newcomers out.
             self._present.close()
             last = is_free(home, "present")
             self._users.close()
@@ -79,21 +79,21 @@ class Membership:
 
 
 def see_out(home: Path, gate: IO[bytes]) -> None:
-    """Wait until the keeper has stopped the server and gone. If it was killed, another one stops the server it left."""
+    """Wait until the keeper has stopped the server and ended. If the keeper was killed, another one stops its server."""
     if is_free(home, "keeper") and description_file(home).exists():
         start(home, {}, gate)
     lock(home, "keeper", fcntl.LOCK_SH).close()
 
 
 def describe_running(home: Path) -> dict[str, Any] | None:
-    """What the keeper says of the server that runs; None if there is no keeper."""
+    """The keeper's description of the running server; None if there is no keeper."""
     if is_free(home, "keeper"):
         return None
     try:
         return json.loads(description_file(home).read_text())
     except FileNotFoundError:
         raise DatabaseUnavailable(
-            f"The embedded PostgreSQL in {home} is being stopped, or files of it were removed. "
+            f"The embedded PostgreSQL in {home} is being stopped, or some of its files were removed. "
             "Try again; if that does not help, end the processes that use it."
         ) from None
 
@@ -122,7 +122,7 @@ def start(home: Path, settings: Mapping[str, str], gate: IO[bytes]) -> dict[str,
     try:
         return read_report(said, home)
     except (ConfigurationError, DatabaseUnavailable):
-        # The next user is to find no keeper, rather than one that is about to end.
+        # The next user must find no keeper, rather than one that is about to end.
         lock(home, "keeper", fcntl.LOCK_SH).close()
         raise
 
@@ -138,7 +138,7 @@ def spawn_keeper(order: Mapping[str, Any], home: Path, inherited: tuple[int, ...
             cwd="/",
             pass_fds=inherited,
             start_new_session=True,
-            check=False,  # what went wrong is in its report, or in its log
+            check=False,  # its report or its log has the error
         )
 
 
@@ -146,7 +146,7 @@ def read_report(report: str, home: Path) -> dict[str, Any]:
     """The keeper's description of its server, or the error it reports."""
     if not report:
         raise DatabaseUnavailable(
-            f"The process that keeps the embedded PostgreSQL ended before it started. See {log_file(home)}."
+            f"The embedded PostgreSQL's keeper process ended before the server started. See {log_file(home)}."
         )
     said: dict[str, Any] = json.loads(report)
     if "fault" not in said:
@@ -162,7 +162,7 @@ def check_settings(settings: Mapping[str, str]) -> None:
 
 
 def lock(home: Path, name: str, how: int) -> IO[bytes]:
-    """Take the lock `name`, waiting for it; closing the file lets go of it.
+    """Take the lock `name`, waiting for it; closing the file releases it.
 
     Raises:
         ConfigurationError: the lock file is another user's.
@@ -177,7 +177,7 @@ def lock(home: Path, name: str, how: int) -> IO[bytes]:
 
 
 def is_free(home: Path, name: str) -> bool:
-    """Whether nobody holds the lock `name`."""
+    """Whether the lock `name` is free."""
     with open_lock(home, name) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -187,11 +187,11 @@ def is_free(home: Path, name: str) -> bool:
 
 
 def open_lock(home: Path, name: str) -> IO[bytes]:
-    """Open a lock file, made if need be."""
+    """Open a lock file, creating it if necessary."""
     try:
         return lock_file(home, name).open("ab")
     except OSError as error:
         raise ConfigurationError(
             f"The embedded PostgreSQL in {home} cannot be used by uid {os.geteuid()} ({error.strerror}): it belongs to "
-            "another user, or was removed. Choose another folder, or set PULSE_TRIO_DSN to a PostgreSQL of yours."
+            "another user, or was removed. Choose another folder, or set PULSE_TRIO_DSN to your own PostgreSQL."
         ) from error

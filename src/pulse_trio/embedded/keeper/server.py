@@ -1,4 +1,4 @@
-"""The running server: started, logged, started again when it crashes, and stopped."""
+"""The running server: starts it, logs its output, restarts it after a crash, and stops it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 STOP_FAST = 20.0  # seconds for a fast shutdown, which writes a checkpoint; the immediate one after it loses nothing
 STOP_IMMEDIATE = 10.0  # seconds an immediate shutdown may take before SIGKILL
 READY = b"database system is ready to accept connections"
-# The settings that decide where users find the server; nobody else may choose them.
+# The settings that decide where users find the server; users may not change them.
 FIXED_SETTINGS = frozenset(
     {"data_directory", "logging_collector", "port", "unix_socket_directories", "unix_socket_permissions"}
 )
 
 
 class Server:
-    """Starts the server, writes its log, starts it again when it crashes, and stops it when told."""
+    """Starts the server, writes its log, restarts it after a crash, and stops it on request."""
 
     def __init__(self, places: Places, identity: Identity, settings: Mapping[str, str], log: IO[bytes]) -> None:
         fixed = {
@@ -68,7 +68,7 @@ class Server:
         raise explain(b"".join(said).decode(errors="replace"), "The start of PostgreSQL", self._places)
 
     def run(self) -> None:
-        """Write the server's log until it has stopped for good; a server that crashed is started again.
+        """Write the server's log until it has stopped for good; restarts a crashed server.
 
         Raises:
             StartError: the start after a crash failed.
@@ -87,14 +87,14 @@ class Server:
             self._gone.set()
 
     def stop(self) -> None:
-        """Stop the server: fast, then immediately, then by force. Returns when `run` has seen the last of it."""
+        """Stop the server: fast, then immediately, then by force. Returns when `run` has seen its end."""
         with self._lock:
             self._stopping = True
         for number, patience in ((signal.SIGINT, STOP_FAST), (signal.SIGQUIT, STOP_IMMEDIATE), (signal.SIGKILL, 2.0)):
             self.signal(number)
             if self._gone.wait(patience):
                 return
-        # Something the server started (COPY TO PROGRAM, say) still holds its stderr. It is nobody's concern here.
+        # A program that the server started (for example COPY TO PROGRAM) still holds its stderr; it does not matter here.
         os._exit(1)
 
     def signal(self, number: signal.Signals) -> None:
@@ -124,7 +124,7 @@ class Server:
             yield line
 
     def _write(self, line: bytes) -> None:
-        # A full disk costs the log its lines; it must not cost the server its keeper.
+        # On a full disk the log loses lines, but the keeper must not die.
         with contextlib.suppress(OSError):
             self._log.write(line)
             self._log.flush()
