@@ -46,7 +46,7 @@ def test_cron_alone_registers_the_function(handlers: Handlers) -> None:
 
 
 def test_cron_below_job_is_told_where_it_belongs(handlers: Handlers) -> None:
-    with pytest.raises(ConfigurationError, match=r"@handlers\.cron stands above"):
+    with pytest.raises(ConfigurationError, match=r"@handlers\.cron goes above"):
 
         @handlers.job(queue="q")
         @handlers.cron("@daily")

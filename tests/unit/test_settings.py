@@ -248,7 +248,7 @@ def test_another_users_file_above_is_passed_over_and_named(
         assert file_dsn(inner) is None
         assert file_settings(inner) == {"poll": 2.0}
     (record,) = caplog.records  # once
-    assert f"{planted} is not read" in record.getMessage()
+    assert f"{planted} is ignored" in record.getMessage()
     assert "belongs to another user (uid 12345)" in record.getMessage()
     assert "chown" in record.getMessage()
 
