@@ -83,7 +83,7 @@ class CancellableConnection(AsyncConnection[Row]):
             self._drop_socket()
 
     def revoke(self) -> None:
-        """Hand the session over to another object. This object, its cursors, streams and COPYs are closed."""
+        """Hand the session over to another object. This object, its cursors, streams and COPY operations are closed."""
         self._revoked = self._closed = True
         self.pgconn = NOBODYS
 
