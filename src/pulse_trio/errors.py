@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from .store.operations import JobRecord
+    from .records import JobRecord
 
 
 class PulseTrioError(Exception):

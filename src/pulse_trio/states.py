@@ -18,23 +18,12 @@ import msgspec
 from .describing import ask, cut, error_text, leaves_of, raised_by_ctrl_c, storable
 from .errors import InvalidTransition
 from .jobs import DEFAULT_OPTIONS, Claim, Discard, JobOptions, Outcome, OutcomeKind, RetryAfter, Snooze, delay_of
+from .records import State
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from .jobs import CancelReason
-
-
-class State(StrEnum):
-    """What a user sees in `pulse.jobs.state`."""
-
-    SCHEDULED = "scheduled"
-    AVAILABLE = "available"
-    RUNNING = "running"
-    RETRYABLE = "retryable"
-    COMPLETED = "completed"
-    DEAD = "dead"
-    CANCELLED = "cancelled"
 
 
 class Event(StrEnum):

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from ..client import SyncClient
+    from ..records import JobRecord
     from ..store.health import Quarantined
     from ..store.history import Deleted, JobFilter, Retried
-    from ..store.operations import JobRecord
 
 JOB_ID = click.IntRange(1, 2**63 - 1)
 COLUMNS = ("id", "state", "queue", "kind", "attempt", "when", "arguments", "error")

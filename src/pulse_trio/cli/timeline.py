@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
+    from ..records import JobRecord
     from ..store.cancelling import CancellationRecord
-    from ..store.operations import AttemptRecord, JobRecord
+    from ..store.operations import AttemptRecord
 
 STYLES = {
     "completed": "green",

@@ -11,8 +11,8 @@ from ..errors import JobCancelled, JobFailed, UnfitResult
 from ..states import State
 
 if TYPE_CHECKING:
+    from ..records import JobRecord
     from ..store.cancelling import CancelResult
-    from ..store.operations import JobRecord
 
 R = TypeVar("R")
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..codec import Codec
     from ..handlers import Handlers
     from ..jobs import JobRequest
-    from ..store.operations import JobRecord
+    from ..records import JobRecord
 
 
 def decoded_record(codec: Codec | None, job: JobRecord, *, only_result: bool = False) -> JobRecord:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..codec import Codec
-    from .operations import JobRecord, Operation, Row
+    from ..records import JobRecord
+    from .operations import Operation, Row
 
 BATCH = 500
 """Jobs in one statement of a mass retry or deletion: its locks are short, and others come in between."""

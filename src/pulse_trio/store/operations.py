@@ -30,8 +30,9 @@ from ..errors import (
     UsageError,
 )
 from ..postgres import OwnAsyncCursor, OwnCursor
+from ..records import SESSION, JobRecord, State
 from ..sql import statement
-from ..states import TRANSITIONS, Event, State
+from ..states import TRANSITIONS, Event
 from .arrays import numbers, optional_numbers, texts
 from .bounded import bounded, bounded_sync
 from .disk_full import disk_full
@@ -59,9 +60,6 @@ class Query(NamedTuple):
 
 Operation = Generator[Query, Sequence[Row], T]
 
-SESSION: Mapping[str, bool] = {"session": True}
-"""A field that holds a worker's session: 63 bits, more than JSON's readers keep of a number (JavaScript and jq keep 53)."""
-
 
 class Enqueued(NamedTuple):
     """What an enqueue did: the job's id, whether it is new (False: that job had the unique key), and whether that job has the
@@ -70,34 +68,6 @@ class Enqueued(NamedTuple):
     id: int
     added: bool
     replaced: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class JobRecord:
-    """A job as `pulse.jobs` shows it."""
-
-    id: int
-    queue: str
-    kind: str
-    state: State
-    priority: int
-    attempt: int
-    max_attempts: int
-    run_at: datetime
-    created_at: datetime
-    started_at: datetime | None
-    finished_at: datetime | None
-    worker: int | None = field(metadata=SESSION)
-    lease_until: datetime | None
-    args: dict[str, Any]
-    result: Any
-    error: str | None
-    cancel_reason: str | None
-    unique_key: str | None
-    progress: float | None
-    progress_message: str | None
-    key: str | None = None
-    """The key that limits and turns go by (a tenant); None also where a role may not see it (a waiter)."""
 
 
 @dataclass(frozen=True, slots=True)

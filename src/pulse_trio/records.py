@@ -1,0 +1,54 @@
+"""A job as `pulse.jobs` shows it. Errors carry it, so it stands below them, and imports nothing of ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+SESSION: Mapping[str, bool] = {"session": True}
+"""A field that holds a worker's session: 63 bits, more than JSON's readers keep of a number (JavaScript and jq keep 53)."""
+
+
+class State(StrEnum):
+    """What a user sees in `pulse.jobs.state`."""
+
+    SCHEDULED = "scheduled"
+    AVAILABLE = "available"
+    RUNNING = "running"
+    RETRYABLE = "retryable"
+    COMPLETED = "completed"
+    DEAD = "dead"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """A job as `pulse.jobs` shows it."""
+
+    id: int
+    queue: str
+    kind: str
+    state: State
+    priority: int
+    attempt: int
+    max_attempts: int
+    run_at: datetime
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    worker: int | None = field(metadata=SESSION)
+    lease_until: datetime | None
+    args: dict[str, Any]
+    result: Any
+    error: str | None
+    cancel_reason: str | None
+    unique_key: str | None
+    progress: float | None
+    progress_message: str | None
+    key: str | None = None
+    """The key that limits and turns go by (a tenant); None also where a role may not see it (a waiter)."""
