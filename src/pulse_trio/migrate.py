@@ -87,7 +87,7 @@ def migrate_sync(dsn: str, schema: str = "pulse", *, wait: float = 60.0) -> list
     through a pooler; `UsageError` when the schema, or something in it, belongs to an untrusted role; `SchemaError` when the
     schema was made by a newer version or changed by hand.
     """
-    with connect_sync(dsn, _MIGRATING) as connection, _rights_explained(connection, schema):
+    with connect_sync(dsn, _MIGRATING) as connection, _rights_explained(connection, schema, migrates=True):
         if connection.prepare_threshold is None:
             raise ConfigurationError(
                 "The DSN goes through a pooler (PgBouncer), which cannot hold the lock that a migration needs: give the "
@@ -204,7 +204,7 @@ def _mend_ids(connection: psycopg.Connection[Any], schema: str) -> None:
 
 def check_sync(dsn: str, schema: str = "pulse") -> None:
     """Raises `SchemaError` unless the schema is exactly what this version of pulse-trio needs. Blocks."""
-    with connect_sync(dsn) as connection, _rights_explained(connection, schema):
+    with connect_sync(dsn) as connection, _rights_explained(connection, schema, migrates=False):
         found = connection.execute(
             "SELECT to_regclass(format('%%I.migration', %s::text)) IS NOT NULL", [schema]
         ).fetchone()
@@ -212,30 +212,38 @@ def check_sync(dsn: str, schema: str = "pulse") -> None:
 
 
 @contextmanager
-def _rights_explained(connection: psycopg.Connection[Any], schema: str) -> Generator[None]:
+def _rights_explained(connection: psycopg.Connection[Any], schema: str, *, migrates: bool) -> Generator[None]:
     """Raises `UsageError`, which also says who can grant the missing right; PostgreSQL only names the right."""
     try:
         yield
     except psycopg.errors.InsufficientPrivilege as error:
         said = str(error).partition("\n")[0]
-        raise UsageError(f"The database role may not do that: {said}. {_remedy(connection, schema)}") from error
+        raise UsageError(
+            f"The database role may not do that: {said}. {_remedy(connection, schema, migrates)}"
+        ) from error
 
 
-def _remedy(connection: psycopg.Connection[Any], schema: str) -> str:
+def _remedy(connection: psycopg.Connection[Any], schema: str, migrates: bool) -> str:
     if connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
         connection.rollback()
     row = connection.execute(
         "SELECT quote_ident(current_user), quote_ident(current_database()), quote_ident(%s::text),"
-        " (SELECT quote_ident(pg_get_userbyid(nspowner)) FROM pg_namespace WHERE nspname = %s::text)",
-        [schema, schema],
+        " (SELECT quote_ident(pg_get_userbyid(nspowner)) FROM pg_namespace WHERE nspname = %s::text),"
+        " EXISTS (SELECT FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = %s::text"
+        "  AND p.proname = 'add_job' AND has_schema_privilege(n.oid, 'USAGE') AND has_function_privilege(p.oid, 'EXECUTE'))",
+        [schema, schema, schema],
     ).fetchone()
-    role, database, name, owner = row or ("", "", schema, None)
+    role, database, name, owner, enqueues = row or ("", "", schema, None, False)
     if owner is None:
         return f"A superuser or the database's owner can allow it: GRANT CREATE ON DATABASE {database} TO {role}"
+    if enqueues and not migrates:
+        return (
+            f"A producer enqueues from code or SQL; the command line reads more than it may. The schema's owner, {owner}, "
+            f"can grant that: pulse-trio grants --waiter {role}"
+        )
     return (
         f"The schema {name} belongs to {owner}: connect as that role. That role can grant {role} the rights to work with "
-        f"jobs: "
-        f"pulse-trio grants --worker {role}"
+        f"jobs: pulse-trio grants --worker {role} (or --producer, --waiter, --operator)"
     )
 
 
