@@ -10,7 +10,6 @@ dictionary entry and some objects. There is no logging and no event unless someb
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import trio
@@ -21,12 +20,9 @@ from ...describing import error_text, leaves_of, original, parted, raised_by_ctr
 from ...handlers import UnfitArguments, UnfitValue
 from ...jobs import Outcome
 from ...observe import (
-    AttemptFailed,
     BadRow,
     EndedAfterCommit,
     FenceLost,
-    JobEnded,
-    JobStarted,
     LeaseUnproven,
     UnfitArgumentsReleased,
     UnknownKindReleased,
@@ -34,6 +30,7 @@ from ...observe import (
 from ...states import UnreadableOptions, outcome_of_cancel, outcome_of_error, retry_delay, storable
 from ...trio_internals import forget, opened_by
 from .completion import completed
+from .events import JobEvents
 from .running_job import Common, RunningJob
 
 if TYPE_CHECKING:
@@ -49,22 +46,11 @@ UNKNOWN_KIND_DELAY = 15.0
 that can run it (a deploy under way). It doubles with each attempt, to eight times this, so that a backlog nobody can run is not
 claimed again and again."""
 
-_FAILURES = ("failed", "timeout", "discarded")
-
 _KEPT = 4096
 """Characters of arguments that stay with a claim while its handler runs. What is longer goes once it is decoded."""
 
 _LAST_ATTEMPT = 2**31 - 1
 """No claim can follow it: the fence's number would come again."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """Which events of a job's life an instrument listens for."""
-
-    start: bool
-    end: bool
-    failure: bool
 
 
 class Place(Protocol):
@@ -110,7 +96,7 @@ class Runner:
         # trio.current_time() without the way to the clock: each job asks once.
         self._now = trio.lowlevel.current_clock().current_time
         self._observer = observer
-        self._wanted = _Wanted(observer.wanted(JobStarted), observer.wanted(JobEnded), observer.wanted(AttemptFailed))
+        self._events = JobEvents(observer)
 
     def accept(self, claims: Sequence[Claim], sent: float) -> list[RunningJob]:
         """Makes claims this worker's jobs. `sent` is Trio's clock before the claim was sent: the lease counts from it."""
@@ -210,8 +196,8 @@ class Runner:
         ) and self._refuses(job):
             return
         self._jobs.begin(job)
-        if self._wanted.start:
-            self._observer.emit(JobStarted(claim.id, claim.kind, claim.queue, claim.attempt))
+        if self._events.starts_wanted:
+            self._events.started(job)
 
     def _end(self, job: RunningJob, outcome: Outcome | None) -> None:
         job.ended = True
@@ -220,8 +206,8 @@ class Runner:
             job.outcome = outcome
         else:
             self._end_of_other(job, outcome)
-        if self._wanted.end:
-            self._emit_end(job)
+        if self._events.ends_wanted:
+            self._events.ended(job)
         if self._jobs.end(job):
             self._reports.add(job.outcome)  # type: ignore[arg-type]
 
@@ -230,8 +216,7 @@ class Runner:
         job.outcome = _in_view_of(job, outcome) if job.stuck is None else self.outcome_of_stuck(job)
         if job.committed is not None:
             self._after_commit(job, job.committed)
-        if self._wanted.failure and job.outcome is not None and job.outcome.kind in _FAILURES:
-            self._emit_failure(job, job.outcome)
+        self._events.failed(job)
 
     def _refuses(self, job: RunningJob) -> bool:
         """Ends a job that cannot be begun; whether it was such a one."""
@@ -343,35 +328,6 @@ class Runner:
         if later.kind == "completed":
             said = "the handler returned a value, which is lost: set tx.result"
         self._observer.emit(EndedAfterCommit(claim.id, claim.kind, claim.attempt, said))
-
-    def _emit_failure(self, job: RunningJob, outcome: Outcome) -> None:
-        claim = job.claim
-        self._observer.emit(
-            AttemptFailed(
-                claim.id,
-                claim.kind,
-                claim.queue,
-                claim.attempt,
-                outcome.kind,
-                trio.current_time() - job.started,
-                outcome.error,
-                job.said[0] if job.said is not None else None,
-            )
-        )
-
-    def _emit_end(self, job: RunningJob) -> None:
-        claim, outcome = job.claim, job.outcome
-        self._observer.emit(
-            JobEnded(
-                claim.id,
-                claim.kind,
-                claim.queue,
-                claim.attempt,
-                outcome.kind if outcome is not None else "lost",
-                trio.current_time() - job.started,
-                outcome.error if outcome is not None else None,
-            )
-        )
 
 
 def _in_view_of(job: RunningJob, outcome: Outcome | None) -> Outcome | None:

@@ -74,7 +74,7 @@ class Calls:
         call = handler.signature.bind(handler.function)
         match handler.runs:
             case "trio":
-                return lambda held, args: call(Job(held.claim, held), args)
+                return lambda running, args: call(Job(running.claim, running), args)
             case "asyncio":
                 assert self._asyncio is not None  # noqa: S101 -- made for this kind
                 return self._asyncio.call_of(_harmless(call))
@@ -94,12 +94,12 @@ class Calls:
             return ""
         return self.stack_of(job) or task_tree(job.task)
 
-    def stack_of(self, held: RunningJob) -> str | None:
+    def stack_of(self, running: RunningJob) -> str | None:
         """Where a handler is that does not run in its job's own Trio task; None for one that does."""
-        if held.claim.kind in self._in_threads:
-            return stack_in_thread(held)
+        if running.claim.kind in self._in_threads:
+            return stack_in_thread(running)
         for calls in (self._asyncio, self._processes):
-            if calls is not None and (stack := calls.stack_of(held)) is not None:
+            if calls is not None and (stack := calls.stack_of(running)) is not None:
                 return stack
         return None
 

@@ -82,30 +82,30 @@ class AsyncioCalls:
     ) -> Callable[[RunningJob, str], Awaitable[Any]]:
         """The call of an asyncio function."""
 
-        async def in_asyncio(held: RunningJob, args: str) -> Any:
+        async def in_asyncio(running: RunningJob, args: str) -> Any:
             if self._thread is None:
                 await self._opened.wait()
                 assert self._thread is not None  # noqa: S101 -- opened
             thread = self._thread
-            job = Job(held.claim, _OnAsyncio(held, thread))
-            called = self._calls[held] = _Call(thread, held, partial(call, job, args), self._observer)
+            job = Job(running.claim, _OnAsyncio(running, thread))
+            called = self._calls[running] = _Call(thread, running, partial(call, job, args), self._observer)
             try:
                 return await called.ended()
             finally:
-                del self._calls[held]
+                del self._calls[running]
 
         return in_asyncio
 
-    def stack_of(self, held: RunningJob) -> str | None:
+    def stack_of(self, running: RunningJob) -> str | None:
         """The asyncio tasks of a job with the frames they wait in; None if it has none."""
-        if (called := self._calls.get(held)) is None or (thread := self._thread) is None:
+        if (called := self._calls.get(running)) is None or (thread := self._thread) is None:
             return None
         # The loop goes on meanwhile. What may be read so: a copy of the set, and frames, which at worst have just moved on.
         tasks = sorted(called.tasks.copy(), key=lambda task: task.get_name())
-        running = asyncio.current_task(thread.loop)
+        current = asyncio.current_task(thread.loop)
         lines = list[str]()
         for task in tasks:
-            if task is running and (frame := _innermost_of(thread.ident)) is not None:
+            if task is current and (frame := _innermost_of(thread.ident)) is not None:
                 lines.append(f"asyncio task {task.get_name()} (running)\n{frames_text(_in_task(frame))}")
             else:
                 lines.append(f"asyncio task {task.get_name()}\n{frames_text(await_frames(task.get_coro()))}")
@@ -114,10 +114,10 @@ class AsyncioCalls:
     def _blocking(self, frame: FrameType) -> tuple[RunningJob | None, list[tuple[FrameType, int]]]:
         """Whose task the loop runs now, and where it is."""
         assert self._thread is not None  # noqa: S101 -- opened
-        running = asyncio.current_task(self._thread.loop)
-        for held, called in self._calls.copy().items():
-            if running in called.tasks:
-                return held, _in_task(frame)
+        current = asyncio.current_task(self._thread.loop)
+        for running, called in self._calls.copy().items():
+            if current in called.tasks:
+                return running, _in_task(frame)
         return None, _in_task(frame)
 
     def _look_at_deadlines(self) -> None:
@@ -125,8 +125,8 @@ class AsyncioCalls:
         loop = self._thread.loop
         loop.call_later(self._look_every, self._look_at_deadlines)
         now = loop.time()
-        for held, called in self._calls.copy().items():
-            if (reason := held.reason_at(now)) is not None:
+        for running, called in self._calls.copy().items():
+            if (reason := running.reason_at(now)) is not None:
                 called.cancel(reason)
 
 
@@ -146,15 +146,19 @@ class _Call:
         "_thread",
         "_trio_task",
         "cancelled",
-        "held",
         "over",
+        "running",
         "tasks",
     )
 
     def __init__(
-        self, thread: LoopThread, held: RunningJob, function: Callable[[], Coroutine[Any, Any, Any]], observer: Observer
+        self,
+        thread: LoopThread,
+        running: RunningJob,
+        function: Callable[[], Coroutine[Any, Any, Any]],
+        observer: Observer,
     ) -> None:
-        self.held = held
+        self.running = running
         self.tasks: set[asyncio.Task[Any]] = set()
         self.cancelled = False
         self.over = False
@@ -182,14 +186,14 @@ class _Call:
                 self._abort()
             if self.cancelled:
                 # The asyncio loop saw a deadline before Trio did.
-                self.held.cancel(self.held.take_cancellation())
+                self.running.cancel(self.running.take_cancellation())
                 await trio.lowlevel.checkpoint()  # noqa: ASYNC102, ASYNC120 -- raises Cancelled
             # Nobody cancelled the job: what the handler raised is its own failure.
             raise
 
     def _cancelled_by_trio(self, raise_cancel: Callable[[], Any]) -> trio.lowlevel.Abort:
         self._abort = raise_cancel
-        self._thread.on_asyncio(partial(self.cancel, self.held.take_cancellation()))
+        self._thread.on_asyncio(partial(self.cancel, self.running.take_cancellation()))
         return trio.lowlevel.Abort.FAILED
 
     def _reschedule(self) -> None:
@@ -226,7 +230,7 @@ class _Call:
         if self._ending:
             return
         if left := [task for task in self.tasks if not task.done()]:
-            claim = self.held.claim
+            claim = self.running.claim
             event = TasksLeftBehind(claim.id, claim.kind, tuple(task.get_name() for task in left))
             self._thread.on_trio(partial(self._observer.emit, event))
             self._ending = set(left)
@@ -242,18 +246,18 @@ class _OnAsyncio(OutsideTrio):
 
     __slots__ = ("_thread",)
 
-    def __init__(self, held: RunningJob, thread: LoopThread) -> None:
-        super().__init__(held, "asyncio")
+    def __init__(self, running: RunningJob, thread: LoopThread) -> None:
+        super().__init__(running, "asyncio")
         self._thread = thread
 
     @property
     def cancel_reason(self) -> CancelReason | None:
-        return self._held.reason_at(self._thread.loop.time())
+        return self._running.reason_at(self._thread.loop.time())
 
     def progress(self, fraction: float, message: str | None) -> None:
         # Read here, so that what is wrong with it is raised in the handler.
         said = message and storable(message)
-        self._thread.on_trio(partial(self._held.progress, fraction, said))
+        self._thread.on_trio(partial(self._running.progress, fraction, said))
 
 
 async def _opened_thread() -> LoopThread:

@@ -75,26 +75,26 @@ class ProcessCalls:
         """The call of a plain function. Raises `ConfigurationError` if another process could not find it."""
         return partial(self._call, place_of(handler))
 
-    async def _call(self, place: wire.Place, held: RunningJob, args: str) -> Any:
-        with held.time_stopped():
-            await self._slots.acquire_on_behalf_of(held)
+    async def _call(self, place: wire.Place, running: RunningJob, args: str) -> Any:
+        with running.time_stopped():
+            await self._slots.acquire_on_behalf_of(running)
             try:
                 child = self._idle_child() or await self._start()
             except BaseException:
-                self._slots.release_on_behalf_of(held)
+                self._slots.release_on_behalf_of(running)
                 raise
-        self._busy[held] = child
+        self._busy[running] = child
         try:
-            return await self._answer(child, place, held, args)
+            return await self._answer(child, place, running, args)
         finally:
-            del self._busy[held]
+            del self._busy[running]
             if child.usable:
                 self._idle.append(child)
-            self._slots.release_on_behalf_of(held)
+            self._slots.release_on_behalf_of(running)
 
-    def stack_of(self, held: RunningJob) -> str | None:
+    def stack_of(self, running: RunningJob) -> str | None:
         """The process that runs a job; None if there is none (yet)."""
-        child = self._busy.get(held)
+        child = self._busy.get(running)
         return (
             None if child is None else f"process {child.pid}, a child of the worker: its stack cannot be read from here"
         )
@@ -119,20 +119,20 @@ class ProcessCalls:
             raise
         return child
 
-    async def _answer(self, child: ChildProcess, place: wire.Place, held: RunningJob, args: str) -> Any:
+    async def _answer(self, child: ChildProcess, place: wire.Place, running: RunningJob, args: str) -> Any:
         # Another text than the claim's when a codec has decoded it.
-        claim = held.claim if args is held.claim.args else msgspec.structs.replace(held.claim, args=args)
+        claim = running.claim if args is running.claim.args else msgspec.structs.replace(running.claim, args=args)
         try:
-            answer = await child.call(wire.Call(place, claim), held.progress)
+            answer = await child.call(wire.Call(place, claim), running.progress)
         except trio.Cancelled:  # noqa: ASYNC103 -- the child has answered: that is the outcome
             answer = await _shielded(  # noqa: ASYNC102 -- shielded inside
-                partial(child.leave, wire.Cancel(held.take_cancellation(), held.cancel_message), self._cleanup)
+                partial(child.leave, wire.Cancel(running.take_cancellation(), running.cancel_message), self._cleanup)
             )
             if answer is None:
                 raise
         if isinstance(answer, wire.Raised):
             error = wire.rebuild(answer)
-            held.said = (error, answer.record)
+            running.said = (error, answer.record)
             raise error
         return None if bytes(answer.value) == b"null" else answer.value
 

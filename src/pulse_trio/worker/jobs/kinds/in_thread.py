@@ -31,8 +31,8 @@ def call_in_thread(
 ) -> Callable[[RunningJob, str], Awaitable[Any]]:
     """The call of a plain function."""
 
-    async def in_thread(held: RunningJob, args: str) -> Any:
-        job = Job(held.claim, OutsideTrio(held, "thread"))
+    async def in_thread(running: RunningJob, args: str) -> Any:
+        job = Job(running.claim, OutsideTrio(running, "thread"))
         return await trio.to_thread.run_sync(harmless, job, args, abandon_on_cancel=False, limiter=limiter)
 
     def harmless(job: Job, args: str) -> Any:
@@ -47,20 +47,20 @@ def call_in_thread(
     return in_thread
 
 
-def stack_in_thread(held: RunningJob) -> str | None:
+def stack_in_thread(running: RunningJob) -> str | None:
     """The frames of the thread that runs a job; None if no thread does. The job is known by what its call was given."""
     for thread, innermost in sys._current_frames().items():  # pyright: ignore[reportPrivateUsage]
         frames = list(_outwards(innermost))
-        if any(_runs(frame, held) for frame in frames):
+        if any(_runs(frame, running) for frame in frames):
             return f"thread {thread}\n{frames_text((f, f.f_lineno) for f in reversed(frames))}"
     return None
 
 
-def _runs(frame: FrameType, held: RunningJob) -> bool:
+def _runs(frame: FrameType, running: RunningJob) -> bool:
     if frame.f_globals.get("__name__") != _CALLER:
         return False
     job = frame.f_locals.get("job")
-    return isinstance(job, Job) and (job.id, job.attempt) == (held.claim.id, held.claim.attempt)
+    return isinstance(job, Job) and (job.id, job.attempt) == (running.claim.id, running.claim.attempt)
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:

@@ -34,15 +34,15 @@ def told_of_deaths(
 ) -> Call:
     """`plain` for jobs that tell of a death, with a value that is encoded; `coded` for all others of the kind."""
 
-    async def call(held: RunningJob, args: str) -> Any:
-        claim = held.claim
+    async def call(running: RunningJob, args: str) -> Any:
+        claim = running.claim
         dead = options_of(claim).death_of
         if dead is None:
-            return await coded(held, args)
+            return await coded(running, args)
         args, problem = readable(handler, codec, args, dead)
         if problem is not None:
             observer.emit(DeathArgumentsLeftOut(claim.id, claim.kind, claim.attempt, dead, problem))
-        value = await plain(held, args)
+        value = await plain(running, args)
         return value if codec is None else coded_result(codec, claim.kind, claim.id, value)
 
     return call

@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 class OutsideTrio:
     """A `JobRuntime` that asks the worker's and leaves out what only a Trio task can do."""
 
-    __slots__ = ("_held", "_runs")
+    __slots__ = ("_running", "_runs")
 
-    def __init__(self, held: RunningJob, runs: str) -> None:
-        self._held = held
+    def __init__(self, running: RunningJob, runs: str) -> None:
+        self._running = running
         self._runs = runs
 
     @property
     def cancel_reason(self) -> CancelReason | None:
-        return self._held.cancel_reason
+        return self._running.cancel_reason
 
     @property
     def cancel_message(self) -> str | None:
-        return self._held.cancel_message
+        return self._running.cancel_message
 
     @property
     def deadline(self) -> float:
-        return self._held.deadline
+        return self._running.deadline
 
     @property
     def nursery(self) -> JobNursery:
@@ -42,7 +42,7 @@ class OutsideTrio:
         return nullcontext()
 
     def progress(self, fraction: float, message: str | None) -> None:
-        self._held.progress(fraction, message)
+        self._running.progress(fraction, message)
 
     def open_transaction(self, result: Any) -> AbstractAsyncContextManager[JobTransaction]:
         raise RuntimeError(f"job.transaction() is for Trio handlers; this one has runs={self._runs!r}.")

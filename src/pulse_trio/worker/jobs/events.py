@@ -1,0 +1,51 @@
+"""The events of a job's life. The path of every job asks only whether any instrument listens for one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+
+from ...observe import AttemptFailed, JobEnded, JobStarted
+
+if TYPE_CHECKING:
+    from ...observe import Observer
+    from .running_job import RunningJob
+
+_FAILURES = ("failed", "timeout", "discarded")
+
+
+class JobEvents:
+    """Those of one worker's jobs."""
+
+    __slots__ = ("_failures_wanted", "_observer", "ends_wanted", "starts_wanted")
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self.starts_wanted = observer.wanted(JobStarted)
+        self.ends_wanted = observer.wanted(JobEnded)
+        self._failures_wanted = observer.wanted(AttemptFailed)
+
+    def started(self, job: RunningJob) -> None:
+        """Its handler begins."""
+        claim = job.claim
+        self._observer.emit(JobStarted(claim.id, claim.kind, claim.queue, claim.attempt))
+
+    def failed(self, job: RunningJob) -> None:
+        """It has ended, and not as it should, if its outcome says so."""
+        claim, outcome = job.claim, job.outcome
+        if not self._failures_wanted or outcome is None or outcome.kind not in _FAILURES:
+            return
+        seconds = trio.current_time() - job.started
+        error = job.said[0] if job.said is not None else None
+        event = AttemptFailed(
+            claim.id, claim.kind, claim.queue, claim.attempt, outcome.kind, seconds, outcome.error, error
+        )
+        self._observer.emit(event)
+
+    def ended(self, job: RunningJob) -> None:
+        """It has ended."""
+        claim, outcome = job.claim, job.outcome
+        kind, error = (outcome.kind, outcome.error) if outcome is not None else ("lost", None)
+        seconds = trio.current_time() - job.started
+        self._observer.emit(JobEnded(claim.id, claim.kind, claim.queue, claim.attempt, kind, seconds, error))

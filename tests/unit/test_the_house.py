@@ -1,0 +1,156 @@
+"""The shape of the code: files that can be read in one go, classes with few attributes, parts that are handed over whole.
+
+The lists of exceptions may only shrink. An entry that is not needed any more fails its test.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SOURCE = Path(__file__).parents[2] / "src" / "pulse_trio"
+LINES, ARGUMENTS, ATTRIBUTES = 400, 6, 12
+
+_RECORD = "a record: a field for each thing that is told"
+_OTHERS = "not of worker/, where this rule began"
+
+LONG_FILES = {
+    "client/client.py": "the public client, a method for each thing a program may ask for",
+    "client/sync.py": "the same for programs without a loop",
+    "describing.py": _OTHERS,
+    "handlers/registry.py": _OTHERS,
+    "logs.py": "a sentence for each event",
+    "observe.py": "a class for each event",
+    "postgres/pool.py": _OTHERS,
+    "store/operations.py": _OTHERS,
+    "store/worker.py": "is being split (redesign.md, step 4)",
+    "worker/processes/quarantine.py": "its processes are not apart yet from what claims for them",
+    "worker/processes/supervisor.py": "the handing back of what a dead child held is not apart yet",
+}
+MANY_ARGUMENTS = {
+    "worker/worker.py Worker": "public: its keywords are a promise",
+    "store/worker.py WorkerStore": "public: its keywords are a promise",
+}
+MANY_ATTRIBUTES = {
+    "worker/jobs/running_job.py RunningJob": "the row of the job table: one for each job, with slots",
+    "worker/processes/quarantine.py Quarantine": "its processes are not apart yet from what claims for them",
+    "worker/processes/supervisor.py Supervisor": "the handing back of what a dead child held is not apart yet",
+    "worker/processes/supervisor.py Child": _RECORD,
+    "handlers/options.py Defaults": _RECORD,
+    "settings.py WorkerSettings": _RECORD,
+    "store/batches.py BatchStatus": _RECORD,
+    "store/health.py Server": _RECORD,
+    "store/operations.py JobRecord": _RECORD,
+    "store/schedules.py ScheduleRecord": _RECORD,
+    "store/worker.py WorkerStore": "is being split (redesign.md, step 4)",
+    "postgres/pool.py TrioPool": _OTHERS,
+}
+CALLED_BACK = {
+    "worker/worker.py Worker": "the program's hooks, and a supervisor's",
+    "worker/jobs/runner.py Runner": "`on_lease`: the program's hook",
+    "worker/jobs/running_job.py RunningJob": "`call`: the handler",
+    "worker/diagnosis/lag.py LagMonitor": "`clock`: the system's",
+    "worker/claiming/cursors.py ClaimCursors": "`make`: a class of the store's",
+}
+"""Constructors of worker/ that take something to call, with what that is: never another part of the worker's. How the kinds of
+handlers are called (worker/jobs/kinds) is about nothing else than calls, and is left out."""
+
+
+def parsed() -> Iterator[tuple[str, str, ast.Module]]:
+    for path in sorted(SOURCE.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        yield path.relative_to(SOURCE).as_posix(), text, ast.parse(text)
+
+
+def classes() -> Iterator[tuple[str, ast.ClassDef]]:
+    for name, _, module in parsed():
+        for node in ast.walk(module):
+            if isinstance(node, ast.ClassDef):
+                yield f"{name} {node.name}", node
+
+
+def constructors() -> Iterator[tuple[str, ast.arguments]]:
+    for name, node in classes():
+        for member in node.body:
+            if isinstance(member, ast.FunctionDef) and member.name == "__init__":
+                yield name, member.args
+
+
+def attributes(node: ast.ClassDef) -> set[str]:
+    """What a class sets on `self`, and a dataclass's fields."""
+    of_dataclass = any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list)
+    fields = {m.target.id for m in node.body if isinstance(m, ast.AnnAssign) and isinstance(m.target, ast.Name)}
+    stored = {
+        part.attr
+        for part in ast.walk(node)
+        if isinstance(part, ast.Attribute)
+        and isinstance(part.ctx, ast.Store)
+        and isinstance(part.value, ast.Name)
+        and part.value.id == "self"
+    }
+    return stored | fields if of_dataclass else stored
+
+
+def test_a_file_has_at_most_400_lines() -> None:
+    assert {name for name, text, _ in parsed() if len(text.splitlines()) > LINES} == set(LONG_FILES)
+
+
+def test_a_constructor_of_the_worker_or_the_store_takes_at_most_6_arguments() -> None:
+    many = {
+        name
+        for name, its in constructors()
+        if len(its.posonlyargs) + len(its.args) + len(its.kwonlyargs) - 1 > ARGUMENTS
+        and name.startswith(("worker/", "store/"))
+    }
+    assert many == set(MANY_ARGUMENTS)
+
+
+def test_a_class_keeps_at_most_12_attributes() -> None:
+    assert {name for name, node in classes() if len(attributes(node)) > ATTRIBUTES} == set(MANY_ATTRIBUTES)
+
+
+def test_no_part_of_the_worker_is_given_something_to_call_of_another_part() -> None:
+    called = set[str]()
+    for name, its in constructors():
+        given = [*its.posonlyargs, *its.args, *its.kwonlyargs]
+        if (
+            name.startswith("worker/")
+            and not name.startswith("worker/jobs/kinds/")
+            and any(
+                "Callable" in ast.unparse(argument.annotation) for argument in given if argument.annotation is not None
+            )
+        ):
+            called.add(name)
+    assert called == set(CALLED_BACK)
+
+
+def test_where_the_parts_are_made_nothing_is_wired_by_a_function() -> None:
+    """Neither a lambda nor a function made on the spot nor a bound method is handed to a part."""
+    for name in ("worker/building.py", "worker/worker.py"):
+        module = ast.parse((SOURCE / name).read_text(encoding="utf-8"))
+        made = [node for node in ast.walk(module) if isinstance(node, ast.Call) and _makes_a_part(node)]
+        assert made or name.endswith("worker.py")
+        assert not [node for node in ast.walk(module) if isinstance(node, ast.Lambda)]
+        methods = {
+            member.name for _, node in classes() for member in node.body if isinstance(member, ast.FunctionDef)
+        } - {"session"}
+        for call in made:
+            for argument in [*call.args, *(keyword.value for keyword in call.keywords)]:
+                if isinstance(argument, ast.Attribute) and not _is_a_setting(argument):
+                    assert argument.attr not in methods, f"{ast.unparse(call)}: {ast.unparse(argument)}"
+
+
+def _makes_a_part(call: ast.Call) -> bool:
+    return (
+        isinstance(call.func, ast.Name)
+        and call.func.id[0].isupper()
+        and call.func.id not in ("WorkerStore", "Observer")
+    )
+
+
+def _is_a_setting(argument: ast.Attribute) -> bool:
+    return ast.unparse(argument.value) in ("settings", "plan", "hooks", "self.settings")
