@@ -14,7 +14,7 @@ from pulse_trio.worker.jobs import job_table
 from pulse_trio.worker.jobs.job_table import MOVES, IllegalMove, JobState, JobTable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from pulse_trio.worker.jobs.running_job import RunningJob
 
@@ -24,8 +24,8 @@ class Follower:
         self.ends: list[int] = []
         self.times_empty = 0
 
-    def ended(self, claim: Claim) -> None:
-        self.ends.append(claim.id)
+    def ended(self, claims: Sequence[Claim]) -> None:
+        self.ends += [claim.id for claim in claims]
 
     def none_runs(self) -> None:
         self.times_empty += 1
@@ -56,7 +56,7 @@ class Bench:
     def claimed(self, **how: Any) -> RunningJob:
         self.made += 1
         job = cast("RunningJob", Job(Claim(self.made, 1, 20, 0, 0, "", "q", "k", "{}", None, 7), **how))
-        self.table.add(job)
+        self.table.add([job])
         return job
 
     def in_state(self, state: JobState) -> RunningJob:
@@ -73,7 +73,7 @@ class Bench:
             case "reported":
                 table.begin(job)
                 end(table, job)
-                table.report(job.claim)
+                table.report([Outcome(job.claim, "completed")])
             case "lost":
                 table.lose(job)
             case "committed":
@@ -96,7 +96,7 @@ def leave(table: JobTable, job: RunningJob) -> bool:
 def report(table: JobTable, job: RunningJob) -> None:
     # Found again even if it has left the table: what is tried is the move.
     table._held[job.claim] = job
-    table.report(job.claim)
+    table.report([Outcome(job.claim, "completed")])
 
 
 TRIED: dict[str, Callable[[JobTable, RunningJob], object]] = {
@@ -156,7 +156,7 @@ def test_a_lease_is_renewed_from_the_claim_to_the_report() -> None:
     assert end(table, job)
     assert table.holds(job)
     assert bench.follower.ends == []
-    table.report(job.claim)
+    table.report([Outcome(job.claim, "completed")])
     assert not table.holds(job)
     assert bench.follower.ends == [1]
 
@@ -166,13 +166,13 @@ def test_a_lost_job_that_has_an_outcome_all_the_same_is_reported_and_forgotten()
     table, job = bench.table, bench.in_state("lost")
     assert end(table, job)
     assert [*table] == [job]
-    table.report(job.claim)
+    table.report([Outcome(job.claim, "completed")])
     assert [*table] == []
 
 
 def test_of_a_report_about_a_job_that_was_never_here_the_follower_is_told() -> None:
     bench = Bench()
-    bench.table.report(Claim(9, 1, 20, 0, 0, "", "q", "k", "{}", None, 7))
+    bench.table.report([Outcome(Claim(9, 1, 20, 0, 0, "", "q", "k", "{}", None, 7), "completed")])
     assert bench.follower.ends == [9]
 
 

@@ -242,8 +242,8 @@ class Orders:
     def taken(self, claim: Claim) -> None:
         pass
 
-    def ended(self, claim: Claim) -> None:
-        self.finished.append(claim.id)
+    def ended(self, claims: list[Claim]) -> None:
+        self.finished += [claim.id for claim in claims]
 
     def none_runs(self) -> None:
         pass

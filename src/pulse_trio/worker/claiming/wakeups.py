@@ -14,6 +14,8 @@ from ..signal import Signal
 from .hints import MOST, Hints, Poll
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ...jobs import Claim
     from ..plan import Plan
     from .cursors import ClaimCursors
@@ -65,11 +67,14 @@ class Wakeups:
         self.found_nothing = False
         self._wake.give()
 
-    def ended(self, claim: Claim) -> None:
-        """An attempt is over: what its queue's limit kept waiting may start."""
-        if claim.queue in self._limited:
-            self._limited.told(claim.queue)
-            self._wake.give()
+    def ended(self, claims: Sequence[Claim]) -> None:
+        """These attempts are over: what their queues' limits kept waiting may start."""
+        if not self._limited:
+            return
+        for claim in claims:
+            if claim.queue in self._limited:
+                self._limited.told(claim.queue)
+                self._wake.give()
 
     def none_runs(self) -> None:
         """The last job that ran has ended; in a burst another look follows, for what it may have enqueued."""

@@ -109,16 +109,15 @@ class Unwritten:
     def accepted(self, outcomes: Sequence[Outcome]) -> None:
         """These are written."""
         self.pending -= len(outcomes)
-        for outcome in outcomes:
-            self._jobs.report(outcome.claim)
+        self._jobs.report(outcomes)
         self._say_empty()
 
-    def refused(self, outcomes: Iterable[Outcome]) -> None:
+    def refused(self, outcomes: Sequence[Outcome]) -> None:
         """The lease of these was lost: there is nothing more to say."""
+        self.pending -= len(outcomes)
+        self._jobs.report(outcomes)
         for outcome in outcomes:
             claim = outcome.claim
-            self.pending -= 1
-            self._jobs.report(claim)
             self._observer.emit(FenceLost(claim.id, claim.kind, claim.attempt, f"report of {outcome.kind}"))
         self._say_empty()
 

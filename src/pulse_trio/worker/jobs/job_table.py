@@ -33,9 +33,9 @@ import trio
 from ..signal import Signal
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from ...jobs import CancelReason, Claim
+    from ...jobs import CancelReason, Claim, Outcome
     from .running_job import RunningJob
 
 JobState = Literal["claimed", "running", "ended", "reported", "lost", "committed"]
@@ -68,8 +68,8 @@ class IllegalMove(Exception):
 class Follower(Protocol):
     """What has to know of each job's end."""
 
-    def ended(self, claim: Claim) -> None:
-        """An attempt is over, and there is nothing to report of it any more."""
+    def ended(self, claims: Sequence[Claim]) -> None:
+        """These attempts are over, and there is nothing to report of them any more."""
         ...
 
     def none_runs(self) -> None:
@@ -103,11 +103,12 @@ class Expected:
         self.news = Signal()
         """Given when one has arrived."""
 
-    def arrive(self, job_id: int) -> None:
-        """It is here now."""
-        self.ids.discard(job_id)
-        self.arrived.add(job_id)
-        self.news.give()
+    def arrive(self, ids: Iterable[int]) -> None:
+        """These are here now, expected or not."""
+        if expected := self.ids.intersection(ids):
+            self.ids -= expected
+            self.arrived |= expected
+            self.news.give()
 
 
 class JobTable:
@@ -193,16 +194,19 @@ class JobTable:
 
     # The moves
 
-    def add(self, job: RunningJob) -> None:
-        """It was claimed: from now on its lease is kept."""
-        claim = job.claim
-        self._held[claim] = job
-        self.running += 1
-        if job.beat_due < self._next_beat:
-            self._next_beat = job.beat_due
+    def add(self, jobs: Collection[RunningJob]) -> None:
+        """These were claimed: from now on their leases are kept."""
+        held, soonest = self._held, self._next_beat
+        for job in jobs:
+            held[job.claim] = job
+            if job.beat_due < soonest:
+                soonest = job.beat_due
+        self.running += len(jobs)
+        if soonest < self._next_beat:
+            self._next_beat = soonest
             self.beats.give()
-        if self.expected.ids and claim.id in self.expected.ids:
-            self.expected.arrive(claim.id)
+        if self.expected.ids:
+            self.expected.arrive([job.claim.id for job in jobs])
 
     def begin(self, job: RunningJob) -> None:
         """Its handler begins."""
@@ -222,7 +226,9 @@ class JobTable:
                 job.state = _END[job.state]
             except KeyError:
                 raise _illegal("end", job) from None
-            self.tally.count(outcome.kind)
+            # Not by `count`: this is the path of every job.
+            ended = self.tally.ended
+            ended[outcome.kind] = ended.get(outcome.kind, 0) + 1
             if outcome.kind == "released" and job.cancel_reason in ("shutdown", "parent"):
                 self.tally.released += 1
             reported = True
@@ -237,17 +243,19 @@ class JobTable:
         self._held.pop(job.claim, None)
         self._adrift.pop(job.claim, None)
         self.tally.count("completed" if job.state == COMMITTED else "lost")
-        self._follower.ended(job.claim)
+        self._follower.ended([job.claim])
 
-    def report(self, claim: Claim) -> None:
-        """Its report is written, or was refused. Of a claim that was never added here, only the follower is told."""
-        job = self._held.pop(claim, None) or self._adrift.pop(claim, None)
-        if job is not None:
-            try:
-                job.state = _REPORT[job.state]
-            except KeyError:
-                raise _illegal("report", job) from None
-        self._follower.ended(claim)
+    def report(self, outcomes: Iterable[Outcome]) -> None:
+        """These are written, or were refused. Of a claim that was never added here, only the follower is told."""
+        held, claims = self._held, [outcome.claim for outcome in outcomes]
+        for claim in claims:
+            job = held.pop(claim, None) or self._adrift.pop(claim, None)
+            if job is not None:
+                try:
+                    job.state = _REPORT[job.state]
+                except KeyError:
+                    raise _illegal("report", job) from None
+        self._follower.ended(claims)
 
     def lose(self, job: RunningJob) -> None:
         """The fence is lost: beats for it are over. Whoever found out cancels its handler."""

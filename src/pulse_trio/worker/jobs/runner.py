@@ -31,6 +31,7 @@ from ...states import UnreadableOptions, outcome_of_cancel, outcome_of_error, re
 from ...trio_internals import forget, opened_by
 from .completion import completed
 from .events import JobEvents
+from .job_table import COMMITTED, LOST
 from .running_job import Common, RunningJob
 
 if TYPE_CHECKING:
@@ -102,12 +103,12 @@ class Runner:
         """Makes claims this worker's jobs. `sent` is Trio's clock before the claim was sent: the lease counts from it."""
         if self._on_lease is not None and claims:
             self._on_lease(min(self._terms.of(claim.queue).lease for claim in claims))
-        call_of, same, common, add = self._calls.get, self._same_terms, self._common, self._jobs.add
-        accepted: list[RunningJob] = []
-        for claim in claims:
-            job = RunningJob(claim, call_of(claim.kind) or _never, sent, same or self._terms.of(claim.queue), common)
-            add(job)
-            accepted.append(job)
+        call_of, same, common = self._calls.get, self._same_terms, self._common
+        accepted = [
+            RunningJob(claim, call_of(claim.kind) or _never, sent, same or self._terms.of(claim.queue), common)
+            for claim in claims
+        ]
+        self._jobs.add(accepted)
         return accepted
 
     async def run(self, job: RunningJob, place: Place | None = None) -> RunningJob | None:
@@ -295,7 +296,7 @@ class Runner:
     def outcome_of_stuck(self, job: RunningJob) -> Outcome | None:
         """What the cancellation of a handler meant that did not end, whatever it may return one day; None if there is nothing
         left to report."""
-        if job.committed is not None or job.lost:
+        if job.state in (LOST, COMMITTED):
             return None
         outcome = self.outcome_of_cancelled(job)
         if outcome is None or outcome.kind == "released" or job.stuck is None:

@@ -16,7 +16,7 @@ import trio
 from ...states import options_of, storable
 from .children import ENDED as NURSERY_ENDED
 from .children import Children
-from .job_table import CLAIMED
+from .job_table import CLAIMED, LOST
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
@@ -97,7 +97,6 @@ class RunningJob:
         "ended",
         "job_deadline",
         "lease_deadline",
-        "lost",
         "outcome",
         "plain",
         "reason",
@@ -143,7 +142,6 @@ class RunningJob:
         self.plain = True
         self.scope_nursery: trio.Nursery | None = None
         self.outcome: Outcome | None = None
-        self.lost = False
         self.said: tuple[BaseException, str] | None = None
         """What is kept of an exception that was described where it was raised (another process)."""
         self._common = common
@@ -245,7 +243,7 @@ class RunningJob:
     def end_transaction(self) -> None:
         """It was rolled back."""
         self.transaction = None
-        if self.lost:
+        if self.state is LOST:
             self._wake_heartbeat()
 
     # The heartbeat
@@ -269,7 +267,7 @@ class RunningJob:
         if not self._heartbeat_over:
             self._parked = trio.lowlevel.current_task()
             await trio.lowlevel.wait_task_rescheduled(_not_cancelled)
-        if self.lost:
+        if self.state is LOST:
             self.cancel("fence-lost")
 
     def end_heartbeat(self) -> None:
@@ -297,11 +295,10 @@ class RunningJob:
 
     def lose(self) -> None:
         """A beat matched no row: the heartbeat task cancels the nursery."""
-        self.lost = True
         # The row may be gone because our own transaction has just completed the job: then the answer to COMMIT is on its way.
         if self.transaction != "settling":
             self._wake_heartbeat()
-        if self.state == CLAIMED:
+        if self.task is None:
             # There is no heartbeat yet that could cancel it.
             self.cancel("fence-lost")
 

@@ -72,9 +72,10 @@ class Orders:
         """The job is about to begin: if this process dies now, the job is to blame."""
         self._line.tell({"taken": claim.id})
 
-    def ended(self, claim: Claim) -> None:
+    def ended(self, claims: Sequence[Claim]) -> None:
         """The job has ended and its report is written, or its lease was lost."""
-        self._line.tell({"done": claim.id})
+        for claim in claims:
+            self._line.tell({"done": claim.id})
 
     def none_runs(self) -> None:
         """Nothing to tell: each job's end was told."""

@@ -135,7 +135,7 @@ class _Ward:
 class Follower(Protocol):
     """What has to know of each job's end."""
 
-    def ended(self, claim: Claim) -> None: ...
+    def ended(self, claims: Sequence[Claim]) -> None: ...
 
     def none_runs(self) -> None: ...
 
@@ -250,7 +250,7 @@ class Quarantine:
             ward.signal(number)
 
     def _ended(self, claim: Claim) -> None:
-        self._follower.ended(claim)
+        self._follower.ended([claim])
         self._follower.none_runs()
 
     # One process
