@@ -27,7 +27,6 @@ LONG_FILES = {
     "observe.py": "a class for each event",
     "postgres/pool.py": _OTHERS,
     "store/operations.py": _OTHERS,
-    "store/worker.py": "is being split (redesign.md, step 4)",
     "worker/processes/quarantine.py": "its processes are not apart yet from what claims for them",
     "worker/processes/supervisor.py": "the handing back of what a dead child held is not apart yet",
 }
@@ -46,7 +45,6 @@ MANY_ATTRIBUTES = {
     "store/health.py Server": _RECORD,
     "store/operations.py JobRecord": _RECORD,
     "store/schedules.py ScheduleRecord": _RECORD,
-    "store/worker.py WorkerStore": "is being split (redesign.md, step 4)",
     "postgres/pool.py TrioPool": _OTHERS,
 }
 CALLED_BACK = {
