@@ -43,7 +43,7 @@ MANY_ATTRIBUTES = {
     "settings.py WorkerSettings": _RECORD,
     "store/batches.py BatchStatus": _RECORD,
     "store/health.py Server": _RECORD,
-    "store/operations.py JobRecord": _RECORD,
+    "records.py JobRecord": _RECORD,
     "store/schedules.py ScheduleRecord": _RECORD,
     "postgres/pool.py TrioPool": _OTHERS,
 }
