@@ -3,8 +3,10 @@
 
 PYTHON ?= python3
 DIR ?= .
-# Tests at once. More than two cores: many of them wait, for a lease to run out or a process to start.
-SIDE_BY_SIDE ?= 3
+# Tests at once. Many more than cores: most of their time they wait, for a lease to run out or a process to start.
+SIDE_BY_SIDE ?= 6
+# The tests start hundreds of processes, and a third of what each costs is reading its modules where no bytecode is kept.
+unexport PYTHONDONTWRITEBYTECODE
 # One for each Python that you use: make VENV=.venv-3.13 PYTHON=python3.13 test
 VENV := .venv
 BIN := $(VENV)/bin
@@ -13,11 +15,13 @@ TOOLS := build/tools
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-postgres chaos lint lock audit clean
+.PHONY: help demo test test-long test-oldest test-postgres chaos lint lock audit clean
 
 help:
 	@echo 'make demo [DIR=path]  run the demonstration on a folder of files (default: this project)'
 	@echo 'make test [ARGS=...]  run the tests (ARGS go to pytest)'
+	@echo 'make test-long        the same with ten times the drawn plans, rows and expressions: for a night'
+	@echo 'make test-oldest [ARGS=...]  run what depends on them with the oldest libraries that pyproject.toml allows'
 	@echo 'make test-postgres PG=14 [ARGS=...]  run the tests that talk to a server on PostgreSQL 14 (to 18)'
 	@echo 'make chaos [SEED=n | SEEDS=1-20] [SECONDS=60] [WORKERS=5]  try to break it; the report page goes to build/chaos/'
 	@echo 'make lint             check style, types and the layers of the code'
@@ -33,6 +37,32 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.dev
 	@$(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --dist worksteal $(ARGS)
+
+test-long: export PULSE_TRIO_SIMULATIONS = 20000
+test-long: export PULSE_TRIO_LOCKSTEP = 200
+test-long: export PULSE_TRIO_FUZZ_ROWS = 200000
+test-long: export PULSE_TRIO_CRON = full
+test-long: export CRON_EXPRESSIONS = 60
+test-long: export LIMITS_SECONDS = 60
+test-long: $(VENV)/.dev
+	@$(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --dist worksteal --timeout 3600 $(ARGS)
+
+# In an environment of its own. What only the tests need has its locked version; what pyproject.toml's users get, its lowest.
+OLDEST := build/oldest
+OLDEST_TESTS = tests/unit tests/worker tests/postgres tests/client/test_both_loops.py tests/cli/test_commands.py
+
+test-oldest: $(OLDEST)/.made
+	@$(OLDEST)/bin/python -m pytest -n $(SIDE_BY_SIDE) --dist worksteal -o cache_dir=$(OLDEST)/cache $(or $(ARGS),$(OLDEST_TESTS))
+
+$(OLDEST)/.made: pyproject.toml requirements/dev.txt $(TOOLS)/.made
+	@$(BIN)/python -m venv --clear $(OLDEST)
+	@$(TOOLS)/bin/uv --quiet pip compile --python $(OLDEST)/bin/python --resolution lowest-direct --no-emit-index-url \
+	  --no-emit-find-links pyproject.toml --extra crypto --extra embedded -o $(OLDEST)/lowest.txt
+	@$(OLDEST)/bin/python -m pip --disable-pip-version-check --quiet install -r $(OLDEST)/lowest.txt
+	@$(BIN)/python requirements/beside.py $(OLDEST)/lowest.txt requirements/dev.txt > $(OLDEST)/beside.txt
+	@$(OLDEST)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps -r $(OLDEST)/beside.txt
+	@$(OLDEST)/bin/python -m pip --disable-pip-version-check --quiet install --no-index --no-build-isolation --no-deps --editable .
+	@touch $@
 
 # What needs a server; the other suites start the embedded one, or none.
 POSTGRES_TESTS = tests/migrations tests/store tests/client tests/security tests/postgres tests/worker tests/cli tests/model

@@ -13,6 +13,7 @@ is how it is known to look in the right places.
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, NamedTuple
@@ -450,6 +451,17 @@ class Found(NamedTuple):
 
 
 def explore(guards: Guards, budget: Budget, *, limit: int = 2_000_000) -> Found:
+    """As `_explore`, without the garbage collector: nothing is in a circle, and it takes a quarter of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return _explore(guards, budget, limit)
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _explore(guards: Guards, budget: Budget, limit: int) -> Found:
     """Every world that can be reached, breadth first, so that a counterexample is as short as can be.
 
     Beside the invariants it asks of every world that the job can still finish: nothing is lost.

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
     from .plan import Fault
 
-SEEDS = int(os.environ.get("PULSE_TRIO_SIMULATIONS", "2000"))
+SEEDS = int(os.environ.get("PULSE_TRIO_SIMULATIONS", "1000"))
 ONE = os.environ.get("PULSE_TRIO_SIMULATION_SEED")
-PARTS = 10
+PARTS = 5
 
 
 def play(world: World) -> Counter[str]:

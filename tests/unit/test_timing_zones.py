@@ -33,7 +33,7 @@ ZONES = (
     "Europe/London", "Pacific/Apia", "Pacific/Chatham", "Pacific/Norfolk",
 )  # fmt: skip
 FIRST, LAST = 2017, 2026
-SIZE = int(os.environ.get("CRON_EXPRESSIONS", "12"))
+SIZE = int(os.environ.get("CRON_EXPRESSIONS", "6"))
 """Random expressions; docs/how-to/periodic.md has the figures of 500."""
 DAY = timedelta(days=1)
 
