@@ -20,7 +20,7 @@ from support.embedded_workers import working
 from support.workers import enqueue
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
 SETTINGS: dict[str, Any] = {"concurrency": 10, "poll": 0.2}
 ONE = "SELECT 1"
@@ -41,7 +41,7 @@ async def in_psycopg(dsn: str) -> None:
 
 
 async def in_asyncpg(dsn: str) -> None:
-    how = {**conninfo_to_dict(dsn)}
+    how: dict[str, Any] = {**conninfo_to_dict(dsn)}
     how["database"] = how.pop("dbname")
     pool = await asyncpg.create_pool(**how, min_size=1, max_size=3)
     try:
@@ -123,7 +123,7 @@ async def in_a_subprocess(_: str) -> None:
 async def in_async_generators(_: str) -> None:
     closed = asyncio.Event()
 
-    async def count() -> Any:
+    async def count() -> AsyncGenerator[int]:
         try:
             for n in range(10):
                 yield n

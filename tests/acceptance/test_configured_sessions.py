@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
 import pytest
 import trio
 from psycopg.conninfo import make_conninfo
-from psycopg.rows import dict_row, tuple_row
+from psycopg.rows import DictRow, dict_row, tuple_row
 from psycopg.sql import SQL, Identifier
 
 from pulse_trio import Handlers, Job, SyncClient, UsageError, Worker, open_client
@@ -28,6 +28,7 @@ from support.workers import rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import LiteralString
 
     from support.databases import Databases
     from support.processes import Processes
@@ -295,13 +296,14 @@ async def test_what_is_set_on_a_connection_of_the_users_bends_nothing_and_stays(
     with Window(dsn) as window:
         evil(window)
     asked = "SELECT json_object_agg(name, setting)::text FROM pg_catalog.pg_settings WHERE name NOT LIKE 'transaction%'"
-    async with await TrioConnection.connect(dsn, autocommit=True, row_factory=dict_row) as lent:
+    async with await TrioConnection[DictRow].connect(dsn, autocommit=True, row_factory=dict_row) as lent:
         await lent.execute("LOAD 'plpgsql'")
         for setting, value in LENT.items():
             if name in ("all", setting) and "." not in setting:
                 await lent.execute(
                     SQL("SET {} = {}").format(
-                        Identifier(setting), SQL(value if setting == "search_path" else repr(value))
+                        Identifier(setting),
+                        SQL(cast("LiteralString", value if setting == "search_path" else repr(value))),
                     )
                 )
         before = await (await lent.execute(asked)).fetchone()

@@ -139,7 +139,7 @@ async def test_a_job_is_completed_once_and_its_writes_are_there_once(
 
     with Window(dsn) as window:
         window.run("CREATE TABLE public.ledger (n int)")
-    enqueue = partial(trio.to_thread.run_sync, SyncClient(dsn).enqueue, kind)
+    enqueue = partial(trio.to_thread.run_sync, partial(SyncClient(dsn).enqueue, kind))
     through = make_conninfo(proxy.dsn, sslmode="disable", gssencmode="disable")
     async with working(handlers_that(arm), through, direct_dsn=dsn, **CALM) as heard:
         tried: list[int] = []

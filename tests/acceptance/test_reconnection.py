@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, LiteralString
 
 import psycopg
 import pytest
@@ -38,7 +38,7 @@ class Owner:
         self._server_dsn = server_dsn
         self.name = str(conninfo_to_dict(dsn)["dbname"])
 
-    def run(self, statement: str, *names: str) -> None:
+    def run(self, statement: LiteralString, *names: str) -> None:
         """A statement with the names of databases."""
         with psycopg.connect(self._server_dsn, autocommit=True) as connection:
             connection.execute(SQL(statement).format(*map(Identifier, names)))

@@ -20,7 +20,7 @@ async def connect(dsn: str) -> psycopg.Connection:
 
 
 async def ask(connection: psycopg.Connection) -> object:
-    cursor = await trio.to_thread.run_sync(connection.execute, "SELECT 42", abandon_on_cancel=True)
+    cursor = await trio.to_thread.run_sync(lambda: connection.execute("SELECT 42"), abandon_on_cancel=True)
     return cursor.fetchone()
 
 

@@ -84,8 +84,12 @@ async def test_a_job_appears_if_and_only_if_the_callers_transaction_commits(
 
 async def test_tasks_share_few_connections(dsn: str, window: Window) -> None:
     async with open_client(dsn, max_connections=2) as client, anyio.create_task_group() as tasks:
+
+        async def enqueue(n: int) -> None:
+            await client.enqueue(add, n)
+
         for i in range(30):
-            tasks.start_soon(client.enqueue, add, i)
+            tasks.start_soon(enqueue, i)
     assert window.value("SELECT count(*) FROM pulse.jobs") == 30
 
 

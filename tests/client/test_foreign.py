@@ -1,5 +1,8 @@
 """In the caller's transaction, whichever library it is of: the job appears if and only if that transaction commits."""
 
+# Django has no types.
+# pyright: reportIndexIssue=false, reportGeneralTypeIssues=false
+
 from __future__ import annotations
 
 from contextlib import asynccontextmanager, contextmanager

@@ -1,5 +1,8 @@
 """A value arrives as it was given, or is refused where it was given: as an argument, and as a result."""
 
+# A first parameter of any type at all could be the Job, for a type checker: it then counts no argument.
+# pyright: reportCallIssue=false, reportArgumentType=false
+
 from __future__ import annotations
 
 import collections
@@ -7,6 +10,7 @@ import dataclasses
 import enum
 import math
 import pathlib
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta, tzinfo
 from decimal import Decimal
 from typing import Any, Literal, NoReturn
@@ -204,7 +208,7 @@ REFUSED: list[Any] = [
 ]  # fmt: skip
 TAKEN: list[Any] = [
     None, object, Any, NoReturn, int, Point, list[Size], dict[int, Point], collections.Counter, collections.OrderedDict,
-    collections.abc.Iterable, collections.abc.Sequence, Literal[1], msgspec.Raw, Decimal | None,
+    Iterable, Sequence, Literal[1], msgspec.Raw, Decimal | None,
 ]  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, LiteralString
 
 import pytest
 
@@ -45,9 +45,9 @@ async def other(dsn: str) -> AsyncGenerator[Connection]:
 def until(other: Connection) -> Callable[..., Awaitable[None]]:
     """`await until(pid, "state = 'active'")`: asks pg_stat_activity until the backend is so; no rows count as gone."""
 
-    async def until(pid: int, condition: str) -> None:
+    async def until(pid: int, condition: LiteralString) -> None:
         query = f"SELECT coalesce(bool_or({condition}), false) FROM pg_stat_activity WHERE pid = %s"
-        while not (await (await other.execute(query, [pid])).fetchone())[0]:
+        while (row := await (await other.execute(query, [pid])).fetchone()) is not None and not row[0]:
             pass
 
     return until

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, LiteralString
 
 import psycopg
 import pytest
@@ -13,6 +12,7 @@ import trio
 from psycopg import pq
 
 from pulse_trio.postgres import QueryTimeout, TrioConnection
+from support.streams import closing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -28,7 +28,7 @@ ASLEEP = "wait_event = 'PgSleep'"
 NOT_RUNNING = "state <> 'active'"
 
 
-async def value(connection: Connection, query: str, *args: Any) -> Any:
+async def value(connection: Connection, query: LiteralString, *args: Any) -> Any:
     row = await (await connection.execute(query, args or None)).fetchone()
     return row and row[0]
 
@@ -308,7 +308,7 @@ async def test_a_cancelled_executemany_is_left_clean(connection: Connection, unt
 
 async def test_a_stream_cancelled_while_it_waits_frees_the_connection(connection: Connection, until: Until) -> None:
     async def work() -> None:
-        async with aclosing(connection.cursor().stream("SELECT pg_sleep(n * 60) FROM generate_series(0, 1) n")) as rows:
+        async with closing(connection.cursor().stream("SELECT pg_sleep(n * 60) FROM generate_series(0, 1) n")) as rows:
             async for _ in rows:
                 pass
 
@@ -318,7 +318,7 @@ async def test_a_stream_cancelled_while_it_waits_frees_the_connection(connection
 
 async def test_a_stream_cancelled_between_rows_frees_the_connection(connection: Connection) -> None:
     with trio.CancelScope() as scope:
-        async with aclosing(connection.cursor().stream("SELECT generate_series(1, 10000000)")) as rows:
+        async with closing(connection.cursor().stream("SELECT generate_series(1, 10000000)")) as rows:
             async for _ in rows:
                 scope.cancel()
     assert scope.cancelled_caught
@@ -328,7 +328,7 @@ async def test_a_stream_cancelled_between_rows_frees_the_connection(connection: 
 
 async def test_a_stream_left_in_a_cancelled_scope_frees_the_connection(connection: Connection) -> None:
     with trio.CancelScope() as scope:
-        async with aclosing(connection.cursor().stream("SELECT generate_series(1, 10000000)")) as rows:
+        async with closing(connection.cursor().stream("SELECT generate_series(1, 10000000)")) as rows:
             async for _ in rows:
                 scope.cancel()
                 break

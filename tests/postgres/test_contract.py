@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
-from psycopg.rows import Row
 from psycopg.transaction import AsyncTransaction
 
 from pulse_trio.postgres import TrioConnection, contract
@@ -54,12 +53,12 @@ def test_a_missing_name_is_named(module: object, name: str, monkeypatch: pytest.
 
 @pytest.mark.parametrize("name", contract._KEPT)
 def test_a_field_that_a_connection_no_longer_keeps_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Other(psycopg.AsyncConnection[Row]):
+    class Other(psycopg.AsyncConnection[Any]):
         def __init__(self, pgconn: Any) -> None:
             super().__init__(pgconn)
             vars(self).pop(name, None)
 
-        def __del__(self) -> None: ...
+        def __del__(self, _: Any = None) -> None: ...
 
     for cls in psycopg.AsyncConnection.__mro__:
         if name in vars(cls):

@@ -7,8 +7,7 @@ import gc
 import logging
 import socket
 import weakref
-from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, LiteralString
 
 import anyio
 import anyio.lowlevel
@@ -16,10 +15,14 @@ import psycopg
 import pytest
 from psycopg import errors as e
 from psycopg import pq
+from psycopg.adapt import Dumper
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import args_row, dict_row, namedtuple_row, tuple_row
+from psycopg.types import TypeInfo
 from psycopg.types.json import Jsonb
 
 from pulse_trio.postgres import TrioConnection
+from support.streams import closing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -56,7 +59,7 @@ async def auto(connection: Connection) -> Connection:
     return connection
 
 
-async def value(connection: Connection, query: str, *args: Any) -> Any:
+async def value(connection: Connection, query: LiteralString, *args: Any) -> Any:
     row = await (await connection.execute(query, args or None)).fetchone()
     return row and row[0]
 
@@ -68,6 +71,7 @@ async def test_a_query_gives_its_rows(auto: Connection) -> None:
     cursor = await auto.execute("SELECT %s::int, %s::text", [1, "one"])
     assert await cursor.fetchall() == [(1, "one")]
     assert cursor.rowcount == 1
+    assert cursor.description is not None
     assert [column.name for column in cursor.description] == ["int4", "text"]
 
 
@@ -93,6 +97,7 @@ async def test_row_factories_shape_the_rows(auto: Connection, factory: Any, expe
 async def test_a_row_factory_can_belong_to_the_connection(connection_class: type[Connection], dsn: str) -> None:
     async with await connection_class.connect(dsn, row_factory=namedtuple_row) as connection:
         row = await (await connection.execute("SELECT 1 AS a")).fetchone()
+    assert row is not None
     assert row.a == 1
 
 
@@ -103,7 +108,7 @@ async def test_values_survive_text_binary_and_prepared(auto: Connection, binary:
     query = "SELECT %s::int, %s::float8, %s::text, %s::bytea, %s::text, %s::int[], %s::bool"
     for _ in range(2):
         cursor = await auto.execute(query, values, binary=binary, prepare=prepare)
-        assert list(await cursor.fetchone()) == values
+        assert [*await cursor.fetchall()] == [tuple(values)]
     assert await value(auto, "SELECT %s::jsonb", Jsonb({"a": [1]})) == {"a": [1]}
 
 
@@ -126,7 +131,7 @@ async def test_a_repeated_query_is_prepared_and_can_be_forbidden_to(auto: Connec
     ],
 )
 async def test_every_kind_of_client_cursor_works(
-    connection_class: type[Connection], dsn: str, factory: Any, query: str
+    connection_class: type[Connection], dsn: str, factory: Any, query: LiteralString
 ) -> None:
     async with await connection_class.connect(dsn, cursor_factory=factory) as connection:
         cursor = await connection.execute(query, [7])
@@ -165,7 +170,7 @@ async def test_stream_yields_row_by_row(auto: Connection, size: int) -> None:
 
 
 async def test_a_stream_that_is_left_early_frees_the_connection(auto: Connection) -> None:
-    async with aclosing(auto.cursor().stream("SELECT generate_series(1, 1000000)")) as rows:
+    async with closing(auto.cursor().stream("SELECT generate_series(1, 1000000)")) as rows:
         async for row in rows:
             assert row == (1,)
             break
@@ -420,7 +425,7 @@ async def test_the_blocks_own_error_wins_over_the_pipelines(auto: Connection, ca
 
 
 @pytest.mark.parametrize("format", ["text", "binary"])
-async def test_rows_can_be_copied_in_and_out(auto: Connection, format: str) -> None:
+async def test_rows_can_be_copied_in_and_out(auto: Connection, format: LiteralString) -> None:
     await auto.execute("CREATE TEMP TABLE t (n int, s text)")
     cursor = auto.cursor()
     async with cursor.copy(f"COPY t FROM STDIN (FORMAT {format})") as copy:
@@ -552,10 +557,10 @@ async def test_an_unreachable_server_is_an_operational_error(connection_class: A
 
 
 async def test_the_next_host_is_tried_and_all_failures_are_told(connection_class: Any, dsn: str) -> None:
-    parts = psycopg.conninfo.conninfo_to_dict(dsn)
+    parts = conninfo_to_dict(dsn)
     host, port = parts.get("host", "localhost"), parts.get("port", "5432")
     async with await connection_class.connect(dsn, host=f"127.0.0.1,{host}", port=f"1,{port}") as connection:
-        assert connection.info.port == int(port)
+        assert str(connection.info.port) == str(port)
     with pytest.raises(psycopg.OperationalError, match=r"(?s)All failures.*port: '1'.*port: '2'"):
         await connection_class.connect(dsn, host="127.0.0.1,127.0.0.1", port="1,2")
 
@@ -576,7 +581,7 @@ async def test_names_are_resolved(connection_class: Any, monkeypatch: pytest.Mon
 
 
 async def test_adapters_are_copied_from_a_context(connection: Connection, connection_class: Any, dsn: str) -> None:
-    class Shout(psycopg.adapt.Dumper):
+    class Shout(Dumper):
         oid = 25
 
         def dump(self, obj: str) -> bytes:
@@ -645,7 +650,7 @@ async def test_each_address_of_a_name_is_an_attempt(connection_class: Any, monke
     attempts = []
 
     def attempt(conninfo: str) -> Any:
-        attempts.append(psycopg.conninfo.conninfo_to_dict(conninfo)["hostaddr"])
+        attempts.append(conninfo_to_dict(conninfo)["hostaddr"])
         raise psycopg.OperationalError("not here")
         yield
 
@@ -712,7 +717,7 @@ async def test_notifies_beside_a_handler_warns_and_serves_both(auto: Connection)
 
 
 @pytest.mark.parametrize("query", ["CREATE TEMP TABLE no_rows ()", "COPY (SELECT 1) TO STDOUT", "nonsense"])
-async def test_what_yields_no_rows_cannot_be_streamed(connection: Connection, query: str) -> None:
+async def test_what_yields_no_rows_cannot_be_streamed(connection: Connection, query: LiteralString) -> None:
     with pytest.raises(psycopg.ProgrammingError):
         [row async for row in connection.cursor().stream(query)]
 
@@ -761,7 +766,8 @@ async def test_a_failed_commit_in_a_pipeline_is_told(connection: Connection) -> 
 
 
 async def test_type_information_can_be_fetched(connection: Connection) -> None:
-    info = await psycopg.types.TypeInfo.fetch(connection, "jsonb")
+    info = await TypeInfo.fetch(connection, "jsonb")
+    assert info is not None
     assert info.name == "jsonb"
 
 
@@ -782,7 +788,7 @@ async def test_nothing_is_leaked(connection_class: Any, dsn: str, caplog: pytest
             cursor = connection.cursor()
             await cursor.execute("CREATE TEMP TABLE t (n int)")
             await cursor.executemany("INSERT INTO t VALUES (%s)", [(n,) for n in range(5)])
-            async with aclosing(cursor.stream("SELECT * FROM t")) as rows:
+            async with closing(cursor.stream("SELECT * FROM t")) as rows:
                 assert len([row async for row in rows]) == 5
             async with cursor.copy("COPY t FROM STDIN") as copy:
                 await copy.write_row((1,))

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, LiteralString
 
 import psycopg
 import pytest
@@ -39,8 +39,10 @@ async def far_link(proxy: Proxy) -> AsyncGenerator[Link]:
     await link.aclose()
 
 
-async def value(connection: TrioConnection[Any], query: str) -> Any:
-    return (await (await connection.execute(query)).fetchone())[0]
+async def value(connection: TrioConnection[Any], query: LiteralString) -> Any:
+    row = await (await connection.execute(query)).fetchone()
+    assert row is not None
+    return row[0]
 
 
 async def test_the_connection_is_kept_configured_and_named(dsn: str) -> None:

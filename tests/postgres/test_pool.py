@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, LiteralString
 
 import psycopg
 import pytest
@@ -26,8 +26,10 @@ async def pool(dsn: str) -> AsyncGenerator[TrioPool]:
         yield pool
 
 
-async def value(connection: TrioConnection[Any], query: str) -> Any:
-    return (await (await connection.execute(query)).fetchone())[0]
+async def value(connection: TrioConnection[Any], query: LiteralString) -> Any:
+    row = await (await connection.execute(query)).fetchone()
+    assert row is not None
+    return row[0]
 
 
 async def size_is(pool: TrioPool, size: int) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 import trio
+from psycopg.sql import SQL, Identifier
 
 from pulse_trio import InvalidArguments, SyncClient, UnknownJob, UsageError, open_client
 from pulse_trio.grants import grant_sync
@@ -461,8 +462,8 @@ async def test_who_waits_for_a_waiting_jobs_end_is_told(room_dsn: str) -> None:
                     " WHERE locktype = 'advisory' AND mode = 'ShareLock'"
                 )
                 await until(lambda: connection.execute(held).fetchone() == (2,))
-                (channel,) = connection.execute("SELECT 'end_' || md5('pulse')").fetchone() or ()
-                connection.execute(f"LISTEN {channel}")
+                ((channel,),) = connection.execute("SELECT 'end_' || md5('pulse')").fetchall()
+                connection.execute(SQL("LISTEN {}").format(Identifier(channel)))
                 connection.execute("SELECT pulse.cancel(%s)", [ref.id])
                 assert [n.payload for n in connection.notifies(timeout=5, stop_after=1)] == [str(ref.id)]
 

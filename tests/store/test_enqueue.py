@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
-from psycopg.rows import dict_row
+from psycopg.rows import DictRow, dict_row
 
 from pulse_trio import Client, InvalidArguments, JobRequest, SyncClient, UsageError, open_client
 from pulse_trio.client import request_by_name
@@ -169,7 +169,8 @@ def test_invalid_queue_names_are_refused_by_the_database_too(queue: str, window:
     ids=lambda changes: " ".join(f"{k}={v!r:.20}" for k, v in changes.items()),
 )
 def test_what_is_past_our_own_checks_is_refused_by_the_database(changes: dict[str, Any], window: Window) -> None:
-    refused(window, JobRequest(**{"kind": "noop", "args": "{}"} | changes))
+    request: dict[str, Any] = {"kind": "noop", "args": "{}"} | changes
+    refused(window, JobRequest(**request))
 
 
 def refused(window: Window, request: JobRequest) -> None:
@@ -384,7 +385,7 @@ def test_an_aborted_transaction_is_named_as_such(window: Window) -> None:
 
 
 def test_the_callers_row_factory_does_not_matter(window: Window, queue: str) -> None:
-    with psycopg.connect(window.dsn, row_factory=dict_row) as connection:
+    with psycopg.Connection[DictRow].connect(window.dsn, row_factory=dict_row) as connection:
         client = SyncClient(connection)  # type: ignore[arg-type]
         first = client.enqueue("noop", queue=queue, unique_key="k")
         assert client.enqueue("noop", queue=queue, unique_key="k").id == first.id
@@ -399,7 +400,7 @@ def test_the_callers_cursor_class_does_not_matter(window: Window, queue: str) ->
 
 
 async def test_the_callers_row_factory_does_not_matter_on_trio(window: Window, queue: str) -> None:
-    async with await TrioConnection.connect(window.dsn, row_factory=dict_row) as connection:
+    async with await TrioConnection[DictRow].connect(window.dsn, row_factory=dict_row) as connection:
         ref = await Client(connection).enqueue("noop", queue=queue)
         assert (await Client(connection).job(ref.id)).queue == queue
 

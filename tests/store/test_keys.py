@@ -59,9 +59,9 @@ def test_one_queues_keys_are_found_by_their_index_among_many_jobs(alone: Window)
         "INSERT INTO job (queue, kind, key) SELECT CASE WHEN n % 100 = 0 THEN 'few' ELSE 'many' END, 'noop', 'k' || n % 1000"
         " FROM generate_series(1, 200000) n; ANALYZE job"
     )
-    text = statement("queue_keys", "pulse").decode()
+    text = statement("queue_keys", "pulse")
     with psycopg.connect(alone.dsn, cursor_factory=psycopg.ClientCursor) as connection:
-        cursor = connection.execute(f"EXPLAIN (FORMAT JSON) {text}", {"queue": "few", "limit": 10})
+        cursor = connection.execute(b"EXPLAIN (FORMAT JSON) " + text, {"queue": "few", "limit": 10})
         plan = json.dumps(cursor.fetchone())
     assert "job_keyed" in plan
     assert "Seq Scan" not in plan

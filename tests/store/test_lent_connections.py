@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, LiteralString
 
 import psycopg
 import pytest
@@ -37,7 +37,7 @@ SELECT json_build_object(
   'sequence', (SELECT last_value FROM pg_sequences WHERE sequencename = 'numbers'))::text
 """
 
-CHANGES = [
+CHANGES: list[LiteralString] = [
     "SET search_path = elsewhere",
     "SET datestyle = 'SQL, DMY'",
     "SET client_encoding = 'LATIN1'",
@@ -86,7 +86,7 @@ async def session(begun: Begun) -> tuple[int, dict[str, Any]]:
 
 @pytest.mark.parametrize("change", CHANGES)
 async def test_what_a_handler_changes_in_its_session_is_gone_for_the_next(
-    change: str, store: WorkerStore, window: Window
+    change: LiteralString, store: WorkerStore, window: Window
 ) -> None:
     async with store.transactions.begin() as begun:
         before = await session(begun)
@@ -180,7 +180,7 @@ BENT = [
 
 @pytest.mark.parametrize("change", BENT)
 async def test_what_a_handler_sets_for_its_transaction_does_not_bend_the_completion(
-    change: str, store: WorkerStore, window: Window
+    change: LiteralString, store: WorkerStore, window: Window
 ) -> None:
     window.run("CREATE SCHEMA evil")
     window.run("CREATE FUNCTION evil.never(bigint, bigint) RETURNS bool LANGUAGE sql AS 'SELECT false'")
@@ -319,7 +319,7 @@ async def test_a_session_that_cannot_be_reset_is_closed(
 @pytest.mark.parametrize("seconds", [60.0, float("inf")], ids=["with a timeout", "without"])
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 async def test_a_handler_chooses_the_isolation_of_its_transaction_whether_its_job_has_a_timeout_or_not(
-    seconds: float, level: str, store: WorkerStore, window: Window
+    seconds: float, level: LiteralString, store: WorkerStore, window: Window
 ) -> None:
     window.enqueue()
     claim = await claim_one(store)

@@ -102,7 +102,9 @@ class Play:
     async def end(self, store: WorkerStore, claims: list[Claim], outcome: OutcomeKind | None) -> None:
         # Each job may end badly a few times only, or the example would last.
         # A second crash would make it a suspect, which other claims leave alone.
-        outcomes = ["completed" if c.attempt > (1 if outcome is None else 2) else outcome for c in claims]
+        outcomes: list[OutcomeKind | None] = [
+            "completed" if c.attempt > (1 if outcome is None else 2) else outcome for c in claims
+        ]
         for claim, how in zip(claims, outcomes, strict=True):
             if how is None:
                 self.window.expire(claim.id)

@@ -6,6 +6,7 @@ import json
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import psycopg
 import pytest
 import trio
@@ -268,7 +269,7 @@ async def test_the_hook_stands_or_falls_with_the_death(store: WorkerStore, windo
         accepted = await stale.settle(
             [
                 end(
-                    type(claimed)(**{f: getattr(claimed, f) for f in claimed.__struct_fields__} | {"session": 1}),
+                    msgspec.structs.replace(claimed, session=1),
                     "failed",
                     error="no",
                 )

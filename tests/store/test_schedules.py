@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 import trio
+from psycopg.conninfo import make_conninfo
 
 from pulse_trio import (
     ConfigurationError,
@@ -343,7 +344,7 @@ async def test_a_role_that_may_not_is_told_and_the_worker_lives(alone: Window) -
         alone.run(
             "GRANT USAGE ON SCHEMA pulse TO pulse_trio_no_schedules; GRANT INSERT ON pulse.session TO pulse_trio_no_schedules"
         )
-        dsn = psycopg.conninfo.make_conninfo(alone.dsn, options="-c role=pulse_trio_no_schedules")
+        dsn = make_conninfo(alone.dsn, options="-c role=pulse_trio_no_schedules")
         async with open_store(dsn) as store:
             for call in (store.next_schedule, store.fire_schedules, lambda: store.declare_schedules([make()])):
                 with pytest.raises(DatabaseUnavailable, match=r"cannot fire schedules.*permission denied"):

@@ -297,9 +297,10 @@ async def test_maintenance_forgets_holds_that_hold_nothing_and_keeps_the_others(
     store: WorkerStore, window: Window, queue: str
 ) -> None:
     expired, held, ended = (f"{queue}.{name}" for name in ("expired", "held", "ended"))
-    for name, options in (
+    cases: tuple[tuple[str, dict[str, Any]], ...] = (
         (expired, {"unique_for": 60}), (held, {"unique_for": 3600}), (ended, {"unique_after": 86400 * 30}),
-    ):  # fmt: skip
+    )  # fmt: skip
+    for name, options in cases:
         ask(window, name, **options)
         await finish(store, name)
     pass_the_hold(window, expired)

@@ -17,6 +17,7 @@ from pulse_trio.store import history, operations
 from support.stores import Window, claim, claim_one, end, open_store
 
 if TYPE_CHECKING:
+    from pulse_trio.jobs import OutcomeKind
     from pulse_trio.store import WorkerStore
 
 # design.md section 5
@@ -129,7 +130,8 @@ async def test_what_the_last_attempt_said_of_its_progress_stays_with_a_finished_
     store: WorkerStore, window: Window, queue: str
 ) -> None:
     job_id = window.enqueue(queue)
-    for attempt, kind in ((1, "failed"), (2, "completed")):
+    kinds: tuple[OutcomeKind, ...] = ("failed", "completed")
+    for attempt, kind in enumerate(kinds, 1):
         claimed = await claim_one(store, queue)
         assert window.job(job_id)["progress"] is None
         await store.write_progress([Progress(claimed, attempt / 4, f"attempt {attempt}")])

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
 
     from pulse_trio import WorkerReport
+    from pulse_trio.worker.building import Parts
 
 E = TypeVar("E")
 
@@ -36,6 +37,12 @@ class Recorder:
 
     def when(self, kind: type[Any]) -> list[float]:
         return [time for time, event in self.all if isinstance(event, kind)]
+
+
+def parts(worker: Worker) -> Parts:
+    """The parts of a worker that runs."""
+    assert worker._parts is not None
+    return worker._parts
 
 
 class Stage:

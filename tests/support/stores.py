@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from typing import LiteralString, Self
 
     from pulse_trio.jobs import OutcomeKind
+    from support.fake_store import FakeStore
 
 
 @asynccontextmanager
@@ -127,12 +128,14 @@ def replace_statements(monkeypatch: pytest.MonkeyPatch, replacement: Callable[[s
             monkeypatch.setattr(module, "statement", replacement)
 
 
-async def claim(store: WorkerStore, queue: str = "default", limit: int = 100, *, priority: int = 0) -> list[Claim]:
+async def claim(
+    store: WorkerStore | FakeStore, queue: str = "default", limit: int = 100, *, priority: int = 0
+) -> list[Claim]:
     """What the store claims from one queue, without a cursor."""
     return (await store.complete_and_claim(limit, [ClaimCursor(queue, priority)])).claims
 
 
-async def claim_one(store: WorkerStore, queue: str = "default", *, priority: int = 0) -> Claim:
+async def claim_one(store: WorkerStore | FakeStore, queue: str = "default", *, priority: int = 0) -> Claim:
     """The one job of a queue."""
     (claimed,) = await claim(store, queue, 1, priority=priority)
     return claimed

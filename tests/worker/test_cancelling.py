@@ -13,6 +13,7 @@ from trio.testing import wait_all_tasks_blocked
 from pulse_trio import Discard, Job, Snooze
 from pulse_trio.observe import CancellationDelivered, JobEnded, JobStarted
 from support.fake_store import EPOCH, unavailable
+from support.stage import parts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -146,8 +147,8 @@ async def test_a_notification_that_anybody_can_forge_changes_nothing(payload: st
 async def test_a_request_about_another_attempt_or_session_is_not_obeyed(part: str, sleeper: Stage) -> None:
     job = sleeper.database.jobs[sleeper.enqueue("sleeper", seconds=5)]
 
-    async def another(ids: Sequence[int]) -> dict[tuple[int, int, int], str | None]:
-        assert list(ids) == [job.id]
+    async def another(job_ids: Sequence[int]) -> dict[tuple[int, int, int], str | None]:
+        assert list(job_ids) == [job.id]
         fence = {"id": job.id, "attempt": job.attempt, "session": job.session} | {part: 12345}
         return {(fence["id"], fence["attempt"], fence["session"]): None}
 
@@ -174,11 +175,11 @@ async def test_a_flood_of_forged_requests_costs_a_few_reads_and_a_real_one_is_he
             # Two seconds of it, one read in each quarter of a second at most once it has gone on for a while.
             assert sleeper.store.calls.count(question) <= 20
         for number in range(50_000):
-            worker._parts.services.cancellations.heard(10**6 + number)
+            parts(worker).services.cancellations.heard(10**6 + number)
         sleeper.database.cancel(meant.id, "meant")
         await trio.sleep(10)
         assert (flooded.state, state_of(meant)) == ("running", ("cancelled", "meant"))
-        assert len(worker._parts.jobs.expected.ids) <= 20_000
+        assert len(parts(worker).jobs.expected.ids) <= 20_000
 
 
 async def test_a_request_that_overtakes_the_reply_to_the_claim_cancels_the_job_as_it_begins(
@@ -209,9 +210,9 @@ async def test_requests_for_jobs_that_are_not_here_are_forgotten(sleeper: Stage)
             for listener in sleeper.database.listeners:
                 listener(f"look_for_cancel {number + 1000}")
         await wait_all_tasks_blocked()
-        assert len(worker._parts.jobs.expected.ids) == 100
+        assert len(parts(worker).jobs.expected.ids) == 100
         await trio.sleep(20)
-        assert worker._parts.jobs.expected.ids == set()
+        assert parts(worker).jobs.expected.ids == set()
 
 
 async def test_a_request_for_a_job_whose_outcome_stands_changes_nothing(sleeper: Stage, events: Recorder) -> None:

@@ -21,7 +21,7 @@ from pulse_trio.states import storable
 from pulse_trio.worker.jobs.kinds.asyncio_thread import LoopThread
 from pulse_trio.worker.jobs.running_job import RunningJob
 from support import kinds_app
-from support.stage import Stage
+from support.stage import Stage, parts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -33,6 +33,11 @@ KINDS = ["trio", "asyncio", "thread", "process"]
 CAN_BE_CANCELLED = ["trio", "asyncio", "process"]
 SETTINGS: dict[str, Any] = {"lease": 10.0, "heartbeat": 0.1, "cleanup": 2.0, "grace": 10.0, "process_slots": 2}
 WITHIN = 30.0
+
+
+def but(**changes: Any) -> dict[str, Any]:
+    """The settings with these changed."""
+    return SETTINGS | changes
 
 
 pytestmark = pytest.mark.real_clock  # There are real threads and processes here.
@@ -230,7 +235,7 @@ async def test_a_threads_late_result_is_refused_after_a_lost_fence(stage: Stage,
 
 def cancel(worker: Worker) -> None:
     """What a beat or a notification does when somebody has asked for the job's cancellation."""
-    (held,) = worker._parts.jobs.held
+    (held,) = parts(worker).jobs.held
     held.cancel("user")
 
 
@@ -496,9 +501,9 @@ async def test_a_blocked_asyncio_loop_keeps_no_heartbeat_and_no_other_kind_back(
     stage.handlers.job(name="other")(on_trio)
     job_id = stage.enqueue("own")
     with trio.fail_after(2 * WITHIN):
-        async with stage.working(**SETTINGS | {"lease": 1.0, "heartbeat": 0.1}) as worker:
-            await until(lambda: worker._parts.jobs.held)
-            (held,) = worker._parts.jobs.held
+        async with stage.working(**but(lease=1.0, heartbeat=0.1)) as worker:
+            await until(lambda: parts(worker).jobs.held)
+            (held,) = parts(worker).jobs.held
             first = held.lease_deadline
             await until(lambda: held.lease_deadline > first + 1.0)
             renewed.set()
@@ -536,7 +541,7 @@ async def test_a_lease_that_ends_while_trios_loop_is_blocked_cancels_the_asyncio
     stage.enqueue("blocks")
     job_id = stage.enqueue("own")
     with trio.fail_after(3 * WITHIN):
-        async with stage.working(**SETTINGS | {"lease": 1.0, "heartbeat": 0.1}):
+        async with stage.working(**but(lease=1.0, heartbeat=0.1)):
             await until(lambda: stage.events.of(LeaseUnproven))
     assert reasons == ["lease-unproven"]
     (event,) = stage.events.of(LeaseUnproven)
@@ -594,8 +599,8 @@ async def test_the_stack_of_a_blocked_asyncio_handler_is_where_it_blocks(stage: 
     with trio.fail_after(WITHIN):
         async with stage.working(**SETTINGS) as worker:
             assert await trio.to_thread.run_sync(began.wait, WITHIN)
-            (held,) = worker._parts.jobs.held
-            stack = worker._parts.services.calls.where_is(held)
+            (held,) = parts(worker).jobs.held
+            stack = parts(worker).services.calls.where_is(held)
             goes_on.set()
             await settled(stage)
     running, waiting = sorted(stack.split("asyncio task ")[1:])
@@ -612,7 +617,7 @@ async def test_the_stack_of_a_blocked_asyncio_handler_is_where_it_blocks(stage: 
 async def test_a_process_knows_its_job_and_is_used_again(stage: Stage) -> None:
     ids = [stage.enqueue("process", what="who", ear="", queue="q") for _ in range(3)]
     with trio.fail_after(WITHIN):
-        await stage.burst(**SETTINGS | {"process_slots": 1})
+        await stage.burst(**but(process_slots=1))
     told = [json.loads(stage.database.jobs[i].result or "") for i in ids]
     assert [t[:5] for t in told] == [[i, 1, "process", "q", 20] for i in ids]
     assert len({t[5] for t in told}) == 1
@@ -628,7 +633,7 @@ async def test_a_function_that_was_not_decorated_runs_in_a_process_too(stage: St
 async def test_a_cancelled_handler_that_does_not_leave_is_killed(stage: Stage, ear: Ear) -> None:
     job_id = stage.enqueue("process", what="deaf", ear=ear.path)
     with trio.fail_after(WITHIN):
-        async with stage.working(**SETTINGS | {"cleanup": 0.2}) as worker:
+        async with stage.working(**but(cleanup=0.2)) as worker:
             pid = (await ear.hear("started"))["pid"]
             cancel(worker)
             await settled(stage)
@@ -656,7 +661,7 @@ async def test_a_process_that_says_more_than_any_answer_has_is_killed(stage: Sta
 
 
 async def test_the_next_job_gets_a_new_process_when_an_idle_one_has_died(stage: Stage) -> None:
-    async with stage.working(**SETTINGS | {"process_slots": 1}):
+    async with stage.working(**but(process_slots=1)):
         first = stage.enqueue("process", what="who", ear="")
         await settled(stage)
         pid = json.loads(stage.database.jobs[first].result or "")[5]
@@ -697,7 +702,7 @@ async def test_the_timeout_of_a_job_that_waits_for_a_process_begins_with_its_han
         stage.enqueue("process", what="wait", ear=ear.path)
         await ear.hear("started")
         # Both slots are taken.
-        occupying = list(worker._parts.jobs.held)
+        occupying = list(parts(worker).jobs.held)
         waiting = stage.enqueue("process", what="succeed", ear="", timeout=3)
         await until(lambda: stage.database.state(waiting) == "running")
         await trio.sleep(3.2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
@@ -33,7 +33,7 @@ def counted(stage: Stage) -> Stage:
     return stage
 
 
-def suspect(stage: Stage, **how: float) -> int:
+def suspect(stage: Stage, **how: Any) -> int:
     job_id = stage.enqueue("sleeper", **how)
     stage.database.jobs[job_id].suspect, stage.database.jobs[job_id].crashes = True, 2
     return job_id

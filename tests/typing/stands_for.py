@@ -1,0 +1,39 @@
+"""The fake of the worker's tests is what each part of the worker asks for, as is the real store. Type-checked, never run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pulse_trio.store import WorkerStore
+    from pulse_trio.worker.claiming.claimer import ClaimStore
+    from pulse_trio.worker.claiming.idle import IdleStore
+    from pulse_trio.worker.claiming.inline_quarantine import SuspectStore
+    from pulse_trio.worker.claiming.listener import ListenStore
+    from pulse_trio.worker.claiming.sweeps import SweepStore
+    from pulse_trio.worker.diagnosis.stacks import AnswerStore
+    from pulse_trio.worker.holding.cancellations import LedgerStore
+    from pulse_trio.worker.holding.heartbeats import BeatStore
+    from pulse_trio.worker.holding.progress import ProgressStore
+    from pulse_trio.worker.holding.reports import SettleStore
+    from pulse_trio.worker.upkeep.batches import BatchStore
+    from pulse_trio.worker.upkeep.declarations import DeclarationStore
+    from pulse_trio.worker.upkeep.scheduler import ScheduleStore
+    from pulse_trio.worker.upkeep.watchdog import WatchStore
+    from support.fake_store import FakeStore
+
+    Claiming = tuple[ClaimStore, IdleStore, SuspectStore, ListenStore, SweepStore]
+    Holding = tuple[LedgerStore, BeatStore, ProgressStore, SettleStore, AnswerStore]
+    Upkeep = tuple[BatchStore, DeclarationStore, ScheduleStore, WatchStore]
+
+
+def claiming(store: FakeStore | WorkerStore) -> Claiming:
+    return store, store, store, store, store
+
+
+def holding(store: FakeStore | WorkerStore) -> Holding:
+    return store, store, store, store, store
+
+
+def upkeep(store: FakeStore | WorkerStore) -> Upkeep:
+    return store, store, store, store
