@@ -482,6 +482,38 @@ def test_no_child_is_born_after_its_parents_cancellation_and_none_before_it_esca
     assert watch.run("SELECT child_key, state FROM job_archive JOIN member ON job_id = id") == [("in flight", 6)]
 
 
+def test_a_cancel_that_sweeps_below_one_job_before_it_has_the_next_deadlocks_with_a_completion(
+    workers: list[Teller],
+) -> None:
+    a, b, watch = workers
+    first = a.root("first")
+    second = b.root("second")
+    a.start(first, "0")
+    (child,) = b.claim("children")
+    assert first[0] < second[0] < child[0]
+    b.run("SET deadlock_timeout = '10s'")
+    with a.open():
+        # One pass: the first, its child, and only then the second.
+        a.run("SELECT cancel_tree(%s)", first[0])
+        ended: list[Exception] = []
+        completing = threading.Thread(target=catch, args=[ended, lambda: b.complete(second, child)])
+        completing.start()
+        wait_for_lock(watch, b)
+        a.run("SET LOCAL deadlock_timeout = '10ms'")
+        with pytest.raises(psycopg.errors.DeadlockDetected), a.open():
+            a.run("SELECT cancel_tree(%s)", second[0])
+    completing.join()
+    assert ended == []
+    # Two passes: what was asked for in the order of ids, then what is below, which nobody waits for.
+
+
+def catch(errors: list[Exception], act: Callable[[], object]) -> None:
+    try:
+        act()
+    except psycopg.Error as error:
+        errors.append(error)
+
+
 # What plain jobs pay
 
 
