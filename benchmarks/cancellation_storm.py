@@ -242,7 +242,7 @@ async def rage(dsn: str, seconds: float, tasks: int, connections: int, seed: int
 
 
 def calm(report: dict[str, Any]) -> bool:
-    """Whether nothing is wrong. A connection that was closed may have committed rows nobody was told of."""
+    """Whether everything is consistent. A closed connection may have committed rows that were not reported to any task."""
     wrong = ("backends_active_after", "backends_left", "descriptors_leaked", "faults", "warnings")
     return not any(report[key] for key in wrong) and (report["rows_lost"] == 0 or report["connections_closed"] > 0)
 

@@ -36,7 +36,7 @@ ORDER = (
     "soak",
 )
 WITH_A_DSN = {"driver"}
-"""Scripts that measure a server which somebody else starts."""
+"""Scripts that measure a server which they do not start themselves."""
 
 
 def arguments(name: str, options: argparse.Namespace, dsn: str | None, out: Path) -> list[str]:

@@ -95,7 +95,7 @@ def handlers_for(counter: Counter) -> Handlers:
 
 
 async def stop_at_end_of_input(worker: Worker) -> None:
-    """Stops the worker when whoever started it closes our standard input."""
+    """Stops the worker when the parent process closes our standard input."""
     await trio.to_thread.run_sync(sys.stdin.read, abandon_on_cancel=True)
     worker.stop_now()
 

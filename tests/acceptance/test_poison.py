@@ -208,7 +208,7 @@ async def test_a_crash_in_a_process_that_had_run_another_suspect_does_not_count(
     process = await in_quarantine(worker, innocent)
     (processes.folder / "open").touch()
     assert await in_quarantine(worker, poison) == process
-    await worker.line(rf"job {poison} .* crashed in quarantine .* that does not count towards its crash_limit")
+    await worker.line(rf"job {poison} .* crashed in quarantine .* this does not count towards its crash_limit")
     # From then on each attempt has a process in which nothing else has run.
     state, attempt, _ = await settled(dsn, poison)
     assert (state, attempt) == ("dead", 4)

@@ -344,7 +344,7 @@ async def test_children_that_never_begin_are_given_up_after_a_few_tries(
     supervisor = await worker(processes, dsn, "--processes=3")
     assert await supervisor.ended() == 1, supervisor.report()
     assert supervisor.stderr.count(f"({how})") == 3
-    assert "giving up: 3 worker processes in a row ended before they had begun" in supervisor.stderr
+    assert "giving up: 3 worker processes in a row ended before they had started" in supervisor.stderr
 
 
 def enqueue_swallowing(dsn: str, **args: str) -> int:

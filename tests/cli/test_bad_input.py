@@ -150,7 +150,7 @@ CHANGED = "UPDATE pulse.migration SET checksum = 'x'"
     [
         (NEWER, r"schema is newer than this version of pulse-trio.*Upgrade pulse-trio"),
         (OLDER, r"pulse-trio migrate$"),
-        (CHANGED, r"was applied from another text"),
+        (CHANGED, r"was applied from a different text"),
     ],
     ids=["newer", "older", "changed"],
 )

@@ -108,7 +108,7 @@ def test_json_has_times_in_utc_and_plain_values() -> None:
         ("true", "not a boolean"),
         ("null", "not null"),
         ("12", "not a number"),
-        ('{"a": NaN}', "hold NaN, which JSON does not have"),
+        ('{"a": NaN}', "contain NaN, which JSON does not have"),
         ("[" * 100_000, "nested too deeply"),
     ],
 )

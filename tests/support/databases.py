@@ -34,13 +34,13 @@ class Databases:
 
     @contextmanager
     def empty(self) -> Generator[str]:
-        """The DSN of a new database without the schema; dropped afterwards, whoever is still connected."""
+        """The DSN of a new database without the schema; dropped afterwards, even with open connections."""
         with self._copy_of("template0") as dsn:
             yield dsn
 
     @contextmanager
     def migrated(self) -> Generator[str]:
-        """The DSN of a new database with the schema; dropped afterwards, whoever is still connected."""
+        """The DSN of a new database with the schema; dropped afterwards, even with open connections."""
         with self._copy_of(self._template()) as dsn:
             yield dsn
 

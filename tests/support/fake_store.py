@@ -144,7 +144,7 @@ class FakeDatabase:
         self.listeners: list[Callable[[str], None]] = []
         self.schedules: dict[str, FakeSchedule] = {}
         self.taken: set[str] = set()
-        """Schedules that somebody else is firing."""
+        """Schedules that another worker is firing."""
         self.stacks: dict[int, tuple[int, str | None]] = {}
         self.questions: list[tuple[int, int, int]] = []
         """By request: the session that was asked, and its answer."""
@@ -173,7 +173,7 @@ class FakeDatabase:
         return job.id
 
     def wake(self, queue: str) -> None:
-        """Tells all who listen that a queue has a due job, if somebody waits idle for it."""
+        """Notifies all listeners that a queue has a due job, if a worker waits idle for it."""
         if any(store.queues is None or queue in store.queues for store in self.idle):
             for listener in self.listeners:
                 listener(queue)
@@ -190,7 +190,7 @@ class FakeDatabase:
 
     @contextmanager
     def lock(self, job_id: int) -> Generator[None]:
-        """Somebody's transaction holds the row."""
+        """Another transaction holds the row."""
         self.locked.add(job_id)
         try:
             yield
@@ -205,7 +205,7 @@ class FakeDatabase:
         return job.session
 
     def cancel(self, job_id: int, reason: str | None = None, *, notify: bool = True) -> None:
-        """Somebody cancels a job; `notify` False: the notification is lost."""
+        """Requests a job's cancellation; `notify` False: the notification is lost."""
         job = self.jobs[job_id]
         if job.state is State.RUNNING:
             job.cancelling, job.wished = True, job.wished or reason
@@ -230,7 +230,7 @@ class FakeDatabase:
         return True
 
     def ask_stack(self, job_id: int) -> int:
-        """Somebody asks where a running job is; returns the request."""
+        """Requests a running job's stack; returns the request."""
         request, session = len(self.stacks) + 1, self.jobs[job_id].session
         self.stacks[request] = (session, None)
         self.questions.append((request, session, job_id))

@@ -117,7 +117,7 @@ class Pair:
         until(lambda: self.primary.ask("SELECT max(sync_state) FROM pg_stat_replication") == "sync")
 
     def stop_sending(self) -> None:
-        """The standby gets nothing more, and nobody is told."""
+        """The standby silently receives nothing more."""
         sender = self.primary.ask("SELECT pid FROM pg_stat_replication")
         assert isinstance(sender, int)
         os.kill(sender, signal.SIGSTOP)
@@ -169,7 +169,7 @@ def identity() -> Identity:
 
 
 def until(holds: Callable[[], bool]) -> None:
-    """Waits, in a thread, until something holds that PostgreSQL tells nobody."""
+    """Waits, in a thread, until a condition holds of which PostgreSQL sends no notification."""
     deadline = time.monotonic() + WITHIN
     while True:
         with suppress(psycopg.OperationalError):

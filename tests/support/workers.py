@@ -37,7 +37,7 @@ def rows(dsn: str, query: str, parameters: dict[str, Any] | None = None) -> list
 
 
 async def until(dsn: str, query: str, parameters: dict[str, Any] | None = None) -> list[tuple[Any, ...]]:
-    """Waits until a query has rows; PostgreSQL tells nobody, so it is asked."""
+    """Waits until a query has rows, by polling: PostgreSQL sends no notification."""
     with trio.fail_after(40):
         while True:
             if found := rows(dsn, query, parameters):

@@ -106,7 +106,7 @@ def open_database(choice: Choice, schema: str, *, migrate: bool = True) -> Gener
 
 @asynccontextmanager
 async def open_database_async(choice: Choice, schema: str, say: Callable[[str], object]) -> AsyncGenerator[str]:
-    """The same for Trio; `say` is told which database it is."""
+    """The same for Trio; `say` is called with a notice of which database it is."""
     if choice.dsn is not None:
         say(str(choice))
         yield choice.dsn

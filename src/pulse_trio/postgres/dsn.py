@@ -64,7 +64,8 @@ def warn_if_insecure(dsn: str) -> None:
         return
     _warned.add(server)
     logger.warning(
-        "The connection to %s has sslmode=%s: whoever is on the way may pose as the server. Add sslmode=verify-full to the DSN "
+        "The connection to %s has sslmode=%s: an attacker on the network can pose as the server. Add sslmode=verify-full to "
+        "the DSN "
         "(and sslrootcert=system, or the file of the authority that signed its certificate).",
         redact(server, dsn),
         mode,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class HandoverLock:
-    """An async lock whose `release` makes the longest waiter the owner before it has run, so nobody can overtake it.
+    """An async lock whose `release` makes the longest waiter the owner before it has run, so no task can overtake it.
 
     Taking a free lock is not a checkpoint; the operation that follows is one.
     """

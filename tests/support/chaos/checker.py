@@ -180,7 +180,8 @@ def i4_leases(history: History) -> Iterator[Violation]:
 
 
 def i5_fence_sound(history: History) -> Iterator[Violation]:
-    """What was accepted found the row running with that very session and attempt; and nothing was done that nobody asked."""
+    """Every accepted report found the row running with that very session and attempt; and nothing was done without a
+    request."""
     asked: dict[str, Counter[Fence]] = {"report": Counter(), "beat": Counter()}
     accepted_beats: Counter[Fence] = Counter()
     claimed: set[Fence] = set()
@@ -339,7 +340,7 @@ def i8_recovery(history: History) -> Iterator[Violation]:
 
 
 def hindered(history: History, job: int, begin: float, end: float) -> float:
-    """Seconds between two moments in which nobody could rescue this job."""
+    """Seconds between two moments in which no watchdog could rescue this job."""
     total, reached = 0.0, begin
     for window in sorted((w for w in history.excuses if w.who in (None, f"job {job}")), key=lambda w: w.begin):
         low, high = max(window.begin, reached), min(window.end, end)
@@ -381,7 +382,7 @@ def deaths(history: History, job: int, until: int) -> int:
 
 def i10_liveness(history: History) -> Iterator[Violation]:
     """After healing, every due job starts within lease + tick + poll, the backlog before it aside; after a restart of the
-    server, somebody claims within `CLAIMS_AGAIN`."""
+    server, a worker claims within `CLAIMS_AGAIN`."""
     b = history.bounds
     for fault in history.faults:
         if not fault.kind.startswith("server restart") or any(
@@ -538,7 +539,7 @@ def i14_replaced(history: History) -> Iterator[Violation]:
 
 
 def i15_no_crash(history: History) -> Iterator[Violation]:
-    """No worker and no supervisor ends by an error that nobody foresaw, whatever struck it."""
+    """No worker and no supervisor ends by an unexpected error, whatever fault it met."""
     for crash in history.crashes:
         yield Violation("I15", None, "ended by an error of its own", (crash,))
 

@@ -203,7 +203,7 @@ async def tick_skip(job: Job, at: datetime) -> None:
 
 @handlers.job(max_attempts=8, backoff_base=0.05, backoff_cap=0.5)
 def in_thread(job: Job, token: str, seconds: float) -> str:
-    """In a thread, which asks whether it is cancelled: nobody can tell it."""
+    """In a thread, which must poll for its cancellation: it cannot be interrupted."""
     end, n = time.monotonic() + seconds, 0
     while job.cancel_reason is None:
         LINE.tell(job, n)
@@ -264,7 +264,7 @@ async def poison(job: Job, token: str) -> None:
 
 
 KINDS = tuple(handler.kind for handler in handlers)
-"""Of the jobs that somebody answers for. What others write is of no such kind."""
+"""The kinds of the run's own jobs. Jobs that strangers write have other kinds."""
 
 
 @handlers.job(max_attempts=1)

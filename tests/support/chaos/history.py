@@ -24,7 +24,7 @@ WATCHES_AGAIN = 5.0
 """Seconds until the first watchdog is back, at most: the cap of the backoff between two tries to reconnect (4 s), and one
 to connect."""
 BUG = "is a bug in pulse-trio"
-"""What the command says of an exception that nobody foresaw."""
+"""The command's message for an unexpected exception."""
 COMMIT_WITHIN = 10.0
 """Seconds from a completion in `job.transaction()` to its COMMIT, after which the server rolls it back."""
 
@@ -137,7 +137,7 @@ class History:
     effects: Sequence[Effect] = ()
     faults: Sequence[Fault] = ()
     hindrances: Sequence[Window] = ()
-    """When nobody could reach the server, or a row: recovery may be that much later."""
+    """When no worker could reach the server, or a row: recovery may be that much later."""
     pauses: Sequence[Window] = ()
     """When a process was stopped: it may act on an old lease until just after."""
     healed_at: float | None = None
@@ -158,7 +158,7 @@ class History:
     paused_at: Mapping[str, float] = field(default_factory=dict[str, float])
     """When each schedule was paused, in seconds since 1970: nothing is fired from then on."""
     strangers: int = 0
-    """How many jobs the faults wrote that nobody answers for. They are left out of everything else."""
+    """How many jobs strangers wrote. They are left out of everything else."""
     crashes: Sequence[str] = ()
     """What workers said of an error that was nobody's but pulse-trio's own, with which they ended."""
 
@@ -300,7 +300,7 @@ _FENCED = ("reports", "beats", "crashed", "claims", "renewed", "lost", "accepted
 
 
 def strangers(changes: Sequence[Change], known: Iterable[str]) -> frozenset[int]:
-    """The jobs that nobody answers for: of no kind that the run's producers enqueue, from their first row on."""
+    """The strangers' jobs: of no kind that the run's producers enqueue, from their first row on."""
     kinds = frozenset(known)
     return frozenset(change.job for change in changes if change.kind is not None and change.kind not in kinds)
 
@@ -315,7 +315,7 @@ def without(lines: Sequence[dict[str, Any]], jobs: frozenset[int]) -> list[dict[
 
 
 def read_crashes(folder: Path) -> list[str]:
-    """The ends of workers by an error that nobody foresaw, each with the last lines before it."""
+    """The ends of workers by an unexpected error, each with the last lines before it."""
     crashes: list[str] = []
     for path in sorted(folder.glob("worker-*.log")):
         lines = path.read_text(errors="replace").splitlines()

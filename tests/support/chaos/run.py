@@ -242,7 +242,7 @@ def count(history: History) -> dict[str, Any]:
 
 
 def recoveries(history: History) -> dict[str, list[float]]:
-    """Seconds that each recovery took; "hindrances aside": without the time in which nobody could reach the server."""
+    """Seconds that each recovery took; "hindrances aside": without the time in which the server was unreachable."""
     rescued = [s for steps in history.steps.values() for s in steps if s.outcome == "rescued"]
     claimed = claims_by_process(history)
     return {
@@ -268,14 +268,15 @@ def claims_by_process(history: History) -> dict[int, set[Fence]]:
 
 
 def lateness(history: History, step: Step) -> float:
-    """Seconds from a lease's end to its rescue, in database time, those aside in which nobody could."""
+    """Seconds from a lease's end to its rescue, in database time, without periods in which no rescue was possible."""
     assert step.release is not None
     expired = step.release.old_lease_until or 0.0
     return step.at - expired - hindered(history, step.job, expired - history.epoch, step.at - history.epoch)
 
 
 def recovery(history: History, claimed: Mapping[int, set[Fence]], kill: Fault) -> list[float]:
-    """For each job that a killed process held: seconds until it was put back, those aside in which nobody could do so."""
+    """For each job that a killed process held: seconds until it was put back, without periods in which that was
+    impossible."""
     delays: list[float] = []
     for fence in claimed.get(kill.pid or 0, ()):
         for step in history.releases.get(fence, ()):
@@ -286,7 +287,7 @@ def recovery(history: History, claimed: Mapping[int, set[Fence]], kill: Fault) -
 
 
 def claims_again(history: History, restart: Fault) -> float:
-    """Seconds from the server's accepting connections until somebody claimed."""
+    """Seconds from the moment the server accepts connections until a worker claims."""
     accepted = restart.end + history.epoch
     later = [
         c.at - accepted for c in history.changes if c.state == RUNNING and c.old_state != RUNNING and c.at > accepted

@@ -47,7 +47,7 @@ def fuzz(dsn: str, seed: int, seconds: float) -> str:
 
 
 def plant(dsn: str, seed: int) -> str:
-    """The owner writes rows that no check of today would let in, and callbacks of batches that nobody can read. Blocks."""
+    """The owner writes rows that today's checks would refuse, and unreadable callbacks of batches. Blocks."""
     chance = random.Random(seed)
     planted = 0
     with psycopg.connect(dsn, autocommit=True, application_name="chaos plants") as connection:

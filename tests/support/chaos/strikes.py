@@ -249,7 +249,7 @@ def enqueue_poison(dsn: str) -> None:
 
 @contextmanager
 def hindering(stage: Stage, who: str | None = None) -> Generator[None]:
-    """In the block `who` cannot be reached (None: nobody can reach the server)."""
+    """In the block `who` cannot be reached (None: no client can reach the server)."""
     begin = time.monotonic()
     try:
         yield
@@ -262,7 +262,7 @@ async def locker(stage: Stage) -> TrioConnection[tuple[int, ...]]:
 
 
 async def lock_row(stage: Stage, seconds: float) -> str:
-    """Somebody else's transaction holds one job's row, a running one's if there is any."""
+    """Another transaction holds one job's row, a running one's if there is any."""
     async with await locker(stage) as connection, connection.transaction():
         cursor = await connection.execute(
             "SELECT id FROM pulse.job ORDER BY state = 2 DESC, lease_until DESC LIMIT 1 FOR UPDATE SKIP LOCKED"
