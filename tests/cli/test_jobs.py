@@ -100,7 +100,7 @@ async def test_a_mass_retry_is_rehearsed_asked_for_and_done(command: Command, ds
         assert json.loads(dry.stdout) == {"would_be_retried": ids}
         # Nobody can be asked: nothing is done.
         unasked = await command("jobs", "retry", "--state", "dead", code=2)
-        assert "3 jobs would be retried: say --yes" in unasked.stderr
+        assert "3 jobs would be retried: give --yes" in unasked.stderr
         assert [window.state(i) for i in ids] == ["dead"] * 3
 
         done = await command("jobs", "retry", "--state", "dead", "--kind", "noop", "--rate", "1/h", "--yes")

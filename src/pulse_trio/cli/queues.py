@@ -211,8 +211,7 @@ def _wait_until_empty(client: SyncClient, queue: str | None, kind: str | None, t
             said, said_at = running, now
         if timeout is not None and now >= began + timeout:
             raise TookTooLong(
-                f"After {duration(timeout)} {count_of(running, 'job')} of {_name(queue, kind)} were still running; it stays "
-                f"paused."
+                f"After {duration(timeout)} {count_of(running, 'job')} of {_name(queue, kind)} still ran; it stays paused."
             )
         time.sleep(LOOK_EVERY)
 
