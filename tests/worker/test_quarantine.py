@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trio
 
-from pulse_trio.worker.processes.quarantine import kill_when_silent
+from pulse_trio.worker.processes.ward import kill_when_silent
 
 LEASE = 2.0
 

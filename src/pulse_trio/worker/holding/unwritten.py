@@ -36,17 +36,14 @@ class Waiting:
     def put(self, outcome: Outcome) -> Outcome | None:
         """Adds one. Of two attempts of one job the newer stays, and the older is returned: the newer claim proves that the
         older lost its lease."""
-        other = self._outcomes.get(outcome.claim.id)
-        older = None
-        if other is not None:
-            if other.claim is outcome.claim or other.claim.attempt <= outcome.claim.attempt:
-                older = other
-            else:
-                older, outcome = outcome, other
+        outcomes, job_id, older = self._outcomes, outcome.claim.id, None
+        if job_id in outcomes:
+            other = outcomes[job_id]
             self.size -= size_of(other)
+            older, outcome = (other, outcome) if other.claim.attempt <= outcome.claim.attempt else (outcome, other)
         if outcome.result is not None or outcome.error is not None:
             self.size += size_of(outcome)
-        self._outcomes[outcome.claim.id] = outcome
+        outcomes[job_id] = outcome
         return older
 
     def take(self, size: int) -> list[Outcome]:
