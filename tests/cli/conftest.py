@@ -50,9 +50,10 @@ def block() -> None:
 
 
 @pytest.fixture
-def app(processes: Processes) -> None:
-    """The module `app` in the processes' folder."""
-    (processes.folder / "app.py").write_text(APP)
+def app(tmp_path: Path) -> None:
+    """The module `app` in the processes' folder. Not by way of `processes`: pytest-trio leaves out a fixture that depends on an
+    asynchronous one and that a test only names in `usefixtures`."""
+    (tmp_path / "app.py").write_text(APP)
 
 
 @pytest.fixture
