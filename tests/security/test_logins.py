@@ -67,8 +67,8 @@ def office() -> Generator[Office]:
 
 
 @pytest.fixture
-def app(processes: Processes) -> None:
-    shutil.copy(Path(__file__).parents[1] / "support" / "logins_app.py", processes.folder / "app.py")
+def app(tmp_path: Path) -> None:
+    shutil.copy(Path(__file__).parents[1] / "support" / "logins_app.py", tmp_path / "app.py")
 
 
 def test_each_login_needs_its_password(office: Office) -> None:
