@@ -167,6 +167,7 @@ def test_every_word_with_which_we_begin_a_jobs_error_is_documented() -> None:
         path.read_text(encoding="utf-8")
         for folder in ("store", "worker", "sql", "handlers")
         for path in (ROOT / "src/pulse_trio" / folder).rglob("*.[ps][yq]*")
+        if path.suffix in (".py", ".sql")
     )
     source += (ROOT / "src/pulse_trio/states.py").read_text(encoding="utf-8")
     begun = set(re.findall(r"""(?<!"")f?["']([A-Z][a-z]+(?:[A-Z][a-z]+)+): """, source))
