@@ -7,7 +7,7 @@ DECLARE
   before text := pg_get_functiondef(format('%I.batch_counts(bigint)', :'schema')::regprocedure);
   after text;
 BEGIN
-  after := regexp_replace(before, '\(\s*(SELECT a\.state)( FROM \S+\.job_archive a\s+WHERE .*? OFFSET 0)\) d ON true',
+  after := regexp_replace(before, '\(\s*(SELECT a\.state)( FROM .+?\.job_archive a\s+WHERE .*? OFFSET 0)\) d ON true',
                           '(SELECT e.state FROM (\1, a.finished_at\2) e ORDER BY e.finished_at LIMIT 1) d ON true');
   IF after = before THEN RAISE EXCEPTION 'batch_counts is not what this migration changes'; END IF;
   EXECUTE after;

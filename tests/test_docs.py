@@ -42,6 +42,7 @@ PAGES_THAT_RUN = [
     "docs/how-to/exactly-once.md",
     "docs/how-to/cancel.md",
     "docs/how-to/inspect.md",
+    "docs/how-to/testing.md",
     "docs/how-to/roles.md",
     "docs/how-to/audit.md",
 ]
