@@ -1,4 +1,4 @@
-"""Makes the parts of a worker, each with those that it needs: from the inside of the tree to the outside."""
+"""Makes the parts of a worker, from the innermost to the outermost, and gives each the parts that it needs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What the program around a worker gave it. `Worker` says what each is."""
+    """What the surrounding program gave a worker. `Worker` documents each field."""
 
     watch: bool
     on_lease: Callable[[float], None] | None
@@ -63,7 +63,7 @@ class Hooks:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What runs as long as the worker lives, beside its jobs."""
+    """The services: they run beside the jobs for as long as the worker lives."""
 
     calls: Calls
     reports: Reports
@@ -81,7 +81,7 @@ class Services:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """All of one worker: the job table, what runs its jobs, what takes jobs in, and the services."""
+    """All parts of one worker: the job table, the task pool, the intake and the services."""
 
     jobs: JobTable
     runner: Runner
@@ -101,7 +101,7 @@ def build(
     codec = in_schema(handlers.codec, settings.schema)
     cursors, limited = ClaimCursors(settings.queues, ClaimCursor), LimitedQueues(settings.queues)
     wakeups = Wakeups(cursors, limited, plan)
-    # In a quarantine process, which claims nothing itself, the worker that gave the job has to know of its end.
+    # A quarantine process claims nothing itself: the worker that gave it the job has to know when the job ended.
     jobs = JobTable(settings.concurrency, wakeups if hooks.orders is None else hooks.orders)
 
     calls = Calls(handlers, codec, plan)

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 async def end_burst(parts: Parts, stops: Stops) -> None:
     """Ends the worker when a sweep that began after the last job had ended found nothing due."""
-    # What is due includes the schedules; their jobs are there for the next sweep.
+    # A schedule that is due counts as work: the next sweep finds its jobs.
     await parts.scheduler.looked.wait()
     wakeups = parts.wakeups
     wakeups.look_again()
     while True:
         await wakeups.dry.wait()
-        # If a job still runs, its end asks for another look: it may have enqueued something.
+        # The end of a running job asks for another look, because the job may have enqueued others.
         if not _busy(parts):
             await parts.services.reports.drained()
         if wakeups.found_nothing and not _busy(parts):
@@ -31,7 +31,7 @@ async def end_burst(parts: Parts, stops: Stops) -> None:
 
 
 def _busy(parts: Parts) -> bool:
-    """Whether anything runs, here or in quarantine."""
+    """Whether any job runs, here or in quarantine."""
     return parts.jobs.running > 0 or (parts.quarantine is not None and parts.quarantine.running > 0)
 
 

@@ -1,4 +1,4 @@
-"""How a worker ends: what is left is cancelled, the last reports are written, and a handler that does not end is left."""
+"""How a worker ends: it cancels the remaining jobs, writes the last reports, and leaves a handler that does not end."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from .stopping import Stops
 
 FAREWELL = 5.0
-"""Seconds the last reports may take when the worker was cancelled or its grace has passed."""
+"""Seconds for the last reports when the worker was cancelled or its grace has passed."""
 
 
 async def withdraw_idle(jobs: JobTable, store: WorkerStore) -> None:
-    """A worker that drains for hours must not make producers notify. With nothing to drain the connection is closed in a
-    moment, and the announcement goes with it."""
+    """A worker that drains for hours must not make producers notify. With nothing to drain the connection closes in a moment,
+    and the announcement ends with it."""
     if store.idle and jobs.running:
         with suppress(DatabaseUnavailable):
             await store.withdraw_idle()
@@ -49,10 +49,10 @@ async def farewell(reports: Reports, store: WorkerStore) -> None:
 async def leave_the_stuck(
     parts: Parts, store: WorkerStore, on_stuck: Callable[[list[Outcome]], NoReturn], cleanup: float
 ) -> None:
-    """Waits for a handler that does not end; then hands all else back and has `on_stuck` end the process."""
+    """Waits for a handler that does not end; then releases all other jobs and has `on_stuck` end the process."""
     await parts.services.stuck.found.wait()
     with trio.move_on_after(cleanup + FAREWELL):
-        # Asked again and again, once in a process's life: no job pays for an event.
+        # Polled, once in a process's life, so that no job pays for an event.
         while any(job.outcome is None and job.stuck is None for job in parts.jobs.held):  # noqa: ASYNC110
             await trio.sleep(0.05)
         await farewell(parts.services.reports, store)

@@ -1,5 +1,5 @@
-"""What each loop of a worker does while the database is away: says so once, waits longer after each vain try, and says when it
-is back. Also how rarely a loop repeats what was slow.
+"""How each loop of a worker behaves while the database is away: it reports that once, waits longer after each failed try, and
+reports when the database is back. Also how rarely a loop repeats slow work.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class Outage:
-    """One loop's: `loop` names it in the events, and `least` seconds come on top of each jittered delay.
+    """The outages that one loop meets: `loop` names it in the events, and `least` seconds are added to each jittered delay.
 
-    On top, because the jittered delay alone is short at first: every loop of a fleet would come back in the same moment.
+    They are added because the jittered delay alone is short at first: every loop of a fleet would come back at the same moment.
     """
 
     __slots__ = ("_failures", "_least", "_loop", "_observer")
@@ -31,7 +31,8 @@ class Outage:
         self._failures = 0
 
     def failed(self, error: Exception, *, delay: float | None = None) -> float:
-        """A try failed. Returns the seconds until the next: `delay` if given, else one that grows with each failure."""
+        """Records a failed try. Returns the seconds until the next: `delay` if given, else a time that grows with each
+        failure."""
         pause = self._least + reconnect_delay(self._failures) if delay is None else delay
         self._failures += 1
         if self._failures == 1:
@@ -39,26 +40,26 @@ class Outage:
         return pause
 
     def over(self) -> None:
-        """A try succeeded."""
+        """Records a try that succeeded."""
         if self._failures:
             self._failures = 0
             self._observer.emit(DatabaseFound(self._loop))
 
 
 COST_SHARE = 20
-"""What took t seconds is not repeated for 20 t, so that it takes at most a twentieth of the time..."""
+"""Work that took t seconds is not repeated for 20 t, so that it takes at most a twentieth of the time..."""
 LONGEST_REST = 5.0
-"""...but is repeated after so many seconds at the latest: what took long may have been the network. After one answer that took
-5 s, jobs in new slots once waited for 100 s (the simulation found it)."""
+"""...but it is repeated after this many seconds at the latest: the network may have been the slow part. After one answer that
+took 5 s, jobs in new slots once waited for 100 s (the simulation found it)."""
 
 
 def rest_after(cost: float, *, share: int = COST_SHARE, longest: float = LONGEST_REST) -> float:
-    """Seconds for which something that took `cost` seconds is not repeated."""
+    """Seconds for which work that took `cost` seconds is not repeated."""
     return min(share * cost, longest)
 
 
 class Pace:
-    """When something that is repeated was last done, and what it cost, in seconds of Trio's clock."""
+    """When repeated work was last done and what it cost, in seconds of Trio's clock."""
 
     __slots__ = ("cost", "ended")
 
@@ -67,6 +68,6 @@ class Pace:
         self.cost = 0.0
 
     def took(self, began: float) -> None:
-        """It was done just now, and was begun at `began`."""
+        """Records that the work, begun at `began`, is done."""
         self.ended = trio.current_time()
         self.cost = self.ended - began

@@ -1,4 +1,4 @@
-"""What a worker was told, as its parts need it."""
+"""A worker's settings, as its parts need them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What all parts of one worker have in common; made at its start. `burst`: the worker ends when nothing is due."""
+    """What all parts of one worker have in common; made when it starts. `burst`: the worker ends when nothing is due."""
 
     settings: WorkerSettings
     terms: TermsOfQueues

@@ -1,4 +1,4 @@
-"""A signal that one task waits for and any may give; giving it twice is giving it once."""
+"""A signal that one task waits for and any task may give; giving it twice equals giving it once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import trio
 
 
 class Signal:
-    """Level-triggered and self-resetting: a signal given while nobody waits is not lost, and is consumed by one wait."""
+    """Level-triggered and self-resetting: a signal given while no task waits is not lost, and one wait consumes it."""
 
     __slots__ = ("_event", "_given")
 
@@ -21,7 +21,7 @@ class Signal:
             self._event.set()
 
     async def wait(self) -> None:
-        """Returns at once if the signal was given since the last wait, else when it is."""
+        """Returns at once if the signal was given since the last wait, else when it is given."""
         if not self._given:
             self._event = trio.Event()
             try:

@@ -1,4 +1,5 @@
-"""What a worker is told: to claim nothing more, to drain, to stop at once; and whether its program is being cancelled."""
+"""What a worker has been told: to claim nothing more, to drain, to stop at once. Also whether its program is being
+cancelled."""
 
 from __future__ import annotations
 
@@ -6,13 +7,13 @@ import trio
 
 
 class Stops:
-    """Each is told once and stays."""
+    """Orders to stop. Each is given once and stays."""
 
     def __init__(self) -> None:
         self.hushed = trio.Event()
-        """Set when the worker is to claim nothing more."""
+        """Set when the worker must claim nothing more."""
         self.stopping = trio.Event()
-        """Set when running jobs have their grace, and are then cancelled."""
+        """Set when running jobs get their grace and are then cancelled."""
         self.now = trio.Event()
         """Set when running jobs are cancelled without any grace."""
         self.draining = False
@@ -22,16 +23,16 @@ class Stops:
         self._parent_cancelled = False
 
     def quiet(self) -> None:
-        """Claim nothing more."""
+        """Stops claiming."""
         self.hushed.set()
 
     def stop(self) -> None:
-        """Claim nothing more; let running jobs end within the grace."""
+        """Stops claiming; running jobs may end within the grace."""
         self.hushed.set()
         self.stopping.set()
 
     def stop_now(self) -> None:
-        """Claim nothing more; cancel running jobs."""
+        """Stops claiming; cancels running jobs."""
         self.stop()
         self.now.set()
 
@@ -41,7 +42,7 @@ class Stops:
         return self._parent_cancelled or (self.jobs_scope is not None and self.jobs_scope.cancel_called)
 
     async def watch_the_parent(self) -> None:
-        """Notes a cancellation from outside in the moment it comes, before any handler sees it."""
+        """Notes a cancellation from outside at the moment it comes, before any handler sees it."""
 
         def cancelled(_: object) -> trio.lowlevel.Abort:
             self._parent_cancelled = True

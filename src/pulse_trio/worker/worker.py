@@ -2,13 +2,14 @@
 
     services {reports, heartbeats, watchdog, listener, cancellations, stacks}  >  jobs  >  intake {claim loop, scheduler}
 
-To stop, the intake is cancelled; the jobs nursery has its grace, heartbeats going on to the last job; what is left is
-cancelled, with clean-up time and the lease still held, and released unharmed; the reports drain; the heartbeats end.
+To stop, the worker cancels the intake; running jobs get the grace period. Jobs still running then are cancelled, get their
+clean-up time and are released; heartbeats keep every lease until the last job has ended. Then the last reports are written, and
+the heartbeats end.
 
-A worker that is cancelled from outside does the same without any grace: its handlers see `Cancelled` with the reason
-"parent" at once, and their leases are given back under a shield with a deadline of its own.
+A worker that is cancelled from outside does the same without any grace: its handlers see `Cancelled` with the reason "parent"
+at once, and the worker gives their leases back under a shield with a deadline.
 
-The parts are made in building.py. They share the job table (jobs/job_table.py), the store and the plan (plan.py).
+building.py makes the parts. They share the job table (jobs/job_table.py), the store and the plan (plan.py).
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """What a worker did in its life: jobs by outcome, and how many were given back unfinished when it stopped."""
+    """What a worker did in its life: jobs by outcome, and how many it released unfinished when it stopped."""
 
     ended: dict[str, int]
     released: int
@@ -58,17 +59,17 @@ class WorkerReport:
 class Worker:
     """A worker for a Trio program: `async with trio.open_nursery() as n: n.start_soon(Worker(handlers, dsn).run)`.
 
-    Args: `dsn` as libpq takes it; every setting of `WorkerSettings` by name (times in seconds); `burst` ends `run` when
-    nothing is due and nothing runs; `keep` False deletes completed jobs instead of archiving them; `watch` False leaves the
-    watchdog to another process (a supervisor); `on_session` is told each session before it claims, `on_lease` the shortest
-    lease (seconds) among jobs before they begin, where queues have leases of their own; `on_stuck` ends the process because
-    of handlers that do not end, and is given what its successor is to report of their jobs (as its `stuck`); `instruments`
-    get the events of `pulse_trio.observe`; `log` False keeps them out of the logger `pulse_trio`, to which they go otherwise,
-    as with `pulse-trio run`: what needs attention as warnings and errors, the rest at INFO.
+    Args: `dsn` as libpq takes it; every setting of `WorkerSettings` by name (times in seconds); `burst` ends `run` when nothing
+    is due and nothing runs; `keep` False deletes completed jobs instead of archiving them; `watch` False leaves the watchdog to
+    another process (a supervisor); `on_session` receives each session before it claims; `on_lease`, where queues have leases of
+    their own, the shortest lease (seconds) among jobs before they begin. `on_stuck` must end the process when handlers do not
+    end. It receives their outcomes, which the next process takes as `stuck`. `instruments` get the events of
+    `pulse_trio.observe`. `log` False keeps the events out of the logger `pulse_trio`; otherwise they go there, as with
+    `pulse-trio run`: events that need attention as warnings and errors, the rest at INFO.
 
     `app` says where another process finds the handlers, as in "myapp:handlers": jobs that killed their worker again and again
-    then run in a process of their own. Without it they run in this one, when nothing else does or after 30 s. `launch` is how
-    `pulse-trio run` starts such a process, and `orders` what such a process is told to run.
+    then run in a process of their own. Without it they run in this one, when no other job runs or after 30 s. `pulse-trio run`
+    passes `launch`, which starts such a process, and `orders`, the jobs that such a process is to run.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Worker:
         for queue in self.settings.queues or ():
             check_queue(queue)
         self._handlers = handlers
-        # A line for each job that ends well is written only where everything is asked for, as with `run --verbose`.
+        # Only when every event is wanted, as with `run --verbose`, is there a line for each job that ends well.
         every_job = logger.isEnabledFor(logging.DEBUG)
         observer = Observer(
             [*([LogInstrument(every_job=every_job)] if log else []), *handlers.instruments, *instruments]
@@ -135,20 +136,20 @@ class Worker:
     # What a program may ask of a running worker
 
     def stop(self) -> None:
-        """Stop claiming; let running jobs end within the grace; then cancel and release what is left."""
+        """Stops claiming, lets running jobs end within the grace, then cancels and releases the rest."""
         self._stops.stop()
 
     def quiet(self) -> None:
-        """Stop claiming, and go on running what runs until `stop`: for draining a machine without a deadline."""
+        """Stops claiming; running jobs go on until `stop`. For draining a machine without a deadline."""
         self._stops.quiet()
 
     def stop_now(self) -> None:
-        """Stop claiming and cancel what runs, at once; jobs are released unharmed."""
+        """Stops claiming and cancels running jobs at once; they are released unharmed."""
         self._stops.stop_now()
 
     @property
     def running(self) -> int:
-        """Jobs whose handler runs now."""
+        """The number of jobs whose handler runs now."""
         return self._parts.jobs.running if self._parts is not None else 0
 
     @property
@@ -171,9 +172,9 @@ class Worker:
         `nursery.start(worker.run)` returns when the worker is registered. Raises `SchemaError` if the schema is not what
         this version needs, `DatabaseUnavailable` if the database cannot be reached at the start; later it reconnects.
 
-        Raises `HandlerStuck` after a handler that had not ended `cleanup` and one more second after its cancellation: then the
-        worker stops as by `stop_now`, and keeps that one job's lease until the handler has ended. A program that cannot wait
-        has to end itself: the event `HandlerOverran` tells it.
+        Raises `HandlerStuck` if a handler is still running `cleanup` + 1 seconds after it was cancelled: then the worker stops
+        as by `stop_now`, and keeps that one job's lease until the handler has ended. A program that cannot wait has to end
+        itself when the event `HandlerOverran` comes.
         """
         protect(self._handlers)
         try:
@@ -204,7 +205,7 @@ class Worker:
                     with trio.CancelScope(shield=True, deadline=trio.current_time() + self._farewell_limit(parts)):
                         await farewell(parts.services.reports, self._store)
                 finally:
-                    # Also when Ctrl-C strikes in the farewell: nothing else ends what is shielded.
+                    # Also when Ctrl-C strikes in farewell(): nothing else ends the shielded services.
                     services.cancel()
 
     async def _serve(self, parts: Parts, scope: trio.CancelScope) -> None:
@@ -216,7 +217,7 @@ class Worker:
                 nursery.start_soon(services.reports.run)
                 nursery.start_soon(services.cancellations.run)
                 nursery.start_soon(services.stacks.run)
-                # Not with the intake: a worker that drains for hours must still hear what is to be cancelled.
+                # Not cancelled with the intake: a worker that drains for hours must still receive requests for cancellation.
                 nursery.start_soon(services.listener.run)
                 nursery.start_soon(services.transactions.run)
                 nursery.start_soon(services.progress.run)
@@ -250,7 +251,7 @@ class Worker:
     async def _take_in(self, parts: Parts) -> None:
         if self._hooks.orders is not None:
             await obey(self._hooks.orders, parts.pool, self._plan.terms, self._stops)
-        elif not self._stops.hushed.is_set():  # told before it began: not one claim
+        elif not self._stops.hushed.is_set():  # Do not claim at all if the worker was told to stop before it started.
             async with trio.open_nursery() as intake:
                 intake.start_soon(parts.claim_loop.run)
                 intake.start_soon(parts.scheduler.run)
@@ -281,7 +282,7 @@ class Worker:
                 )
 
     def _farewell_limit(self, parts: Parts) -> float:
-        """Seconds the last reports may take: few when the program waits for the worker to go."""
+        """Seconds that the last reports may take: few when the program waits for the worker to end."""
         cancelled = trio.current_effective_deadline() == -math.inf
         hurried = cancelled or self._stops.now.is_set() or parts.jobs.tally.released > 0
         return FAREWELL if hurried else max(FAREWELL, self.settings.lease)
@@ -291,7 +292,8 @@ class Worker:
         if self._hooks.orders is None:
             self._plan.observer.emit(WorkerStopped(tally.released))
         if stuck and self._hooks.on_stuck is not None:
-            self._hooks.on_stuck([])  # it has ended after all, and is reported; the worker has stopped all the same
+            # The handler has ended after all and is reported; the worker has stopped all the same.
+            self._hooks.on_stuck([])
         if stuck:
             names = ", ".join(f"{job.claim.id} ({job.claim.kind})" for job in stuck)
             raise HandlerStuck(f"The handler of job {names} did not end when it was cancelled: the worker has stopped.")

@@ -1,1 +1,1 @@
-"""Taking jobs from the queues: the claim loop, where it looks, what tells it to look, and jobs that must run alone."""
+"""Takes jobs from the queues: the claim loop, where and when it looks, and jobs that must run alone."""

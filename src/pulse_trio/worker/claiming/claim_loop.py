@@ -5,8 +5,8 @@ The accept loop of the worker: a claim is an accept, the jobs nursery is the han
 **Batches overlap.** One claim takes at most half of the worker's concurrency, so that PostgreSQL prepares one half while
 Python runs the other; completions of the last batch travel with the next claim, in one statement and one commit.
 
-Where claims start is told in cursors.py, how new jobs are found in sweeps.py, how a claim is sent in claimer.py, what happens
-between two looks in idle.py, and what asks for a look in wakeups.py.
+cursors.py holds where claims start, sweeps.py finds new jobs, claimer.py sends claims, idle.py waits between two looks, and
+wakeups.py holds the requests for a look.
 
 **Suspects** run in a process of their own (processes/quarantine.py), or else between two rounds, alone
 (inline_quarantine.py).
@@ -33,7 +33,7 @@ _LOOK_WHILE_FULL = 5.0
 
 
 class ClaimLoop:
-    """One worker's. `suspects` is None where other processes run them."""
+    """Claims jobs for one worker and starts them. `suspects` is None where other processes run the suspects."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class ClaimLoop:
                 else:
                     self._claimer.worked()
         finally:
-            # Whatever was to travel with the next claim must find another way.
+            # Completions that waited for the next claim are written without one.
             self._idle.rest()
 
     async def _round(self) -> None:
@@ -85,7 +85,7 @@ class ClaimLoop:
             await self._after(claimed, limit, swept=swept)
 
     async def _wait_for_room(self) -> int:
-        """Waits for free slots; how many there are. 0 if the worker was full for so long that a suspect was run beside."""
+        """Waits for free slots and returns their number. Returns 0 after running a suspect because the worker stayed full."""
         while (free := self._jobs.free) <= 0:
             if self._jobs.crowded:
                 self._idle.rest()
@@ -102,7 +102,7 @@ class ClaimLoop:
         return free
 
     async def _sweep_if_due(self) -> bool:
-        # Jobs that a notification told of and whose slot is known are claimed first; the sweep comes later.
+        # If a notification named queues whose slots are known, claim from those first and sweep later.
         claim_first, self._wakeups.claim_first = self._wakeups.claim_first, False
         due = self._sweeps.is_due(wanted=self._wakeups.sweep_wanted and not claim_first)
         if due:

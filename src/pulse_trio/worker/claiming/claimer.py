@@ -1,11 +1,11 @@
-"""Sends claims, and starts what they bring.
+"""Sends claims and starts the jobs that they bring.
 
 A claim carries the completions of the last batch: one statement, one commit. Queues with limits, and jobs with keys, are
-claimed by a statement of their own (`LimitedQueues` says when), in turns with the others: where both have more than there is
-room for, neither waits for the other to be empty.
+claimed by a statement of their own (`LimitedQueues` says when). The two alternate: where both have more jobs than there are
+free slots, neither waits until the other is empty.
 
-A row that makes the database refuse a claim harms its own queue or slot: that is left alone for a while (`ClaimRefused`), and
-the others go on.
+A row that makes the database refuse a claim harms its own queue or slot: the worker does not claim from that one for a while
+(`ClaimRefused`), and claims from the others go on.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .limited import LimitedQueues
 
 _LIMITED_AT_ONCE = 8
-"""Claims from queues with limits in one round, so that no number of such queues keeps the others waiting."""
+"""Claims from queues with limits in one round. The bound keeps many such queues from delaying the others."""
 _PRUNE_EVERY = 1.0
 
 
@@ -44,7 +44,7 @@ class ClaimStore(Protocol):
 
 
 class Carrier(Protocol):
-    """What holds completions that may travel with a claim: the reports."""
+    """Holds completions that may travel with a claim: the reports."""
 
     def take_completed(self) -> list[Outcome]: ...
 
@@ -57,13 +57,13 @@ class Carrier(Protocol):
 
 
 class Starter(Protocol):
-    """What runs jobs: the task pool."""
+    """Runs jobs: the task pool."""
 
     def start(self, claims: Sequence[Claim], sent: float) -> None: ...
 
 
 class Claimer:
-    """One worker's."""
+    """Sends the claims of one worker."""
 
     def __init__(
         self,
@@ -84,21 +84,21 @@ class Claimer:
         self._limited_first = False
         self._pruning = Pace()
         self.left_some = False
-        """Whether the last claim left jobs behind because they are large."""
+        """Whether the last claim left due jobs behind because they are large."""
 
     async def claim(self, limit: int) -> int:
-        """Claims and starts at most `limit` jobs; how many."""
+        """Claims and starts at most `limit` jobs. Returns how many it started."""
         self.left_some = False
         return await (self._claim_both(limit) if self._limited else self._claim(limit))
 
     def failed(self, error: DatabaseUnavailable | StatementRefused) -> float:
-        """A round of the claim loop failed; for how many seconds there is no other."""
+        """Records a failed round of the claim loop. Returns the seconds to wait before the next one."""
         if isinstance(error, DatabaseUnavailable):
             return self._outage.failed(error)
         return self._refusals.refused(None, None, str(error))
 
     def worked(self) -> None:
-        """A round of the claim loop did not fail."""
+        """Records a round of the claim loop that did not fail."""
         self._outage.over()
 
     async def _claim(self, limit: int) -> int:
@@ -108,10 +108,10 @@ class Claimer:
                 limit, self._refusals.without(self._cursors.slots), completed
             )
         except BaseException:
-            # Lost on the way, there or back: the reports find out which.
+            # The request or its reply was lost. `Reports` sends the outcomes again and learns whether they were written.
             self._carrier.put_back(completed)
             raise
-        # Nothing may be awaited from here to start(): these jobs are ours already.
+        # Do not await anything from here to start(): this worker already owns these jobs.
         self.left_some = bounded
         self._cursors.claimed(claims)
         self._cursors.walked(claims, every=len(claims) < limit and not bounded)
@@ -123,10 +123,10 @@ class Claimer:
         return len(claims)
 
     async def _claim_both(self, limit: int) -> int:
-        """Claims from queues with limits and from the others, in turns which come first."""
+        """Claims from queues with limits and from the others. Which come first alternates."""
         self._limited_first = not self._limited_first
         limited = await self._claim_limited(limit) if self._limited_first else 0
-        # Even without room: the completions that wait for it may be what a limit waits for.
+        # Send this even when no slot is free: writing the waiting completions may free a limited queue.
         others = await self._claim(limit - limited) if self._cursors or self._carrier.pending else 0
         if not self._limited_first:
             limited = await self._claim_limited(limit - others)
@@ -143,7 +143,7 @@ class Claimer:
             except StatementRefused as error:
                 self._limited.refused(queue, trio.current_time() + self._refusals.refused(queue, None, str(error)))
                 continue
-            # Nothing may be awaited from here to start(): these jobs are ours already.
+            # Do not await anything from here to start(): this worker already owns these jobs.
             self._limited.claimed(queue, answer, began, trio.current_time())
             if answer.claims:
                 self._starter.start(answer.claims, answer.sent)

@@ -1,7 +1,7 @@
 """Where this worker's claims start in each (queue, priority): its cursors.
 
-The greatest (run_at, id) that was given in a slot is remembered, and the next claim starts there. So a claim does not read
-again the dead index entries that an old snapshot keeps alive. A sweep finds the slots anew and drops the cursors.
+A cursor is the greatest (run_at, id) that a slot has given; the next claim starts there. So a claim does not read the dead
+index entries that an old snapshot keeps alive once more. A sweep finds the slots anew and drops the cursors.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from ...store import ClaimCursor, Found
 
 _REMEMBERED = 16
-"""Empty slots that are claimed from all the same (some microseconds each), at most."""
+"""The worker keeps claiming from at most this many empty slots; each costs a few microseconds."""
 _REMEMBERED_FOR = 100
-"""Sweeps in a row that may not find a slot before it is forgotten: well over a minute."""
+"""A slot is forgotten after this many sweeps in a row have not found it: well over a minute."""
 _GAVE = 64
-"""Slots that gave jobs lately are claimed from also while sweeps do not reach everything: so many."""
+"""While sweeps cannot cover all slots, the worker also claims from this many slots that recently gave jobs."""
 
 
 class ClaimCursors:
@@ -30,11 +30,11 @@ class ClaimCursors:
         self._listed = {queue: place for place, queue in enumerate(queues)} if queues is not None else None
         self._slots: dict[tuple[str, int], ClaimCursor] = {}
         self._absent: dict[tuple[str, int], int] = {}
-        """Slots that are remembered, by how many sweeps in a row have not found them."""
+        """Remembered slots, each with the number of sweeps in a row that have not found it."""
         self._gave: dict[tuple[str, int], None] = {}
-        """Slots that gave jobs, the latest at the end."""
+        """Slots that gave jobs, the latest last."""
         self._swept_at: str | None = None
-        """When the last sweep was, as a cursor, if it found kinds that are paused; else None."""
+        """The time of the last sweep, as a cursor, if it found kinds that are paused; else None."""
         self.next_due_in: float | None = None
 
     @property
@@ -49,11 +49,11 @@ class ClaimCursors:
         return any(slot.queue == queue for slot in self._slots.values())
 
     def swept(self, found: Sequence[Found], *, whole: bool = True, swept_at: str | None = None) -> None:
-        """Takes a sweep's findings: these slots and those that were there lately, no cursors. `swept_at` is when it was, where
+        """Takes a sweep's findings: its slots and recently found ones, without cursors. `swept_at` is the time of the sweep if
         kinds are paused.
 
-        A queue that is mostly empty is found in no sweep, and a worker that had to look for it again with each job would
-        start that 0.4 ms later. Of a sweep that did not reach all slots, those that gave jobs lately stay.
+        Sweeps usually miss a queue that is mostly empty. Without the remembered slot each of its jobs would start 0.4 ms later.
+        After a sweep that did not reach all slots, those that recently gave jobs stay.
         """
         keys = {(f.queue, f.priority) for f in found}
         if whole:
@@ -72,7 +72,8 @@ class ClaimCursors:
         return self._listed[queue] if self._listed is not None else 0
 
     def claimed(self, claims: list[Claim]) -> None:
-        """Raises the cursors to what was claimed, and puts the claims in the slots' order (they come first in first out)."""
+        """Raises the cursors to the claimed jobs, and sorts the claims into the order of the slots (they arrive first in, first
+        out)."""
         last = {(claim.queue, claim.priority): claim for claim in claims}
         for key, claim in last.items():
             self._gave.pop(key, None)
@@ -85,11 +86,11 @@ class ClaimCursors:
             claims.sort(key=lambda c: order[c.queue, c.priority])
 
     def walked(self, claims: Sequence[Claim], *, every: bool) -> None:
-        """Where kinds are paused, raises the cursors of slots that were walked to their end and gave nothing to when the last
-        sweep was.
+        """Where kinds are paused, moves the cursor of each slot that was read to its end without a result up to the time of the
+        last sweep.
 
-        `every`: all were walked, else those before the last that gave something. Only jobs of a paused kind can lie below,
-        and without this each claim would read all of them again. The next sweep drops the cursors.
+        `every`: all slots were read; else those before the last one that gave a job. Only jobs of a paused kind can lie below
+        the new cursors, and without this each claim would read all of them again. The next sweep drops the cursors.
         """
         if self._swept_at is None:
             return

@@ -1,9 +1,9 @@
 """What the claim loop does between two looks: it waits for wake-ups, and announces that the worker is idle.
 
-With nothing to claim the worker announces that it is idle, looks once more, and sleeps until a notification, the next due
-time of any slot, or the poll interval. Producers notify only while a worker is announced as idle: not while work keeps
-arriving, which is looked for every 2 ms. A worker that cannot hear notifications (its listening connection is down, or there
-is none) polls sooner after it found work, because work comes in bursts.
+With nothing to claim the worker announces that it is idle, looks once more, and sleeps until a notification, the next due time
+of any slot, or the poll interval. Producers notify only while a worker is announced as idle: while work keeps arriving, it is
+not, and looks every 2 ms instead. A worker that cannot receive notifications (its listening connection is down, or it has none)
+polls sooner after it found work, because work comes in bursts.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from .wakeups import Wakeups
 
 _LOOK_AROUND = 0.02
-"""Seconds from a claim that brought less than was asked for to the sweep that it calls for."""
+"""Seconds from a claim that brought fewer jobs than were asked for to the sweep that follows it."""
 _BLIND = 0.002
 """The same while producers do not notify."""
 _STREAM = 0.03
-"""Work that arrives again within so many seconds is a stream, which is looked for every `_BLIND` seconds."""
+"""If work arrives again within this many seconds it is a stream, and the worker looks every `_BLIND` seconds."""
 _BUSY = 16
-"""After a claim of so many jobs (or all that was asked for) the worker finds the next ones without notifications."""
+"""After a claim of this many jobs (or all that were asked for) the worker finds the next ones without notifications."""
 
 
 class IdleStore(Protocol):
@@ -37,7 +37,7 @@ class IdleStore(Protocol):
 
 
 class Carrier(Protocol):
-    """What holds completions that may travel with a claim: the reports."""
+    """Holds completions that may travel with a claim: the reports."""
 
     def will_travel(self) -> None: ...
 
@@ -55,17 +55,17 @@ class Idle:
         self._last_found = -math.inf
 
     def rest(self) -> None:
-        """There will be no claim for now: completions are written without one."""
+        """No claim follows for now: completions are written without one."""
         self._carrier.stay_behind()
 
     def more_is_due(self) -> None:
-        """Another claim follows, and takes the completions along."""
+        """Another claim follows and takes the completions with it."""
         self._carrier.will_travel()
 
     async def after_claim(self, claimed: int, limit: int) -> None:
-        """A claim of at most `limit` jobs brought some. Withdraws the announcement if there is so much work that it is found
-        without a notification for each: with one idle worker and 8 producers, those took the fsyncs per insert from 0.4 to
-        above 1."""
+        """Records that a claim of at most `limit` jobs brought some. Withdraws the announcement if there is so much work that
+        the worker finds it without a notification for each job: with one idle worker and 8 producers, notifications raised the
+        fsyncs per insert from 0.4 to above 1."""
         self._wakeups.poll.found()
         before, self._last_found = self._last_found, trio.current_time()
         if (claimed >= min(limit, _BUSY) or self._streams(before)) and self._store.idle:
@@ -75,9 +75,10 @@ class Idle:
         return trio.current_time() - found < _STREAM
 
     async def look_around_soon(self) -> None:
-        """A claim brought less than was asked for: what more there is stands below a cursor, or in a slot not known yet.
+        """Records that a claim brought fewer jobs than were asked for: more can only be below a cursor, or in a slot not known
+        yet.
 
-        The sweep waits a little, so that what was claimed begins first (a sweep here cost an idle worker's pickup 0.5 ms).
+        The sweep waits a little, so that the claimed jobs begin first (a sweep here cost an idle worker's pickup 0.5 ms).
         """
         self.rest()
         self._wakeups.sweep_wanted = True
@@ -87,7 +88,7 @@ class Idle:
         await self._wait(pause if self._store.idle else _BLIND)
 
     async def wait(self, *, nothing_due: bool) -> None:
-        """There is nothing to claim for now."""
+        """Waits, with nothing to claim for now."""
         self.rest()
         wakeups, sweeps = self._wakeups, self._sweeps
         if nothing_due and not wakeups.asked and not sweeps.suspect_is_due:

@@ -1,14 +1,14 @@
-"""Runs suspects in the worker's own process, where no other process can load its handlers (quarantine.py is for the others).
+"""Runs suspects in the worker's own process, where no other process can load its handlers. Elsewhere quarantine.py runs them.
 
-A worker that finds a due suspect claims it, claims nothing more, and waits until what it runs has ended and is reported; then
-the suspect runs, and the worker goes on claiming when it has ended. Its lease is renewed meanwhile, so no other worker makes
-room for the same suspect.
+A worker that finds a due suspect claims it, claims nothing more, and waits until its other jobs have ended and are reported.
+Then the suspect runs; when it has ended, the worker claims again. The worker renews the suspect's lease meanwhile, so no other
+worker makes room for the same suspect.
 
-A worker whose own jobs have not ended after `PATIENCE` seconds runs the suspect beside them: it starts in bounded time however
-busy the worker is. What it may take along gets its attempts back (refund.sql).
+A worker whose own jobs have not ended after `PATIENCE` seconds runs the suspect beside them, so that it starts in bounded time
+on a busy worker too. If the suspect kills the worker, the jobs beside it get their attempt back (refund.sql).
 
-Nothing outlives this process to say how it ended, so no crash here counts towards the job's crash_limit: max_attempts bounds
-them.
+No witness outlives this process to report how it ended, so no crash here counts towards the job's crash_limit: max_attempts
+bounds the crashes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 PATIENCE = 30.0
 """Seconds a worker waits for its own jobs to end before it runs a suspect beside them."""
 _ELSEWHERE = 1.0
-"""Seconds until another try, when there was nothing to claim: another worker was first, or a limit is reached."""
+"""Seconds until the next try after a claim brought no suspect: another worker was first, or a limit is reached."""
 
 
 class SuspectStore(BeatStore, Protocol):
@@ -53,7 +53,7 @@ class Starter(Protocol):
 
 
 class InlineQuarantine:
-    """One worker's."""
+    """Runs suspects in one worker's own process."""
 
     def __init__(self, store: SuspectStore, jobs: JobTable, reports: Reports, starter: Starter, plan: Plan) -> None:
         self._store = store
@@ -67,16 +67,16 @@ class InlineQuarantine:
         self._not_before = -math.inf
 
     def swept(self, due_in: float | None) -> None:
-        """What a sweep found: seconds until a suspect is due, None if there is none."""
+        """Takes a sweep's finding: seconds until a suspect is due, None if there is none."""
         self._due = due_in is not None and due_in <= 0
 
     @property
     def wanted(self) -> bool:
-        """Whether the last sweep found a suspect that is due, and it is worth a try now."""
+        """Whether the last sweep found a due suspect and it may be tried now."""
         return self._due and trio.current_time() >= self._not_before
 
     async def run_one(self) -> None:
-        """Runs a suspect to its end, if one can be had. Claiming stands still meanwhile."""
+        """Claims a suspect and runs it to its end, if there is one. The worker claims nothing else meanwhile."""
         claims, sent, *_ = await self._store.claim_suspect(self._queues)
         if not claims:
             self._not_before = trio.current_time() + _ELSEWHERE
@@ -88,7 +88,7 @@ class InlineQuarantine:
             with trio.move_on_after(PATIENCE) as patience:
                 if not await kept.until(self._alone):
                     return
-            # Nothing may be awaited from here to start().
+            # Do not await anything from here to start().
             beside = self._jobs.running if patience.cancelled_caught else 0
             self._observer.emit(SuspectAlone(claim.id, claim.kind, claim.attempt, beside))
             self._starter.start([claim], kept.sent)

@@ -1,8 +1,8 @@
 """Which queues with limits or keys are worth a claim, and when.
 
-A claim from such a queue is a statement of its own (`claim_limited`), and while a limit is full it brings nothing. So it is
-tried when a sweep finds the queue and something may have changed: a job of it ended here, a producer told of one, a token
-is due, or a second has passed (then a job may have ended elsewhere).
+A claim from such a queue is a statement of its own (`claim_limited`), and while a limit is full it brings nothing. So the
+worker tries it when a sweep finds the queue and something may have changed: a job of the queue ended here, a producer notified,
+a token is due, or a second has passed (a job may have ended elsewhere).
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
     from ...store import Limited
 
 _ELSEWHERE = 1.0
-"""Seconds until a queue whose limit is full is tried again, for what may have ended on other workers."""
+"""Seconds until a queue whose limit is full is tried again, because jobs may have ended on other workers."""
 _VAIN_LOOKS = 50
-"""Looks in a row that may bring nothing before a queue with more keys than one look takes in gets a twentieth of the time."""
+"""A queue with more keys than one look covers gets a twentieth of the time after this many fruitless looks in a row."""
 _SOON = 0.02
 _KNOWN = 1000
-"""Queues that are kept in mind between sweeps that do not reach all of them, at most."""
+"""While sweeps do not reach all queues, the worker remembers at most this many between two sweeps."""
 
 
 @dataclass(slots=True)
 class _Queue:
     turns: str = "{}"
     try_at: float = -math.inf
-    """When it is worth a claim, whatever else happens; on Trio's clock."""
+    """When the queue is worth a claim even if nothing else happens, on Trio's clock."""
     not_before: float = -math.inf
-    """Before this a sweep does not make it worth one."""
+    """A sweep that finds this queue does not cause a claim before this time."""
     vain: int = 0
-    """Looks that brought nothing since a job started, ended or arrived."""
+    """Fruitless looks since a job last started, ended or arrived."""
     blocked: bool = False
-    """Whether a due job had to wait when it was last tried."""
+    """Whether a due job had to wait at the last try."""
 
 
 class LimitedQueues:
@@ -56,17 +56,17 @@ class LimitedQueues:
 
     @property
     def nothing_due(self) -> bool:
-        """Whether every queue was tried since the last sweep, and none had a due job that must wait."""
+        """Whether every queue was tried since the last sweep, and none had a due job that has to wait."""
         return all(queue.try_at == math.inf and not queue.blocked for queue in self._queues.values())
 
     @property
     def next_try(self) -> float:
-        """When the next queue is worth a claim, on Trio's clock; infinity if none is known to be."""
+        """When the next queue is worth a claim, on Trio's clock; infinity if none is."""
         return min((queue.try_at for queue in self._queues.values()), default=math.inf)
 
     def swept(self, found: Sequence[str], *, whole: bool = True) -> None:
-        """Takes a sweep's findings. One that did not reach every queue says nothing of those it did not find: what was not
-        tried since it was found, or is to be tried at some moment, stays."""
+        """Takes a sweep's findings. An incomplete sweep proves nothing about queues it did not report. Keep those that still
+        have a try planned."""
         kept = [] if whole else [name for name, queue in self._queues.items() if queue.try_at < math.inf][:_KNOWN]
         self._queues = {name: self._queues.get(name) or _Queue() for name in dict.fromkeys([*kept, *found])}
         for name in found:
@@ -74,18 +74,19 @@ class LimitedQueues:
             queue.try_at = min(queue.try_at, queue.not_before)
 
     def told(self, name: str) -> None:
-        """A job of that queue ended or arrived: it is worth a claim at once."""
+        """Records that a job of that queue ended or arrived: the queue is worth a claim now."""
         if (queue := self._queues.get(name)) is not None:
             queue.try_at = -math.inf
             queue.vain = 0
 
     def told_of_all(self) -> None:
-        """Jobs were rescued: what they held is free."""
+        """Records that jobs were rescued: their limits may have room."""
         for name in self._queues:
             self.told(name)
 
     def ready(self, now: float) -> list[str]:
-        """The queues worth a claim now: in the listed order, else in turns, so that none is served before all others."""
+        """The queues worth a claim now, in the listed order; without one they alternate, so that none always comes before the
+        others."""
         ready = [name for name, queue in self._queues.items() if queue.try_at <= now]
         if self._listed is not None:
             listed = self._listed
@@ -93,11 +94,11 @@ class LimitedQueues:
         return sorted(ready, key=lambda name: (name <= self._last_tried, name))
 
     def turns(self, name: str) -> str:
-        """Whose turn it is in that queue, for its next claim."""
+        """The state of the turns in that queue, for its next claim."""
         return self._queues[name].turns
 
     def claimed(self, name: str, answer: Limited, began: float, now: float) -> None:
-        """Takes the answer of a claim that was sent at `began`."""
+        """Takes the answer to a claim that was sent at `began`."""
         queue = self._queues[name]
         queue.turns = answer.turns
         queue.blocked = answer.blocked
@@ -107,7 +108,7 @@ class LimitedQueues:
         self._last_tried = name
 
     def refused(self, name: str, until: float) -> None:
-        """The database refused a claim: a sweep makes the queue worth another after `until`, on Trio's clock."""
+        """Records that the database refused a claim: a sweep after `until`, on Trio's clock, makes the queue worth another."""
         queue = self._queues[name]
         queue.try_at = math.inf
         queue.not_before = until
@@ -119,7 +120,8 @@ class LimitedQueues:
             return math.inf
         if answer.claims or answer.again_in >= _SOON:
             return answer.again_in
-        # Another claimer was at it, or there are more keys than were looked at: at most a fifth of the time goes into that.
+        # Another worker was claiming from it, or it has more keys than one look covers. Such looks take at most a fifth of the
+        # time.
         if queue.vain <= _VAIN_LOOKS:
             return max(answer.again_in, rest_after(cost, share=4))
         return max(answer.again_in, rest_after(cost, longest=_ELSEWHERE))

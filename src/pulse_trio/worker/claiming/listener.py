@@ -1,4 +1,4 @@
-"""Keeps listening for wake-ups and for what concerns running jobs; polling and heartbeats are the net while it cannot."""
+"""Listens for wake-ups and for notifications about running jobs. While it cannot, polling and heartbeats stand in."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ class ListenStore(Protocol):
 
 class Wakeups(Protocol):
     def notified(self, queue: str) -> None:
-        """A producer says that `queue` has a due job; "": notifications are heard from now on."""
+        """A producer notified that `queue` has a due job; "": notifications arrive from now on."""
         ...
 
     def deafened(self) -> None:
-        """Notifications cannot be heard for now."""
+        """Notifications cannot arrive for now."""
         ...
 
 
 class Cancellations(Protocol):
     def heard(self, job_id: int) -> None:
-        """The cancellation of a running job was asked for; it may be any worker's."""
+        """The cancellation of a running job was requested; the job may be any worker's."""
         ...
 
 
 class Questions(Protocol):
     def heard(self) -> None:
-        """There is something to look for: a question where a job is, or a batch that was closed."""
+        """A reason to look: a question where a job is, or a batch that was closed."""
         ...
 
 
 class Listener:
-    """Hands each notification to the part that it concerns. Whenever it begins to listen it says so to `wakeups`, because
-    something may have been missed; and when it cannot listen.
+    """Hands each notification to the part that it concerns. It tells `wakeups` when it starts to listen, because notifications
+    may have been missed, and when it cannot listen.
 
-    Every role that may connect can notify, so each is a hint to look, and one that cannot be read is ignored."""
+    Every role that can connect can notify. So each notification is only a hint to look, and an unreadable one is ignored."""
 
     def __init__(
         self,
@@ -93,5 +93,5 @@ class Listener:
 
 
 def _id(text: str) -> int | None:
-    """A job's id, as it stands in a notification: digits, and no more of them than a bigint has."""
+    """A job's id as a notification carries it: digits, no more than a bigint has."""
     return int(text) if len(text) < 20 and text.isascii() and text.isdigit() else None

@@ -1,4 +1,5 @@
-"""Queues and slots whose rows make the database refuse a claim: each is left alone for a while, and the others go on."""
+"""Queues and slots whose rows make the database refuse a claim: the worker leaves each alone for a while and claims from the
+others."""
 
 from __future__ import annotations
 
@@ -15,24 +16,24 @@ if TYPE_CHECKING:
 
 _FIRST = 5.0
 _LONGEST = 60.0
-"""Seconds for which a queue or slot is left alone at first, twice as long each time, and at most."""
+"""(first, longest) seconds for which a queue or slot is left alone. They double with each refusal."""
 
 
 class Refusals:
-    """Those of one worker's claims."""
+    """The refused claims of one worker."""
 
     __slots__ = ("_observer", "_until")
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self._until: dict[tuple[str, int | None], tuple[int, float]] = {}
-        """By queue and priority (None: one with limits): refusals in a row, and until when it is left alone."""
+        """By queue and priority (None: a queue with limits): refusals in a row, and when the pause ends."""
 
     def refused(self, queue: str | None, priority: int | None, error: str) -> float:
-        """Says that a claim was refused; returns for how many seconds its queue or slot is left alone."""
+        """Reports that a claim was refused. Returns the seconds for which its queue or slot is left alone."""
         now = trio.current_time()
         key = (queue or "", priority)
-        # One that has been well for a while begins anew.
+        # After a while without refusals a queue or slot begins with the first delay again.
         self._until = {k: v for k, v in self._until.items() if v[1] + 2 * _LONGEST > now}
         times = self._until.get(key, (0, 0.0))[0]
         pause = min(_FIRST * 2**times, _LONGEST)
@@ -41,7 +42,7 @@ class Refusals:
         return pause
 
     def without(self, slots: list[ClaimCursor]) -> list[ClaimCursor]:
-        """The slots that are not left alone."""
+        """The slots that claims may be sent for now."""
         if not self._until:
             return slots
         now = trio.current_time()

@@ -1,11 +1,13 @@
 """Sweeps: each finds anew which (queue, priority) slots and limited queues have due jobs, and when the next job is due.
 
-A sweep drops the cursors, and so finds what appeared below them: late commits, backdated rows, rows that were locked. It
-comes at start, when a claim brings less than was asked for, and every second; sweeps take at most a twentieth of the time.
+A sweep drops the cursors, and so finds the jobs that appeared below them: late commits, backdated rows, rows that were locked.
+The worker sweeps when it starts, when a claim brings fewer jobs than were asked for, and every second. Sweeps take at most a
+twentieth of the time.
 
-**Very many slots.** A sweep is bounded. Where it does not reach everything, the due slots among those that it walked and what
-gave jobs lately are claimed from; the next sweep goes on from there, soon. Notifications say which queues to look up in any
-case. So neither a sweep nor a claim grows with the number of slots that producers make, and each slot has its turn.
+**Very many slots.** A sweep is bounded. If it does not reach every slot, the worker claims from the due slots among those that
+it walked and from slots that recently gave jobs; the next sweep follows soon and goes on from there. Every sweep also looks up
+the queues that notifications named. So neither a sweep nor a claim grows with the number of slots that producers make, and each
+slot has its turn.
 """
 
 from __future__ import annotations
@@ -35,13 +37,13 @@ class SweepStore(Protocol):
 
 
 class Suspects(Protocol):
-    """What runs the jobs that killed their worker: it is told in how many seconds the next is due, None if there is none."""
+    """Runs the jobs that killed their worker. A sweep tells it in how many seconds the next is due, None if there is none."""
 
     def swept(self, due_in: float | None) -> None: ...
 
 
 class Sweeps:
-    """Those of one worker. `queues` as in its settings."""
+    """Sweeps for one worker. `queues` as in its settings."""
 
     def __init__(
         self,
@@ -61,16 +63,16 @@ class Sweeps:
         self._pace = Pace()
         self._last = Sweep()
         self._lap_was_vain = True
-        """Whether nothing was claimed since this lap over all slots began."""
+        """Whether no claim has brought a job since this lap over all slots began."""
         self.suspect_is_due = False
 
     @property
     def found_slots(self) -> bool:
-        """Whether there is anything to claim from."""
+        """Whether there is any slot or limited queue to claim from."""
         return bool(self._cursors) or bool(self._limited)
 
     def is_due(self, *, wanted: bool) -> bool:
-        """Whether to sweep now; `wanted`: something asked for it."""
+        """Whether to sweep now. `wanted`: a request for a sweep is open."""
         pause = self._pause() if wanted else max(_SWEEP_EVERY, self._pause())
         return trio.current_time() >= self._pace.ended + pause
 
@@ -84,7 +86,7 @@ class Sweeps:
         self._wakeups.sweep_wanted = False
         if self._last.ended:
             self._lap_was_vain = True
-        # Where sweeps reach everything, they need not be told.
+        # Sweeps that reach every slot need no queues to look up.
         told = [] if self._last.whole else list(self._wakeups.queues_told_of)
         self._wakeups.queues_told_of = {}
         self._last = sweep = await self._store.sweep(self._queues, told)
@@ -98,7 +100,7 @@ class Sweeps:
         self._pace.took(began)
 
     def claimed(self) -> None:
-        """A claim brought jobs."""
+        """Records that a claim brought jobs."""
         self._lap_was_vain = False
 
     @property
@@ -106,19 +108,19 @@ class Sweeps:
         """Whether a whole lap over all slots found nothing that can be claimed."""
         return self._lap_was_vain and self._last.ended and self._limited.nothing_due
 
-    # Until what may be worth a look, in seconds from now
+    # Seconds from now until the next reason to look.
 
     def soonest(self) -> float:
-        """Until the next sweep may be made."""
+        """Seconds until the next sweep is allowed."""
         return self._pace.ended + self._pause() - trio.current_time()
 
     def next_wanted(self) -> float:
-        """Until a sweep that is wanted may be made; infinity if none is. Without this, a job that came just before the worker
-        announced that it waits stood there until the poll, if the first sweep had been dear."""
+        """Seconds until a requested sweep is allowed; infinity if none is requested. Without this, after a slow first sweep, a
+        job committed just before the worker announced itself idle waited for the next poll."""
         return max(0.001, self.soonest()) if self._wakeups.sweep_wanted else math.inf
 
     def next_due(self) -> float:
-        """Until the next job of a slot is due."""
+        """Seconds until the next job of a slot is due."""
         due_in = min(
             (due for due in (self._cursors.next_due_in, self._last.keyed_due_in) if due is not None), default=None
         )
@@ -127,5 +129,5 @@ class Sweeps:
         return max(0.001, self._pace.ended + due_in - trio.current_time())
 
     def next_limited(self) -> float:
-        """Until a limited queue is worth a claim."""
+        """Seconds until a limited queue is worth a claim."""
         return max(0.001, self._limited.next_try - trio.current_time()) if self._limited else math.inf

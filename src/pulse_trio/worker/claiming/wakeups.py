@@ -1,7 +1,7 @@
-"""What asks the claim loop for another look: notifications, ended jobs, rescues. The loop waits here for them.
+"""The requests for another look, from notifications, ended jobs and rescues. The claim loop waits here for them.
 
-Wake-ups are hints: every role that may connect can send a notification. A look that one asked for and that brings nothing
-makes the next wait (`Hints`).
+Wake-ups are hints: every role that can connect can send a notification. After one that led to a fruitless look, the next has to
+wait (`Hints`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Wakeups:
-    """One worker's."""
+    """The requests for a look that reach one worker's claim loop."""
 
     def __init__(self, cursors: ClaimCursors, limited: LimitedQueues, plan: Plan) -> None:
         queues = plan.settings.queues
@@ -35,19 +35,19 @@ class Wakeups:
         self._wake = Signal()
         self.poll = Poll(plan.settings.poll)
         self.queues_told_of: dict[str, None] = {}
-        """Queues whose producers notified since the last sweep."""
+        """Queues whose producers have notified since the last sweep."""
         self.sweep_wanted = True
         self.claim_first = False
-        """Whether the jobs that notifications told of are in slots that are known: those are claimed before the next sweep."""
+        """Whether notifications named only queues with known slots: the worker claims from those before the next sweep."""
         self.found_nothing = False
-        """Whether the last look found nothing due, and nothing has asked for another since."""
+        """Whether the last look found nothing due and no request for another has come since."""
         self.dry = Signal()
-        """Given when a sweep found nothing due: what a burst waits for."""
+        """Given when a sweep found nothing due: a burst waits for this."""
 
-    # What asks for a look
+    # Requests for a look
 
     def notified(self, queue: str) -> None:
-        """A producer says that `queue` has a due job ("": notifications are heard from now on; look at everything)."""
+        """A producer notified that `queue` has a due job ("": notifications arrive from now on; look at every queue)."""
         self.poll.listening = True
         if self._queues is not None and queue and queue not in self._queues:
             return
@@ -56,11 +56,11 @@ class Wakeups:
             self._wake.give()
 
     def deafened(self) -> None:
-        """Notifications cannot be heard for now."""
+        """Notifications cannot arrive for now."""
         self.poll.listening = False
 
     def look_again(self) -> None:
-        """Asks for a sweep, whatever is known."""
+        """Asks for a sweep, whether or not slots are known."""
         self._limited.told_of_all()
         self.sweep_wanted = True
         self.claim_first = False
@@ -68,7 +68,7 @@ class Wakeups:
         self._wake.give()
 
     def ended(self, claims: Sequence[Claim]) -> None:
-        """These attempts are over: what their queues' limits kept waiting may start."""
+        """These attempts are over: jobs that their queues' limits kept waiting may start."""
         if not self._limited:
             return
         for claim in claims:
@@ -77,25 +77,25 @@ class Wakeups:
                 self._wake.give()
 
     def none_runs(self) -> None:
-        """The last job that ran has ended; in a burst another look follows, for what it may have enqueued."""
+        """The last running job has ended. In a burst another look follows, because the job may have enqueued others."""
         if self._burst:
             self.look_again()
 
-    # What the claim loop does with it
+    # How the claim loop uses the requests
 
     def heed(self) -> bool:
-        """Takes the hints into account, if their time has come; whether there were any."""
+        """Acts on the hints if their time has come. Returns whether there were any."""
         hints = self._hints.take()
         if not hints:
             return False
         if len(hints) > MOST:
-            # There were more than are kept.
+            # Some hints could not be remembered.
             self._limited.told_of_all()
         for queue in hints:
             self._limited.told(queue)
             if queue and len(self.queues_told_of) < MOST:
                 self.queues_told_of[queue] = None
-        # Looking around afterwards would be a third statement: in a flood the sweep comes first.
+        # Normally claim first, then sweep. During a flood of notifications sweep first, which saves a third statement.
         known = len(hints) <= MOST and all(queue in self._cursors or queue in self._limited for queue in hints)
         self.claim_first = known and not self._hints.paused
         if not self.claim_first:
@@ -103,22 +103,22 @@ class Wakeups:
         return True
 
     def looked(self, *, heeded: bool, found: bool) -> None:
-        """A look is over: whether hints had asked for it, and whether it brought something."""
+        """Records the end of a look: whether hints had asked for it, and whether it found work."""
         if found or heeded:
             self._hints.looked(found=found)
 
     def nothing_came(self) -> None:
-        """No hint came in a whole poll interval."""
+        """Records that no hint came in a whole poll interval."""
         if not self._hints:
             self._hints.looked(found=True)
 
     @property
     def asked(self) -> bool:
-        """Whether another look is asked for that may be made now."""
+        """Whether another look was requested and may be made now."""
         return self.sweep_wanted or (bool(self._hints) and not self._hints.paused)
 
     async def wait(self, seconds: float) -> bool:
-        """Waits for something that asks for a look, at most so long; whether it came."""
+        """Waits up to `seconds` for a request to look. Returns whether one came."""
         with trio.move_on_after(seconds):
             await self._woken()
             return True
@@ -126,7 +126,7 @@ class Wakeups:
 
     async def _woken(self) -> None:
         if trio.current_time() < self._hints.at:
-            # Hints that come meanwhile give no signal.
+            # Hints that arrive meanwhile give no signal.
             with trio.move_on_at(self._hints.at):
                 await self._wake.wait()
                 return

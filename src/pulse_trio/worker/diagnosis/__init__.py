@@ -1,1 +1,1 @@
-"""What tells of handlers that block the event loop or do not end: the loop's lag, stuck handlers, stacks."""
+"""Finds handlers that block the event loop or do not end: the loop's lag, stuck handlers, stacks."""

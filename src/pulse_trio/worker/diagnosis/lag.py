@@ -1,12 +1,12 @@
-"""Notices that the event loop does not turn, and says which handler blocks it.
+"""Notices when the event loop does not turn, and reports which handler blocks it.
 
-A thread asks the loop for a sign of life and waits for it. When none comes for `warning` seconds the thread looks at what
-the loop's thread executes right now, and says so at once, in the log: nothing else of the worker can. When the loop turns
-again there is an event with the whole time. Both come long before a lease is at risk.
+A thread asks the loop for a sign of life and waits for it. When none comes for `warning` seconds the thread looks at what the
+loop's thread executes right now and logs it at once: no other part of the worker can. When the loop turns again, an event has
+the whole time. Both come long before a lease is at risk.
 
-The job is found from the stack: Trio's frame has the task that runs, and that task or one of its parents is a job's.
+The job is found from the stack: Trio's frame has the task that runs, and a job owns that task or one of its parents.
 
-The asyncio loop of a worker is another loop in another thread. It has a monitor of its own, which finds the job by its task.
+A worker's asyncio loop runs in another thread. A monitor of its own watches it and finds the job by its task.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ Blocking = Callable[["FrameType"], tuple["RunningJob | None", list[tuple["FrameT
 logger = logging.getLogger("pulse_trio")
 
 _SECOND_LOOK = 0.1
-"""Seconds after which a missing sign of life is believed: a process that was stopped wakes up with its time over."""
+"""Seconds after which a missing sign of life is believed: when a process that was stopped wakes up, its time is already
+over."""
 
 
 class LagMonitor:
@@ -60,20 +61,20 @@ class LagMonitor:
         self._turned = threading.Event()
 
     async def run(self) -> None:
-        """Watches the loop it runs in until cancelled."""
+        """Watches the loop that it runs in, until cancelled."""
         await self.watch(trio.lowlevel.current_trio_token().run_sync_soon, threading.get_ident(), self._on_trio)
 
     async def watch(self, call_soon: CallSoon, loop: int, blocking: Blocking) -> None:
-        """Watches the loop in the thread `loop` until cancelled. `call_soon` has that loop call something; `blocking` says
-        whose a frame is that the loop executes, and what is to be shown of its stack."""
+        """Watches the loop in the thread `loop` until cancelled. `call_soon` makes that loop call a function; `blocking`
+        returns the job that owns a frame which the loop executes, and the part of the stack to show."""
         token = trio.lowlevel.current_trio_token()
-        # Not waited for at the end: it touches nothing but the two events, and does not keep the process.
+        # Not waited for at the end: the thread touches only the two events, and does not keep the process alive.
         watching = partial(self._watch, token, call_soon, loop, blocking)
         watch = threading.Thread(target=watching, name="pulse-trio lag", daemon=True)
         try:
             watch.start()
         except (RuntimeError, MemoryError) as error:
-            # Jobs run without it; the system had no room for a thread.
+            # Jobs run without the monitor: the system had no room for a thread.
             logger.warning(
                 "no handler that blocks the event loop will be named: the system refused a thread (%s)", error
             )
@@ -118,7 +119,7 @@ class LagMonitor:
         return self._job_on(frame), [(f, f.f_lineno) for f in reversed(list(_outwards(frame)))]
 
     def _job_on(self, frame: FrameType) -> RunningJob | None:
-        """The job that the task on a stack belongs to. Trio's loop stands still meanwhile, and so does the job table."""
+        """The job that owns the task on a stack. Trio's loop stands still meanwhile, and so does the job table."""
         for inner in _outwards(frame):
             if (task := task_run_by(inner.f_globals.get("__name__"), inner.f_locals)) is not None:
                 by_task = {job.task: job for job in list(self._jobs) if job.task is not None and not job.ended}

@@ -18,7 +18,7 @@ _OURS = ("pulse_trio.worker", "pulse_trio.handlers", "trio", "outcome")
 
 
 LIMIT = 65536
-"""Bytes of a stack: a handler may have thousands of tasks, and while it is read nothing else runs."""
+"""Bytes of a stack. A handler may have thousands of tasks, and nothing else runs while the stack is read."""
 
 
 def task_tree(task: trio.lowlevel.Task) -> str:
@@ -38,28 +38,28 @@ def _lines(task: trio.lowlevel.Task, indent: str) -> Iterator[str]:
         yield f"{indent}  {line}"
     for nursery in task.child_nurseries:
         for child in sorted(nursery.child_tasks, key=lambda t: t.name):
-            # The job's own heartbeat is none of the handler's.
+            # The job's heartbeat is not the handler's.
             if getattr(child.coro, "cr_code", None) is HEARTBEAT:
                 continue
             yield from _lines(child, f"{indent}    ")
 
 
 def frames_text(frames: Iterable[tuple[FrameType, int]]) -> str:
-    """Frames, outermost first, without those of the worker and of Trio around and below the handler's own (all if it
-    has none)."""
+    """Frames, outermost first, without the worker's and Trio's frames around and below the handler's own (all of them if the
+    handler has none)."""
     found = list(frames)
     own = [pair for pair in found if not is_ours(pair[0])]
     return "".join(traceback.StackSummary.extract(iter(own or found)).format()).rstrip()
 
 
 def is_ours(frame: FrameType) -> bool:
-    """Whether a frame is the worker's or Trio's and not the handler's."""
+    """Whether a frame belongs to the worker or Trio and not to the handler."""
     module = str(frame.f_globals.get("__name__", ""))
     return any(module == name or module.startswith(f"{name}.") for name in _OURS)
 
 
 def await_frames(coro: Any) -> Iterator[tuple[FrameType, int]]:
-    """The frames a suspended coroutine waits in, outermost first."""
+    """The frames in which a suspended coroutine waits, outermost first."""
     while coro is not None:
         frame = getattr(coro, "cr_frame", None) or getattr(coro, "gi_frame", None)
         if frame is None:

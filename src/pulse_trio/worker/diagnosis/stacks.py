@@ -1,8 +1,8 @@
-"""Answers where the jobs of this worker are, when somebody asks (`pulse-trio stack`).
+"""Answers a client's question (`pulse-trio stack`) where a job of this worker is.
 
-A notification says that there is a question; the questions to this worker's sessions are rows, read from the database. So a
-forged notification costs one read, and the next waits a while. The answer is made here, on the loop, so that nothing moves
-meanwhile. An answer that cannot be written is dropped: the asking program reports a silent worker, and may ask again.
+A notification says that there is a question; the questions themselves are rows, which the worker reads for its sessions. So a
+forged notification costs one read, and the next one has to wait. The answer is made here, on the loop, so that no task moves
+meanwhile. An answer that cannot be written is dropped: the client reports a silent worker, and may ask again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CUT = "\n... (there is more)"
 class AnswerStore(Protocol):
     @property
     def session(self) -> int:
-        """The one that this worker claims under."""
+        """The session that this worker claims under."""
         ...
 
     async def stack_questions(self, sessions: Sequence[int]) -> list[StackAsked]: ...
@@ -41,7 +41,7 @@ class AnswerStore(Protocol):
 
 
 class Stacks:
-    """The answers of one worker."""
+    """Answers the questions to one worker."""
 
     def __init__(self, store: AnswerStore, jobs: JobTable, calls: Calls) -> None:
         self._store = store
@@ -50,7 +50,7 @@ class Stacks:
         self._news = Signal()
 
     def heard(self) -> None:
-        """A notification; the question may be to any worker."""
+        """Records a notification; the question may be to any worker."""
         self._news.give()
 
     async def run(self) -> None:
@@ -64,7 +64,7 @@ class Stacks:
                 for request, session, job_id in asked:
                     await self._store.answer_stack(request, session, self._answer(session, job_id))
             except DatabaseUnavailable:
-                # The settler says so: it has the same connection.
+                # `Reports` uses the same connection and reports the outage.
                 continue
             ration.looked(found=bool(asked))
             await trio.sleep(ration.pause)
@@ -72,7 +72,7 @@ class Stacks:
     def _answer(self, session: int, job_id: int) -> str:
         for job in self._jobs.held:
             if job.claim.id == job_id and job.claim.session == session:
-                # With an outcome and no nursery nothing of it runs any more.
+                # A job with an outcome and without a nursery no longer runs.
                 ended = job.outcome is not None and job.scope_nursery is None
                 return (
                     not ended and _capped(self._calls.where_is(job))

@@ -1,10 +1,10 @@
-"""Looks for handlers that do not end when they are cancelled: that swallow Cancelled, or shield themselves for ever.
+"""Looks for handlers that do not end when they are cancelled, because they swallow Cancelled or shield themselves for ever.
 
-Trio cannot end such a task, and Python cannot either; only the process can. So what is found here, a handler that still
-runs `patience` seconds (`cleanup` and one more) after its cancellation, makes the worker hand back everything else and be
-replaced. A handler in a thread is not looked for: no Cancelled reaches it, and it keeps its slot.
+Neither Trio nor Python can end such a task; only the end of the process does. So when a handler still runs `patience` seconds
+(`cleanup` + 1) after its cancellation, the worker releases all other jobs and is replaced. Handlers in threads are left out: no
+Cancelled reaches them, and they keep their slot.
 
-Cost: a scan over what is held, a few times in `patience`; nothing for each job.
+Cost: a scan over the held jobs, a few times in `patience`; nothing for each job.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Stops(Protocol):
 
 
 class StuckHandlers:
-    """Those of one worker. The first that is found stops the worker, at once."""
+    """Finds the stuck handlers of one worker. The first one stops the worker at once."""
 
     def __init__(self, jobs: JobTable, calls: Calls, stops: Stops, plan: Plan) -> None:
         self._jobs = jobs
@@ -36,7 +36,7 @@ class StuckHandlers:
         self._observer = plan.observer
         self._patience = plan.settings.cleanup + 1
         self.jobs: list[RunningJob] = []
-        """Those that were found."""
+        """The jobs whose handlers are stuck."""
         self.found = trio.Event()
 
     async def run(self) -> None:
@@ -45,7 +45,7 @@ class StuckHandlers:
         while True:
             await trio.sleep(self._patience / 4)
             now = trio.current_time()
-            # From when it was seen: event-loop stalls don't count against the handler.
+            # Counts from when this scan saw it: event-loop stalls don't count against the handler.
             cancelled = {
                 job: cancelled.get(job, now)
                 for job in self._jobs.unended()
@@ -56,7 +56,7 @@ class StuckHandlers:
                     self._overran(job, now - since)
 
     def _overran(self, job: RunningJob, seconds: float) -> None:
-        """The handler was cancelled and has not ended: all else is handed back, and the process replaced."""
+        """Handles a cancelled handler that has not ended: the worker releases all other jobs and its process is replaced."""
         claim = job.claim
         stack = self._calls.where_is(job)
         reason = job.cancel_reason or "parent"

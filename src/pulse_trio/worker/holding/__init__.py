@@ -1,1 +1,1 @@
-"""Keeping what was claimed until its outcome is written: heartbeats, reports, cancellations and progress."""
+"""Keeps the leases of claimed jobs until their outcomes are written: heartbeats, reports, cancellations and progress."""

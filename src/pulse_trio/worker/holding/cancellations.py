@@ -1,17 +1,18 @@
 """Brings requests for cancellation to the jobs they are about, and notes in the ledger that they have arrived.
 
-A request reaches the worker by notification within milliseconds, or with the job's next beat; the second finds it done.
-**A notification is a hint to look, never an order**: every role that may connect can send one, so what it says is only which
-job's row to read. The row and its ledger decide. Rows are read only for jobs that run here, all of them in one statement.
+A request reaches the worker by notification within milliseconds, or else with the job's next beat; whichever comes second has
+no effect. **A notification is a hint to look, never an order**: every role that can connect can send one, so it only says which
+job's row to read. The row and its ledger decide. The worker reads rows only for jobs that run here, all of them in one
+statement.
 
-A notification may also come before the claim it is about, when a job is cancelled while the reply to its claim is on the
-way. Its id is kept for a while, and the row is read when the job begins.
+A notification may also come before its job does, when the job is cancelled while the reply to its claim is on the way. The
+worker keeps the id for a while, and reads the row when the job begins.
 
-What runs here by this worker's books and not by its row was taken from it, by an operator for one: its next beat is sent at
-once, and finds that out.
+If a job runs here but not according to its row, it was taken from this worker, by an operator for example: its next beat is
+sent at once, and finds that out.
 
 Forged notifications cost reads that find nothing. Each such read doubles the pause before the next, up to a quarter of a
-second, and what is remembered between two reads is bounded; beyond the bound the next beat brings the request.
+second, and the worker remembers a bounded number of ids between two reads; beyond the bound the next beat brings the request.
 """
 
 from __future__ import annotations
@@ -37,9 +38,11 @@ if TYPE_CHECKING:
     from ..jobs.running_job import Fence, RunningJob
 
 _EARLY = 10.0
-"""Seconds for which the id of a job is kept that does not run here: it has just ended, or its claim is on the way."""
+"""Seconds for which the worker keeps the id of a job that does not run here: the job has just ended, or its claim is on the
+way."""
 _REMEMBERED = 10_000
-"""Ids that are kept at most, of either sort. A real fleet has a few; a flood of forged ones must not fill the memory."""
+"""The worker keeps at most this many ids of either sort. A real fleet has a few; a flood of forged ones must not fill the
+memory."""
 
 
 class LedgerStore(Protocol):
@@ -51,7 +54,7 @@ class LedgerStore(Protocol):
 
 
 class Cancellations:
-    """Those of one worker's jobs."""
+    """Delivers the requests for cancellation of one worker's jobs."""
 
     def __init__(self, store: LedgerStore, jobs: JobTable, observer: Observer) -> None:
         self._store = store
@@ -63,13 +66,13 @@ class Cancellations:
         self._forget_at = math.inf
 
     def heard(self, job_id: int) -> None:
-        """A notification about a job, which may be any worker's."""
+        """Records a notification about a job, which may be any worker's."""
         if len(self._heard) < _REMEMBERED:
             self._heard.add(job_id)
         self._jobs.expected.news.give()
 
     def reach(self, job: RunningJob, message: str | None) -> None:
-        """Cancels a job that is job here, unless that was done already or its outcome stands."""
+        """Cancels a job that this worker holds, unless it was cancelled before or has an outcome."""
         if job.asked or job.outcome is not None:
             return
         job.ask(message)
@@ -79,7 +82,7 @@ class Cancellations:
         self._observer.emit(CancellationDelivered(claim.id, claim.kind, claim.attempt, message))
 
     async def run(self) -> None:
-        """Looks and records until cancelled."""
+        """Reads requests and records deliveries until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._look)
             nursery.start_soon(self._record)
@@ -102,7 +105,7 @@ class Cancellations:
                 requested = await self._store.requested(sorted({fence[0] for fence in meant}))
                 gone = await self._gone([fence for fence in meant if fence not in requested])
             except DatabaseUnavailable:
-                # The settler says so: it has the same connection. The beats bring the requests when it is back.
+                # `Reports` uses the same connection and reports the outage. When it is back, the beats bring the requests.
                 continue
             for fence, message in requested.items():
                 if fence in meant:
@@ -134,7 +137,7 @@ class Cancellations:
                 try:
                     await self._store.record_delivered(claims)
                 except DatabaseUnavailable:
-                    # The settler says so: it has the same connection. Nothing depends on the time that is noted.
+                    # `Reports` uses the same connection and reports the outage. Nothing depends on the recorded time.
                     await trio.sleep(reconnect_delay(failures))
                     failures += 1
                 else:

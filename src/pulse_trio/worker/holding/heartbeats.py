@@ -1,13 +1,13 @@
-"""The heartbeats of everything this worker holds, sent together: one statement for all that are due.
+"""The heartbeats of all jobs that this worker holds, sent together: one statement for all that are due.
 
-A job is beaten for from one interval after its claim until its report is written, whether its handler still runs or not.
-Jobs shorter than the interval are never in a beat. The heartbeat task that joins a job's nursery (running_job.py) is told here.
+The worker beats for a job from one interval after its claim until its report is written, whether its handler still runs or not.
+Jobs shorter than the interval are never in a beat. A beat tells the heartbeat task in the job's nursery (running_job.py).
 
-Queues may have leases of their own: each job is renewed by the terms of its queue (`RunningJob.terms`), and one statement
-still renews all that are due.
+Queues may have leases of their own: each job's lease is renewed by the terms of its queue (`RunningJob.terms`), and one
+statement still renews all that are due.
 
-Trade-off: the due list is a scan over what is job (10,000 jobs: about a millisecond, twice a second at most), so that
-nothing has to be kept in order on the path of every job.
+Trade-off: the worker finds the due jobs by a scan over those it holds (10,000 jobs: about a millisecond, twice a second at
+most), so that the path of every job keeps nothing in order.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class BeatStore(Protocol):
 
 
 class Requests(Protocol):
-    """What brings requests for cancellation to jobs."""
+    """Brings requests for cancellation to jobs."""
 
     def reach(self, job: RunningJob, message: str | None) -> None: ...
 
@@ -54,7 +54,8 @@ class Draining(Protocol):
 
 
 class Heartbeats:
-    """Renews the leases of one worker's jobs, and shows its signs of life. A beat also brings requests for cancellation."""
+    """Renews the leases of one worker's jobs, and shows the worker's signs of life. A beat also brings requests for
+    cancellation."""
 
     def __init__(self, store: BeatStore, jobs: JobTable, requests: Requests, stops: Draining, plan: Plan) -> None:
         self._store = store
@@ -74,12 +75,12 @@ class Heartbeats:
                 await self._beat(trio.current_time())
 
     async def _beat(self, now: float) -> None:
-        # A little early for some rather than a statement for each.
+        # Some beats go a little early, so that not each needs a statement of its own.
         due = [job for job in self._jobs.held if job.beat_due - job.terms.early <= now]
         if not due:
             return
         if len(due) > _AT_ONCE:
-            # The rest follows at once: an answer for 10,000 jobs at a time took 0.4 kB of memory for each. Those whose lease
+            # The rest follow at once: an answer for 10,000 jobs at a time took 0.4 kB of memory for each. The jobs whose lease
             # ends first come first: a short lease must not wait for the statements of long ones.
             due = nsmallest(_AT_ONCE, due, key=_lease_deadline)
         for job in due:
@@ -99,16 +100,16 @@ class Heartbeats:
             if job.claim in beat.cancelling:
                 self._requests.reach(job, beat.cancelling[job.claim])
         elif job.claim in beat.locked:
-            # Somebody's transaction holds the row. It is still ours; ask again well before the lease ends.
+            # Another transaction holds the row. The lease is still ours; ask again well before it ends.
             job.beat_due = beat.sent + job.terms.heartbeat / 4
         elif self._jobs.holds(job):
-            # Of a job that has ended, its report finds out what became of it.
+            # If a job has ended, its report finds out what became of it.
             self._jobs.lose(job)
             if job.outcome is None:
                 job.lose()
 
     async def _show_signs_of_life(self) -> None:
-        # Workers that were started together are not to show it together.
+        # Workers that were started together must not all send it at the same moment.
         pause = random.uniform(0, self._sign_of_life)  # noqa: S311 -- spreads load, guards nothing
         while True:
             await trio.sleep(pause)
@@ -118,11 +119,11 @@ class Heartbeats:
                     sum(job.outcome is None for job in self._jobs.held), draining=self._stops.draining
                 )
             except DatabaseUnavailable as error:
-                # What beats matters is said by _beat; a missed sign of life is shown by pulse.workers.
+                # _beat reports a failed beat; pulse.workers shows a missed sign of life.
                 self._outage.failed(error, delay=self._sign_of_life)
 
     async def _pause(self, error: DatabaseUnavailable) -> None:
-        # Soon, for the leases' sake, but not in step with everybody else who has lost the database.
+        # Soon, because leases run out, but not in step with every other worker that has lost the database.
         shortest = min((job.terms.heartbeat for job in self._jobs.held), default=self._sign_of_life)
         pause = shortest / 10 * random.uniform(0.5, 1)  # noqa: S311 -- spreads load, guards nothing
         await trio.sleep(self._outage.failed(error, delay=pause))

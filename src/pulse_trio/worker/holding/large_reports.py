@@ -1,7 +1,7 @@
-"""Writes large results, over a connection of their own, so that other reports overtake them.
+"""Writes large results over a connection of their own, so that other reports overtake them.
 
-The size of a batch is learned (store/allowance.py). A result that cannot be written in all the time that it is given fails its
-job, and says so; its lease is kept meanwhile, as for every outcome that is not written yet.
+The size of a batch is learned (store/allowance.py). If a result cannot be written in the longest time limit, its job fails with
+an error that says so. Until then the worker keeps the job's lease, as for every outcome that is not written yet.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from .unwritten import Unwritten
 
 _CROWDED = 64 * 1024 * 1024
-"""Characters of large results that wait to be written. A worker with more claims no more: the network does not take them away
-as fast as handlers make them, and each would stay in memory."""
+"""Characters of large results that may wait to be written. A worker with more claims nothing: handlers make results faster than
+the network takes them, and each would stay in memory."""
 
 
 class SettleStore(Protocol):
@@ -36,7 +36,7 @@ class SettleStore(Protocol):
 
 
 class LargeReports:
-    """Those of one worker's jobs."""
+    """Writes the large results of one worker's jobs."""
 
     def __init__(self, store: SettleStore, unwritten: Unwritten, jobs: JobTable, outage: Outage, plan: Plan) -> None:
         self._store = store
@@ -47,7 +47,7 @@ class LargeReports:
         self._tried: set[int] = set()
         """Jobs whose first try may have been written."""
         self._size = 0
-        """Characters that are not written yet, those under way included."""
+        """Characters that are not written yet, including those being written."""
         self._allowance = Allowance(plan.settings.lease / 30)
         self._work = Signal()
 
@@ -58,7 +58,7 @@ class LargeReports:
         self._work.give()
 
     def hurry(self) -> None:
-        """Something waits for the end of it all."""
+        """Wakes the writer, because a task waits until nothing is pending."""
         self._work.give()
 
     async def run(self) -> None:
@@ -96,7 +96,7 @@ class LargeReports:
     def _try_again(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
             self._tried.add(outcome.claim.id)
-            # Last in the row: those that were not tried yet come first.
+            # Last in the order: outcomes that were not tried yet come first.
             self._put(outcome)
 
     def _too_slow(self, outcomes: Sequence[Outcome], error: TooSlow) -> None:

@@ -1,7 +1,7 @@
-"""Keeps what handlers say of their progress, and writes the newest of each job, at most once a second.
+"""Keeps the progress that handlers report, and writes the newest value of each job, at most once a second.
 
-A handler only hands its value over; nothing here can hold it up. What is still to be written when its job ends is not
-written any more: the statement is fenced like every report, and the job's end says more.
+A handler only hands its value over; nothing here can delay it. A value that is still unwritten when its job ends is not
+written: the statement is fenced like every report, and the job's end says more.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EVERY = 1.0
 """Seconds between two statements."""
 _BATCH = 1000
 _MOST = 10_000
-"""Values kept after a vain try to write them: a value is about a running job, and this lives through many."""
+"""Values kept after a failed try to write them. A value is about a running job, and the writer outlives many jobs."""
 
 
 class ProgressStore(Protocol):
@@ -34,7 +34,7 @@ class ProgressStore(Protocol):
 
 
 class ProgressReports:
-    """One worker's."""
+    """Writes the progress of one worker's jobs."""
 
     def __init__(self, store: ProgressStore, observer: Observer) -> None:
         self._store = store
@@ -55,7 +55,7 @@ class ProgressReports:
             try:
                 await self._store.write_progress(batch)
             except DatabaseUnavailable as error:
-                # What was said first comes first, and goes first.
+                # The oldest value is written first, and dropped first.
                 self._said = {said.claim: said for said in batch} | self._said
                 for claim in list(islice(self._said, max(0, len(self._said) - _MOST))):
                     del self._said[claim]

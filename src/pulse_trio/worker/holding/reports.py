@@ -1,12 +1,12 @@
 """Writes outcomes, in batches, with the fence.
 
-Completions usually travel with the next claim (`take_completed`): one statement, one commit. What no claim takes along is
-written here: everything but completions, and completions when there is nothing to claim.
+Completions usually travel with the next claim (`take_completed`): one statement, one commit. Outcomes that do not travel with a
+claim are written here: all but completions, and completions when there is nothing to claim.
 
 Batches are bounded by count and by bytes. Large results go over a connection of their own (large_reports.py).
 
-An outcome leaves here accepted, refused (the lease was lost: nothing more to say), or stays. A report whose reply was
-lost may have been written: it is sent again as `unsure`, and counts when the attempt ended under our own session.
+An outcome is accepted, refused because the lease was lost, or kept to be sent again. A report whose reply was lost may have
+been written: it is sent again as `unsure`, and counts as accepted if the attempt ended under our own session.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SettleStore(Protocol):
 
 
 class Reports:
-    """The reports of one worker's jobs. A statement should take a thirtieth of the lease."""
+    """Writes the outcomes of one worker's jobs. A statement should take a thirtieth of the lease."""
 
     def __init__(self, store: SettleStore, jobs: JobTable, plan: Plan) -> None:
         self._store = store
@@ -58,7 +58,7 @@ class Reports:
         self._unwritten.pending += 1
         if outcome.result is not None and is_large(outcome):
             self._large.add(outcome)
-        # A completion in spite of a cancellation is written apart from the others, with the ledger's end.
+        # A completion in spite of a cancellation is written apart from the others, because it also closes the ledger row.
         elif outcome.kind == "completed" and not outcome.cancelling:
             # Not through `_unwritten.put`: this is the path of every job.
             if (older := self._completed.put(outcome)) is not None:
@@ -69,27 +69,27 @@ class Reports:
             self._unwritten.put(self._others, outcome)
             self._unwritten.work.give()
 
-    # What travels with claims
+    # Completions that travel with claims
 
     def will_travel(self) -> None:
-        """The next claim takes completions along."""
+        """The next claim takes the completions with it."""
         self._travelling = True
 
     def stay_behind(self) -> None:
-        """No claim will take completions along for now: they are written without one."""
+        """No claim takes completions for now: they are written without one."""
         self._travelling = False
         if self._completed:
             self._unwritten.work.give()
 
     def take_completed(self) -> list[Outcome]:
-        """Gives completions to the claimer, which must `put_back` or `settled` them."""
+        """Gives completions to the claimer, which must pass them to `put_back` or `settled`."""
         completed = self._completed
         if not completed:
             return []
         return completed.take_all() if completed.size <= _CARRIED else completed.take(_CARRIED)
 
     def settled(self, settlement: Settlement) -> None:
-        """What became of reports that were taken."""
+        """Records what became of the reports that were taken."""
         accepted, refused, again = settlement
         for outcome in again:
             self._unwritten.put(self._others, outcome)
@@ -100,14 +100,14 @@ class Reports:
         self._unwritten.accepted(accepted)
 
     def put_back(self, outcomes: Iterable[Outcome]) -> None:
-        """The reply was lost: these may or may not be written."""
+        """The reply was lost: these outcomes may or may not be written."""
         self._unwritten.put_back(outcomes)
 
     # Waiting for the end
 
     @property
     def pending(self) -> int:
-        """Outcomes not yet written, those under way included."""
+        """The number of outcomes not yet written, including those being written."""
         return self._unwritten.pending
 
     async def drained(self) -> None:

@@ -1,4 +1,4 @@
-"""Outcomes that are not written yet: counted, and kept in the order in which they came."""
+"""Outcomes that are not written yet: their number, and their order of arrival."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Waiting:
         return len(self._outcomes)
 
     def put(self, outcome: Outcome) -> Outcome | None:
-        """Adds one. Of two attempts of one job the newer stays, and the older is returned: the newer claim proves that the
-        older lost its lease."""
+        """Adds an outcome. Of two attempts of one job the newer stays, and the older is returned: the newer claim proves that
+        the older lost its lease."""
         outcomes, job_id, older = self._outcomes, outcome.claim.id, None
         if job_id in outcomes:
             other = outcomes[job_id]
@@ -47,7 +47,8 @@ class Waiting:
         return older
 
     def take(self, size: int) -> list[Outcome]:
-        """Takes the first that have `size` characters together, at least one, and at most as many as fit one statement."""
+        """Takes outcomes from the front: at least one, up to `size` characters together, and at most as many as fit one
+        statement."""
         if self.size <= size and len(self._outcomes) <= _BATCH:
             return self.take_all()
         taken: list[Outcome] = []
@@ -62,7 +63,7 @@ class Waiting:
         return taken
 
     def take_all(self) -> list[Outcome]:
-        """Takes all of them."""
+        """Takes all outcomes."""
         taken = list(self._outcomes.values())
         self._outcomes = {}
         self.size = 0
@@ -70,47 +71,47 @@ class Waiting:
 
 
 class Unwritten:
-    """All outcomes of one worker that are not written, those that a statement has taken included."""
+    """All outcomes of one worker that are not written, including those that a statement is writing."""
 
     def __init__(self, jobs: JobTable, observer: Observer) -> None:
         self._jobs = jobs
         self._observer = observer
         self._emptied: trio.Event | None = None
-        """Set when nothing is pending; there only while something waits for it."""
+        """Set when nothing is pending; exists only while a task waits for it."""
         self.pending = 0
         self.unsure = Waiting()
-        """Those whose reply was lost: each may have been written."""
+        """Outcomes whose reply was lost: each may have been written."""
         self.work = Signal()
-        """Given when something is to be written that travels with no claim."""
+        """Given when there is something to write that travels with no claim."""
 
     def put(self, waiting: Waiting, outcome: Outcome) -> Outcome | None:
-        """Has an outcome wait. Gives the older one that it took the place of, if so, which is refused."""
+        """Adds an outcome to `waiting`. Returns the older outcome that it replaced, if any, which is refused."""
         older = waiting.put(outcome)
         if older is not None:
             self.displaced(older, outcome)
         return older
 
     def displaced(self, older: Outcome, outcome: Outcome) -> None:
-        """The older outcome of a job gave way to another: it is refused, if it is another attempt."""
+        """Another outcome replaced an older one of the same job. The older is refused if it is of another attempt."""
         if older.claim is outcome.claim:
             self.pending -= 1
         else:
             self.refused([older])
 
     def put_back(self, outcomes: Iterable[Outcome]) -> None:
-        """The reply was lost: these may or may not be written."""
+        """The reply was lost: these outcomes may or may not be written."""
         for outcome in outcomes:
             self.put(self.unsure, outcome)
         self.work.give()
 
     def accepted(self, outcomes: Sequence[Outcome]) -> None:
-        """These are written."""
+        """These outcomes are written."""
         self.pending -= len(outcomes)
         self._jobs.report(outcomes)
         self._say_empty()
 
     def refused(self, outcomes: Sequence[Outcome]) -> None:
-        """The lease of these was lost: there is nothing more to say."""
+        """The lease of these outcomes was lost: they are not reported again."""
         self.pending -= len(outcomes)
         self._jobs.report(outcomes)
         for outcome in outcomes:
@@ -124,6 +125,6 @@ class Unwritten:
             self._emptied = None
 
     async def emptied(self) -> None:
-        """Waits until nothing is pending. To be called only while something is."""
+        """Waits until nothing is pending. Call it only while something is."""
         self._emptied = self._emptied or trio.Event()
         await self._emptied.wait()

@@ -14,7 +14,7 @@ ENDED = "job.nursery can be used only while the job runs: until its handler and 
 
 
 class Job(Protocol):
-    """The job whose nursery it is."""
+    """The job that owns the nursery."""
 
     @property
     def scope_nursery(self) -> trio.Nursery | None: ...
@@ -23,10 +23,10 @@ class Job(Protocol):
 
 
 class Children:
-    """`job.nursery`: starts tasks in the job's own nursery and knows when the last has ended.
+    """`job.nursery`: starts tasks in the job's own nursery and knows when the last one has ended.
 
-    The heartbeat lives in the same nursery, which would otherwise wait for it for ever. A nursery of their own for the
-    children would cost every job 12 us, and most have none.
+    The heartbeat runs in the same nursery, which would otherwise wait for it for ever. A separate nursery for the children
+    would cost every job 12 us, and most jobs have no children.
     """
 
     def __init__(self, job: Job, nursery: trio.Nursery) -> None:
@@ -46,7 +46,7 @@ class Children:
         self._nursery.start_soon(self._run, async_fn, args, name=name or async_fn)
 
     async def start(self, async_fn: Any, /, *args: Any, name: object = None) -> Any:
-        """Starts a child and waits until it says it has started; see `trio.Nursery.start`."""
+        """Starts a child and waits until it reports that it has started; see `trio.Nursery.start`."""
         self._check_open()
         self.running += 1
         try:

@@ -21,5 +21,5 @@ def completed(claim: Claim, value: Any) -> Outcome:
 
 
 def completed_in_transaction(codec: Codec | None, claim: Claim, value: Any) -> Outcome:
-    """The outcome of a job that its transaction completes. A handler's own value is encoded where it is called."""
+    """The outcome of a job that its transaction completes. The caller has encoded the handler's own value."""
     return completed(claim, value if codec is None else coded_result(codec, claim.kind, claim.id, value))

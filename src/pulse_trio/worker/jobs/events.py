@@ -1,4 +1,4 @@
-"""The events of a job's life. The path of every job asks only whether any instrument listens for one."""
+"""The events of a job's life. For every job the path only checks whether any instrument listens for an event."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FAILURES = ("failed", "timeout", "discarded")
 
 
 class JobEvents:
-    """Those of one worker's jobs."""
+    """Emits the events of one worker's jobs."""
 
     __slots__ = ("_failures_wanted", "_observer", "ends_wanted", "starts_wanted")
 
@@ -27,12 +27,12 @@ class JobEvents:
         self._failures_wanted = observer.wanted(AttemptFailed)
 
     def started(self, job: RunningJob) -> None:
-        """Its handler begins."""
+        """The job's handler begins."""
         claim = job.claim
         self._observer.emit(JobStarted(claim.id, claim.kind, claim.queue, claim.attempt))
 
     def failed(self, job: RunningJob) -> None:
-        """It has ended, and not as it should, if its outcome says so."""
+        """If its outcome says so, the job has ended in a failure."""
         claim, outcome = job.claim, job.outcome
         if not self._failures_wanted or outcome is None or outcome.kind not in _FAILURES:
             return
@@ -44,7 +44,7 @@ class JobEvents:
         self._observer.emit(event)
 
     def ended(self, job: RunningJob) -> None:
-        """It has ended."""
+        """The job has ended."""
         claim, outcome = job.claim, job.outcome
         kind, error = (outcome.kind, outcome.error) if outcome is not None else ("lost", None)
         seconds = trio.current_time() - job.started

@@ -1,12 +1,13 @@
 """Ctrl-C and a worker inside a Trio program: where KeyboardInterrupt is raised.
 
 Trio raises it where the program happens to be, unless that code is protected; then the main task gets it at its next
-checkpoint. In a task of the worker's it would strike between any two bytecodes: between the answer of a claim and the list of
-what runs, say. Then the settler and the heartbeats ended with it, and jobs kept their leases (4 of 60 runs). So all code of
-ours is protected, in a program with a worker, and handlers, which may compute for long, are not: there Ctrl-C strikes
-at once, goes through the job's nursery, and ends the worker in good order, as the one in the main task does.
+checkpoint. In a task of the worker it would strike between any two bytecodes: between the answer to a claim and the job table,
+for example. Then reports and heartbeats ended with that task, and jobs kept their leases (4 of 60 runs). So all of our code is
+protected in a program with a worker. Handlers, which may compute for long, are not: there Ctrl-C strikes at once, goes through
+the job's nursery, and ends the worker in good order, as a Ctrl-C in the main task does.
 
-Code is what Trio marks. A mark on code of `contextlib` or another library would be everybody's: only our own files get one.
+Trio marks code objects. A mark on code of `contextlib` or another library would affect the whole program, so only our own files
+get one.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _marked: set[str] = set()
 
 
 def protect(handlers: Handlers) -> None:
-    """Marks what is imported of ours, and the handlers."""
+    """Marks our imported code and the handlers."""
     for name, module in list(sys.modules.items()):
         if name.startswith(_PACKAGES) and name not in _marked:
             _marked.add(name)
@@ -43,12 +44,12 @@ def protect(handlers: Handlers) -> None:
 
 
 async def as_users(async_fn: Callable[..., Awaitable[Any]], *args: Any, **options: Any) -> Any:
-    """Calls what a handler gave us, without the protection that is ours."""
+    """Calls a function that a handler gave us, without our protection."""
     return await async_fn(*args, **options)
 
 
 class _Marked:
-    """What Trio's decorators take: something that has code."""
+    """What Trio's decorators accept: an object with code."""
 
     def __init__(self, code: CodeType) -> None:
         self.__code__ = code
@@ -69,7 +70,7 @@ def _within(members: Iterable[object], module: str) -> Iterator[CodeType]:
             yield from _within([cast("Any", member).__func__], module)
         else:
             function: Any = member
-            # What a decorator has wrapped: `asynccontextmanager`, `cache`.
+            # The function that a decorator has wrapped: `asynccontextmanager`, `cache`.
             function = getattr(function, "__wrapped__", function)
             if isinstance(function, FunctionType):
                 yield from _with_inner(function.__code__)

@@ -1,7 +1,7 @@
 """The job table: every job that this worker holds, by its state.
 
 The table owns a running job's life. Its states and moves are data, and an illegal move raises. The other parts ask it how many
-jobs may start, which leases are to be renewed, and which job a claim is; they wait for its signals.
+jobs may start, which leases need renewal, and which job a claim belongs to; they wait for its signals.
 
 | from | move | to | made by |
 |---|---|---|---|
@@ -13,11 +13,11 @@ jobs may start, which leases are to be renewed, and which job a claim is; they w
 | ENDED | report: written, or refused by its fence | REPORTED | reports |
 | any but ENDED | leave: the handler has returned, and there is nothing to report | LOST, COMMITTED | the runner |
 
-A job that is LOST and has an outcome all the same (a thread that returned a value) stays LOST until its report is refused. A
-job that is LOST may be COMMITTED afterwards: a beat finds no row when the commit has just deleted it.
+A LOST job that nevertheless has an outcome (a thread returned a value) stays LOST until its report is refused. A LOST job may
+become COMMITTED: a beat finds no row when the commit has just deleted it.
 
-Jobs are found by their `Claim`, which stands for the fence (job id, attempt, session): a claim is compared by identity, and
-there is one for each attempt.
+The key of a job is its `Claim`, which stands for the fence (job id, attempt, session): claims compare by identity, and each
+attempt has one.
 
 Cost for each job: a dictionary entry and four attribute writes; no event and no closure.
 """
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 
 JobState = Literal["claimed", "running", "ended", "reported", "lost", "committed"]
 CLAIMED: Final = "claimed"
-"""Its handler has not begun."""
+"""Its handler has not started."""
 RUNNING: Final = "running"
 ENDED: Final = "ended"
 """It has an outcome that is not written yet."""
 REPORTED: Final = "reported"
 LOST: Final = "lost"
-"""It is not this worker's any more; its handler may still run."""
+"""This worker has lost it; its handler may still run."""
 COMMITTED: Final = "committed"
 """Its own transaction has completed it; its handler may still run."""
 
@@ -62,23 +62,23 @@ _BEGIN, _END, _REPORT = MOVES["begin"], MOVES["end"], MOVES["report"]
 
 
 class IllegalMove(Exception):
-    """A job was moved in a way that its state does not allow: a mistake in the worker."""
+    """A move that a job's state does not allow: a bug in the worker."""
 
 
 class Follower(Protocol):
-    """What has to know of each job's end."""
+    """Is told when jobs end."""
 
     def ended(self, claims: Sequence[Claim]) -> None:
-        """These attempts are over, and there is nothing to report of them any more."""
+        """These attempts are over, and nothing more is reported of them."""
         ...
 
     def none_runs(self) -> None:
-        """The last job that ran has ended."""
+        """The last running job has ended."""
         ...
 
 
 class Tally:
-    """What became of a worker's jobs: how many by outcome, and how many were given back unfinished when it stopped."""
+    """What became of a worker's jobs: how many by outcome, and how many it released unfinished when it stopped."""
 
     __slots__ = ("ended", "released")
 
@@ -87,24 +87,24 @@ class Tally:
         self.released = 0
 
     def count(self, kind: str) -> None:
-        """One more that ended so."""
+        """Counts one more job that ended so."""
         self.ended[kind] = self.ended.get(kind, 0) + 1
 
 
 class Expected:
-    """Ids of jobs that something was heard of before they were here."""
+    """Ids of jobs that a notification named before the worker held them."""
 
     __slots__ = ("arrived", "ids", "news")
 
     def __init__(self) -> None:
         self.ids: set[int] = set()
         self.arrived: set[int] = set()
-        """Those that are here now."""
+        """Expected ids whose jobs the worker now holds."""
         self.news = Signal()
-        """Given when one has arrived."""
+        """Given when an expected job has arrived."""
 
     def arrive(self, ids: Iterable[int]) -> None:
-        """These are here now, expected or not."""
+        """The worker now holds these jobs, expected or not."""
         if expected := self.ids.intersection(ids):
             self.ids -= expected
             self.arrived |= expected
@@ -112,7 +112,7 @@ class Expected:
 
 
 class JobTable:
-    """The jobs of one worker, at most `concurrency` of them running at once."""
+    """The jobs of one worker, at most `concurrency` of which run at once."""
 
     __slots__ = (
         "_adrift",
@@ -135,39 +135,39 @@ class JobTable:
         self._held: dict[Claim, RunningJob] = {}
         """CLAIMED, RUNNING and ENDED: their leases are renewed."""
         self._adrift: dict[Claim, RunningJob] = {}
-        """LOST and COMMITTED: there is no lease to renew."""
+        """LOST and COMMITTED: they have no lease to renew."""
         self._next_beat = math.inf
         self.batch = max(1, math.ceil(concurrency / 2))
-        """Jobs that one claim may bring at most."""
+        """The most jobs that one claim may bring."""
         self.running = 0
-        """Jobs whose handler runs, or is about to."""
+        """The number of jobs whose handler runs, or is about to."""
         self.crowded = False
         """Whether so many large results wait to be written that no job may start."""
         self.freed = Signal()
-        """Given when a slot is free again: for the claim loop."""
+        """Given when a slot is free again; the claim loop waits for it."""
         self.beats = Signal()
-        """Given when a beat is due sooner than `next_beat` said: for the heartbeats."""
+        """Given when a beat is due sooner than `next_beat` said; the heartbeats wait for it."""
         self.expected = Expected()
         self.tally = Tally()
 
-    # What is counted and found
+    # Counts and look-ups
 
     @property
     def free(self) -> int:
-        """Jobs that may start now."""
+        """The number of jobs that may start now."""
         return 0 if self.crowded else self._concurrency - self.running
 
     @property
     def held(self) -> Collection[RunningJob]:
-        """Those whose lease is to be renewed: CLAIMED, RUNNING and ENDED."""
+        """The jobs whose lease is to be renewed: CLAIMED, RUNNING and ENDED."""
         return self._held.values()
 
     def __iter__(self) -> Iterator[RunningJob]:
-        """All, those that are LOST or COMMITTED included."""
+        """All jobs, including those that are LOST or COMMITTED."""
         return chain(self._held.values(), self._adrift.values())
 
     def holds(self, job: RunningJob) -> bool:
-        """Whether its lease is to be renewed."""
+        """Whether the job's lease is to be renewed."""
         return job.claim in self._held
 
     def next_beat(self) -> float:
@@ -195,7 +195,7 @@ class JobTable:
     # The moves
 
     def add(self, jobs: Collection[RunningJob]) -> None:
-        """These were claimed: from now on their leases are kept."""
+        """Adds claimed jobs: from now on their leases are renewed."""
         held, soonest = self._held, self._next_beat
         for job in jobs:
             held[job.claim] = job
@@ -209,14 +209,14 @@ class JobTable:
             self.expected.arrive([job.claim.id for job in jobs])
 
     def begin(self, job: RunningJob) -> None:
-        """Its handler begins."""
+        """The job's handler begins."""
         try:
             job.state = _BEGIN[job.state]
         except KeyError:
             raise _illegal("begin", job) from None
 
     def end(self, job: RunningJob) -> bool:
-        """Its handler has returned; whether `job.outcome` is to be reported."""
+        """The job's handler has returned. Returns whether `job.outcome` is to be reported."""
         outcome = job.outcome
         if outcome is None or job.state is COMMITTED:
             self._leave(job)
@@ -246,7 +246,7 @@ class JobTable:
         self._follower.ended([job.claim])
 
     def report(self, outcomes: Iterable[Outcome]) -> None:
-        """These are written, or were refused. Of a claim that was never added here, only the follower is told."""
+        """These outcomes are written, or were refused. For a claim that was never added here, only the follower is told."""
         held, claims = self._held, [outcome.claim for outcome in outcomes]
         for claim in claims:
             job = held.pop(claim, None) or self._adrift.pop(claim, None)
@@ -258,12 +258,12 @@ class JobTable:
         self._follower.ended(claims)
 
     def lose(self, job: RunningJob) -> None:
-        """The fence is lost: beats for it are over. Whoever found out cancels its handler."""
+        """The fence is lost: beats for the job are over. The caller cancels its handler."""
         self._move("lose", job)
         self._set_adrift(job)
 
     def commit(self, job: RunningJob) -> None:
-        """Its own transaction has completed it."""
+        """The job's own transaction has completed it."""
         self._move("commit", job)
         self._set_adrift(job)
 
@@ -277,10 +277,10 @@ class JobTable:
         except KeyError:
             raise _illegal(move, job) from None
 
-    # What concerns all
+    # All jobs together
 
     def hurry(self, job: RunningJob) -> None:
-        """Beats for this lease at once: it may be lost."""
+        """Makes the job's next beat due at once, because its lease may be lost."""
         job.beat_due = trio.current_time()
         self.beats.give()
 
@@ -291,11 +291,11 @@ class JobTable:
                 job.cancel(reason)
 
     def shortest_lease(self, default: float) -> float:
-        """Seconds of the shortest lease among those that are renewed; `default` if there are none."""
+        """Seconds of the shortest lease among the jobs whose leases are renewed; `default` if there are none."""
         return min((job.terms.lease for job in self._held.values()), default=default)
 
     def unended(self) -> Iterable[RunningJob]:
-        """Those whose handler has not ended."""
+        """The jobs whose handler has not ended."""
         return [job for job in self if not job.ended]
 
 

@@ -1,4 +1,4 @@
-"""A claim whose handler has not begun yet: its lease is renewed until it does."""
+"""A claim whose handler has not started yet: its lease is renewed until the handler starts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class BeatStore(Protocol):
 
 
 class Kept:
-    """`sent` is Trio's clock before the claim, and then before the last beat that was accepted, was sent."""
+    """`sent` is Trio's clock before the claim or the last accepted beat was sent."""
 
     def __init__(self, store: BeatStore, claim: Claim, sent: float, terms: Terms) -> None:
         self.claim = claim
@@ -30,7 +30,8 @@ class Kept:
         self.terms = terms
 
     async def until(self, condition: Callable[[], Awaitable[object]]) -> bool:
-        """Renews the lease until `condition()` returns. False if the lease was lost, or could not be renewed, before."""
+        """Renews the lease until `condition()` returns. Returns False if the lease was lost, or could not be renewed, before
+        that."""
         met = False
 
         async def wait() -> None:
@@ -46,7 +47,7 @@ class Kept:
         return met
 
     async def _keep(self) -> None:
-        """Until the lease is lost."""
+        """Waits until the lease is lost."""
         due = self.sent + self.terms.heartbeat
         while due < self.sent + self.terms.proven_for:
             await trio.sleep_until(due)

@@ -1,11 +1,11 @@
 """Runs one job: a nursery of its own, the handler in it, an outcome out of it.
 
-The nursery holds the handler, its children and, once the first beat is due, its heartbeat; its deadline is the lease.
-Whatever leaves the handler becomes an `Outcome` by the pure functions of `states`; nothing a handler raises reaches its
-siblings or the worker, except what is not the job's: an outer cancellation, and a real Ctrl-C.
+The nursery holds the handler, its children and, once the first beat is due, its heartbeat; its deadline is the lease. The pure
+functions of `states` turn the handler's result or exception into an `Outcome`. No exception of a handler reaches its siblings
+or the worker, except those that are not the job's: an outer cancellation, and a real Ctrl-C.
 
 Cost: a job that ends at once and leaves its nursery as it was opened hands it to the next one (task_pool.py); it costs a
-dictionary entry and some objects. There is no logging and no event unless somebody asked for them.
+dictionary entry and some objects. It logs nothing and emits no event unless an instrument asked for them.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ if TYPE_CHECKING:
 
 UNKNOWN_KIND_DELAY = 15.0
 """Seconds before a job of a kind this worker lacks, or whose arguments do not fit its handler, is due again: time for a worker
-that can run it (a deploy under way). It doubles with each attempt, to eight times this, so that a backlog nobody can run is not
-claimed again and again."""
+that can run it (a deploy under way). It doubles with each attempt, to eight times this, so that a backlog that no worker can
+run is not claimed again and again."""
 
 _KEPT = 4096
-"""Characters of arguments that stay with a claim while its handler runs. What is longer goes once it is decoded."""
+"""Characters of arguments that stay with a claim while its handler runs. Longer ones are dropped once they are decoded."""
 
 _LAST_ATTEMPT = 2**31 - 1
-"""No claim can follow it: the fence's number would come again."""
+"""No claim can follow this one: the attempt number in the fence would repeat."""
 
 
 class Place(Protocol):
-    """Where a task that runs one job after another gets the next."""
+    """Gives a task that runs one job after another its next job."""
 
     task: trio.lowlevel.Task
     spoiled: bool
@@ -66,14 +66,14 @@ class Place(Protocol):
 
 
 class Reports(Protocol):
-    """What writes outcomes."""
+    """Writes outcomes."""
 
     def add(self, outcome: Outcome) -> None: ...
 
 
 class Runner:
-    """Turns claims into outcomes. `on_lease` is told the shortest lease (seconds) among jobs before they begin, where queues
-    have leases of their own."""
+    """Turns claims into outcomes. Where queues have leases of their own, `on_lease` receives the shortest lease (seconds) among
+    jobs before they begin."""
 
     def __init__(
         self,
@@ -92,15 +92,15 @@ class Runner:
         self._terms = terms
         self._on_lease = on_lease if terms.by_queue else None
         self._same_terms = None if terms.by_queue else terms.own
-        # With a timeout for every job, no deadline that another job left in the nursery is near enough.
+        # If every job has a timeout, no deadline that another job left in the nursery is close enough to share.
         self._shared = not plan.settings.timeout
-        # trio.current_time() without the way to the clock: each job asks once.
+        # trio.current_time() without the look-up of the clock: each job calls it once.
         self._now = trio.lowlevel.current_clock().current_time
         self._observer = observer
         self._events = JobEvents(observer)
 
     def accept(self, claims: Sequence[Claim], sent: float) -> list[RunningJob]:
-        """Makes claims this worker's jobs. `sent` is Trio's clock before the claim was sent: the lease counts from it."""
+        """Takes over claimed jobs. `sent` is Trio's clock before the claim was sent: the leases count from then."""
         if self._on_lease is not None and claims:
             self._on_lease(min(self._terms.of(claim.queue).lease for claim in claims))
         call_of, same, common = self._calls.get, self._same_terms, self._common
@@ -114,8 +114,8 @@ class Runner:
     async def run(self, job: RunningJob, place: Place | None = None) -> RunningJob | None:
         """Runs one job to its end.
 
-        With a `place`, runs the jobs that it has for this task afterwards, as long as each leaves the nursery as it was opened:
-        empty, not cancelled, no scope left open in it. Returns one that was taken and needs a nursery of its own making.
+        With a `place`, then runs the further jobs that it gives this task, as long as each leaves the nursery as it was opened:
+        empty, not cancelled, no scope left open in it. Returns a job that was taken but needs a new nursery.
         """
         task = trio.lowlevel.current_task() if place is None else place.task
         self._begin(job, task)
@@ -123,7 +123,7 @@ class Runner:
             return None
         claim = job.claim
         outcome: Outcome | None = None
-        # One coroutine for a job, beside the handler's: a second was 0.3 kB of each job that waits.
+        # One coroutine for a job, beside the handler's: a second cost 0.3 kB for each waiting job.
         try:
             try:
                 async with trio.open_nursery() as nursery:
@@ -135,8 +135,8 @@ class Runner:
                                 await job.call(job, claim.args if len(claim.args) <= _KEPT else _taken(claim)),
                             )
                         except BaseException as error:  # noqa: ASYNC103 -- the program's part is raised
-                            # Caught here, inside the nursery, where it is still itself; outside it would be a group of one,
-                            # and Trio would have asked its class this and that.
+                            # Caught here, inside the nursery, where the exception is still itself; outside, it would be a group
+                            # of one, and Trio would have queried its class.
                             programs = self._sort_out(job, error)
                             if programs is not None:
                                 # The nursery closes now, perhaps in the very tick in which the first beat falls due.
@@ -157,7 +157,7 @@ class Runner:
                                 outcome = None  # a result may be a megabyte, and a place may wait for long
                                 due = await place.next()
                                 if due is None or nursery.cancel_scope.cancel_called:
-                                    # The deadline that the last job left passed while nobody used the nursery.
+                                    # The deadline that the last job left passed while no job used the nursery.
                                     return due
                             job, claim = due, due.claim
                             self._begin(job, task)
@@ -166,27 +166,27 @@ class Runner:
                     raise
                 outcome = self._outcome_of_group(job, group)
             except Exception as error:
-                # Trio's own, from the nursery's end: the handler has left a scope or a nursery open.
+                # Trio's own error at the end of the nursery: the handler has left a scope or a nursery open.
                 if job.ended:
                     raise
                 outcome = job.outcome = self._failed(job, error)
             else:
                 if nursery.cancel_scope.cancelled_caught and not job.ended:
-                    # Something of the job was cut short: the handler, or a child of one that had returned.
+                    # A task of the job was cut short: the handler, or a child of one that had returned.
                     outcome = job.outcome or self._after_cancel(job)
             if not job.ended:
                 self._end(job, outcome)
         except BaseException:
-            # Not the job's: the worker is being cancelled (or the program ends). The job goes back unharmed.
+            # Not the job's exception: the worker is being cancelled (or the program ends). The job is released unharmed.
             if not job.ended:
                 self._end(job, job.outcome or Outcome(claim, "released"))
             raise
         return None
 
     def _begin(self, job: RunningJob, task: trio.lowlevel.Task) -> None:
-        """The job begins, or ends if it is not to begin."""
+        """Begins the job, or ends it if it must not begin."""
         job.task = task
-        # The lease may be over before its job begins: another job of the batch job the loop, or the process was stopped.
+        # The lease may be over before the job begins: another job of the batch blocked the loop, or the process was stopped.
         claim = job.claim
         if (
             job.call is _never
@@ -220,12 +220,12 @@ class Runner:
         self._events.failed(job)
 
     def _refuses(self, job: RunningJob) -> bool:
-        """Ends a job that cannot be begun; whether it was such a one."""
+        """Ends a job that cannot be begun. Returns whether it did."""
         begins, outcome = False, Outcome(job.claim, "released")
         try:
             begins, outcome = self._refusal(job)
         except Exception as error:
-            # Whatever a row can make of what reads it: the job is dead, and the worker goes on.
+            # Decoding a hostile row may raise any exception: the job is dead, and the worker goes on.
             outcome = self._bad_row(job.claim, error)
         finally:
             if not begins:
@@ -257,7 +257,7 @@ class Runner:
         return True, None
 
     def _bad_row(self, claim: Claim, error: Exception) -> Outcome:
-        """The outcome of a job whose row cannot be worked with: dead, and said to be."""
+        """The outcome of a job whose row is unusable: dead, and reported."""
         self._observer.emit(BadRow(claim.id, claim.kind, "start", storable(f"{type(error).__name__}: {error}")[:2000]))
         return Outcome(claim, "discarded", error=error_text(error))
 
@@ -268,7 +268,7 @@ class Runner:
         return job.outcome
 
     def _sort_out(self, job: RunningJob, error: BaseException) -> BaseException | None:
-        """Notes what of an exception is the job's, as its outcome, and gives what is the program's."""
+        """Records the job's part of an exception as its outcome, and returns the program's part."""
         leaves = leaves_of(error)
         mine = [leaf for leaf in leaves if _is_the_programs(leaf)]
         if len(mine) < len(leaves) and (job.outcome is None or job.outcome.kind != "failed"):
@@ -289,13 +289,13 @@ class Runner:
         return self.outcome_of_cancelled(job)
 
     def outcome_of_cancelled(self, job: RunningJob) -> Outcome | None:
-        """What the cancellation of a job means; None when there is nothing left to report."""
+        """The outcome of a cancelled job; None when there is nothing left to report."""
         reason = job.cancel_reason or "parent"
         return outcome_of_cancel(job.claim, reason, self._calls.retries.get(job.claim.kind), job.cancel_message)
 
     def outcome_of_stuck(self, job: RunningJob) -> Outcome | None:
-        """What the cancellation of a handler meant that did not end, whatever it may return one day; None if there is nothing
-        left to report."""
+        """The outcome of a job whose handler did not end when it was cancelled, whatever it may return later; None if there is
+        nothing left to report."""
         if job.state in (LOST, COMMITTED):
             return None
         outcome = self.outcome_of_cancelled(job)
@@ -316,7 +316,7 @@ class Runner:
         return outcome_of_error(claim, error, self._calls.retries.get(claim.kind), text)
 
     def _after_commit(self, job: RunningJob, committed: Outcome) -> None:
-        """The job was completed by its transaction; whatever came later can only be told."""
+        """The job was completed by its transaction; later results and exceptions are only reported as events."""
         later, job.outcome = job.outcome, committed
         if later is None or later is committed or (later.kind == "completed" and later.result is None):
             return
@@ -332,19 +332,19 @@ class Runner:
 
 
 def _in_view_of(job: RunningJob, outcome: Outcome | None) -> Outcome | None:
-    """The outcome of a job that has a deadline, or whose cancellation was asked for."""
+    """The outcome of a job that has a deadline, or whose cancellation was requested."""
     if outcome is None:
         return None
     if outcome.kind == "completed":
         return replace(outcome, cancelling=True) if job.asked else outcome
-    # A retry that would begin after the job's deadline is due at that moment, and is cancelled then: who waits for the job
-    # need not wait longer, and the failure is on record.
+    # A retry that would begin after the job's deadline is due at the deadline, and is cancelled then: clients that wait for the
+    # job wait no longer than that, and the failure is on record.
     left = max(0.0, job.job_deadline - trio.current_time())
     return replace(outcome, delay=left) if outcome.delay > left else outcome
 
 
 def _taken(claim: Claim) -> str:
-    """The arguments, which the claim has no more."""
+    """The arguments, which the claim gives up."""
     args = claim.args
     force_setattr(claim, "args", "{}")
     return args
@@ -356,14 +356,14 @@ def _elsewhere(claim: Claim) -> float:
 
 
 async def _never(_: RunningJob, __: str) -> None:
-    """Stands for the handler of a kind that has none: such a job is not begun."""
+    """Stands in for the handler of a kind that has none: such a job is not begun."""
 
 
 def _abandon_what_is_left_open(nursery: trio.Nursery, place: Place | None) -> None:
-    """Nurseries that the handler opened and did not close (in an async generator that nobody finished, most often) are
-    cancelled and forgotten, as Trio does it when a task ends. The job then fails as for a scope that is left open; its own
-    nursery could not be closed below them. Their generator may still try to, in a task that is gone by then: no other job may
-    run in it.
+    """Cancels and forgets nurseries that the handler opened and did not close (most often in an async generator that was never
+    finished), as Trio does when a task ends. The job then fails as for a scope that is left open; its own nursery could not be
+    closed below them. Their generator may still try to close them, in a task that is gone by then, so no other job may run in
+    this task.
     """
     opened = opened_by(trio.lowlevel.current_task())
     while nursery in opened and opened[-1] is not nursery:

@@ -1,7 +1,7 @@
-"""One job that this worker holds: its claim, its lease as far as it is proven, and the nursery it runs in.
+"""One job that this worker holds: its claim, its proven lease, and the nursery in which it runs.
 
 The nursery's cancel scope has one deadline, the earliest of the lease's, the timeout's and the whole job's. A deadline runs no
-hook of ours, so the reason of a cancellation is computed from what struck first.
+hook of ours, so the reason of a cancellation is computed from the deadline that struck first.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def fence_of(claim: Claim) -> Fence:
 
 
 class Transactions(Protocol):
-    """Where `job.transaction()` comes from."""
+    """Opens `job.transaction()`."""
 
     def open(self, job: RunningJob, result: Any) -> AbstractAsyncContextManager[JobTransaction]: ...
 
 
 class ProgressReports(Protocol):
-    """What takes what a handler says of its progress."""
+    """Takes the progress that a handler reports."""
 
     def say(self, claim: Claim, fraction: float, message: str | None) -> None: ...
 
@@ -67,8 +67,8 @@ class DatabaseClock(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """What all jobs of a worker have in common: one reference for each job instead of six. `cleanup` and `timeout` in
-    seconds (infinity: no timeout)."""
+    """What all jobs of a worker share: one reference for each job instead of six. `cleanup` and `timeout` in seconds (infinity:
+    no timeout)."""
 
     cleanup: float
     timeout: float
@@ -79,7 +79,7 @@ class Common:
 
 
 class RunningJob:
-    """What stands behind a `Job` while this worker holds it. Also its `JobRuntime`."""
+    """The worker's side of a `Job` while the worker holds it. Also its `JobRuntime`."""
 
     __slots__ = (
         "_children",
@@ -122,11 +122,11 @@ class RunningJob:
         self.claim = claim
         self.call = call
         self.state: JobState = CLAIMED
-        """Moved by the job table alone."""
+        """Only the job table changes it."""
         self.task: trio.lowlevel.Task | None = None
         """The Trio task that runs it."""
         self.stuck: str | None = None
-        """What is reported of a handler that did not end when it was cancelled."""
+        """The error that is reported of a handler that did not end when it was cancelled."""
         self.started = started
         self.terms = terms
         self.lease_deadline = started + terms.proven_for
@@ -134,19 +134,19 @@ class RunningJob:
         self.timeout_deadline = started + common.timeout
         self.job_deadline = self._cleanup_end = _NEVER
         self.ended = False
-        """Whether the runner has done with it."""
+        """Whether the runner has finished with it."""
         self.asked = False
         self.cancel_message: str | None = None
-        # No deadline of the whole job, no request for its cancellation, no transaction of its own, no failure: the path of most
-        # jobs asks this alone.
+        # No deadline of the whole job, no request for its cancellation, no transaction of its own, no failure: for most jobs
+        # the runner checks only this.
         self.plain = True
         self.scope_nursery: trio.Nursery | None = None
         self.outcome: Outcome | None = None
         self.said: tuple[BaseException, str] | None = None
-        """What is kept of an exception that was described where it was raised (another process)."""
+        """The stored part of an exception that was described where it was raised (another process)."""
         self._common = common
         self.reason: CancelReason | None = None
-        """Why it was cancelled, as far as that was asked for; `cancel_reason` knows of deadlines too."""
+        """The requested reason of its cancellation; `cancel_reason` knows of deadlines too."""
         self.transaction: Literal["open", "settling", "committed"] | None = None
         self.committed: Outcome | None = None
         self._children: Children | None = None
@@ -157,10 +157,10 @@ class RunningJob:
     # The job's nursery
 
     def read_options(self) -> Literal["deadline", "expired"] | None:
-        """The timeout and the moments, from the row; why the job must not start at all, if so. Raises `msgspec.DecodeError`.
+        """Reads the timeout and the moments from the row. Returns why the job must not start at all, if so. Raises
+        `msgspec.DecodeError`.
 
-        The database's clock is taken for a little later than it is: what we take for a moment of the database's comes early
-        rather than late.
+        Our estimate of the database's clock is a little ahead of it, so that the computed moments come early rather than late.
         """
         options = options_of(self.claim)
         if options.timeout is not None:
@@ -175,10 +175,10 @@ class RunningJob:
         return None
 
     def opened(self, nursery: trio.Nursery, shared: bool) -> None:
-        """The nursery is this job's; from here on the lease is its deadline.
+        """The nursery is this job's; from now on the lease is its deadline.
 
-        A nursery that another job has left may have that one's deadline. If that may be `shared`, and is early by no more than
-        a twentieth of the heartbeat, it is taken as this job's own, until the first beat moves it: setting it cost more than
+        A nursery that another job has left may have that job's deadline. If deadlines may be `shared` and this one is early by
+        no more than a twentieth of the heartbeat, this job keeps it until the first beat moves it: setting it cost more than
         anything else here.
         """
         self.scope_nursery = nursery
@@ -211,7 +211,7 @@ class RunningJob:
         return self._children
 
     def body_ended(self) -> None:
-        """The handler has returned: the heartbeat may go as soon as the last child has."""
+        """The handler has returned: the heartbeat may leave as soon as the last child has ended."""
         if self._children is None or self._children.running == 0:
             self.end_heartbeat()
         else:
@@ -221,7 +221,7 @@ class RunningJob:
     def cleanup(self) -> Generator[trio.CancelScope]:
         end = trio.current_time() + self._common.cleanup
         if self.cancel_reason is not None:
-            # One time for all clean-ups that follow a cancellation: who waits for the job knows how long.
+            # One time for all clean-ups that follow a cancellation: clients that wait for the job know how long it takes.
             end = self._cleanup_end = min(end, self._cleanup_end)
         with trio.CancelScope(shield=True, deadline=end) as scope:
             yield scope
@@ -241,7 +241,7 @@ class RunningJob:
         self.transaction = "open"
 
     def end_transaction(self) -> None:
-        """It was rolled back."""
+        """The transaction was rolled back."""
         self.transaction = None
         if self.state is LOST:
             self._wake_heartbeat()
@@ -251,18 +251,18 @@ class RunningJob:
     def join_heartbeat(self) -> None:
         """The first beat is due: the heartbeat task joins the job's nursery.
 
-        Not before, because a task that is started and stopped costs more than most jobs do: joining late was measured at
-        34-41k jobs/s end to end, a heartbeat from the start at 10.8k.
+        It does not join earlier, because starting and stopping a task costs more than most jobs do: joining late was measured
+        at 34-41k jobs/s end to end, a heartbeat from the start at 10.8k.
         """
         if not self._heartbeat_joined and self.scope_nursery is not None:
             self._heartbeat_joined = True
             self.scope_nursery.start_soon(self._heartbeat, name="heartbeat")
 
     async def _heartbeat(self) -> None:
-        """Waits for the one thing a beat can say that matters here. Renewals only move the deadline.
+        """Waits for a beat's news that the lease is lost. Renewals only move the deadline.
 
-        Parked by hand: with a `trio.Event` and a shielding scope the same task took 3.2 kB, which is most of what a
-        waiting job takes.
+        Parked by hand: with a `trio.Event` and a shielding scope the same task took 3.2 kB, which is most of the memory of a
+        waiting job.
         """
         if not self._heartbeat_over:
             self._parked = trio.lowlevel.current_task()
@@ -271,7 +271,7 @@ class RunningJob:
             self.cancel("fence-lost")
 
     def end_heartbeat(self) -> None:
-        """The nursery closes: nothing joins it any more, and the heartbeat leaves."""
+        """The nursery closes: no task joins it any more, and the heartbeat leaves."""
         self.scope_nursery = None
         self._wake_heartbeat()
 
@@ -282,13 +282,13 @@ class RunningJob:
         self._heartbeat_over = True
 
     def renew(self, sent: float) -> None:
-        """A beat was accepted that was sent at `sent`: the lease counts from there."""
-        # A deadline that has struck stays the reason, though the lease goes on while the handler cleans up.
+        """The beat that was sent at `sent` was accepted: the lease counts from then."""
+        # A deadline that has struck stays the reason, though the lease is still renewed while the handler cleans up.
         self.reason = self.reason or self._deadline_reason()
         self.lease_deadline = sent + self.terms.proven_for
         self.beat_due = sent + self.terms.heartbeat
         if self.reason is not None:
-            # If it struck in this very turn of the loop, Trio has not seen it and now never would.
+            # If it struck in this very turn of the loop, Trio has not seen it, and now it never will.
             self.cancel(self.reason)
         if self.scope_nursery is not None:
             self.scope_nursery.cancel_scope.deadline = self.deadline
@@ -299,7 +299,7 @@ class RunningJob:
         if self.transaction != "settling":
             self._wake_heartbeat()
         if self.task is None:
-            # There is no heartbeat yet that could cancel it.
+            # No heartbeat exists yet that could cancel it.
             self.cancel("fence-lost")
 
     # Progress
@@ -310,7 +310,7 @@ class RunningJob:
     # Cancellation
 
     def ask(self, message: str | None) -> None:
-        """Somebody asked for the job's cancellation, and perhaps said why: cancels it with the reason `user`."""
+        """Takes a request for the job's cancellation, perhaps with a message: cancels it with the reason `user`."""
         self.asked = True
         self.plain = False
         self.cancel_message = message
@@ -324,13 +324,14 @@ class RunningJob:
             self.scope_nursery.cancel_scope.cancel(reason=reason)
 
     def take_cancellation(self) -> CancelReason:
-        """A cancellation has reached the call of a handler; if nothing of the job's own struck, it is the worker's."""
+        """A cancellation has reached the call of a handler. If no deadline or request of the job's own caused it, it is the
+        worker's."""
         self.reason = self.reason or self._deadline_reason() or "parent"
         return self.reason
 
     @contextmanager
     def time_stopped(self) -> Generator[None]:
-        """The handler waits for room to run in: its timeout begins at the end of the block."""
+        """The handler waits for a slot: its timeout begins at the end of the block."""
         limit = self.timeout_deadline - self.started
         self._limit_to(math.inf)
         yield
@@ -349,14 +350,14 @@ class RunningJob:
             except RuntimeError:
                 # A handler in a thread, which no Cancelled reaches, asks whether to go on.
                 return trio.from_thread.run_sync(lambda: self.cancel_reason)
-        # Not asked of Trio (current_effective_deadline): a scope of the handler's own that is cancelled is nobody's business.
+        # Trio is not asked (current_effective_deadline): a cancelled scope of the handler's own concerns only the handler.
         if self.reason is None and self._common.stops.orphaned:
             self.reason = "parent"
         return self.reason
 
     def reason_at(self, now: float) -> CancelReason | None:
-        """`cancel_reason` for another thread than Trio's, as of `now` on Trio's clock. Changes nothing, and does not know of a
-        cancellation of the program before it has reached the handler's call."""
+        """`cancel_reason` for another thread than Trio's, as of `now` on Trio's clock. Changes nothing. A cancellation of the
+        program shows only after it has reached the handler's call."""
         return self.reason or self._reason_of_deadline(now)
 
     def _deadline_reason(self) -> CancelReason | None:
@@ -372,16 +373,16 @@ class RunningJob:
 
 
 def _scopes_of(owner: trio.lowlevel.Task | trio.Nursery) -> object:
-    """The innermost scope that is open in a task, or was when a nursery was opened. Trio does not publish it; a Trio that
-    keeps it elsewhere gets a new nursery for each job."""
+    """The innermost scope that is open in a task, or was when a nursery was opened. Trio does not publish it. With a Trio that
+    keeps it elsewhere each job gets a new nursery."""
     return getattr(owner, "_cancel_status", owner)
 
 
 def _not_cancelled(_: object) -> trio.lowlevel.Abort:
-    # The heartbeat leaves when it is told to, so what is cut short in the nursery is always something of the job's: a
-    # thread that returned its value after the deadline has returned it.
+    # The heartbeat leaves when told to, so a task that is cut short in the nursery always belongs to the job: a thread that
+    # returned its value after the deadline has returned it.
     return trio.lowlevel.Abort.FAILED
 
 
 HEARTBEAT = RunningJob._heartbeat.__code__  # pyright: ignore[reportPrivateUsage]
-"""The code of a job's heartbeat task, which is none of its handler's."""
+"""The code of a job's heartbeat task, which does not belong to its handler."""

@@ -1,13 +1,12 @@
 """Tasks that run one job after another, each job in a nursery that is its own for as long as it runs.
 
 Starting a task, opening its nursery and a turn of Trio's scheduler were more than half of what a short job cost a worker (11 of
-20 us). So a place whose job has ended takes the next one that is due: in the same step, if the job left the context variables
-as they were, and in the same nursery, if it left that as it was opened (`Runner.run` says when). Nothing of a job stays
-behind; what does leave something behind is followed by a new nursery, or by a copy of the context variables as a new task
-would get.
+20 us). So a place whose job has ended takes the next due one: in the same step, if the job left the context variables as they
+were, and in the same nursery, if it left that as it was opened (`Runner.run` says when). No traces of a job reach the next:
+after a job that leaves some, the next gets a new nursery, or a copy of the context variables as a new task would.
 
-Jobs that end at once are so run by one place in a row; jobs that wait take a place each. While jobs are due a second place is
-on its way, which goes on when the first one's job has to wait. How many are sent for at a time is learnt from that.
+So one place runs jobs that end at once, one after another; jobs that wait take a place each. While jobs are due a second place
+is on its way; it goes on when the first one's job has to wait. From that the pool learns how many to send for at a time.
 """
 
 from __future__ import annotations
@@ -29,11 +28,12 @@ if TYPE_CHECKING:
     from .running_job import RunningJob
 
 _PLACES = 512
-"""Beyond so many, a job gets a task of its own: of 10,000 that only wait, each would take 0.4 kB more in a place."""
+"""Beyond this many places, a job gets a task of its own: 10,000 jobs that only wait would each take 0.4 kB more in a place."""
 _OWNERS = lock_owners()
-"""Tasks that hold a lock of Trio's. Whoever waits for one that a job left locked is told when its task ends, so it must end."""
+"""Tasks that hold a lock of Trio's. Tasks that wait for a lock which a job left locked learn of it when its task ends, so it
+must end."""
 _IN_A_ROW = 32
-"""Jobs that one place runs in one step of Trio's, at most: everything else in the process waits meanwhile."""
+"""Jobs that one place runs in one step of Trio's, at most: all other tasks of the process wait meanwhile."""
 
 
 class Place:
@@ -48,10 +48,11 @@ class Place:
         self.busy = False
         """Whether it has a job."""
         self.spoiled = False
-        """Whether a job left something in the task that another one would meet: then it was the last."""
+        """Whether a job left something in the task that another job would meet. Then it was the last."""
 
     def at_hand(self) -> RunningJob | None:
-        """A job to run next in this very step of Trio's; None if there is none, or if others shall have their turn first."""
+        """Returns a job to run next in this very step of Trio's; None if there is none, or if other tasks must have their turn
+        first."""
         self._in_a_row += 1
         if self.task in _OWNERS:
             self.spoiled = True
@@ -61,7 +62,7 @@ class Place:
         return self._places.take(self)
 
     async def next(self) -> RunningJob | None:
-        """Waits for a job to run next; None when none will come."""
+        """Waits for a job to run next; returns None when none will come."""
         if self.spoiled:
             return None
         due = await self._places.wait(self)
@@ -70,20 +71,20 @@ class Place:
 
 
 class Runner(Protocol):
-    """What runs jobs."""
+    """Runs jobs."""
 
     def accept(self, claims: Sequence[Claim], sent: float) -> list[RunningJob]:
-        """Makes them this worker's jobs."""
+        """Makes the claimed jobs this worker's."""
         ...
 
     async def run(self, job: RunningJob, place: Place | None = None) -> RunningJob | None:
-        """Runs one job to its end, and those that it takes from `place` afterwards. It may return one that it has taken and
-        not begun."""
+        """Runs one job to its end, and then those that it takes from `place`. May return one that it has taken and not
+        begun."""
         ...
 
 
 class TaskPool:
-    """The tasks of one worker's jobs. `open` says in which nursery."""
+    """The tasks of one worker's jobs. `open` sets their nursery."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -91,7 +92,7 @@ class TaskPool:
         self._waiting: list[Place] = []
         self._places = 0
         self._coming = 0
-        """Places that were sent for. There is one as long as anything is due."""
+        """Places that were sent for. There is one as long as any job is due."""
         self._abreast = 1
         """How many are sent for at a time."""
         self._last: Place | None = None
@@ -105,30 +106,30 @@ class TaskPool:
         self._nursery = nursery
 
     def start(self, claims: Sequence[Claim], sent: float) -> None:
-        """Runs claimed jobs, in this order as far as they end at once. `sent` is Trio's clock before the claim was sent."""
+        """Runs claimed jobs, in this order if each ends at once. `sent` is Trio's clock before the claim was sent."""
         self._context = copy_context()
         self._values = tuple(self._context.values())
         self._due.extend(self._runner.accept(claims, sent))
         self._send_for(min(len(self._due), self._abreast) - self._coming)
 
     def close(self) -> None:
-        """No job will follow: those that are due begin, places that wait go, the others with the end of their job."""
+        """No job will follow: due jobs begin, waiting places leave, busy ones leave when their job ends."""
         self._closed = True
         self._send_for(max(len(self._due) - self._coming, len(self._waiting)))
 
     def same_context(self) -> bool:
-        """Whether the context variables are those that a job starts with: the very same, not equal ones. What equal means is
-        up to whoever made them."""
+        """Whether the context variables are those that a job starts with: the very same objects. Equality would depend on their
+        classes."""
         now = copy_context()
         try:
-            # Of values that are the same their makers are not asked; this alone is most of the answer, at 0.07 us.
+            # Identical values are not asked whether they are equal; this comparison alone is most of the answer, at 0.07 us.
             equal = now == self._context
-        except Exception:  # whatever an __eq__ of the user's raises: then they are not the same
+        except Exception:  # a user's __eq__ may raise anything: then they are not the same
             return False
         return equal and all(map(is_, now.values(), self._values))
 
     def take(self, place: Place) -> RunningJob | None:
-        """The first job that is due."""
+        """Takes the first due job."""
         if not self._due:
             return None
         due = self._due.popleft()
@@ -139,7 +140,7 @@ class TaskPool:
         return due
 
     async def wait(self, place: Place) -> RunningJob | None:
-        """The first job that is due, when this place is sent for; None when there will be no more."""
+        """Waits until this place is sent for, and takes the first due job; returns None when no more will come."""
         place.busy = False
         while not self._closed:
             self._waiting.append(place)
@@ -156,14 +157,14 @@ class TaskPool:
     def _arrived(self, place: Place) -> RunningJob | None:
         self._coming -= 1
         if not self._due:
-            # Whoever was before has run them all.
+            # Another place has run them all.
             self._abreast = max(1, self._abreast // 2)
         elif self._last is not None and self._last.busy:
             self._abreast = min(_PLACES, self._abreast * 2)
         return self.take(place)
 
     def _send_for(self, wanted: int) -> None:
-        """Brings places on their way: those that wait, else new ones. Where there are enough already, the jobs get tasks of
+        """Sends for places: waiting ones first, then new ones. When there are enough places already, the jobs get tasks of
         their own."""
         for _ in range(min(wanted, len(self._waiting))):
             place = self._waiting.pop()
@@ -193,5 +194,5 @@ class TaskPool:
         finally:
             self._places -= 1
             if self._due and not self._coming:
-                # This one is being cancelled. So will they be, each in its own way.
+                # This task is being cancelled. The due jobs will be too, each in its own way.
                 self._send_for(1)

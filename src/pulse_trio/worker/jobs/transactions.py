@@ -1,8 +1,8 @@
 """`job.transaction()`: the handler's own writes and the completion of its job in one commit.
 
 When the block ends, the fenced completion is written as the last statement, and then COMMIT. So either both are there or
-neither is, whatever dies when. After the commit the job *is* completed: nothing is reported for it any more, and what the
-handler does afterwards can only be told as an event.
+neither is, whichever process dies when. After the commit the job *is* completed: nothing more is reported for it, and later
+actions of the handler can only be reported as an event.
 
 If the fence is lost the writes are rolled back and the handler is cancelled, as by a beat that found no row. A beat that
 finds no row *because* the commit has just deleted it must not do that: see `RunningJob.lose`.
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from .running_job import RunningJob
 
 _LOCKED_PAUSE = 0.01
-"""Seconds until a row that somebody has locked (a beat, most often) is tried again; doubles up to half a second."""
+"""Seconds until a row that another transaction has locked (a beat, most often) is tried again; doubles up to half a second."""
 _LONGEST_LOCKED_PAUSE = 0.5
 _FIND_OUT = 5.0
-"""Seconds at least in which an unanswered COMMIT is looked into, also when the job is cancelled, while its lease lasts."""
+"""Least seconds in which to find out about an unanswered COMMIT, also when the job is cancelled, while its lease lasts."""
 _FIND_OUT_PAUSE = 0.25
 
 
@@ -105,7 +105,7 @@ class Transactions:
 
     @asynccontextmanager
     async def open(self, job: RunningJob, result: Any) -> AsyncGenerator[Transaction]:
-        """One job's transaction. Raises `RuntimeError` when the job has one open, or is completed by one."""
+        """One job's transaction. Raises `RuntimeError` when the job has one open, or a transaction has completed it."""
         job.begin_transaction()
         outcomes: list[Outcome] = []
         begun: Begun | None = None
@@ -116,7 +116,7 @@ class Transactions:
                 try:
                     yield transaction
                 except BaseException as error:
-                    # What ends a transaction asks the exception for its class, and is to roll back whatever it answers.
+                    # Code that ends a transaction reads the exception's class, and must roll back whatever that class does.
                     if (safe := carried(error)) is error:
                         raise
                     raise safe from None  # noqa: ASYNC104 -- it, inside of one of ours
@@ -138,7 +138,7 @@ class Transactions:
                 raise DatabaseUnavailable(f"the transaction of job {job.claim.id} was rolled back: {error}") from error
         except BaseException:
             if begun is not None and begun.committed:
-                # Cancelled while COMMIT was under way, which was done all the same.
+                # Cancelled while COMMIT was under way, but the server did it.
                 self._note_commit(job, outcomes[0])
             else:
                 job.end_transaction()
@@ -160,9 +160,9 @@ class Transactions:
             raise _FenceLost
 
     async def _find_out(self, job: RunningJob) -> bool:
-        """Whether the commit was done. If that cannot be known in time the job is cancelled like one whose lease cannot be
-        proven: its release is fenced, so it finds a row only if the commit was not done."""
-        # Never past the lease: what the handler does when it hears of it, somebody else's attempt may be doing by then.
+        """Returns whether the transaction was committed. If that cannot be known in time the job is cancelled like one whose
+        lease cannot be proven: its release is fenced, so it finds a row only if the commit was not done."""
+        # Never past the lease: by then another attempt may be doing what this handler does when it learns the result.
         last = job.lease_deadline + job.terms.margin * 2 / 3
         deadline = max(job.lease_deadline, min(trio.current_time() + _FIND_OUT, last))
         with trio.CancelScope(shield=True, deadline=deadline):

@@ -1,1 +1,1 @@
-"""Several processes: the supervisor and its children, what passes between them, and the quarantine's own process."""
+"""Several processes: the supervisor and its children, the messages between them, and the quarantine's own process."""

@@ -1,12 +1,12 @@
-"""The worker's end of the line to its supervisor: tells sessions and signs of life, and notices that it is alone.
+"""The worker's end of the line to its supervisor: sends sessions and signs of life, and notices the supervisor's death.
 
-A quarantine process has such a line to the worker that started it, and is told down it what to run (`orders.py`).
+A quarantine process has such a line to the worker that started it, and receives its orders over it (`orders.py`).
 
-The line is a socket pair. The supervisor's death, however it comes, is the end of the stream here. A loop that does not turn
-would not notice; so the kernel's alarm clock is wound up again with each turn, and ends a process that has outlived its
-leases. While the supervisor lives it is sooner, and says more. Both go by the shortest lease that is held at the time, which
-is told before the first job with a shorter one begins: what blocks the loop may be that very job. Whoever uses SIGALRM for
-himself has no such clock.
+The line is a socket pair. When the supervisor dies, in whatever way, the stream ends here. A loop that does not turn would not
+notice; so each turn sets the kernel's alarm clock again, which ends a process that has outlived its leases. While the
+supervisor lives it acts sooner, and reports more. Both go by the shortest lease that is held at the time. The worker sends that
+before the first job with a shorter lease begins, because that very job may block the loop. A program that uses SIGALRM itself
+has no such clock.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SIGN_OF_LIFE = 0.5
 """Seconds between signs of life: each shows that the event loop turns."""
 _CHUNK = 65536
 _LAST_LINES = 2.0
-"""Seconds in which the supervisor must make room for what is said last."""
+"""Seconds that the supervisor has to make room for the last messages."""
 
 
 class Channel:
@@ -46,10 +46,10 @@ class Channel:
         self._unsent = b""
         self._lease = math.inf
         self._order, self.orders = trio.open_memory_channel[bytes](math.inf)
-        """Lines that came from the other end."""
+        """Lines that the other end sent."""
 
     def tell_session(self, session: int) -> None:
-        """The worker has a new session: what to rescue when it dies. Sent before the session claims anything."""
+        """The worker has a new session: what to rescue when the worker dies. Sent before the session claims anything."""
         self.tell({"session": session})
 
     def tell_leases(self, shortest: float, longest: float) -> None:
@@ -57,7 +57,7 @@ class Channel:
         self.tell({"leases": [shortest, longest]})
 
     def tell_lease(self, seconds: float) -> None:
-        """Jobs with a lease of so many seconds are about to begin."""
+        """Jobs with a lease of `seconds` are about to begin."""
         if seconds < self._lease:
             self._hold(seconds)
 
@@ -68,7 +68,8 @@ class Channel:
         _set_alarm(2 * lease)
 
     def tell_stuck(self, outcomes: Sequence[Outcome]) -> None:
-        """What to report of jobs whose handlers do not end, when this process is gone. Blocks the loop: nothing follows."""
+        """Sends the outcomes to report, after this process is gone, of jobs whose handlers do not end. Blocks the loop: the
+        process does nothing more."""
         for outcome in outcomes:
             self._unsent += _encode({"stuck": encode_outcome(outcome)})
         until = time.monotonic() + _LAST_LINES
@@ -78,13 +79,13 @@ class Channel:
             room.poll(left * 1000)
 
     def tell(self, message: Mapping[str, object]) -> None:
-        """Says one thing, at once if there is room."""
+        """Sends one message, at once if there is room."""
         # Written at once, not by a task: the supervisor must know it whatever happens next.
         self._unsent += _encode(message)
         self._send()
 
     def _send(self) -> bool:
-        """Whether something is left to send, for want of room; the next sign of life tries again."""
+        """Returns whether some bytes had no room; the next sign of life sends them."""
         try:
             while self._unsent:
                 self._unsent = self._unsent[os.write(self._stream.socket.fileno(), self._unsent) :]
@@ -95,8 +96,8 @@ class Channel:
         return False
 
     async def run(self, on_alone: Callable[[], object], *, lease: Callable[[], float]) -> None:
-        """Tells that the loop turns until cancelled; calls `on_alone` when the supervisor is gone. `lease()` is the shortest
-        that is held now, in seconds. The process is ended by the kernel when its loop has not turned for twice as long."""
+        """Sends signs of life until cancelled; calls `on_alone` when the supervisor is gone. `lease()` is the shortest that is
+        held now, in seconds. The kernel ends the process when its loop has not turned for twice as long."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._show_life, lease)
@@ -109,7 +110,7 @@ class Channel:
             _set_alarm(0)
 
     async def _take_orders(self) -> None:
-        """Until the other end is closed."""
+        """Takes orders until the other end is closed."""
         unread = b""
         while chunk := bytes(await self._stream.receive_some(_CHUNK)):
             *lines, unread = (unread + chunk).split(b"\n")
@@ -119,15 +120,15 @@ class Channel:
     async def _show_life(self, lease: Callable[[], float]) -> None:
         while True:
             self._hold(lease())
-            # At once or not at all: a supervisor that is stopped must not stop the clock's being wound up. What waits for
-            # room is a sign of life as good.
+            # At once or not at all: a supervisor that is stopped must not keep the alarm clock from being set again. Bytes that
+            # wait for room are a sign of life too.
             if not self._send():
                 self.tell({"alive": True})
             await trio.sleep(SIGN_OF_LIFE)
 
 
 def _set_alarm(seconds: float) -> None:
-    # Its default action ends the process without a word of Python. Another action is somebody else's alarm.
+    # Its default action ends the process without running any Python. Another action means that other code uses the alarm.
     if signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
@@ -137,7 +138,7 @@ def _encode(message: Mapping[str, object]) -> bytes:
 
 
 def is_supervised() -> bool:
-    """Whether there is a line that nobody has inherited yet."""
+    """Whether there is a line that no other code has taken over yet."""
     return LINE_VARIABLE in os.environ
 
 

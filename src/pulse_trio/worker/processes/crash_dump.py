@@ -1,16 +1,16 @@
-"""What a worker process that can no longer speak still says: where it was when it crashed, or when it was asked from outside.
+"""Finds out where a worker process was that can no longer report it: when it crashed, or when it was asked from outside.
 
 A C function that keeps the interpreter's lock stops every thread of Python in its process, the lag monitor's too. Python's
-`faulthandler` needs no lock: its signal handler is C, and writes the frames of every thread to a file. So each supervised
-process has a file (without a name) from its supervisor. It writes the places of its handlers there when it starts;
-`faulthandler` adds the frames when the process dies of SIGSEGV and the like, or of `END`, and the supervisor reads which
-handler was on them.
+`faulthandler` needs no lock: its signal handler is C, and writes the frames of every thread to a file. So the supervisor gives
+each process a file (without a name). The process writes the places of its handlers there when it starts; `faulthandler` adds
+the frames when the process dies of a signal such as SIGSEGV, or of `END`, and the supervisor reads from the frames which
+handler ran.
 
-Whoever gets `END` ends with it, in the same moment: merely asked, a handler in `sleep` was seen to return from that (a signal
-interrupts it) and to complete its job before the kill.
+`END` ends the process in the same moment: when a signal only asked for the frames, a handler in `sleep` was seen to return from
+that (a signal interrupts it) and to complete its job before the kill.
 
-Known flaws: a process that is stopped (SIGSTOP) hears no signal; a recursion deeper than 100 frames hides the handler; a
-module that uses `faulthandler` or SIGALRM for itself is let alone, and then dies without a word here.
+Known flaws: a process that is stopped (SIGSTOP) receives no signal; a recursion deeper than 100 frames hides the handler; if a
+module uses `faulthandler` or SIGALRM itself, it is left alone, and the process then dies without a dump.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 LAST_WORDS_VARIABLE = "PULSE_TRIO_LAST_WORDS"
 """Holds the number of the inherited descriptor, in the environment of a supervised worker."""
 END = signal.SIGALRM
-"""Ends a worker whose loop does not turn; what the kernel's alarm clock sends (`channel.py`). It leaves no core behind."""
+"""Ends a worker whose loop does not turn; also the signal of the kernel's alarm clock (`channel.py`). It leaves no core
+file."""
 _LIMIT = 1 << 20
 """Bytes that are read."""
 _OURS = re.compile(r"[/\\](?:pulse_trio[/\\](?:worker|handlers)|trio|outcome)[/\\]")
@@ -40,16 +41,16 @@ _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<na
 
 
 class Words(NamedTuple):
-    """The stack that was written, outermost frame first, and the kinds whose handlers are on it (on those of several threads,
-    if the loop itself only waits)."""
+    """The stack that was written, outermost frame first, and the kinds whose handlers are on it (on the stacks of several
+    threads, if the loop itself only waits)."""
 
     stack: str = ""
     kinds: tuple[str, ...] = ()
 
 
 def nameless_file() -> BinaryIO:
-    """To be read by another process that is given its number."""
-    # In memory where that can be: a full disk must not keep a worker from being started.
+    """Makes a file that another process, which gets its number, can read."""
+    # In memory where possible: a full disk must not keep a worker from starting.
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("pulse-trio"), "w+b")
     return cast("BinaryIO", tempfile.TemporaryFile())
@@ -65,7 +66,7 @@ class CrashDump:
         return self._file.fileno()
 
     def read(self) -> Words:
-        """What was written; nothing understandable is nothing."""
+        """Returns what was written; unreadable content counts as nothing."""
         head, _, dump = os.pread(self.fileno(), _LIMIT, 0).decode(errors="replace").partition("\n")
         try:
             places = {(file, name): kind for kind, (file, name) in json.loads(head).items()}
@@ -84,14 +85,15 @@ class _Frame(NamedTuple):
 
 
 def read_dump(dump: str, places: Mapping[tuple[str, str], str]) -> Words:
-    """What `faulthandler` wrote of all threads; `places` has the kind of each (file, function)."""
+    """Parses the frames of all threads that `faulthandler` wrote; `places` has the kind of each (file, function)."""
     threads: list[tuple[bool, list[_Frame]]] = []
     for line in dump.splitlines():
         if line.startswith(("Current thread ", "Thread ")):
             threads.append((line.startswith("Current"), []))
         elif threads and (match := _FRAME.match(line)) is not None:
             threads[-1][1].append(_Frame(*match.groups()))
-    # Signals come to the main thread, where the loop is. With no handler on its stack it may wait for what another one keeps.
+    # Signals come to the main thread, where the loop is. If no handler is on its stack, it may be waiting for a lock that
+    # another thread holds.
     current = [frames for is_current, frames in threads if is_current]
     for group in (current, [frames for is_current, frames in threads if not is_current]):
         if blamed := [(kind, frames) for frames in group if (kind := _kind_of(frames, places)) is not None]:
@@ -111,7 +113,8 @@ def _text(frames: Sequence[_Frame]) -> str:
 
 
 def inherit_crash_dump(handlers: Iterable[Handler[..., object]]) -> None:
-    """In the worker, before its first session: says where its handlers are, and has the frames written at a violent end."""
+    """In the worker, before its first session: writes where its handlers are, and has the frames written when a signal kills
+    it."""
     number = os.environ.pop(LAST_WORDS_VARIABLE, None)
     if number is None:
         return

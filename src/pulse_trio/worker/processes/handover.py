@@ -1,9 +1,10 @@
-"""What a process says of the jobs it leaves running when it is replaced, to whoever reports them when it is gone.
+"""What a process that is replaced says of its still running jobs, for the process that reports them when it is gone.
 
-Not before: while the process lives, so does a handler that does not end, and a job is settled when nothing of it runs.
+They are not reported before: while the process lives, so does a handler that does not end, and a job is reported when no part
+of it runs.
 
-Said is what a report needs, a line for each job. Arguments may be a megabyte, and a line to the supervisor has a buffer of some
-200 kB, one variable of the environment 128 KiB; a successor in place is therefore left a file.
+Each job is one line with what its report needs. Arguments may be a megabyte, while the line to the supervisor has a buffer of
+some 200 kB and an environment variable holds 128 KiB; a successor in place therefore gets a file.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ REPLACE_ME = 75
 STUCK_VARIABLE = "PULSE_TRIO_STUCK_JOBS"
 """Holds the number of the inherited descriptor of the outcomes, in the environment of a process that has replaced itself."""
 QUIET_VARIABLE = "PULSE_TRIO_CLAIM_NOTHING"
-"""In the environment of a process whose predecessor was told to claim no more."""
+"""In the environment of a process whose predecessor was told to claim nothing more."""
 _ERROR_LIMIT = 16_384
 """Bytes of an error: the stack of a handler may be four times as long."""
 
@@ -47,7 +48,7 @@ def decode_outcome(text: str | bytes) -> Outcome:
 
 
 def leave_to_successor(stuck: Sequence[Outcome], *, quiet: bool) -> None:
-    """Before this process executes another program in its place. Raises `OSError`."""
+    """To be called before this process executes another program in its place. Raises `OSError`."""
     if quiet:
         os.environ[QUIET_VARIABLE] = "1"
     if stuck:
@@ -60,7 +61,7 @@ def leave_to_successor(stuck: Sequence[Outcome], *, quiet: bool) -> None:
 
 
 def inherited_outcomes() -> list[Outcome]:
-    """What the process that we replaced has left to report."""
+    """The outcomes that the process which we replaced has left to report."""
     number = os.environ.pop(STUCK_VARIABLE, None)
     if number is None:
         return []
@@ -69,5 +70,5 @@ def inherited_outcomes() -> list[Outcome]:
 
 
 def inherited_quiet() -> bool:
-    """Whether the process that we replaced, or our supervisor, was told to claim no more."""
+    """Whether the process that we replaced, or our supervisor, was told to claim nothing more."""
     return os.environ.pop(QUIET_VARIABLE, None) is not None

@@ -1,4 +1,4 @@
-"""How another process is started with this worker's settings and handlers."""
+"""Starts another process with this worker's settings and handlers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def quarantine_environment(dsn: str, settings: WorkerSettings, flags: Mapping[st
 
 
 def environment_of(dsn: str, settings: WorkerSettings, flags: Mapping[str, bool | str]) -> dict[str, str]:
-    """What makes a child's settings ours, wherever ours came from. Not on its command line: that, `ps` shows to all."""
+    """Environment variables that give a child our settings, wherever ours came from. Not on its command line: `ps` shows that
+    to all users."""
     chosen = {f.name: getattr(settings, f.name) for f in fields(WorkerSettings)} | {"processes": 1, "dsn": dsn, **flags}
     return {f"PULSE_TRIO_{name.upper()}": _text(value) for name, value in chosen.items() if value is not None}
 

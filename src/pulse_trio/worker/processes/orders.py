@@ -1,5 +1,5 @@
-"""What a worker tells its quarantine process to run: one JSON object a line, down the same line that the process's signs of
-life come up.
+"""A worker's orders to its quarantine process: one JSON object a line, over the same line that carries the process's signs of
+life.
 
 The worker claims; the process runs the job, beats for it and reports it, all under the session that the worker chose for it.
 """
@@ -33,7 +33,7 @@ SESSION_VARIABLE = "PULSE_TRIO_QUARANTINE_SESSION"
 
 class Run(msgspec.Struct, frozen=True, tag="run"):
     """Run this job. `proven_at` is when the lease was last proven, by the clock that all processes of a machine share; `lease`
-    is what was written then, in seconds."""
+    is the lease that was written then, in seconds."""
 
     claim: Claim
     proven_at: float
@@ -61,15 +61,15 @@ class Orders:
         self.session = session
 
     async def next(self) -> tuple[Claim, float, float] | None:
-        """Waits for a job: its claim, when its lease was proven, by Trio's clock here, and for how many seconds. None: there
-        are no more."""
+        """Waits for a job: its claim, when its lease was proven, by Trio's clock here, and for how many seconds. Returns None
+        when there are no more."""
         order = _decode(await self._line.orders.receive())
         if isinstance(order, Leave):
             return None
         return order.claim, trio.current_time() - max(0.0, time.monotonic() - order.proven_at), order.lease
 
     def taken(self, claim: Claim) -> None:
-        """The job is about to begin: if this process dies now, the job is to blame."""
+        """The job is about to begin: if this process dies from now on, the job is to blame."""
         self._line.tell({"taken": claim.id})
 
     def ended(self, claims: Sequence[Claim]) -> None:
@@ -78,7 +78,7 @@ class Orders:
             self._line.tell({"done": claim.id})
 
     def none_runs(self) -> None:
-        """Nothing to tell: each job's end was told."""
+        """Sends nothing: the end of each job has been sent."""
 
 
 def inherited_session() -> int | None:
@@ -88,7 +88,7 @@ def inherited_session() -> int | None:
 
 
 async def obey(orders: Orders, pool: Starter, terms: TermsOfQueues, stops: Stops) -> None:
-    """In a quarantine process: runs what it is told to, and nothing else."""
+    """In a quarantine process: runs the jobs that it is ordered to run, and no others."""
     with trio.CancelScope() as obeying:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_run_ordered, orders, pool, terms, stops)
@@ -99,8 +99,8 @@ async def obey(orders: Orders, pool: Starter, terms: TermsOfQueues, stops: Stops
 async def _run_ordered(orders: Orders, pool: Starter, terms: TermsOfQueues, stops: Stops) -> None:
     while (due := await orders.next()) is not None:
         claim, sent, lease = due
-        # These handlers may say another lease than those of the worker that claimed (files were deployed meanwhile): it is
-        # proven for no longer than what was written.
+        # The handlers here may declare another lease than those of the worker that claimed (files were deployed meanwhile): the
+        # lease is proven for no longer than the written one.
         sent -= max(0.0, terms.of(claim.queue).lease - lease)
         orders.taken(claim)
         pool.start([claim], sent)

@@ -2,19 +2,19 @@
 
 The worker claims a suspect and starts a process for it: the same program with the same handlers. That process runs the job,
 beats for it and reports it, under a session that the worker has chosen. The worker is the *witness*: it outlives the process
-and sees how that ends. No slot of the worker stands empty meanwhile, and nothing else is in the process that dies.
+and sees how it ends. No slot of the worker stands empty meanwhile, and no other job is in the process that dies.
 
-**What a crash proves.** Only a process in which nothing but this job has ever run, and which this worker saw end by itself, is
-held against the job (`report_crash(alone=True)`). When the machine is switched off the witness dies too, the lease runs
-out, and the watchdog's rescue proves nothing.
+**What a crash proves.** A crash counts against the job (`report_crash(alone=True)`) only if no other job has ever run in the
+process, and this worker saw it end by itself. When the machine is switched off the witness dies too, the lease runs out, and
+the watchdog's rescue proves nothing.
 
 **Many at once.** A process whose job has ended takes the next suspect that has not been in quarantine yet, which spares the
 start-up. If that one kills it, it has not run alone: it gets a process of its own next time, and only that one counts.
 
-**How soon.** At most `places` processes run at once. A suspect that is due is seen by the claimer's next sweep, or after
-`LOOK_EVERY` seconds when the claimer waits for a free slot and does not sweep; then it takes the start of a process.
+**How soon.** At most `places` processes run at once. The claim loop's next sweep sees a due suspect; while the loop waits for a
+free slot and does not sweep, this worker looks after `LOOK_EVERY` seconds. Then a process has to start.
 
-When the worker is told to stop, so are the processes: they drain, and what is left is released.
+When the worker is told to stop, so are the processes: they drain, and jobs that still run are released.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ if TYPE_CHECKING:
     from ..stopping import Stops
 
 LOOK_EVERY = 2.0
-"""Seconds after which this worker looks for suspects itself, if no sweep of the claimer's has done so."""
+"""Seconds after which this worker looks for suspects itself, if no sweep of the claim loop has done so."""
 _ELSEWHERE = 1.0
-"""Seconds until another try, when there was nothing to claim: another worker was first, or a limit is reached."""
+"""Seconds until the next try after a claim brought no suspect: another worker was first, or a limit is reached."""
 _UP_WITHIN = 120.0
 """Seconds a process has to import the handlers and to reach the database."""
 _LAST_REPORTS = 4.0
-"""Seconds for what a process reports last, after the clean-up time of its handler."""
+"""Seconds for the last reports of a process, after the clean-up time of its handler."""
 _RELEASED = 3
-"""The exit code of a process that gave its job back unfinished."""
+"""The exit code of a process that released its job unfinished."""
 
 
 class Launch(NamedTuple):
@@ -74,7 +74,7 @@ class QuarantineStore(BeatStore, VerdictStore, Protocol):
 
 
 class Follower(Protocol):
-    """What has to know of each job's end."""
+    """Is told when jobs end."""
 
     def ended(self, claims: Sequence[Claim]) -> None: ...
 
@@ -86,14 +86,14 @@ class Looks:
 
     def __init__(self) -> None:
         self.due = False
-        """Whether one is due, as far as is known."""
+        """Whether a suspect is due, as far as is known."""
         self.news = Signal()
         self._looked_at = -math.inf
         self._not_before = -math.inf
 
     @property
     def paused(self) -> bool:
-        """Whether none is to be begun now."""
+        """Whether no suspect may be started now."""
         return trio.current_time() < self._not_before
 
     @property
@@ -102,18 +102,18 @@ class Looks:
         return not self.due and trio.current_time() >= self._looked_at + LOOK_EVERY
 
     def found(self, *, due: bool) -> None:
-        """A look is over."""
+        """Records the result of a look."""
         self.due = due
         self._looked_at = trio.current_time()
         if due:
             self.news.give()
 
     def pause(self, seconds: float) -> None:
-        """None is begun for so long."""
+        """No suspect is started for that many seconds."""
         self._not_before = trio.current_time() + seconds
 
     async def wait(self, *, full: bool) -> None:
-        """Until there may be something to do; `full`: as many run as may."""
+        """Waits until there may be something to do; `full`: no more processes may run."""
         now = trio.current_time()
         if full:
             until = math.inf
@@ -126,7 +126,7 @@ class Looks:
 
 
 class Quarantine:
-    """One worker's. What is given back because the worker stops is counted in `tally`."""
+    """Runs the suspects of one worker. `tally` counts the jobs that are released because the worker stops."""
 
     def __init__(
         self, store: QuarantineStore, launch: Launch, stops: Stops, follower: Follower, tally: Tally, plan: Plan
@@ -141,16 +141,16 @@ class Quarantine:
         self._wards: set[Ward] = set()
         self._looks = Looks()
         self.running = 0
-        """Processes that run, or are being started."""
+        """The number of processes that run or are being started."""
 
     def swept(self, due_in: float | None) -> None:
-        """What a sweep of the claim loop's found: seconds until a suspect is due, None if there is none."""
+        """Takes a finding of the claim loop's sweep: seconds until a suspect is due, None if there is none."""
         self._looks.found(due=due_in is not None and due_in <= 0)
 
     # Life
 
     async def run(self) -> None:
-        """Until the worker claims nothing more, and the last process has ended."""
+        """Runs suspects until the worker claims nothing more and the last process has ended."""
         failures = 0
         async with trio.open_nursery() as enders:
             enders.start_soon(self._pass_on)
@@ -162,7 +162,7 @@ class Quarantine:
                     except (DatabaseUnavailable, StatementRefused) as error:
                         if isinstance(error, StatementRefused):
                             self._plan.observer.emit(BadRow(None, "", "quarantine", str(error)))
-                        # That the database is away, the claimer says.
+                        # The claim loop reports that the database is away.
                         self._looks.pause(reconnect_delay(failures))
                         failures += 1
                         await self._looks.wait(full=self._is_full)
@@ -184,7 +184,7 @@ class Quarantine:
             return False
         session = secrets.randbits(63) or 1
         claims, sent, *_ = await self._store.claim_suspect(queues, session=session)
-        # Nothing may be awaited from here on: the job is ours already.
+        # Do not await anything from here on: this worker already owns the job.
         if not claims:
             looks.due = False
             looks.pause(_ELSEWHERE)
@@ -198,14 +198,14 @@ class Quarantine:
         return Patient(kept, trio.current_time())
 
     async def _pass_on(self) -> None:
-        """What the worker is told, its processes are told."""
+        """Passes the orders to the worker on to its processes."""
         await self._stops.hushed.wait()
         self._looks.news.give()
         await self._stops.stopping.wait()
         self._tell(signal.SIGTERM)
         with trio.move_on_after(self._plan.settings.grace):
             await self._stops.now.wait()
-        # Another signal than the first: two of one kind that come before the process looks are one.
+        # Another signal than the first: two of one kind that arrive before the process looks count as one.
         self._tell(signal.SIGINT)
         await trio.sleep(self._plan.settings.cleanup + _LAST_REPORTS)
         for ward in self._wards:
@@ -246,7 +246,7 @@ class Quarantine:
         ward = Ward(spawned, patient, trio.current_time())
         self._wards.add(ward)
         if self._stops.stopping.is_set():
-            # It was being started while the others were told.
+            # It was being started while the others were signalled.
             ward.told_to_stop = True
             ward.signal(signal.SIGTERM)
         claim = patient.claim
@@ -263,7 +263,7 @@ class Quarantine:
                 await self._end(ward)
 
     async def _feed(self, ward: Ward) -> None:
-        """Gives the process its job, and one after another when that has ended."""
+        """Gives the process its job, and further ones after each has ended."""
         with trio.move_on_after(_UP_WITHIN) as patience:
             if not await ward.patient.kept.until(ward.up.wait):
                 ward.kill("the job's lease was lost before it began")
@@ -285,12 +285,12 @@ class Quarantine:
                     break
             await ward.spawned.line.send_all(encode(Leave()) + b"\n")
         except trio.BrokenResourceError:
-            return  # it is dead: whoever waits for its end reports that
+            return  # it is dead: the task that waits for its end reports that
         await trio.sleep(self._plan.settings.cleanup + _LAST_REPORTS)
         ward.kill("its job had ended, and it did not end")
 
     async def _next(self, ward: Ward) -> bool:
-        """Claims one more job for a process. Shielded: a claim whose answer nobody hears would be a crash that was none."""
+        """Claims one more job for a process. Shielded: a claim whose answer is lost would look like a crash that never was."""
         if self._stops.hushed.is_set():
             return False
         session = ward.patient.claim.session
@@ -309,12 +309,12 @@ class Quarantine:
             async for chunk in ward.spawned.line:
                 take_in(ward, bytes(chunk))
         except trio.BrokenResourceError:
-            return  # its end; whoever waits for that sees it
+            return  # its end; the task that waits for it sees it
 
     # Its end
 
     async def _end(self, ward: Ward) -> None:
-        """The process has ended, or the worker is being cancelled: then it is ended."""
+        """The process has ended; or the worker is being cancelled, and the process is ended."""
         process = ward.spawned.process
         if process.returncode is None:
             ward.told_to_stop = True

@@ -1,4 +1,4 @@
-"""Starts another process of ours, with a line to it and a file for its last words."""
+"""Starts another process of ours, with a line to it and a file for its crash dump."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Spawned(NamedTuple):
-    """A process that was started, and this end of what leads to it."""
+    """A process that was started, and our ends of its line and its file."""
 
     process: trio.Process
     line: trio.SocketStream
@@ -26,7 +26,7 @@ class Spawned(NamedTuple):
 
 
 async def spawn(command: Sequence[str], environment: Mapping[str, str]) -> Spawned:
-    """Starts `command`. Raises `OSError` if the system refuses it; then nothing of it is left."""
+    """Starts `command`. Raises `OSError` if the system refuses it; then no part of it is left."""
     with ExitStack() as made:
         ours, theirs = socket.socketpair()
         made.enter_context(ours)
@@ -45,12 +45,12 @@ async def _open_process(command: Sequence[str], environment: Mapping[str, str], 
             stdin=subprocess.DEVNULL,
             env={**environment, LINE_VARIABLE: str(line), LAST_WORDS_VARIABLE: str(words)},
             pass_fds=[line, words],
-            # A terminal's Ctrl-C is for the process that starts this one, which passes it on; and a handler that kills its
-            # process group kills this process, and not the one that started it.
+            # Ctrl-C in a terminal is for the process that starts this one, which passes it on; and a handler that kills its
+            # process group kills this process, not the one that started it.
             start_new_session=True,
         )
     except RuntimeError as error:
-        # Trio starts a process from a thread, and Python says this of one that the kernel refuses.
+        # Trio starts a process from a thread, and Python raises this when the kernel refuses the thread.
         if "start new thread" not in str(error):
             raise
         raise BlockingIOError(errno.EAGAIN, str(error)) from error

@@ -1,7 +1,7 @@
-"""Several worker processes as one: spawned, watched, replaced and drained.
+"""Runs several worker processes as one: spawns, watches, replaces and drains them.
 
-Each child is an ordinary worker in a process of its own, with a line to here (`channel.py`). The supervisor holds the
-watchdog, and needs no handlers: it never imports the user's module. It does what no worker can do for itself:
+Each child is an ordinary worker in a process of its own, with a line to here (`channel.py`). The supervisor runs the watchdog,
+and needs no handlers: it never imports the user's module. It does what no worker can do for itself:
 
 - a child that died hands its jobs back at once, by its sessions, instead of after the lease;
 - a child whose event loop has not turned for a lease (the shortest that it holds) is killed: its leases have run out or are
@@ -10,8 +10,8 @@ watchdog, and needs no handlers: it never imports the user's module. It does wha
 - a child that ends too early is started again with jittered backoff; one that ends with a usage error ends everything, and
   so do a few in a row of which none began.
 
-Signals are passed on. When the supervisor itself dies its children notice the end of the line and stop; a child that cannot
-notice, because its loop does not turn, is ended by its own alarm clock (`channel.py`).
+Signals are passed on. When the supervisor itself dies its children notice the end of the line and stop; if a child cannot
+notice because its loop does not turn, its own alarm clock ends it (`channel.py`).
 """
 
 from __future__ import annotations
@@ -45,25 +45,27 @@ if TYPE_CHECKING:
     from ...store import HandedBack, Rescue, Settlement
 
 _LIVED = 60.0
-"""Seconds after which a child's end is not its start's fault: the backoff begins anew."""
+"""A child that ends after this many seconds did not fail at its start: the backoff begins anew."""
 _LATE_CLAIM = 1.0
-"""Seconds after which a dead child's sessions are rescued once more: the server may have been executing a claim of its."""
+"""Seconds after which a dead child's sessions are rescued once more: the server may still have been executing one of its
+claims."""
 _TRIES = 3
-"""So many children in a row may die before they begin (a crash while importing), if none ever began."""
+"""The supervisor gives up when this many children in a row die before they begin (a crash while importing), if none ever
+began."""
 _LAST_WORDS = 1.0
-"""Seconds a silent child has to say where it was, and to end."""
+"""Seconds that a silent child has to write where it was, and to end."""
 _SECOND_LOOK = 2 * SIGN_OF_LIFE
-"""Seconds after which missing signs of life are believed: a supervisor that was stopped itself wakes up with the time over, and
-they wait in the line."""
+"""Seconds after which missing signs of life are believed: when a supervisor that was stopped itself wakes up, the time is over
+and they wait in the line."""
 _LOCKED_TRIES = 10
 _LOCKED_PAUSE = 0.5
-"""Seconds until a report for a row that somebody else has locked is sent again, so many times."""
+"""Seconds until a report for a row that another transaction has locked is sent again, and the number of tries."""
 _LAST_REPORTS = 5.0
-"""Seconds for what has to be written about a child, once the supervisor is told to stop."""
+"""Seconds for what has to be written about a child after the supervisor was told to stop."""
 _CHUNK = 65536
 USAGE = 2
 INTERRUPTED = 128 + signal.SIGINT
-"""The exit code of a Python that SIGINT met before it could obey it."""
+"""The exit code of a Python process that SIGINT met before it had a handler for it."""
 
 
 class SupervisorStore(Protocol):
@@ -95,22 +97,22 @@ class Child:
     heard: float
     sessions: list[int]
     lease: float
-    """The shortest that it holds, in seconds."""
+    """The shortest lease that it holds, in seconds."""
     longest: float
-    """The longest that it may hold."""
+    """The longest lease that it may hold."""
     patience: trio.CancelScope = field(default_factory=trio.CancelScope)
-    """Ends when it was silent for so long that its lease is nearly over."""
+    """Ends when the child was silent for so long that its lease is nearly over."""
     quiet: bool = False
-    """It knows that it is to claim nothing."""
+    """It has been told to claim nothing."""
     unread: bytes = b""
-    """The beginning of a line."""
+    """The start of an incomplete line."""
     stuck: list[Outcome] = field(default_factory=list["Outcome"])
     doomed: bool = False
-    """We killed it, or are about to."""
+    """The supervisor killed it, or is about to."""
 
 
 class Supervisor:
-    """Runs `command` in `settings.processes` children. `environment` is theirs, but for the line."""
+    """Runs `command` in `settings.processes` children. `environment` is their environment apart from the line."""
 
     def __init__(
         self,
@@ -137,15 +139,15 @@ class Supervisor:
         self._first_is_up = trio.Event()
         self._codes: list[int] = []
 
-    # What may be asked of it
+    # What a caller may ask of it
 
     def stop(self) -> None:
-        """Ends the children as the signal does: they drain."""
+        """Sends the children the signal to drain."""
         self._end(signal.SIGTERM)
 
     def stop_now(self) -> None:
-        """Ends the children as a second signal does: they stop at once."""
-        # Another signal than stop()'s: two of one kind that come before the child looks are one.
+        """Sends the children a second signal: they stop at once."""
+        # Another signal than stop()'s: two of one kind that arrive before the child looks count as one.
         self._end(signal.SIGINT)
 
     def _end(self, number: signal.Signals) -> None:
@@ -158,19 +160,19 @@ class Supervisor:
         self._signal(number)
 
     def quiet(self) -> None:
-        """Stop claiming, in every child, and in those that take their place."""
+        """Stops claiming in every child, and in those that replace them."""
         self._quiet = True
         for child in self._children:
             self._hush(child)
 
     def _hush(self, child: Child) -> None:
-        # Not before its first session: a Python that begins dies of the signal.
+        # Not before its first session: the signal kills a Python process that is still starting.
         if self._quiet and child.sessions and not child.quiet and child.process.returncode is None:
             child.quiet = True
             child.process.send_signal(signal.SIGUSR1)
 
     def kill(self) -> None:
-        """Kill every child: what they hold is handed back."""
+        """Kills every child: the jobs that they hold are handed back."""
         self._stopping = True
         self._stopped.set()
         self._ended_by = signal.SIGKILL
@@ -202,7 +204,7 @@ class Supervisor:
         return exit_code(max(self._codes, default=0, key=_severity))
 
     async def _keep(self) -> None:
-        """One place for a child: fills it, and fills it again."""
+        """One place for a child: fills it again and again."""
         failures = 0
         while not self._stopping:
             try:
@@ -215,7 +217,7 @@ class Supervisor:
             if code != REPLACE_ME:
                 failures = 0 if child.heard - child.started > _LIVED else failures + 1
             final = self._is_final(child, code, failures)
-            # The first one is replaced at once: its jobs may have room nowhere else.
+            # The first such child is replaced at once: no other place may have room for its jobs.
             pause = 0.0 if code == REPLACE_ME or failures <= 1 else reconnect_delay(failures - 1, base=0.2, cap=30.0)
             self._tell_end(child, code, words, None if final else pause)
             await self._settle_up(child)
@@ -229,7 +231,7 @@ class Supervisor:
             await self._pause(pause)
 
     async def _bear(self, error: OSError, failures: int) -> None:
-        """A child could not be started: too many processes, no memory. The others go on, and it is tried again."""
+        """A child could not be started: too many processes, no memory. The others go on, and the supervisor tries again."""
         hopeless = failures >= _TRIES and not self._first_is_up.is_set()
         pause = reconnect_delay(failures - 1, base=0.2, cap=30.0)
         if not self._stopping:
@@ -244,7 +246,7 @@ class Supervisor:
             await self._stopped.wait()
 
     def _give_up(self, code: int, tries: int) -> None:
-        """No child has ever begun. Who ended with an error has said why."""
+        """No child has ever begun. The children that ended with an error have reported why."""
         if code not in (1, USAGE):
             self._observer.emit(NoChildComesUp(tries))
             self._codes.append(1)
@@ -256,7 +258,7 @@ class Supervisor:
         self._observer.emit(ChildEnded(child.process.pid, code, expected, stack, kinds, again_in))
 
     def _never_began(self, child: Child, code: int) -> bool:
-        """Whether our own signal met a child that was not there yet to obey it: that is no error."""
+        """Whether our own signal met a child that could not yet handle it: that is no error."""
         return self._stopping and not child.sessions and code in (-signal.SIGTERM, -signal.SIGINT, INTERRUPTED)
 
     def _is_final(self, child: Child, code: int, failures: int) -> bool:
@@ -267,7 +269,7 @@ class Supervisor:
     # One child
 
     async def _spawn(self) -> Child:
-        """Starts one. Raises `OSError` if that cannot be; then nothing of it is left."""
+        """Starts a child. Raises `OSError` if that is impossible; then no part of it is left."""
         quiet = self._quiet
         quieted = {QUIET_VARIABLE: "1"} if quiet else {}
         process, line, words = await spawn(self._command, self._environment | quieted)
@@ -276,13 +278,13 @@ class Supervisor:
         child = Child(process, line, words, now, now, [], lease, lease, quiet=quiet)
         self._children.add(child)
         if self._ended_by is not None:
-            # It was being started while the others were told.
+            # It was being started while the others were signalled.
             process.send_signal(self._ended_by)
         self._observer.emit(ChildStarted(process.pid))
         return child
 
     async def _watch(self, child: Child) -> tuple[int, Words]:
-        """Until the child's end; its exit code, and what it said last."""
+        """Waits for the child's end; returns its exit code and its last outcomes."""
         try:
             async with child.line:
                 async with trio.open_nursery() as nursery:
@@ -307,7 +309,8 @@ class Supervisor:
             return  # its end; _watch sees it
 
     def _hear_the_rest(self, child: Child) -> None:
-        """What a child said just before its end. Not until the line's: what the child has started may hold that open."""
+        """Reads the child's messages just before its end. Not up to the end of the line: processes that the child started may
+        hold it open."""
         try:
             while chunk := os.read(child.line.socket.fileno(), _CHUNK):
                 self._take_in(child, chunk)
@@ -344,13 +347,13 @@ class Supervisor:
             # Before its first session a child may be waiting for the database, or importing for long.
             if child.sessions and child.heard == heard:
                 child.doomed = True
-                # Its end is what the caller waits for, and would cancel this.
+                # The caller waits for the child's end, which would cancel this task.
                 with trio.CancelScope(shield=True):
                     await self._end_silent(child, child.lease)
                 return
 
     async def _end_silent(self, child: Child, patience: float) -> None:
-        """Kills a child whose loop does not turn, and says where it was."""
+        """Kills a child whose loop does not turn, and reports where it was."""
         state = state_of(child.process.pid)
         if state != STOPPED:
             child.process.send_signal(END)
@@ -359,10 +362,10 @@ class Supervisor:
         child.process.kill()
         self._observer.emit(ChildSilent(child.process.pid, patience, state, *child.words.read()))
 
-    # What a dead child leaves
+    # Cleaning up after a dead child
 
     async def _settle_up(self, child: Child) -> None:
-        """What it could not report is reported, and what it held goes back on its queues now."""
+        """Reports the outcomes that the child could not report, and hands the jobs that it held back to their queues now."""
         done = False
         with self._not_for_long():
             await self._report(child.stuck)
@@ -372,8 +375,8 @@ class Supervisor:
 
     @contextmanager
     def _not_for_long(self) -> Generator[None]:
-        """Once the supervisor is told to stop, and if that is now: a server that is silent must not keep it. What is left then
-        is the watchdog's of any other worker, when the leases have run out."""
+        """Ends the block `_LAST_REPORTS` seconds after the supervisor is told to stop, or was before: a silent server must not
+        delay it. Any worker's watchdog then rescues the rest when the leases have run out."""
         with trio.move_on_after(_LAST_REPORTS if self._stopping else math.inf) as scope:
             self._asking.add(scope)
             try:
@@ -382,7 +385,7 @@ class Supervisor:
                 self._asking.discard(scope)
 
     async def _report(self, stuck: Sequence[Outcome]) -> None:
-        """What a child could not report while its handlers still ran."""
+        """Reports the outcomes that a child could not report while its handlers still ran."""
         try:
             for _ in range(_LOCKED_TRIES):
                 if not stuck:
@@ -394,7 +397,7 @@ class Supervisor:
             return  # then they are rescued
 
     async def _rescue_late(self, child: Child) -> None:
-        """Once more; and until the server answers, as long as the child's leases may last."""
+        """Rescues once more; and, until the server answers, for as long as the child's leases may last."""
         with trio.move_on_after(child.longest):
             while True:
                 with trio.move_on_after(_LATE_CLAIM):
@@ -406,17 +409,17 @@ class Supervisor:
                     return
 
     async def _rescue(self, child: Child) -> bool:
-        """Whether the server could be asked."""
+        """Returns whether the server answered."""
         try:
             while child.sessions and any(found := await self._store.rescue_sessions(child.sessions)):
                 self._observer.emit(JobsRescued(found.rescued, found.dead, child.process.pid, found.jobs))
         except DatabaseUnavailable:
-            return False  # at the latest the watchdog does it, when the leases have run out
+            return False  # at the latest a watchdog does it, when the leases have run out
         return True
 
 
 def _patient_until(child: Child) -> float:
-    """So that who is silent is killed when the lease is over, and not later: before others come for its jobs."""
+    """When a silent child is to be killed: when its lease is over and not later, before other workers claim its jobs."""
     return child.heard + child.lease - _SECOND_LOOK
 
 
@@ -431,20 +434,22 @@ _STATES = {
 
 
 def state_of(pid: int) -> str:
-    """What the kernel makes of a process's first thread; empty where it does not say (no Linux), or says something else."""
+    """The state that the kernel reports for a process's first thread; empty where it reports none (no Linux), or something
+    else."""
     try:
         with open(f"/proc/{pid}/stat") as file:
-            # After the name, which is in parentheses and may have some of its own.
+            # After the name, which stands in parentheses and may contain some.
             return _STATES.get(file.read().rpartition(")")[2].split()[0], "")
     except (OSError, IndexError):
         return ""
 
 
 def _severity(code: int) -> int:
-    """Which child's exit code is the supervisor's: usage, then errors and crashes, then released jobs, then none."""
+    """The child's exit code that becomes the supervisor's: usage errors first, then errors and crashes, then released jobs,
+    then none."""
     return {0: 0, 3: 1, 2: 3}.get(code, 2)
 
 
 def exit_code(code: int) -> int:
-    """A child's code as the supervisor's own: whatever is none of ours (a signal, a crash) is an error."""
+    """A child's code as the supervisor's own: any code that is not ours (a signal, a crash) is an error."""
     return code if code in (0, 1, USAGE, 3) else 1

@@ -1,4 +1,4 @@
-"""What is reported of a job whose quarantine process has ended: a crash, or that it was given back."""
+"""Reports a job whose quarantine process has ended: as a crash, or as released."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .ward import Patient, Ward
 
 NOT_UP_PAUSE = 15.0
-"""Seconds before a job is due again whose process did not come up: that is not the job's fault."""
+"""Seconds before a job is due again whose process did not start: that is not the job's fault."""
 
 
 class VerdictStore(Protocol):
@@ -33,7 +33,7 @@ class VerdictStore(Protocol):
 
 
 class Verdicts:
-    """Those of one worker."""
+    """Writes the verdicts for one worker."""
 
     def __init__(self, store: VerdictStore, observer: Observer) -> None:
         self._store = store
@@ -63,17 +63,17 @@ class Verdicts:
         await self._until_written(ward.patient, lambda: self._store.report_crash(claim, seen, alone=alone))
 
     def tell_end(self, patient: Patient, pid: int, crash: str | None = None, *, counts: bool = False) -> None:
-        """Says how its time in quarantine ended."""
+        """Emits the event for the end of its quarantine."""
         claim = patient.claim
         seconds = trio.current_time() - patient.since
         self._observer.emit(QuarantineEnded(claim.id, claim.kind, claim.attempt, pid, seconds, crash, counts))
 
     async def settle(self, patient: Patient, outcomes: Sequence[Outcome]) -> None:
-        """Writes what the process could not."""
+        """Writes the outcomes that the process could not write."""
         await self._until_written(patient, lambda: self._settle(outcomes))
 
     async def give_back(self, patient: Patient, delay: float) -> None:
-        """Gives the job back unfinished; it is due again after `delay` seconds."""
+        """Releases the job unfinished; it is due again after `delay` seconds."""
         released = Outcome(patient.claim, "released", delay=delay)
         await self._until_written(patient, lambda: self._settle([released]))
 
@@ -81,7 +81,8 @@ class Verdicts:
         return None if (await self._store.settle(outcomes)).again else True
 
     async def _until_written(self, patient: Patient, write: Callable[[], Any]) -> None:
-        """Again while the database cannot be reached, or somebody has locked the row; no longer than the lease lasts."""
+        """Repeats while the database cannot be reached or another transaction has locked the row, but no longer than the lease
+        lasts."""
         failures = 0
         with trio.move_on_after(patient.kept.terms.lease):
             while True:

@@ -1,4 +1,4 @@
-"""One quarantine process as the worker sees it: the job it has, what it says, and how it ends."""
+"""One quarantine process as the worker sees it: its job, its messages, and its end."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Ward:
     heard: float
     up: trio.Event = field(default_factory=trio.Event)
     first: bool = True
-    """Whether nothing but its job has ever run in it."""
+    """Whether no other job has ever run in it."""
     ended_by_us: str | None = None
     """Why this worker killed it."""
     told_to_stop: bool = False
@@ -58,7 +58,7 @@ class Ward:
 
     @property
     def lease(self) -> float:
-        """Seconds that its job is leased for."""
+        """Seconds of its job's lease."""
         return self.patient.kept.terms.lease
 
     def signal(self, number: signal.Signals) -> None:
@@ -71,8 +71,8 @@ class Ward:
 
 
 async def kill_when_silent(ward: Ward) -> None:
-    """Kills a process that gave no sign of life for its job's lease and a second. Its own alarm clock does so after two
-    leases, and says less."""
+    """Kills a process that gave no sign of life for its job's lease and a second. Its own alarm clock would do so after two
+    leases, and reports less."""
     await ward.up.wait()
     while True:
         heard, lease = ward.heard, ward.lease
@@ -87,7 +87,7 @@ async def kill_when_silent(ward: Ward) -> None:
 
 
 def take_in(ward: Ward, chunk: bytes) -> None:
-    """Takes in what the process says."""
+    """Reads the process's messages."""
     *lines, ward.unread = (ward.unread + chunk).split(b"\n")
     for line in lines:
         ward.heard = trio.current_time()
@@ -103,14 +103,14 @@ def take_in(ward: Ward, chunk: bytes) -> None:
 
 
 def hear_the_rest(ward: Ward) -> None:
-    """What it said just before its end. Not until the line's: what the process has started may hold that open."""
+    """Reads its messages just before its end. Not up to the end of the line: processes that it started may hold it open."""
     with suppress(OSError):  # it would block
         while chunk := os.read(ward.spawned.line.socket.fileno(), _CHUNK):
             take_in(ward, chunk)
 
 
 def how_it_ended(code: int) -> str:
-    """A process's end, from its exit code."""
+    """How a process ended, from its exit code."""
     if code >= 0:
         return f"ended with exit code {code} before the job had ended"
     try:

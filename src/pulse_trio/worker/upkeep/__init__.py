@@ -1,1 +1,1 @@
-"""What any worker does for the whole schema: rescues what dead workers held, fires schedules, finishes batches."""
+"""What every worker does for the whole schema: it rescues the jobs of dead workers, fires schedules and finishes batches."""

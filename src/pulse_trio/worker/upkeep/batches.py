@@ -1,14 +1,14 @@
-"""Finishes batches: when the last job of one has ended, stores its counts and enqueues its callback job.
+"""Finishes batches: when the last job of a batch has ended, stores its counts and enqueues its callback job.
 
-Any number of these may run, anywhere: the batch's row lock decides which one finishes it, in one transaction, so a worker
-that dies in the middle leaves it to the next. Settling knows nothing of batches; a batch costs a probe at each look while
-one of its jobs is known to live.
+Any number of these may run, anywhere: the batch's row lock decides which one finishes it, in one transaction, so a worker that
+dies in the middle leaves it to the next. Reports know nothing of batches; a batch costs a probe at each look while one of its
+jobs is known to live.
 
-After a batch was closed (a notification says so) the looks come soon, at first after 50 ms and then ever more seldom, to
-every half second. A look that took t seconds is not repeated for 20 t; but the pause is never more than 5 s, because what
-took long may have been the network.
+After a batch was closed (a notification says so) this worker looks soon, at first after 50 ms, then less and less often, down
+to every half second. A look that took t seconds is not repeated for 20 t; but the pause is never more than 5 s, because the
+network may have been the slow part.
 
-It also forgets finished batches, and progress, when their retention has passed.
+It also deletes finished batches, and progress, when their retention has passed.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class Batches:
         self._news = Signal()
 
     def heard(self) -> None:
-        """A notification: a batch was closed."""
+        """Records a notification: a batch was closed."""
         self._news.give()
 
     async def run(self) -> None:
-        """Finishes what has ended, until cancelled."""
+        """Finishes batches whose jobs have ended, until cancelled."""
         tick = TICK
         ration = Ration(SOON, free=2)
         told = False
@@ -79,10 +79,10 @@ class Batches:
             told = False
             with trio.move_on_after(pause):
                 await self._news.wait()
-                # Its jobs run now at the earliest; and forged notifications cost a look in so many seconds, no more.
+                # A batch's jobs run from now at the earliest; and forged notifications cost one look in this time, no more.
                 tick, told = SOON, True
                 await trio.sleep(max(SOON, ration.pause))
 
     async def finish(self) -> bool:
-        """One look; whether a batch has finished. Raises `DatabaseUnavailable`."""
+        """Looks once. Returns whether a batch has finished. Raises `DatabaseUnavailable`."""
         return bool(await self._store.finish_batches())

@@ -1,4 +1,4 @@
-"""What a worker's code declares to the database: its schedules, and which deaths its hooks are told of."""
+"""What a worker's code declares to the database: its schedules, and which kinds have a hook for deaths."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class DeclarationStore(Protocol):
 
 
 class Declarations:
-    """Those of one worker's handlers."""
+    """Writes the declarations of one worker's handlers."""
 
     def __init__(self, store: DeclarationStore, handlers: Handlers) -> None:
         self._store = store

@@ -1,8 +1,8 @@
 """Fires schedules: enqueues a job for each occurrence whose time has come.
 
-Any worker fires; the row's lock decides which, so there is no leader and nothing to elect. Needs no handlers and no clock but
-the database's: it asks how long until the next occurrence, sleeps that long, and looks again. What another worker has taken
-is looked for again soon after, in case that worker dies with it.
+Any worker fires; the row's lock decides which, so there is no leader and no election. Needs no handlers and only the database's
+clock: it asks how long until the next occurrence, sleeps that long, and looks again. It looks again soon for schedules that
+another worker has taken, in case that worker dies with them.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from ..plan import Plan
 
 _TICK = 2.0
-"""Seconds after which it asks again anyway: somebody may have made a schedule, or changed one."""
+"""Seconds after which it asks again anyway: a client may have made a schedule, or changed one."""
 _ELSEWHERE = 0.1
-"""Seconds after which it looks again for what another worker had taken."""
+"""Seconds after which it looks again for schedules that another worker had taken."""
 _PRUNE_EVERY = _HOUR = 3600.0
 
 
@@ -40,18 +40,18 @@ class ScheduleStore(Protocol):
 
 
 class Declarations(Protocol):
-    """What the worker's code declares."""
+    """Writes what the worker's code declares."""
 
     @property
     def schedules(self) -> Sequence[Schedule]: ...
 
     async def declare_deaths(self) -> None:
-        """Declares which deaths are told of: again and again, because workers that declared otherwise may be gone."""
+        """Declares which kinds have death hooks: again and again, because workers that declared otherwise may be gone."""
         ...
 
 
 class Scheduler:
-    """One worker's."""
+    """Fires schedules for one worker."""
 
     def __init__(self, store: ScheduleStore, declarations: Declarations, plan: Plan) -> None:
         self._store = store
@@ -63,7 +63,7 @@ class Scheduler:
         self._prune_at = trio.current_time()
         self._hour_at = self._prune_at + _HOUR
         self.looked = trio.Event()
-        """Set when everything is declared and nothing (any more) was due: a burst may end."""
+        """Set when everything is declared and nothing was due (any more): a burst may end."""
 
     async def run(self) -> None:
         """Fires until cancelled."""
@@ -77,7 +77,7 @@ class Scheduler:
             await trio.sleep(pause)
 
     async def _turn(self) -> float:
-        """Does what there is to do; returns the seconds until there may be more."""
+        """Does the due work; returns the seconds until there may be more."""
         if self._undeclared:
             await self._store.declare_schedules(self._undeclared)
             self._undeclared.clear()
@@ -94,7 +94,7 @@ class Scheduler:
         return 0 if await self._fire() else _ELSEWHERE
 
     async def _fire(self) -> bool:
-        """Fires what it can have; False if others had it all."""
+        """Fires the schedules that it can lock. Returns False if others had locked all of them."""
         fired, broken = await self._store.fire_schedules()
         for name, due_at, job_id, late, added in fired:
             self._observer.emit(ScheduleFired(name, due_at, job_id, late, added))

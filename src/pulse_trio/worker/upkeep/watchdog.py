@@ -1,11 +1,12 @@
-"""Rescues what dead workers held: expired leases go through the normal retry-or-dead-letter path, due at once.
+"""Rescues the jobs of dead workers: expired leases go through the normal retry-or-dead-letter path, due at once.
 
-Needs no handlers, no leader and no clock but the database's; any number of watchdogs may run. A tick that took t seconds
-is not repeated for 20 t, because below PostgreSQL 16 the scan is sequential (289 ms at 1.2M rows); but never for more than
-six ticks, because what took long may have been the network (the simulation found 40 s after one answer that took 2 s).
+Needs no handlers, no leader and only the database's clock; any number of watchdogs may run. A tick that took t seconds is not
+repeated for 20 t, because below PostgreSQL 16 the scan is sequential (289 ms at 1.2M rows); but never for more than six ticks,
+because the network may have been the slow part (the simulation found 40 s after one answer that took 2 s).
 
-It also keeps the archive: its partitions, and what is past its retention, a bounded part with each tick. And it ends the
-ledger rows of cancellations that crossed with the end of their job, and tells of workers that have become stale.
+It also maintains the archive: it makes and drops partitions, and deletes rows past their retention, a bounded part with each
+tick. And it closes the ledger rows of cancellations that crossed with the end of their job, and reports workers that have
+become stale.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ class WatchStore(Protocol):
 
 class Wakeups(Protocol):
     def look_again(self) -> None:
-        """Jobs were put back: there may be something to claim."""
+        """Jobs were put back on their queues: a claim may find some."""
         ...
 
 
 class Watchdog:
-    """One worker's or supervisor's. `wakeups` is told of jobs that were put back; a supervisor has none."""
+    """The watchdog of one worker or supervisor. `wakeups` is told when jobs were put back; a supervisor has none."""
 
     def __init__(
         self, store: WatchStore, settings: WorkerSettings, observer: Observer, wakeups: Wakeups | None = None
@@ -64,7 +65,8 @@ class Watchdog:
         self._maintain_at = trio.current_time()
 
     def quicken(self, lease: float) -> None:
-        """There are jobs with so short a lease: looks at least every half of it, though not more often than once a second."""
+        """Jobs with a lease of that many seconds exist: looks at least every half of it, though not more often than once a
+        second."""
         self._tick = min(self._tick, max(_SOONEST_TICK, lease / 2))
 
     async def run(self) -> None:
@@ -79,7 +81,7 @@ class Watchdog:
                 if not full and trio.current_time() >= self._maintain_at:
                     more = await self._store.maintain(self._retention)
                     if not more:
-                        # Not to the second: workers that were started together need not come together.
+                        # With jitter: workers that were started together need not look together.
                         self._maintain_at = trio.current_time() + _MAINTAIN_EVERY * random.uniform(0.9, 1)  # noqa: S311
             except DatabaseUnavailable as error:
                 pause = self._outage.failed(error)
@@ -90,7 +92,7 @@ class Watchdog:
             await trio.sleep(pause)
 
     async def _rescue(self) -> bool:
-        """One tick; True when there may be more."""
+        """One tick. Returns True when there may be more to do."""
         rescued, dead = await self._store.rescue(_BATCH)
         if rescued or dead:
             self._observer.emit(JobsRescued(rescued, dead))

@@ -1,10 +1,10 @@
-"""An asyncio event loop in a thread of its own, beside Trio's: how the two hand work to each other.
+"""An asyncio event loop in a thread of its own, beside Trio's, and how the two hand work to each other.
 
-Each side puts what the other shall do on a list, and wakes it only when the list was empty: a wake-up is a write to a
-socket, which hands the interpreter's lock over, and under load most of them are saved. Neither side ever blocks on the
-other, so neither can hold the other up: a blocked asyncio loop keeps no heartbeat back, and a blocked Trio loop no handler.
+Each side puts the other's work on a list, and wakes it only when the list was empty: a wake-up is a write to a socket, which
+hands the interpreter's lock over, and under load most wake-ups are saved. Neither side ever blocks on the other, so neither can
+delay the other: a blocked asyncio loop delays no heartbeat, and a blocked Trio loop no handler.
 
-Why a thread of its own, and not a loop inside Trio's: see docs/explanation/handler-kinds.md.
+docs/explanation/handler-kinds.md says why this is a thread of its own and not a loop inside Trio's.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _CLOSING = 5.0
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """asyncio's own, on the worker's clock: `asyncio.timeout_at(job.deadline)` means what it says. `on_task` is told of each
-    task. Not by a task factory, which a handler may set."""
+    """asyncio's own loop, on the worker's clock: `asyncio.timeout_at(job.deadline)` means what it says. `on_task` is called for
+    each task. A task factory would not do: a handler may set one."""
 
     def __init__(self, now: Callable[[], float], on_task: OnTask) -> None:
         self._now = now
@@ -49,9 +49,9 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 class _HandOver:
-    """What one thread shall call, put here by any other; `wake(take)` has it call `take`.
+    """Calls that any thread puts here for one thread to make; `wake(take)` makes that thread call `take`.
 
-    Nothing is lost: `take` looks once more after it has said that it must be woken again.
+    No call is lost: `take` looks once more after it has recorded that it must be woken again.
     """
 
     def __init__(self, wake: Callable[[Callable[[], object]], object]) -> None:
@@ -73,14 +73,14 @@ class _HandOver:
                     calls.popleft()()
                 self._awake = False
         except BaseException:
-            # Not the others' fault: they get a turn of their own.
+            # One failed call must not take the others with it: they run in another turn.
             self._wake(self._take)
             raise
 
 
 class LoopThread:
-    """`loop`, and the thread that runs it from now on until `run`, which has to be called, is cancelled.
-    `on_task(task, context)` is called in it for each task that is made; the context is None for the current one.
+    """`loop`, and the thread that runs it until `run`, which must be called, is cancelled. `on_task(task, context)` is called
+    in it for each new task; the context is None for the current one.
 
     Raises OSError or RuntimeError where the system has no descriptors or no thread for it.
     """
@@ -93,9 +93,9 @@ class LoopThread:
         self._closing = False
         self._thread = threading.Thread(target=self._serve, name="pulse-trio asyncio", daemon=True)
         self.on_asyncio = _HandOver(self.loop.call_soon_threadsafe).put
-        """Has the loop's thread call something."""
+        """Makes the loop's thread call a function."""
         self.on_trio = _HandOver(token.run_sync_soon).put
-        """Has Trio's thread call something."""
+        """Makes Trio's thread call a function."""
         try:
             self._thread.start()
         except BaseException:
@@ -108,14 +108,14 @@ class LoopThread:
         return self._thread.ident
 
     async def run(self) -> None:
-        """Keeps the thread until cancelled. Then no job may run on it."""
+        """Keeps the thread until cancelled. By then no job may run on it."""
         try:
             await self._over.wait()
         finally:
             self._closing = True
             with suppress(RuntimeError):  # closed
                 self.loop.call_soon_threadsafe(self.loop.stop)
-            # A loop that even now is blocked by what is no job (a callback) is left behind: the thread is a daemon.
+            # If even now a callback that belongs to no job blocks the loop, it is left behind: the thread is a daemon.
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 2 * _CLOSING):
                 await self._over.wait()
         raise RuntimeError("The asyncio event loop of the worker has ended.") from self._broken
@@ -124,10 +124,10 @@ class LoopThread:
         try:
             while not self._closing:
                 try:
-                    # It returns when a handler stops the loop, which is not its own: the others go on.
+                    # It returns when a handler stops the loop, which the handler does not own: the other handlers go on.
                     self.loop.run_forever()
                 except (SystemExit, KeyboardInterrupt) as error:
-                    # asyncio lets them through. A task's is also its result, which its job reports.
+                    # asyncio lets them through. If a task raised one it is also the task's result, which its job reports.
                     logger.debug("the asyncio loop goes on after %r", error)
             self._close()
         except BaseException as error:  # noqa: ASYNC103 -- the end of a thread; told to all who wait for it
@@ -137,7 +137,7 @@ class LoopThread:
                 self.on_trio(self._over.set)
 
     def _close(self) -> None:
-        """What has no job any more (a pool's tasks, most often) gets a cancellation and some time; then the loop closes."""
+        """Cancels the tasks that belong to no job (a pool's, most often) and gives them some time; then closes the loop."""
         if left := asyncio.all_tasks(self.loop):
             for task in left:
                 task.cancel()

@@ -27,11 +27,9 @@ Call = Callable[["RunningJob", str], Awaitable[Any]]
 
 
 class Calls:
-    """`calls.get(kind)` is the call of that kind's handler, None if this worker has none; `calls.services` are what they
-    need to run beside the jobs.
+    """`calls.get(kind)` is the call of that kind's handler, None if this worker has none; `calls.services` run beside the jobs.
 
-    Raises `ConfigurationError` if a handler cannot
-    be called the way it asks for.
+    Raises `ConfigurationError` if a handler cannot be called the way it asks for.
     """
 
     def __init__(
@@ -51,7 +49,7 @@ class Calls:
         self._observer = plan.observer
         self._hooks = {hook.request.kind for hook in death_hooks(handlers)}
         kinds = {handler.runs for handler in handlers}
-        # What no handler asks for is not even made.
+        # Services that no handler needs are not even made.
         if "asyncio" in kinds:
             self._asyncio = AsyncioCalls(
                 margin=plan.terms.least_margin, lag_warning=settings.lag_warning, observer=plan.observer
@@ -85,17 +83,17 @@ class Calls:
                 return self._processes.call_of(handler)
 
     def ends_by_itself(self, kind: str) -> bool:
-        """Whether nobody can end a handler of this kind but itself: it keeps its slot, and the process stays."""
+        """Whether only the handler itself can end a handler of this kind: it keeps its slot, and the process stays."""
         return kind in self._in_threads
 
     def where_is(self, job: RunningJob) -> str:
-        """Where a job is: the stack of its handler; empty if it has not begun, or has ended."""
+        """The stack of the job's handler; empty if it has not begun, or has ended."""
         if job.task is None or job.ended:
             return ""
         return self.stack_of(job) or task_tree(job.task)
 
     def stack_of(self, running: RunningJob) -> str | None:
-        """Where a handler is that does not run in its job's own Trio task; None for one that does."""
+        """The stack of a handler that does not run in its job's own Trio task; None for one that does."""
         if running.claim.kind in self._in_threads:
             return stack_in_thread(running)
         for calls in (self._asyncio, self._processes):
@@ -105,7 +103,7 @@ class Calls:
 
 
 def _harmless(call: Callable[[Job, str], Any]) -> Callable[[Job, str], Any]:
-    """The call of an asyncio function that raises nothing whose class could harm asyncio."""
+    """The call of an asyncio function. It raises no exception whose class could harm asyncio."""
 
     async def harmless(job: Job, args: str) -> Any:
         try:

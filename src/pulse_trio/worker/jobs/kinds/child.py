@@ -1,11 +1,11 @@
-"""The other end of `runs="process"`: a process that runs one handler after another, as its worker tells it.
+"""The other end of `runs="process"`: a process that runs one handler after another, as its worker orders.
 
 It dies with its worker: the worker holds the one writing end of a pipe (the lifeline), and when that closes the kernel
 sends SIGIO, which ends this process even inside a C function that keeps the interpreter's lock.
 
-The signal `LEAVE` ends the handler that runs: `SystemExit` is raised in it, so that its `finally` blocks run. What is not
-over soon afterwards is killed. SIGTERM and SIGINT say nothing here: a service manager sends them to every process at once,
-and what they mean for a job is for the worker to decide.
+The signal `LEAVE` ends the running handler: `SystemExit` is raised in it, so that its `finally` blocks run. If it has not ended
+soon afterwards, the process is killed. SIGTERM and SIGINT have no effect here: a service manager sends them to every process at
+once, and the worker decides what they mean for a job.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 LEAVE = signal.SIGUSR2
 LOG_VARIABLE = "PULSE_TRIO_CHILD_LOG"
-"""The level from which on the worker wants what handlers log; not set where the program configures logging itself."""
+"""The level from which the worker wants the log records of handlers; not set where the program configures logging itself."""
 _NAME, _MESSAGE = 200, 65_536
 """Characters of a logger's name, and of a message or a traceback, that cross to the worker."""
 
 
 class ChildRuntime:
-    """What stands behind a `Job` in a child process: its values, and why it is cancelled."""
+    """The `JobRuntime` of a child process: the job's values, and why it is cancelled."""
 
     def __init__(self, say: Callable[[wire.Said], None]) -> None:
         self._say = say
@@ -81,7 +81,7 @@ class Child:
         self._calls: dict[wire.Place, Callable[[Job, str], Any]] = {}
 
     def run(self) -> None:
-        """Until the worker closes the line, or a cancelled handler has been left."""
+        """Runs handlers until the worker closes the line, or a cancelled handler has been left."""
         signal.signal(LEAVE, self._leave)
         self._send(wire.Ready())
         while not self._told_to_leave and (order := self._orders.readline()):
@@ -101,7 +101,7 @@ class Child:
                 self._runtime = None
             return wire.Returned(msgspec.Raw(encode_result(claim.kind, value).encode()))
         except BaseException as error:  # noqa: ASYNC103 -- told to the worker
-            # Whatever a handler raises is its own; only the SystemExit that was raised in it is ours.
+            # A handler may raise any exception; only the SystemExit that was raised in it is ours.
             if self._told_to_leave and isinstance(error, SystemExit):
                 return wire.Left()  # noqa: ASYNC104 -- told to the worker
             return wire.describe(error)  # noqa: ASYNC104 -- told to the worker
@@ -120,7 +120,7 @@ class Child:
         self._raise_in_handler(self._runtime)
 
     def say(self, said: wire.Said | wire.Logged) -> None:
-        """Tells the worker something while a handler runs. From any thread."""
+        """Sends the worker a message while a handler runs. From any thread."""
         if threading.current_thread() is not threading.main_thread():
             self._send(said)
             return
@@ -138,14 +138,14 @@ class Child:
             self._line.sendall(data)
 
     def _raise_in_handler(self, runtime: ChildRuntime) -> NoReturn:
-        # The handler runs, so nobody else reads the line.
+        # The handler runs, so no other code reads the line.
         if isinstance(order := wire.decode_order(self._orders.readline()), wire.Cancel):
             runtime.cancel_reason, runtime.cancel_message = order.reason, order.message
         raise SystemExit(f"cancelled: {runtime.cancel_reason}")
 
 
 def find(place: wire.Place) -> Any:
-    """What a place names. Raises ImportError or AttributeError."""
+    """The object that a place names. Raises ImportError or AttributeError."""
     found: Any = import_module(place.module)
     for name in place.name.split("."):
         found = getattr(found, name)
@@ -153,7 +153,7 @@ def find(place: wire.Place) -> Any:
 
 
 def _ignore(*_: object) -> None:
-    """A function and not SIG_IGN, which what the handler starts would inherit."""
+    """A function, not SIG_IGN: processes that the handler starts would inherit SIG_IGN."""
 
 
 def main(line: int, lifeline: int) -> None:
@@ -173,7 +173,7 @@ def main(line: int, lifeline: int) -> None:
 
 
 class Forwarded(logging.Handler):
-    """Gives what handlers log to the worker, whose log has one format and one stream."""
+    """Sends the log records of handlers to the worker, whose log has one format and one stream."""
 
     def __init__(self, say: Callable[[wire.Logged], None]) -> None:
         super().__init__()
@@ -201,7 +201,7 @@ def _die_with(lifeline: int) -> None:
         fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
 
     def wait() -> NoReturn:
-        # Where the kernel does not signal it; and when it was closed before we asked to be told.
+        # For systems whose kernel does not signal it, and for a line that closed before we asked for the signal.
         os.read(lifeline, 1)
         os._exit(1)
 

@@ -4,14 +4,14 @@ One loop serves all the asyncio jobs of a worker. It opens with the worker and c
 written. A cancellation of the job cancels the handler's asyncio task, once, as asyncio does; the call ends when the handler
 has ended.
 
-asyncio lets a task outlive the one that made it. Here none outlives its job: each task is known by the context it was made
-in, and what is left when the handler has ended is cancelled and waited for, and told in an event.
+asyncio lets a task outlive the task that made it. Here no task outlives its job: the context in which a task was made shows its
+job. When the handler has ended, the remaining tasks are cancelled and waited for, and an event reports them.
 
-While Trio's loop is blocked nobody renews the lease, and nobody tells the handler. So the asyncio loop looks at the
-deadlines too, a few times within the margin that the lease has.
+While Trio's loop is blocked the lease is not renewed, and Trio does not cancel the handler. So the asyncio loop checks the
+deadlines too, a few times within the lease's margin.
 
-Known flaws: whoever makes a task from a callback of another job's context (a pool's own) makes it that job's task. A
-handler that blocks holds up the other asyncio handlers, whose leases go on.
+Known flaws: a task made from a callback in another job's context (a pool's own) counts as that job's task. A handler that
+blocks delays the other asyncio handlers, whose leases are still renewed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("pulse_trio")
 
 _OPEN_AGAIN = 1.0
-"""Seconds until an event loop that could not be opened is tried again."""
+"""Seconds after which the worker tries again to open an event loop that could not be opened."""
 _LOOKS = 4
 """How often the asyncio loop looks at its jobs' deadlines within a lease's margin."""
 
@@ -54,8 +54,8 @@ _LOOKS = 4
 class AsyncioCalls:
     """The calls of a worker's asyncio handlers. `run` keeps their loop.
 
-    `margin` is what a lease has left when its job is cancelled, `lag_warning` the time after which a loop that does not
-    turn is told (0: never); both in seconds.
+    `margin` is the time that a lease has left when its job is cancelled, `lag_warning` the time after which a loop that does
+    not turn is reported (0: never); both in seconds.
     """
 
     def __init__(self, *, margin: float, lag_warning: float, observer: Observer) -> None:
@@ -97,10 +97,10 @@ class AsyncioCalls:
         return in_asyncio
 
     def stack_of(self, running: RunningJob) -> str | None:
-        """The asyncio tasks of a job with the frames they wait in; None if it has none."""
+        """The asyncio tasks of a job with the frames in which they wait; None if it has none."""
         if (called := self._calls.get(running)) is None or (thread := self._thread) is None:
             return None
-        # The loop goes on meanwhile. What may be read so: a copy of the set, and frames, which at worst have just moved on.
+        # The loop goes on meanwhile. Only these may be read: a copy of the set, and frames, which at worst have just moved on.
         tasks = sorted(called.tasks.copy(), key=lambda task: task.get_name())
         current = asyncio.current_task(thread.loop)
         lines = list[str]()
@@ -112,7 +112,7 @@ class AsyncioCalls:
         return "\n".join(lines)
 
     def _blocking(self, frame: FrameType) -> tuple[RunningJob | None, list[tuple[FrameType, int]]]:
-        """Whose task the loop runs now, and where it is."""
+        """The job whose task the loop runs now, and the frames of that task."""
         assert self._thread is not None  # noqa: S101 -- opened
         current = asyncio.current_task(self._thread.loop)
         for running, called in self._calls.copy().items():
@@ -131,9 +131,9 @@ class AsyncioCalls:
 
 
 class _Call:
-    """One job on the asyncio loop: its handler's task, and those made in it.
+    """One job on the asyncio loop: its handler's task, and the tasks made in it.
 
-    Made and waited for by Trio's thread; all that has to do with tasks happens in the loop's.
+    Trio's thread makes it and waits for it; everything that touches tasks happens in the loop's thread.
     """
 
     __slots__ = (
@@ -175,7 +175,7 @@ class _Call:
     # In Trio
 
     async def ended(self) -> Any:
-        """What the handler returned or raised. Our cancellation goes in as asyncio's, and comes out as Trio's."""
+        """Returns or raises what the handler did. Our cancellation goes in as asyncio's, and comes out as Trio's."""
         self._thread.on_asyncio(self._begin)
         await trio.lowlevel.wait_task_rescheduled(self._cancelled_by_trio)
         assert self._main is not None  # noqa: S101 -- begun
@@ -188,7 +188,7 @@ class _Call:
                 # The asyncio loop saw a deadline before Trio did.
                 self.running.cancel(self.running.take_cancellation())
                 await trio.lowlevel.checkpoint()  # noqa: ASYNC102, ASYNC120 -- raises Cancelled
-            # Nobody cancelled the job: what the handler raised is its own failure.
+            # The job was not cancelled: the exception is the handler's own failure.
             raise
 
     def _cancelled_by_trio(self, raise_cancel: Callable[[], Any]) -> trio.lowlevel.Abort:
@@ -202,7 +202,7 @@ class _Call:
     # In asyncio
 
     def _begin(self) -> None:
-        # The function is called in its task: it may do more than return its coroutine.
+        # The function is called in its task, because it may do more than return its coroutine.
         self._main = self._thread.loop.create_task(_awaited(self._function), context=self._context)
 
     def cancel(self, reason: CancelReason) -> None:
@@ -212,7 +212,7 @@ class _Call:
             self._main.cancel(reason)
 
     def made(self, task: asyncio.Task[Any]) -> None:
-        """A task was made in the job."""
+        """Notes a task that was made in the job."""
         self.tasks.add(task)
         task.add_done_callback(self._task_ended)
 
@@ -221,12 +221,13 @@ class _Call:
         self._ending.discard(task)
         if self._main is not None and self._main.done() and not self.over:
             if task is not self._main and not task.cancelled():
-                task.exception()  # or asyncio would say that nobody looked
+                task.exception()  # otherwise asyncio would log that the exception was never retrieved
             self._end_what_is_left()
 
     def _end_what_is_left(self) -> None:
-        """Ends the tasks that the handler left behind, then those that they made meanwhile, and so on: what a task starts
-        at its end may be its clean-up, so nothing new is ended before it. However long: they belong to the job."""
+        """Cancels the tasks that the handler left behind, then the tasks that those made meanwhile, and so on: a task that
+        another starts at its end may be its clean-up, so no new task is cancelled before the others have ended. Takes as long
+        as needed: the tasks belong to the job."""
         if self._ending:
             return
         if left := [task for task in self.tasks if not task.done()]:
@@ -242,7 +243,7 @@ class _Call:
 
 
 class _OnAsyncio(OutsideTrio):
-    """What a job can do for a handler on the asyncio loop. Nothing here waits for Trio's."""
+    """What a job offers to a handler on the asyncio loop. Nothing here waits for Trio's loop."""
 
     __slots__ = ("_thread",)
 
@@ -255,13 +256,14 @@ class _OnAsyncio(OutsideTrio):
         return self._running.reason_at(self._thread.loop.time())
 
     def progress(self, fraction: float, message: str | None) -> None:
-        # Read here, so that what is wrong with it is raised in the handler.
+        # Read here, so that an error in it is raised in the handler.
         said = message and storable(message)
         self._thread.on_trio(partial(self._running.progress, fraction, said))
 
 
 async def _opened_thread() -> LoopThread:
-    """The loop in its thread, begun. A system that has no room for them may have some soon: the asyncio jobs wait for it."""
+    """Starts the loop in its thread. If the system has no room for them it may have some soon, so the asyncio jobs wait for
+    it."""
     while True:
         try:
             return LoopThread(_made)
@@ -275,7 +277,7 @@ _call: ContextVar[_Call | None] = ContextVar("pulse_trio_call", default=None)
 
 def _enter_asyncio(called: _Call) -> None:
     _call.set(called)
-    # Left by whoever started Trio with anyio.run, most often.
+    # Most often left by a program that started Trio with anyio.run.
     if sniffio.current_async_library_cvar.get() is not None:
         sniffio.current_async_library_cvar.set(None)
 
@@ -295,7 +297,7 @@ def _innermost_of(thread: int) -> FrameType | None:
 
 
 def _in_task(innermost: FrameType) -> list[tuple[FrameType, int]]:
-    """The frames of what the asyncio loop runs, outermost first: those inside the loop's own."""
+    """The frames that the asyncio loop runs, outermost first: those inside the loop's own."""
     return list(_inside(innermost))[::-1]
 
 

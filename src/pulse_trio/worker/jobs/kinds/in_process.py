@@ -1,9 +1,9 @@
 """`runs="process"`: a plain function in a child process, which can be killed.
 
-The children are started when they are needed, at most `slots` of them, and run one handler after another; each is started
-anew from an import of the handler's own module (no fork: a child has none of the worker's threads, locks and connections).
-A cancelled handler is told (`SystemExit` is raised in it), has `cleanup` seconds, and is then killed, with whatever it has
-started itself; its process is replaced. A process that dies fails the one job that it ran.
+Children start when they are needed, at most `slots` of them, and run one handler after another. Each starts with an import of
+the handler's own module (no fork: a child has none of the worker's threads, locks and connections). In a cancelled handler
+`SystemExit` is raised; after `cleanup` seconds it is killed, with every process that it has started, and its process is
+replaced. A process that dies fails the one job that it ran.
 
 A job that waits for one of the slots keeps its lease; its timeout begins when its handler does.
 """
@@ -43,13 +43,13 @@ _START = (
     "from pulse_trio.worker.jobs.kinds.child import main; main(int(sys.argv[1]), int(sys.argv[2]))"
 )
 _LONGEST_LINE = 16 * 1024 * 1024
-"""Bytes. A result has 1 MiB at most, and what is kept of an exception less: a process that says more is not to be believed."""
+"""Bytes. A result has 1 MiB at most, and the stored part of an exception less: a longer message is not accepted."""
 _DEATH_RATTLE = 1.0
 """Seconds between the end of a process's line and its own."""
 
 
 class ProcessCalls:
-    """The calls of a worker's process handlers. `run` ends the children; `slots` of them at most, `cleanup` in seconds."""
+    """The calls of a worker's process handlers. `run` ends the children; at most `slots` of them run; `cleanup` in seconds."""
 
     def __init__(self, *, slots: int, cleanup: float) -> None:
         self._slots = trio.CapacityLimiter(slots or os.cpu_count() or 1)
@@ -108,7 +108,7 @@ class ProcessCalls:
 
     async def _start(self) -> ChildProcess:
         await self._opened.wait()
-        # Shielded: a process that was started is known here, whatever happens meanwhile.
+        # Shielded: a process that was started is recorded here, whatever happens meanwhile.
         child = await _shielded(partial(start_child, self._lifeline))
         self._nursery.start_soon(child.reap)
         try:
@@ -120,7 +120,7 @@ class ProcessCalls:
         return child
 
     async def _answer(self, child: ChildProcess, place: wire.Place, running: RunningJob, args: str) -> Any:
-        # Another text than the claim's when a codec has decoded it.
+        # The text differs from the claim's when a codec has decoded it.
         claim = running.claim if args is running.claim.args else msgspec.structs.replace(running.claim, args=args)
         try:
             answer = await child.call(wire.Call(place, claim), running.progress)
@@ -156,12 +156,12 @@ class ChildProcess:
         return self._process.poll() is None
 
     async def reap(self) -> None:
-        """Waits for its end, and is its end when cancelled."""
+        """Waits until the process ends; ends it when cancelled."""
         try:
             await self._process.wait()
         finally:
             self.kill()
-            # What the child started may keep its end of the line open: its death is not always the line's end.
+            # Processes that the child started may keep its end of the line open: its death does not always close the line.
             try:
                 self._line.socket.shutdown(socket.SHUT_RD)
             except OSError:
@@ -171,14 +171,14 @@ class ChildProcess:
             self._ended.set()
 
     async def ready(self) -> None:
-        """Waits until it has started. Raises `ProcessDied`."""
+        """Waits until the process has started. Raises `ProcessDied`."""
         if await self._next() is None:
             raise ProcessDied(f"The process {self.pid} for the handler {await self._how_it_ended()}.")
 
     async def call(
         self, order: wire.Call, on_progress: Callable[[float, str | None], None]
     ) -> wire.Returned | wire.Raised:
-        """Runs a handler. Raises `ProcessDied`; after that, and when it was cancelled, the process is to `leave`."""
+        """Runs a handler. Raises `ProcessDied`. After that, or after a cancellation, call `leave`."""
         self.usable = False
         try:
             await self._line.send_all(wire.encode(order) + b"\n")
@@ -192,13 +192,13 @@ class ChildProcess:
         return answer
 
     async def _next(self) -> wire.Answer | None:
-        """What it says next, log records aside: those are logged here."""
+        """Returns the next message except log records, which it logs here."""
         while isinstance(answer := await self._read(), wire.Logged):
             _log(answer, self.pid)
         return answer
 
     async def _read(self) -> wire.Answer | None:
-        """What it says next; None if it is gone."""
+        """Returns the next message; None if the process is gone."""
         looked = 0
         while (end := self._rest.find(b"\n", looked)) < 0:
             looked = len(self._rest)
@@ -217,11 +217,12 @@ class ChildProcess:
         try:
             return wire.decode_answer(line)
         except msgspec.DecodeError:
-            # What the handler wrote into the line, which it can find among its descriptors: the process is of no use any more.
+            # The handler wrote into the line, which it can find among its descriptors: the process is of no more use.
             return None
 
     async def leave(self, order: wire.Cancel, within: float) -> wire.Returned | wire.Raised | None:
-        """Ends the handler and the process: told, and killed after `within` seconds. The answer, if it had one still."""
+        """Ends the handler and the process: signals it, and kills it after `within` seconds. Returns the answer, if it still
+        had one."""
         self.usable = False
         answer: wire.Answer | None = None
         with trio.move_on_after(within):
@@ -236,7 +237,7 @@ class ChildProcess:
         return answer if isinstance(answer, (wire.Returned, wire.Raised)) else None
 
     def kill(self) -> None:
-        """Kills the process and whatever it has started in its session."""
+        """Kills the process and every process that it has started in its session."""
         self.usable = False
         if self.alive:
             try:
@@ -255,7 +256,7 @@ class ChildProcess:
 
     async def _how_it_ended(self) -> str:
         with trio.CancelScope(shield=True):
-            # The line's end and the process's are not the same moment.
+            # The line does not end at the same moment as the process.
             with trio.move_on_after(_DEATH_RATTLE):
                 await self._ended.wait()
             await self._end()
@@ -277,7 +278,7 @@ def _name(number: int) -> str:
 
 
 def _log(record: wire.Logged, pid: int) -> None:
-    """Logs here what a handler logged in the process `pid`."""
+    """Logs here a record of a handler in the process `pid`."""
     made = logging.makeLogRecord(
         {
             "name": record.name,
@@ -301,9 +302,9 @@ def _log_variable() -> dict[str, str]:
 
 
 async def start_child(lifeline: int) -> ChildProcess:
-    """A new child, with the modules' search path of this process."""
+    """Starts a child with the modules' search path of this process."""
     ours, theirs = socket.socketpair()
-    # Closed whatever happens: a system that refuses a process (no memory, no file descriptors) refuses many.
+    # Closed whatever happens: a system that refuses one process (no memory, no file descriptors) refuses many.
     with theirs, ExitStack() as unless_started:
         unless_started.callback(ours.close)
         process = await trio.lowlevel.open_process(
@@ -311,7 +312,7 @@ async def start_child(lifeline: int) -> ChildProcess:
             stdin=subprocess.DEVNULL,
             env={**os.environ, _PATH_VARIABLE: json.dumps(sys.path), **_log_variable()},
             pass_fds=[theirs.fileno(), lifeline],
-            # A terminal's Ctrl-C is for the worker; and what the child starts can be killed with it.
+            # Ctrl-C in a terminal is for the worker; and the processes that the child starts can be killed with it.
             start_new_session=True,
         )
         unless_started.pop_all()

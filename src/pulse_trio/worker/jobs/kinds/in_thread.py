@@ -1,7 +1,7 @@
 """`runs="thread"`: a plain function in a thread of its own.
 
-A thread cannot be cancelled: the slot and the lease are kept until it ends, whatever happens meanwhile. What it returns
-after its fence was lost is refused when it is reported.
+A thread cannot be cancelled: the slot and the lease are kept until it ends, whatever happens meanwhile. If its fence was lost,
+the report of its result is refused.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def call_in_thread(
         try:
             return call(job, args)
         except BaseException as error:  # noqa: ASYNC103 -- raised below, as what it is or inside of one of ours
-            # In the thread: if its result cannot be handed over, it never ends for whom it works.
+            # Caught in the thread: if its result cannot be handed over, the waiting task would never end.
             if (safe := carried(error)) is error:
                 raise
         raise safe
@@ -48,7 +48,7 @@ def call_in_thread(
 
 
 def stack_in_thread(running: RunningJob) -> str | None:
-    """The frames of the thread that runs a job; None if no thread does. The job is known by what its call was given."""
+    """The frames of the thread that runs a job; None if no thread does. The arguments of its call identify the job."""
     for thread, innermost in sys._current_frames().items():  # pyright: ignore[reportPrivateUsage]
         frames = list(_outwards(innermost))
         if any(_runs(frame, running) for frame in frames):

@@ -1,8 +1,8 @@
-"""The call of a handler that is the `on_death` of others, for the jobs that the database enqueued to tell of a death.
+"""The call of a handler that is the `on_death` hook of others, for the jobs that the database enqueued to report a death.
 
-No codec has encoded such a job's arguments: the database has no key. What they hold of the dead job's own arguments may be
-encoded, and may be what that job died of, so it is left out if it cannot be read, and an event says so: a death must be heard
-all the same. The option `death_of` tells such a job from others of its kind; producers cannot write it.
+No codec has encoded such a job's arguments: the database has no key. The dead job's own arguments among them may be encoded,
+and may be the cause of its death. So they are left out if they cannot be read, and an event says so: the hook must still learn
+of the death. The option `death_of` distinguishes such a job from others of its kind; producers cannot write it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NOT_TOLD = "the database left them out: they take more than 64 KiB, or jsonb ca
 def told_of_deaths(
     handler: Handler[..., Any], codec: Codec | None, plain: Call, coded: Call, observer: Observer
 ) -> Call:
-    """`plain` for jobs that tell of a death, with a value that is encoded; `coded` for all others of the kind."""
+    """`plain` for jobs that report a death, with a value that is encoded; `coded` for all others of the kind."""
 
     async def call(running: RunningJob, args: str) -> Any:
         claim = running.claim
@@ -49,11 +49,11 @@ def told_of_deaths(
 
 
 def readable(handler: Handler[..., Any], codec: Codec | None, args: str, dead: int) -> tuple[str, str | None]:
-    """The hook's arguments, with those of the dead job decoded; or without them, and why."""
+    """The hook's arguments, with the dead job's arguments decoded; or without them, and the reason."""
     try:
         told = msgspec.json.decode(args, type=dict[str, msgspec.Raw])
     except msgspec.DecodeError:
-        return args, None  # the handler's own check says what is wrong
+        return args, None  # the handler's own check reports the error
     if "args" not in told:
         asked = any(p.name == "args" for p in handler.signature.parameters)
         return _of(told, handler), _NOT_TOLD if asked else None
@@ -65,8 +65,8 @@ def readable(handler: Handler[..., Any], codec: Codec | None, args: str, dead: i
         with_args = _of(told, handler)
         handler.signature.decode(with_args)
     except Exception as error:
-        # A codec is the user's and may raise anything, JSON may be nested too deep, and the arguments may be what the job
-        # died of: the handler is told without them.
+        # A codec is the user's and may raise any exception, JSON may be nested too deep, and the arguments may have killed the
+        # job: the handler is called without them.
         problem = f"{type_name(error)}: {message_of(error)}"[:2000]
     else:
         return with_args, None

@@ -1,4 +1,4 @@
-"""What a job can do for a handler that does not run in Trio: a thread's or asyncio's."""
+"""What a job offers to a handler that does not run in Trio but in a thread or on asyncio."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class OutsideTrio:
-    """A `JobRuntime` that asks the worker's and leaves out what only a Trio task can do."""
+    """Wraps the worker's `JobRuntime` and leaves out what only a Trio task can do."""
 
     __slots__ = ("_running", "_runs")
 
@@ -38,7 +38,7 @@ class OutsideTrio:
         raise RuntimeError(f"job.nursery is for Trio handlers; this one has runs={self._runs!r}.")
 
     def cleanup(self) -> AbstractContextManager[object]:
-        # Nothing to shield: no Cancelled reaches a thread, and asyncio cancels one await only.
+        # Nothing to shield: no Cancelled reaches a thread, and asyncio cancels a single await.
         return nullcontext()
 
     def progress(self, fraction: float, message: str | None) -> None:

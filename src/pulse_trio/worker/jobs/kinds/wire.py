@@ -1,4 +1,4 @@
-"""What a worker and its child processes tell each other: one JSON object a line, both ways. Never pickle."""
+"""The messages between a worker and its child processes: one JSON object a line, both ways. Never pickle."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ....describing import ask, cut, error_text, is_group, leaves_of, message_of
 from ....jobs import CancelReason, Claim, Discard, RetryAfter, Snooze, delay_of
 
 _LEAVES = 1000
-"""Of a group that crosses; a retry policy is asked about no more of them."""
+"""Exceptions of a group that cross; a retry policy is asked about no more of them."""
 _LIMIT = 65_536
 """Bytes of an exception's message that cross."""
 
@@ -44,8 +44,8 @@ class Returned(msgspec.Struct, frozen=True, tag="returned"):
 
 
 class Raised(msgspec.Struct, frozen=True, tag="raised"):
-    """From the child: what the handler raised. `record` is what is kept of it on the job; `seconds` is a wish's;
-    `inner` what an ExceptionGroup holds, however deep (without records of their own)."""
+    """From the child: the exception that the handler raised. `record` is the part that is kept on the job; `seconds` is the
+    delay that it asked for; `inner` has the exceptions in an ExceptionGroup, however deep (without records of their own)."""
 
     place: Place
     text: str
@@ -55,7 +55,7 @@ class Raised(msgspec.Struct, frozen=True, tag="raised"):
 
 
 class Left(msgspec.Struct, frozen=True, tag="left"):
-    """From the child: it left the handler, as it was told."""
+    """From the child: it left the handler, as ordered."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -63,7 +63,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Said(msgspec.Struct, frozen=True, tag="said"):
-    """From the child, while the handler runs: how far it has come."""
+    """From the child, while the handler runs: its progress."""
 
     fraction: float
     message: str | None
@@ -88,14 +88,14 @@ decode_answer = _answers.decode
 
 
 def describe(error: BaseException) -> Raised:
-    """An exception as it crosses. Never raises, whatever the exception does; of a group only what it holds at last."""
+    """An exception as it crosses; of a group only its leaves. Never raises, whatever the exception does."""
     leaves = leaves_of(error) if is_group(error) else None
     inner = None if leaves is None else [_described(leaf, "") for leaf in leaves[:_LEAVES]]
     return msgspec.structs.replace(_described(error, error_text(error)), inner=inner)
 
 
 def _described(error: BaseException, record: str) -> Raised:
-    # A wish is understood by its class, and a class derived from it may not be known there.
+    # A request such as RetryAfter is recognised by its class, and the worker may not know a class derived from it.
     wish = next((w for w in (Snooze, RetryAfter, Discard) if issubclass(type(error), w)), type(error))
     module, name = place_of(wish)
     text = cut(storable(message_of(error)), _LIMIT)
@@ -107,12 +107,12 @@ def _seconds_of(error: BaseException) -> float | None:
         return None
     try:
         return ask(lambda: delay_of(cast("Any", error).seconds))
-    except BaseException:  # noqa: ASYNC103 -- an attribute of the user's; whoever misses the seconds says so
+    except BaseException:  # noqa: ASYNC103 -- an attribute of the user's; the code that reads the seconds reports it
         return None  # noqa: ASYNC104 -- as above
 
 
 def rebuild(raised: Raised) -> Exception:
-    """The exception again, as far as a retry policy needs it: of the same class if that is known here, with the same text.
+    """The exception again, as far as a retry policy needs it: of the same class if this process knows it, with the same text.
     Never raises, whatever that class does."""
     cls = _find(raised.place)
     if raised.seconds is not None and cls in (Snooze, RetryAfter):
@@ -129,7 +129,7 @@ def rebuild(raised: Raised) -> Exception:
     for base in (cls, Exception):
         try:
             named: Any = type(name, (base,), {"__module__": raised.place.module, "__str__": said})
-            # Not through __init__, which may want anything.
+            # Not through __init__, which may require any arguments.
             error: Any = base.__new__(named)
             if raised.seconds is not None:
                 error.seconds = raised.seconds
@@ -141,7 +141,7 @@ def rebuild(raised: Raised) -> Exception:
 
 
 def _find(place: Place) -> type[Exception]:
-    """The class, if this process has it; nothing is imported for it."""
+    """The class, if this process has it; no module is imported for it."""
     found: Any = sys.modules.get(place.module)
     for name in place.name.split("."):
         try:
