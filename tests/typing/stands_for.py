@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pulse_trio.worker.claiming.sweeps import SweepStore
     from pulse_trio.worker.diagnosis.stacks import AnswerStore
     from pulse_trio.worker.holding.cancellations import LedgerStore
-    from pulse_trio.worker.holding.heartbeats import BeatStore
+    from pulse_trio.worker.holding.heartbeats import HeartbeatStore
     from pulse_trio.worker.holding.progress import ProgressStore
     from pulse_trio.worker.holding.reports import SettleStore
     from pulse_trio.worker.upkeep.batches import BatchStore
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from support.fake_store import FakeStore
 
     Claiming = tuple[ClaimStore, IdleStore, SuspectStore, ListenStore, SweepStore]
-    Holding = tuple[LedgerStore, BeatStore, ProgressStore, SettleStore, AnswerStore]
+    Holding = tuple[LedgerStore, HeartbeatStore, ProgressStore, SettleStore, AnswerStore]
     Upkeep = tuple[BatchStore, DeclarationStore, ScheduleStore, WatchStore]
 
 

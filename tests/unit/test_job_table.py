@@ -27,7 +27,7 @@ class Follower:
     def ended(self, claims: Sequence[Claim]) -> None:
         self.ends += [claim.id for claim in claims]
 
-    def none_runs(self) -> None:
+    def last_job_ended(self) -> None:
         self.times_empty += 1
 
 

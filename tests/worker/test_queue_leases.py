@@ -245,7 +245,7 @@ class Orders:
     def ended(self, claims: list[Claim]) -> None:
         self.finished += [claim.id for claim in claims]
 
-    def none_runs(self) -> None:
+    def last_job_ended(self) -> None:
         pass
 
 

@@ -80,9 +80,9 @@ class ClaimLoop:
             await self._idle.wait(nothing_due=swept)
         else:
             limit = min(free, self._jobs.batch)
-            claimed = await self._claimer.claim(limit)
+            claimed, left_some = await self._claimer.claim(limit)
             self._wakeups.looked(heeded=heeded, found=claimed > 0)
-            await self._after(claimed, limit, swept=swept)
+            await self._after(claimed, limit, left_some=left_some, swept=swept)
 
     async def _wait_for_room(self) -> int:
         """Waits for free slots and returns their number. Returns 0 after running a suspect because the worker stayed full."""
@@ -114,11 +114,11 @@ class ClaimLoop:
         self._wakeups.sweep_wanted = True
         await suspects.run_one()
 
-    async def _after(self, claimed: int, limit: int, *, swept: bool) -> None:
+    async def _after(self, claimed: int, limit: int, *, left_some: bool, swept: bool) -> None:
         if claimed:
             self._sweeps.claimed()
             await self._idle.after_claim(claimed, limit)
-        if claimed >= limit or self._claimer.left_some:
+        if claimed >= limit or left_some:
             self._idle.more_is_due()
         elif not swept:
             await self._idle.look_around_soon()

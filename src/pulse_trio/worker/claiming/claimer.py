@@ -43,7 +43,7 @@ class ClaimStore(Protocol):
     async def prune_permits(self) -> None: ...
 
 
-class Carrier(Protocol):
+class CompletionSource(Protocol):
     """Holds completions that may travel with a claim: the reports."""
 
     def take_completed(self) -> list[Outcome]: ...
@@ -70,7 +70,7 @@ class Claimer:
         store: ClaimStore,
         cursors: ClaimCursors,
         limited: LimitedQueues,
-        carrier: Carrier,
+        carrier: CompletionSource,
         starter: Starter,
         observer: Observer,
     ) -> None:
@@ -83,12 +83,10 @@ class Claimer:
         self._outage = Outage("claimer", observer)
         self._limited_first = False
         self._pruning = Pace()
-        self.left_some = False
-        """Whether the last claim left due jobs behind because they are large."""
 
-    async def claim(self, limit: int) -> int:
-        """Claims and starts at most `limit` jobs. Returns how many it started."""
-        self.left_some = False
+    async def claim(self, limit: int) -> tuple[int, bool]:
+        """Claims and starts at most `limit` jobs. Returns how many, and whether it left due jobs behind because they are
+        large."""
         return await (self._claim_both(limit) if self._limited else self._claim(limit))
 
     def failed(self, error: DatabaseUnavailable | StatementRefused) -> float:
@@ -101,7 +99,7 @@ class Claimer:
         """Records a round of the claim loop that did not fail."""
         self._outage.over()
 
-    async def _claim(self, limit: int) -> int:
+    async def _claim(self, limit: int) -> tuple[int, bool]:
         completed = self._carrier.take_completed()
         try:
             claims, sent, settlement, bounded, refused = await self._store.complete_and_claim(
@@ -112,7 +110,6 @@ class Claimer:
             self._carrier.put_back(completed)
             raise
         # Do not await anything from here to start(): this worker already owns these jobs.
-        self.left_some = bounded
         self._cursors.claimed(claims)
         self._cursors.walked(claims, every=len(claims) < limit and not bounded)
         if claims:
@@ -120,17 +117,19 @@ class Claimer:
         self._carrier.settled(settlement)
         for slot, error in refused:
             self._refusals.refused(slot.queue, slot.priority, error)
-        return len(claims)
+        return len(claims), bounded
 
-    async def _claim_both(self, limit: int) -> int:
+    async def _claim_both(self, limit: int) -> tuple[int, bool]:
         """Claims from queues with limits and from the others. Which come first alternates."""
         self._limited_first = not self._limited_first
         limited = await self._claim_limited(limit) if self._limited_first else 0
         # Send this even when no slot is free: writing the waiting completions may free a limited queue.
-        others = await self._claim(limit - limited) if self._cursors or self._carrier.pending else 0
+        others, left_some = 0, False
+        if self._cursors or self._carrier.pending:
+            others, left_some = await self._claim(limit - limited)
         if not self._limited_first:
             limited = await self._claim_limited(limit - others)
-        return limited + others
+        return limited + others, left_some
 
     async def _claim_limited(self, limit: int) -> int:
         claimed = 0

@@ -36,8 +36,8 @@ class IdleStore(Protocol):
     async def withdraw_idle(self) -> None: ...
 
 
-class Carrier(Protocol):
-    """Holds completions that may travel with a claim: the reports."""
+class CompletionRoute(Protocol):
+    """Whether completions wait for the next claim, or are written without one: the reports decide."""
 
     def will_travel(self) -> None: ...
 
@@ -47,7 +47,7 @@ class Carrier(Protocol):
 class Idle:
     """The waits of one worker's claim loop."""
 
-    def __init__(self, store: IdleStore, sweeps: Sweeps, wakeups: Wakeups, carrier: Carrier) -> None:
+    def __init__(self, store: IdleStore, sweeps: Sweeps, wakeups: Wakeups, carrier: CompletionRoute) -> None:
         self._store = store
         self._sweeps = sweeps
         self._wakeups = wakeups

@@ -40,7 +40,9 @@ class SuspectStore(BeatStore, Protocol):
     async def claim_suspect(self, queues: Sequence[str] | None) -> ClaimResult: ...
 
 
-class Reports(Protocol):
+class OutcomeQueue(Protocol):
+    """Where outcomes wait to be written: the reports."""
+
     def add(self, outcome: Outcome) -> None: ...
 
     async def drained(self) -> None:
@@ -55,7 +57,9 @@ class Starter(Protocol):
 class InlineQuarantine:
     """Runs suspects in one worker's own process."""
 
-    def __init__(self, store: SuspectStore, jobs: JobTable, reports: Reports, starter: Starter, plan: Plan) -> None:
+    def __init__(
+        self, store: SuspectStore, jobs: JobTable, reports: OutcomeQueue, starter: Starter, plan: Plan
+    ) -> None:
         self._store = store
         self._jobs = jobs
         self._reports = reports
@@ -97,8 +101,8 @@ class InlineQuarantine:
             if not begun:
                 self._reports.add(Outcome(claim, "released"))
         if not beside:
-            await self._jobs.none_runs()
+            await self._jobs.until_none_runs()
 
     async def _alone(self) -> None:
-        await self._jobs.none_runs()
+        await self._jobs.until_none_runs()
         await self._reports.drained()

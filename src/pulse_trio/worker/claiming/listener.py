@@ -26,7 +26,7 @@ class ListenStore(Protocol):
     async def listen(self, on_notify: Callable[[str], None]) -> None: ...
 
 
-class Wakeups(Protocol):
+class QueueNews(Protocol):
     def notified(self, queue: str) -> None:
         """A producer notified that `queue` has a due job; "": notifications arrive from now on."""
         ...
@@ -36,7 +36,7 @@ class Wakeups(Protocol):
         ...
 
 
-class Cancellations(Protocol):
+class CancellationNews(Protocol):
     def heard(self, job_id: int) -> None:
         """The cancellation of a running job was requested; the job may be any worker's."""
         ...
@@ -57,8 +57,8 @@ class Listener:
     def __init__(
         self,
         store: ListenStore,
-        wakeups: Wakeups,
-        cancellations: Cancellations,
+        wakeups: QueueNews,
+        cancellations: CancellationNews,
         stacks: Questions,
         batches: Questions,
         observer: Observer,

@@ -76,7 +76,7 @@ class Wakeups:
                 self._limited.told(claim.queue)
                 self._wake.give()
 
-    def none_runs(self) -> None:
+    def last_job_ended(self) -> None:
         """The last running job has ended. In a burst another look follows, because the job may have enqueued others."""
         if self._burst:
             self.look_again()

@@ -22,14 +22,16 @@ if TYPE_CHECKING:
     from ..plan import Plan
 
 
-class Stops(Protocol):
+class Stopping(Protocol):
+    """Stops the worker at once."""
+
     def stop_now(self) -> None: ...
 
 
 class StuckHandlers:
     """Finds the stuck handlers of one worker. The first one stops the worker at once."""
 
-    def __init__(self, jobs: JobTable, calls: Calls, stops: Stops, plan: Plan) -> None:
+    def __init__(self, jobs: JobTable, calls: Calls, stops: Stopping, plan: Plan) -> None:
         self._jobs = jobs
         self._calls = calls
         self._stops = stops

@@ -34,13 +34,13 @@ _AT_ONCE = 1000
 """Leases renewed by one statement."""
 
 
-class BeatStore(Protocol):
+class HeartbeatStore(Protocol):
     async def beat(self, claims: Sequence[Claim]) -> Beat: ...
 
     async def touch(self, running: int, *, draining: bool) -> None: ...
 
 
-class Requests(Protocol):
+class CancelRequests(Protocol):
     """Brings requests for cancellation to jobs."""
 
     def reach(self, job: RunningJob, message: str | None) -> None: ...
@@ -57,7 +57,9 @@ class Heartbeats:
     """Renews the leases of one worker's jobs, and shows the worker's signs of life. A beat also brings requests for
     cancellation."""
 
-    def __init__(self, store: BeatStore, jobs: JobTable, requests: Requests, stops: Draining, plan: Plan) -> None:
+    def __init__(
+        self, store: HeartbeatStore, jobs: JobTable, requests: CancelRequests, stops: Draining, plan: Plan
+    ) -> None:
         self._store = store
         self._jobs = jobs
         self._requests = requests

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 ENDED = "job.nursery can be used only while the job runs: until its handler and its last child have ended."
 
 
-class Job(Protocol):
+class NurseryOwner(Protocol):
     """The job that owns the nursery."""
 
     @property
@@ -29,7 +29,7 @@ class Children:
     would cost every job 12 us, and most jobs have no children.
     """
 
-    def __init__(self, job: Job, nursery: trio.Nursery) -> None:
+    def __init__(self, job: NurseryOwner, nursery: trio.Nursery) -> None:
         self._job = job
         self._nursery = nursery
         self.running = 0

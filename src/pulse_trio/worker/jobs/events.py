@@ -36,7 +36,7 @@ class JobEvents:
         claim, outcome = job.claim, job.outcome
         if not self._failures_wanted or outcome is None or outcome.kind not in _FAILURES:
             return
-        seconds = trio.current_time() - job.started
+        seconds = trio.current_time() - job.sent
         error = job.said[0] if job.said is not None else None
         event = AttemptFailed(
             claim.id, claim.kind, claim.queue, claim.attempt, outcome.kind, seconds, outcome.error, error
@@ -47,5 +47,5 @@ class JobEvents:
         """The job has ended."""
         claim, outcome = job.claim, job.outcome
         kind, error = (outcome.kind, outcome.error) if outcome is not None else ("lost", None)
-        seconds = trio.current_time() - job.started
+        seconds = trio.current_time() - job.sent
         self._observer.emit(JobEnded(claim.id, claim.kind, claim.queue, claim.attempt, kind, seconds, error))

@@ -72,7 +72,7 @@ class Follower(Protocol):
         """These attempts are over, and nothing more is reported of them."""
         ...
 
-    def none_runs(self) -> None:
+    def last_job_ended(self) -> None:
         """The last running job has ended."""
         ...
 
@@ -181,7 +181,7 @@ class JobTable:
         """Waits until a job has ended."""
         await self.freed.wait()
 
-    async def none_runs(self) -> None:
+    async def until_none_runs(self) -> None:
         """Waits until no job runs."""
         while self.running:
             await self.freed.wait()
@@ -235,7 +235,7 @@ class JobTable:
         self.running -= 1
         self.freed.give()
         if not self.running:
-            self._follower.none_runs()
+            self._follower.last_job_ended()
         return reported
 
     def _leave(self, job: RunningJob) -> None:

@@ -54,7 +54,7 @@ _LAST_ATTEMPT = 2**31 - 1
 """No claim can follow this one: the attempt number in the fence would repeat."""
 
 
-class Place(Protocol):
+class NextJobs(Protocol):
     """Gives a task that runs one job after another its next job."""
 
     task: trio.lowlevel.Task
@@ -65,7 +65,7 @@ class Place(Protocol):
     async def next(self) -> RunningJob | None: ...
 
 
-class Reports(Protocol):
+class OutcomeSink(Protocol):
     """Writes outcomes."""
 
     def add(self, outcome: Outcome) -> None: ...
@@ -79,7 +79,7 @@ class Runner:
         self,
         calls: Calls,
         jobs: JobTable,
-        reports: Reports,
+        reports: OutcomeSink,
         common: Common,
         plan: Plan,
         on_lease: Callable[[float], None] | None = None,
@@ -111,7 +111,7 @@ class Runner:
         self._jobs.add(accepted)
         return accepted
 
-    async def run(self, job: RunningJob, place: Place | None = None) -> RunningJob | None:
+    async def run(self, job: RunningJob, place: NextJobs | None = None) -> RunningJob | None:
         """Runs one job to its end.
 
         With a `place`, then runs the further jobs that it gives this task, as long as each leaves the nursery as it was opened:
@@ -359,7 +359,7 @@ async def _never(_: RunningJob, __: str) -> None:
     """Stands in for the handler of a kind that has none: such a job is not begun."""
 
 
-def _abandon_what_is_left_open(nursery: trio.Nursery, place: Place | None) -> None:
+def _abandon_what_is_left_open(nursery: trio.Nursery, place: NextJobs | None) -> None:
     """Cancels and forgets nurseries that the handler opened and did not close (most often in an async generator that was never
     finished), as Trio does when a task ends. The job then fails as for a scope that is left open; its own nursery could not be
     closed below them. Their generator may still try to close them, in a task that is gone by then, so no other job may run in

@@ -39,19 +39,19 @@ def fence_of(claim: Claim) -> Fence:
     return claim.id, claim.attempt, claim.session
 
 
-class Transactions(Protocol):
+class TransactionSource(Protocol):
     """Opens `job.transaction()`."""
 
     def open(self, job: RunningJob, result: Any) -> AbstractAsyncContextManager[JobTransaction]: ...
 
 
-class ProgressReports(Protocol):
+class ProgressSink(Protocol):
     """Takes the progress that a handler reports."""
 
     def say(self, claim: Claim, fraction: float, message: str | None) -> None: ...
 
 
-class Stops(Protocol):
+class ParentState(Protocol):
     @property
     def orphaned(self) -> bool:
         """Whether the program around the worker was cancelled."""
@@ -72,9 +72,9 @@ class Common:
 
     cleanup: float
     timeout: float
-    stops: Stops
-    transactions: Transactions
-    progress: ProgressReports
+    stops: ParentState
+    transactions: TransactionSource
+    progress: ProgressSink
     clock: DatabaseClock
 
 
@@ -102,7 +102,7 @@ class RunningJob:
         "reason",
         "said",
         "scope_nursery",
-        "started",
+        "sent",
         "state",
         "stuck",
         "task",
@@ -115,7 +115,7 @@ class RunningJob:
         self,
         claim: Claim,
         call: Callable[[RunningJob, str], Awaitable[Any]],
-        started: float,
+        sent: float,
         terms: Terms,
         common: Common,
     ) -> None:
@@ -127,11 +127,12 @@ class RunningJob:
         """The Trio task that runs it."""
         self.stuck: str | None = None
         """The error that is reported of a handler that did not end when it was cancelled."""
-        self.started = started
+        self.sent = sent
+        """Trio's clock when its claim was sent: lease and timeout count from there."""
         self.terms = terms
-        self.lease_deadline = started + terms.proven_for
-        self.beat_due = started + terms.heartbeat
-        self.timeout_deadline = started + common.timeout
+        self.lease_deadline = sent + terms.proven_for
+        self.beat_due = sent + terms.heartbeat
+        self.timeout_deadline = sent + common.timeout
         self.job_deadline = self._cleanup_end = _NEVER
         self.ended = False
         """Whether the runner has finished with it."""
@@ -164,7 +165,7 @@ class RunningJob:
         """
         options = options_of(self.claim)
         if options.timeout is not None:
-            self.timeout_deadline = self.started + options.timeout
+            self.timeout_deadline = self.sent + options.timeout
         if options.deadline is not None:
             self.plain = False
             self.job_deadline = options.deadline - self._common.clock.epoch_offset
@@ -332,7 +333,7 @@ class RunningJob:
     @contextmanager
     def time_stopped(self) -> Generator[None]:
         """The handler waits for a slot: its timeout begins at the end of the block."""
-        limit = self.timeout_deadline - self.started
+        limit = self.timeout_deadline - self.sent
         self._limit_to(math.inf)
         yield
         self._limit_to(trio.current_time() + limit)

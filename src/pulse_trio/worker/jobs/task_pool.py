@@ -70,7 +70,7 @@ class Place:
         return due
 
 
-class Runner(Protocol):
+class JobRunner(Protocol):
     """Runs jobs."""
 
     def accept(self, claims: Sequence[Claim], sent: float) -> list[RunningJob]:
@@ -86,7 +86,7 @@ class Runner(Protocol):
 class TaskPool:
     """The tasks of one worker's jobs. `open` sets their nursery."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: JobRunner) -> None:
         self._runner = runner
         self._due: deque[RunningJob] = deque()
         self._waiting: list[Place] = []

@@ -77,7 +77,7 @@ class Orders:
         for claim in claims:
             self._line.tell({"done": claim.id})
 
-    def none_runs(self) -> None:
+    def last_job_ended(self) -> None:
         """Sends nothing: the end of each job has been sent."""
 
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from ...jobs import Claim
     from ...store import ClaimResult
-    from ..jobs.job_table import Tally
+    from ..jobs.job_table import Follower, Tally
     from ..plan import Plan
     from ..stopping import Stops
 
@@ -71,14 +71,6 @@ class QuarantineStore(BeatStore, VerdictStore, Protocol):
     async def claim_suspect(
         self, queues: Sequence[str] | None, *, session: int | None = None, fresh: bool = True
     ) -> ClaimResult: ...
-
-
-class Follower(Protocol):
-    """Is told when jobs end."""
-
-    def ended(self, claims: Sequence[Claim]) -> None: ...
-
-    def none_runs(self) -> None: ...
 
 
 class Looks:
@@ -218,7 +210,7 @@ class Quarantine:
 
     def _ended(self, claim: Claim) -> None:
         self._follower.ended([claim])
-        self._follower.none_runs()
+        self._follower.last_job_ended()
 
     # One process
 

@@ -39,7 +39,7 @@ class ScheduleStore(Protocol):
     async def prune_fires(self, retention: float) -> None: ...
 
 
-class Declarations(Protocol):
+class Declared(Protocol):
     """Writes what the worker's code declares."""
 
     @property
@@ -53,7 +53,7 @@ class Declarations(Protocol):
 class Scheduler:
     """Fires schedules for one worker."""
 
-    def __init__(self, store: ScheduleStore, declarations: Declarations, plan: Plan) -> None:
+    def __init__(self, store: ScheduleStore, declarations: Declared, plan: Plan) -> None:
         self._store = store
         self._declarations = declarations
         self._undeclared = list(declarations.schedules)

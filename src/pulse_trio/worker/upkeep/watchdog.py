@@ -44,7 +44,7 @@ class WatchStore(Protocol):
     async def maintain(self, retention: float) -> bool: ...
 
 
-class Wakeups(Protocol):
+class ClaimLookup(Protocol):
     def look_again(self) -> None:
         """Jobs were put back on their queues: a claim may find some."""
         ...
@@ -54,7 +54,7 @@ class Watchdog:
     """The watchdog of one worker or supervisor. `wakeups` is told when jobs were put back; a supervisor has none."""
 
     def __init__(
-        self, store: WatchStore, settings: WorkerSettings, observer: Observer, wakeups: Wakeups | None = None
+        self, store: WatchStore, settings: WorkerSettings, observer: Observer, wakeups: ClaimLookup | None = None
     ) -> None:
         self._store = store
         self._wakeups = wakeups

@@ -78,7 +78,7 @@ class Child:
         self._told_to_leave = False
         self._speaking = False
         self._sending = threading.Lock()
-        self._calls: dict[wire.Place, Callable[[Job, str], Any]] = {}
+        self._calls: dict[wire.Importable, Callable[[Job, str], Any]] = {}
 
     def run(self) -> None:
         """Runs handlers until the worker closes the line, or a cancelled handler has been left."""
@@ -106,7 +106,7 @@ class Child:
                 return wire.Left()  # noqa: ASYNC104 -- told to the worker
             return wire.describe(error)  # noqa: ASYNC104 -- told to the worker
 
-    def _call_at(self, place: wire.Place) -> Callable[[Job, str], Any]:
+    def _call_at(self, place: wire.Importable) -> Callable[[Job, str], Any]:
         if place not in self._calls:
             handler = find(place)
             signature = handler.signature if isinstance(handler, Handler) else Signature(place.name, handler)
@@ -144,7 +144,7 @@ class Child:
         raise SystemExit(f"cancelled: {runtime.cancel_reason}")
 
 
-def find(place: wire.Place) -> Any:
+def find(place: wire.Importable) -> Any:
     """The object that a place names. Raises ImportError or AttributeError."""
     found: Any = import_module(place.module)
     for name in place.name.split("."):

@@ -75,7 +75,7 @@ class ProcessCalls:
         """The call of a plain function. Raises `ConfigurationError` if another process could not find it."""
         return partial(self._call, place_of(handler))
 
-    async def _call(self, place: wire.Place, running: RunningJob, args: str) -> Any:
+    async def _call(self, place: wire.Importable, running: RunningJob, args: str) -> Any:
         with running.time_stopped():
             await self._slots.acquire_on_behalf_of(running)
             try:
@@ -119,7 +119,7 @@ class ProcessCalls:
             raise
         return child
 
-    async def _answer(self, child: ChildProcess, place: wire.Place, running: RunningJob, args: str) -> Any:
+    async def _answer(self, child: ChildProcess, place: wire.Importable, running: RunningJob, args: str) -> Any:
         # The text differs from the claim's when a codec has decoded it.
         claim = running.claim if args is running.claim.args else msgspec.structs.replace(running.claim, args=args)
         try:
@@ -319,10 +319,10 @@ async def start_child(lifeline: int) -> ChildProcess:
     return ChildProcess(process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
 
 
-def place_of(handler: Handler[..., Any]) -> wire.Place:
+def place_of(handler: Handler[..., Any]) -> wire.Importable:
     """Where another process finds a handler's function. Raises `ConfigurationError`."""
     function = handler.function
-    place = wire.Place(function.__module__, function.__qualname__)
+    place = wire.Importable(function.__module__, function.__qualname__)
     if place.module == "__main__":
         raise ConfigurationError(
             f"Handler {handler.kind!r} has runs='process', and another process cannot import it from the script that is run. "

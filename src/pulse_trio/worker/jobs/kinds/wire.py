@@ -16,8 +16,8 @@ _LIMIT = 65_536
 """Bytes of an exception's message that cross."""
 
 
-class Place(msgspec.Struct, frozen=True):
-    """Where a handler is found: `module` to import, `name` in it."""
+class Importable(msgspec.Struct, frozen=True):
+    """A handler or an exception's class, by where it is found: `module` to import, `name` in it."""
 
     module: str
     name: str
@@ -26,7 +26,7 @@ class Place(msgspec.Struct, frozen=True):
 class Call(msgspec.Struct, frozen=True, tag="call"):
     """To the child: run the handler at `place` for this claim."""
 
-    place: Place
+    place: Importable
     claim: Claim
 
 
@@ -47,7 +47,7 @@ class Raised(msgspec.Struct, frozen=True, tag="raised"):
     """From the child: the exception that the handler raised. `record` is the part that is kept on the job; `seconds` is the
     delay that it asked for; `inner` has the exceptions in an ExceptionGroup, however deep (without records of their own)."""
 
-    place: Place
+    place: Importable
     text: str
     record: str
     seconds: float | None = None
@@ -99,7 +99,7 @@ def _described(error: BaseException, record: str) -> Raised:
     wish = next((w for w in (Snooze, RetryAfter, Discard) if issubclass(type(error), w)), type(error))
     module, name = place_of(wish)
     text = cut(storable(message_of(error)), _LIMIT)
-    return Raised(Place(module, name), text, record, seconds=_seconds_of(error))
+    return Raised(Importable(module, name), text, record, seconds=_seconds_of(error))
 
 
 def _seconds_of(error: BaseException) -> float | None:
@@ -140,7 +140,7 @@ def rebuild(raised: Raised) -> Exception:
     return Exception(raised.text)
 
 
-def _find(place: Place) -> type[Exception]:
+def _find(place: Importable) -> type[Exception]:
     """The class, if this process has it; no module is imported for it."""
     found: Any = sys.modules.get(place.module)
     for name in place.name.split("."):
