@@ -19,6 +19,7 @@ from .ownership import distrust
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from dataclasses import Field
 
 
 logger = logging.getLogger("pulse_trio")
@@ -163,7 +164,8 @@ class WorkerSettings:
         self._require(
             "schema", 1 <= len(self.schema.encode()) <= 63 and "\0" not in self.schema, "must have 1 to 63 bytes"
         )
-        self._require("queues", not isinstance(self.queues, str), "must be a list of queues, not a single text")
+        for name in (f.name for f in fields(self) if is_list(f)):
+            self._require(name, not isinstance(getattr(self, name), str), f"must be a list of {name}, not a single text")
         self._require("queues", self.queues is None or len(self.queues) > 0, "must name at least one queue")
 
     def _require(self, name: str, holds: bool, what: str) -> None:
@@ -304,17 +306,18 @@ def _names() -> list[str]:
 
 def parse_setting(name: str, value: Any, where: str) -> Any:
     """A setting's value from a text or from TOML. Raises `ConfigurationError`, naming `where` it was found."""
-    default = next(f.default for f in fields(WorkerSettings) if f.name == name)
+    setting = next(f for f in fields(WorkerSettings) if f.name == name)
+    default = setting.default
     try:
-        if name == "queues":
-            return parse_queues(value) if isinstance(value, str) else tuple(str(q) for q in value)
+        if is_list(setting):
+            return parse_list(value) if isinstance(value, str) else tuple(str(one) for one in value)
         if isinstance(value, str):
             return type(default)(value)
         if _is_toml_for(value, default):
             return type(default)(value)
     except (TypeError, ValueError):
         pass
-    raise ConfigurationError(f"{where} must be {_kind_of(default)}, got {value!r}.")
+    raise ConfigurationError(f"{where} must be {_kind_of(setting)}, got {value!r}.")
 
 
 def _is_toml_for(value: Any, default: Any) -> bool:
@@ -324,18 +327,23 @@ def _is_toml_for(value: Any, default: Any) -> bool:
     return isinstance(value, (int, float)) if isinstance(default, float) else isinstance(value, type(default))
 
 
-def _kind_of(default: Any) -> str:
-    match default:
+def is_list(setting: Field[Any]) -> bool:
+    """Whether a setting is a list of names: `tuple[str, ...]`, perhaps None."""
+    return str(setting.type).startswith("tuple[str, ...]")
+
+
+def _kind_of(setting: Field[Any]) -> str:
+    if is_list(setting):
+        return f"a list of {setting.name}"
+    match setting.default:
         case int():
             return "a whole number"
         case float():
             return "a number of seconds"
-        case str():
-            return "text"
         case _:
-            return "a list of queues"
+            return "text"
 
 
-def parse_queues(text: str) -> tuple[str, ...]:
+def parse_list(text: str) -> tuple[str, ...]:
     """`default,mail` as a tuple."""
     return tuple(part.strip() for part in text.split(",") if part.strip())

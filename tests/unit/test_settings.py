@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+import click
 import pytest
+from click.testing import CliRunner
 
-from pulse_trio import ConfigurationError, Handlers, InvalidName, Worker, WorkerSettings
-from pulse_trio.settings import environment_settings, file_dsn, file_settings, load_settings, parse_queues
+from pulse_trio import ConfigurationError, Handlers, InvalidName, Worker, WorkerSettings, settings
+from pulse_trio.cli import options, reference
+from pulse_trio.settings import environment_settings, file_dsn, file_settings, load_settings, parse_list
+from pulse_trio.worker.processes import launch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -186,10 +190,48 @@ def test_a_worker_checks_its_queues() -> None:
         Worker(Handlers(), "", queues="mail")
 
 
-def test_queues_are_a_list_with_commas() -> None:
-    assert parse_queues("default,mail") == ("default", "mail")
-    assert parse_queues(" a , ,b,") == ("a", "b")
-    assert parse_queues("") == ()
+def test_a_list_is_separated_by_commas() -> None:
+    assert parse_list("default,mail") == ("default", "mail")
+    assert parse_list(" a , ,b,") == ("a", "b")
+    assert parse_list("") == ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tagged(WorkerSettings):
+    """With a second list, as somebody who adds a setting writes it."""
+
+    tags: tuple[str, ...] = field(default=(), metadata={"help": "Tags to claim."})
+
+
+@pytest.fixture
+def tagged(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (settings, options, reference, launch):
+        monkeypatch.setattr(module, "WorkerSettings", Tagged)
+
+
+@pytest.mark.usefixtures("tagged")
+def test_another_list_comes_from_the_environment_the_file_and_the_command_line(tmp_path: Path) -> None:
+    @click.command()
+    @options.setting_options(only="tags")
+    def command(tags: tuple[str, ...] | None) -> None:
+        click.echo(repr(tags))
+
+    (tmp_path / "pulse-trio.toml").write_text('tags = ["b", "a"]\n')
+    assert file_settings(tmp_path) == {"tags": ("b", "a")}
+    assert environment_settings({"PULSE_TRIO_TAGS": "b, a"}) == {"tags": ("b", "a")}
+    assert CliRunner().invoke(command, ["--tags", "b,a"]).output == "('b', 'a')\n"
+    assert "--tags A,B,..." in CliRunner().invoke(command, ["--help"]).output
+    assert "| `tags` | none | Tags to claim. | `--tags` | `PULSE_TRIO_TAGS` |" in reference.settings_page()
+    assert launch.environment_of("", Tagged(tags=("b", "a")), {})["PULSE_TRIO_TAGS"] == "b,a"
+
+
+@pytest.mark.usefixtures("tagged")
+def test_another_list_that_is_none_is_refused_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "pulse-trio.toml").write_text("tags = 5\n")
+    with pytest.raises(ConfigurationError, match="tags must be a list of tags, got 5"):
+        file_settings(tmp_path)
+    with pytest.raises(ConfigurationError, match="'tags' must be a list of tags, not a single text, got 'mail'"):
+        load_settings({"tags": "mail"}, folder=tmp_path / "none")
 
 
 # The margin

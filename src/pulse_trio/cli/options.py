@@ -5,12 +5,12 @@ from __future__ import annotations
 import getpass
 import os
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
 from ..errors import ConfigurationError
-from ..settings import WorkerSettings, parse_setting
+from ..settings import WorkerSettings, is_list, parse_setting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,13 +33,15 @@ def default_of(field: Field[Any]) -> str:
     """A setting's default as the help shows it."""
     if field.default is None:
         return "all"
-    if field.default == "":
+    if field.default in ("", ()):
         return "none"
+    if isinstance(field.default, tuple):
+        return ",".join(cast("tuple[str, ...]", field.default))
     return f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
 
 
 def _metavar(field: Field[Any]) -> str:
-    if field.name == "queues":
+    if is_list(field):
         return "A,B,..."
     if field.name.endswith("dsn"):
         return "DSN"

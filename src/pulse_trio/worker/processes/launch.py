@@ -46,5 +46,5 @@ def environment_of(dsn: str, settings: WorkerSettings, flags: Mapping[str, bool 
 def _text(value: object) -> str:
     if isinstance(value, bool):
         return "1" if value else "0"
-    # The only tuple among the settings is the list of queues.
+    # Lists are separated by commas, as `settings.parse_setting` reads them.
     return ",".join(cast("tuple[str, ...]", value)) if isinstance(value, tuple) else str(value)
