@@ -165,7 +165,9 @@ class WorkerSettings:
             "schema", 1 <= len(self.schema.encode()) <= 63 and "\0" not in self.schema, "must have 1 to 63 bytes"
         )
         for name in (f.name for f in fields(self) if is_list(f)):
-            self._require(name, not isinstance(getattr(self, name), str), f"must be a list of {name}, not a single text")
+            self._require(
+                name, not isinstance(getattr(self, name), str), f"must be a list of {name}, not a single text"
+            )
         self._require("queues", self.queues is None or len(self.queues) > 0, "must name at least one queue")
 
     def _require(self, name: str, holds: bool, what: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -35,8 +35,8 @@ def default_of(field: Field[Any]) -> str:
         return "all"
     if field.default in ("", ()):
         return "none"
-    if isinstance(field.default, tuple):
-        return ",".join(cast("tuple[str, ...]", field.default))
+    if is_list(field):
+        return ",".join(field.default)
     return f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
 
 
