@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -36,7 +36,7 @@ def default_of(field: Field[Any]) -> str:
     if field.default in ("", ()):
         return "none"
     if is_list(field):
-        return ",".join(field.default)
+        return ",".join(cast("tuple[str, ...]", field.default))
     return f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
 
 
