@@ -48,7 +48,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def _named(config: pytest.Config) -> object:
-    return config.getoption("--pulse-dsn") or config.getini("pulse_dsn")
+    return config.getoption("--pulse-dsn") or config.getini("pulse_dsn") or os.environ.get("PULSE_TRIO_TEST_DSN")
 
 
 def _folder_of(run: str) -> Path:

@@ -64,6 +64,23 @@ class Mute:
         return ["nothing"]
 
 
+class Twice:
+    # Some libraries of metrics refuse a second registration.
+
+    asked = 0
+
+    def listeners(self):
+        self.asked += 1
+        if self.asked > 1:
+            raise ValueError("registered already")
+        return {}
+
+
+Twice.made = Twice()
+Twice.made.asked = 1
+once = Twice()
+
+
 class Failing:
     def listeners(self):
         return {JobEnded: self.ended}
@@ -114,7 +131,8 @@ def test_an_object_a_class_and_a_function_are_instruments(folder: Path) -> None:
         "from monitoring import Counting\ndef instrument():\n    return Counting('function')\n"
     )
     loaded = load_instruments(["monitoring:ready", "monitoring:Counting", "made:instrument"])
-    assert [getattr(instrument, "where", None) for instrument in loaded] == ["object", "option", "function"]
+    heard = [instrument.listeners()[JobEnded].__self__ for instrument in loaded]  # pyright: ignore[reportFunctionMemberAccess]
+    assert [instrument.where for instrument in heard] == ["object", "option", "function"]
 
 
 @pytest.mark.parametrize(
@@ -128,6 +146,7 @@ def test_an_object_a_class_and_a_function_are_instruments(folder: Path) -> None:
         ("monitoring:Mute", "its listeners() must return {type of event: function}, not ['nothing']"),
         ("app:handlers", "The instrument app:handlers is a Handlers without listeners()."),
         ("monitoring:os.getcwd", "returned a str without listeners()"),
+        ("monitoring:Twice.made", "monitoring:Twice.made failed: ValueError: registered already"),
     ],
 )
 def test_what_is_no_instrument_is_refused_and_named(folder: Path, target: str, said: str) -> None:
@@ -141,7 +160,14 @@ async def test_run_reports_to_the_instruments_it_is_given_and_logs_all_the_same(
     folder: Path, dsn: str, processes: Processes
 ) -> None:
     jobs = [SyncClient(dsn).enqueue("greet", {"name": "Ada"}).id for _ in range(2)]
-    given = ["--instrument", "monitoring:Counting", "--instrument", "monitoring:Failing"]
+    given = [
+        "--instrument",
+        "monitoring:Counting",
+        "--instrument",
+        "monitoring:Failing",
+        "--instrument",
+        "monitoring:once",
+    ]
     running = await processes.pulse_trio("run", "app", "--burst", "--verbose", "--dsn", dsn, *given)
     assert await running.ended() == 0, running.report()
     told = sorted((folder / "told").read_text().splitlines())

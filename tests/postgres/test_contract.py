@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from psycopg.rows import Row
 from psycopg.transaction import AsyncTransaction
 
 from pulse_trio.postgres import TrioConnection, contract
@@ -53,9 +54,9 @@ def test_a_missing_name_is_named(module: object, name: str, monkeypatch: pytest.
 
 @pytest.mark.parametrize("name", contract._KEPT)
 def test_a_field_that_a_connection_no_longer_keeps_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Other(psycopg.AsyncConnection[Any]):
+    class Other(psycopg.AsyncConnection[Row]):
         def __init__(self, pgconn: Any) -> None:
-            super().__init__(pgconn)
+            super().__init__(pgconn)  # pyright: ignore[reportArgumentType] -- made with no row factory, as the contract does
             vars(self).pop(name, None)
 
         def __del__(self, _: Any = None) -> None: ...

@@ -32,7 +32,10 @@ def install_completion(context: click.Context, _: click.Parameter, shell: str | 
             )
     root = context.find_root().command
     made = _CLASSES[shell](root, {}, _PROGRAM, _VARIABLE)
-    path = _place(shell)
+    try:
+        path = _place(shell)
+    except RuntimeError:
+        raise AppError("There is no home folder to write the completion to: set HOME") from None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(_script(made), encoding="utf-8")

@@ -18,10 +18,8 @@ from ..handlers import Handlers
 from .faults import AppError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import FrameType, ModuleType, TracebackType
-
-    from ..observe import Instrument
 
 FRAMES = 3
 """How many of the last frames of the user's own traceback are shown."""
@@ -47,16 +45,35 @@ def load_handlers(target: str) -> Handlers:
     return found
 
 
-def load_instruments(targets: Sequence[str]) -> list[Instrument]:
+class Asked:
+    """An instrument whose listeners were asked for once: some register their metrics then, and refuse to do it again."""
+
+    def __init__(self, listeners: Mapping[type[Any], Callable[[Any], None]]) -> None:
+        self._listeners = listeners
+
+    def listeners(self) -> Mapping[type[Any], Callable[[Any], None]]:
+        """What the instrument said."""
+        return self._listeners
+
+
+def load_instruments(targets: Sequence[str]) -> list[Asked]:
     """The instruments that `module:attribute` names: each an object with `listeners`, or a class or function without
     parameters that returns one.
 
     Raises `AppError`, a usage error, whose message says what to do.
     """
-    return [_instrument(target) for target in targets]
+    return [_asked(f"The instrument {target}", _instrument(target)) for target in targets]
 
 
-def _instrument(target: str) -> Instrument:
+def ask_instruments(handlers: Handlers, target: str) -> None:
+    """Asks the instruments of the handlers for their listeners, once. Raises `AppError` for one that fails."""
+    handlers.instruments[:] = [
+        _asked(f"An instrument of {target} ({type(instrument).__name__})", instrument)
+        for instrument in handlers.instruments
+    ]
+
+
+def _instrument(target: str) -> Any:
     module_name, _, attribute = target.partition(":")
     if not attribute:
         raise AppError(f"{target!r} is not a module and an object. An instrument looks like monitoring:instrument")
@@ -65,25 +82,34 @@ def _instrument(target: str) -> Instrument:
     if folder not in sys.path[:1]:
         sys.path.insert(0, folder)
     found = _attribute(_import(module_name), attribute, registry=False)
-    if isinstance(found, type) or not hasattr(found, "listeners"):
-        if not callable(found):
-            raise AppError(
-                f"The instrument {target} is {_an(type(found).__name__)} without listeners(). "
-                "An instrument has a method listeners() that returns {type of event: function}."
-            )
-        found = _called(target, found)
+    if not isinstance(found, type) and _has_listeners(found):
+        return found
+    if not callable(found):
+        raise AppError(
+            f"The instrument {target} is {_an(type(found).__name__)} without listeners(). "
+            "An instrument has a method listeners() that returns {type of event: function}."
+        )
+    return _called(target, found)
+
+
+def _has_listeners(found: object) -> bool:
     try:
-        listeners = found.listeners()
+        return hasattr(found, "listeners")
+    except Exception:  # whatever a property of the user's raises: asking says it
+        return True
+
+
+def _asked(what: str, instrument: Any) -> Asked:
+    try:
+        listeners = instrument.listeners()
     except (Exception, SystemExit) as error:
         raise AppError(
-            f"The instrument {target} failed: {_headline(error)}",
+            f"{what} failed: {_headline(error)}",
             _detail(error, _without_importing(error.__traceback__)),
         ) from None
     if not _are_listeners(listeners):
-        raise AppError(
-            f"The instrument {target}: its listeners() must return {{type of event: function}}, not {listeners!r:.200}"
-        )
-    return found
+        raise AppError(f"{what}: its listeners() must return {{type of event: function}}, not {listeners!r:.200}")
+    return Asked(listeners)
 
 
 def _are_listeners(value: object) -> bool:
@@ -101,7 +127,7 @@ def _called(target: str, factory: Any) -> Any:
             f"The instrument {target} could not be created: {_headline(error)}",
             _detail(error, _without_importing(error.__traceback__)),
         ) from None
-    if not hasattr(made, "listeners"):
+    if not _has_listeners(made):
         raise AppError(
             f"The instrument {target} returned {_an(type(made).__name__)} without listeners(). "
             "An instrument has a method listeners() that returns {type of event: function}."
@@ -110,7 +136,8 @@ def _called(target: str, factory: Any) -> Any:
 
 
 def check_target(target: str) -> None:
-    """Checks `module:attribute` without importing it: a supervisor never runs the user's code.
+    """Checks `module:attribute` without importing it: a supervisor never runs the module of the
+    handlers (only that of an instrument, where one is named).
 
     Raises `AppError` for a malformed target, and for a module that does not exist.
     """

@@ -25,7 +25,7 @@ from ..worker.processes.quarantine import Launch
 from .collector import settle_collector
 from .database import choose_database, open_database_async
 from .fleet import Fleet
-from .loading import check_target, load_handlers, load_instruments
+from .loading import ask_instruments, check_target, load_handlers, load_instruments
 from .options import dsn_option, setting_options
 from .stopping import RELEASED, Stopping, flush, leave_at_once
 from .streams import accept_lost_output
@@ -99,6 +99,7 @@ def run(
         logs.set_up(as_json=as_json, verbose=verbose)
         return trio.run(Supervision(target, settings, flags, stopping, loaded).run, choice)
     handlers = load_handlers(target)
+    ask_instruments(handlers, target)
     loaded = load_instruments(instruments)
     logs.set_up(as_json=as_json, verbose=verbose)
     settle_collector()

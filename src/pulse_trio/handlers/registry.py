@@ -131,7 +131,7 @@ class Handlers:
         return handler
 
     def include(self, other: Handlers) -> None:
-        """Adds another registry's handlers and schedules. Raises `ConfigurationError` on a name both have."""
+        """Adds another registry's handlers, schedules and instruments. Raises `ConfigurationError` on a name both have."""
         for handler in other:
             self._add(handler)
         for declared in other.schedules:
@@ -140,6 +140,8 @@ class Handlers:
             self._limit(limits)
         for queue, lease in other.queue_leases.items():
             self._lease(queue, lease)
+        known = set(map(id, self.instruments))
+        self.instruments += [instrument for instrument in other.instruments if id(instrument) not in known]
 
     @property
     def queues(self) -> list[str]:

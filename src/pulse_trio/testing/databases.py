@@ -24,6 +24,7 @@ from psycopg.sql import SQL, Identifier
 from ..embedded import embedded_server
 from ..errors import PulseTrioError
 from ..migrate import migrate_sync
+from ..postgres.dsn import redact
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -47,7 +48,9 @@ class TemplateDatabases:
     @contextmanager
     def migrated(self) -> Generator[str]:
         """The DSN of a new database with the schema; dropped afterwards, even if connections are left in it."""
-        name = (self._spare or self._maker.submit(self._make)).result()
+        # Taken out first: a copy that failed fails one test, and not all that follow.
+        spare, self._spare = self._spare, None
+        name = (spare or self._maker.submit(self._make)).result()
         self._spare = self._maker.submit(self._make)
         try:
             yield make_conninfo(self.server_dsn, dbname=name)
@@ -58,7 +61,8 @@ class TemplateDatabases:
         """Drops what is left, and waits for it."""
         if self._spare is not None:
             spare, self._spare = self._spare, None
-            with suppress(psycopg.Error):
+            # A copy that could not be made needs no dropping.
+            with suppress(Exception):
                 self._maker.submit(self._drop, spare.result())
         self._maker.shutdown()
         if self._admin is not None:
@@ -174,7 +178,7 @@ def _told(what: str) -> Generator[None]:
         yield
     except (psycopg.Error, PulseTrioError, OSError) as error:
         raise pytest.UsageError(
-            f"pulse_dsn has no PostgreSQL: {what}: {str(error).strip()}\n"
+            f"pulse_dsn has no PostgreSQL: {what}: {redact(str(error).strip())}\n"
             "Name one with --pulse-dsn (a role that may create databases), or install pulse-trio[embedded]."
         ) from None
 
@@ -184,4 +188,4 @@ def _safe(dsn: str) -> str:
         parts = conninfo_to_dict(dsn)
     except psycopg.ProgrammingError:
         return "(not a DSN)"
-    return make_conninfo(**{key: str(value) for key, value in parts.items() if key != "password"})
+    return make_conninfo(**{key: str(value) for key, value in parts.items() if "password" not in key})

@@ -8,7 +8,7 @@ import anyio.to_thread
 import sniffio
 import trio
 
-from ..errors import HandlerStuck
+from ..errors import HandlerStuck, PulseTrioError
 from ..observe import JobEnded, JobStarted
 from ..worker import Worker
 
@@ -62,7 +62,8 @@ class PulseWorker:
     async def _drain(self, timeout: float, settings: Mapping[str, Any]) -> WorkerReport:  # noqa: ASYNC109
         running = _Running()
         given: dict[str, Any] = {"cleanup": 1.0, **settings}
-        worker = Worker(self._handlers, self._dsn, burst=True, instruments=[running], **given)
+        instruments = [running, *given.pop("instruments", ())]
+        worker = Worker(self._handlers, self._dsn, burst=True, instruments=instruments, **given)
         late: list[str] = []
 
         async def watch_time() -> None:
@@ -71,19 +72,19 @@ class PulseWorker:
             late.append(_not_ended(timeout, running.jobs))
             worker.stop_now()
 
-        stuck: HandlerStuck | None = None
+        failure: Exception | None = None
         report: WorkerReport | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch_time)
             try:
                 report = await worker.run()
-            except HandlerStuck as error:
-                stuck = error
+            except (PulseTrioError, HandlerStuck) as error:
+                failure = error  # raised as itself, outside of the nursery
             nursery.cancel_scope.cancel()
         if late:
-            raise TimeoutError(late[0]) from stuck
-        if stuck is not None or report is None:
-            raise stuck or RuntimeError("the worker ended without a report")
+            raise TimeoutError(late[0]) from failure
+        if failure is not None or report is None:
+            raise failure or RuntimeError("the worker ended without a report")
         return report
 
 

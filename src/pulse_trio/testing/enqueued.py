@@ -143,7 +143,9 @@ def assert_enqueued(
     **expected: Unpack[Expected],
 ) -> Coroutine[Any, Any, JobRecord] | JobRecord:
     """Returns the job that is what is expected (the last enqueued of several). Raises `AssertionError` if there is none, or not
-    as many as `count`."""
+    as many as `count`, which is at least 1."""
+    if count is not None and count < 1:
+        raise TypeError("assert_enqueued(count=) is at least 1: that there is no such job, refute_enqueued says")
     wanted = _wanted(handler, expected)
     if isinstance(client, SyncClient):
         return _asserted(wanted, _all(client), count)

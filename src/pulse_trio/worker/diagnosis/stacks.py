@@ -72,6 +72,8 @@ class Stacks:
     def _answer(self, session: int, job_id: int) -> str:
         for job in self._jobs.held:
             if job.claim.id == job_id and job.claim.session == session:
+                if job.task is None:
+                    return "its handler has not begun: others of its batch come first"
                 # A job with an outcome and without a nursery no longer runs.
                 ended = job.outcome is not None and job.scope_nursery is None
                 return (

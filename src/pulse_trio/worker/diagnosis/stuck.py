@@ -51,7 +51,10 @@ class StuckHandlers:
             cancelled = {
                 job: cancelled.get(job, now)
                 for job in self._jobs.unended()
-                if not self._calls.ends_by_itself(job.claim.kind) and job.cancel_reason is not None
+                # One that has not begun has no handler that could be stuck.
+                if job.task is not None
+                and not self._calls.ends_by_itself(job.claim.kind)
+                and job.cancel_reason is not None
             }
             for job, since in cancelled.items():
                 if now - since >= self._patience and job.stuck is None:

@@ -62,7 +62,7 @@ class Reports:
         elif outcome.kind == "completed" and not outcome.cancelling:
             # Not through `_unwritten.put`: this is the path of every job.
             if (older := self._completed.put(outcome)) is not None:
-                self._unwritten.displaced(older, outcome)
+                self._unwritten.displaced(older, self._completed)
             if not self._travelling:
                 self._unwritten.work.give()
         else:

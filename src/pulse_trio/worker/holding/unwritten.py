@@ -13,7 +13,7 @@ from ..signal import Signal
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ...jobs import Outcome
+    from ...jobs import Claim, Outcome
     from ...observe import Observer
     from ..jobs.job_table import JobTable
 
@@ -45,6 +45,10 @@ class Waiting:
             self.size += size_of(outcome)
         outcomes[job_id] = outcome
         return older
+
+    def claim_of(self, job_id: int) -> Claim:
+        """The attempt whose outcome of a job waits here."""
+        return self._outcomes[job_id].claim
 
     def take(self, size: int) -> list[Outcome]:
         """Takes outcomes from the front: at least one, up to `size` characters together, and at most as many as fit one
@@ -88,12 +92,13 @@ class Unwritten:
         """Adds an outcome to `waiting`. Returns the older outcome that it replaced, if any, which is refused."""
         older = waiting.put(outcome)
         if older is not None:
-            self.displaced(older, outcome)
+            self.displaced(older, waiting)
         return older
 
-    def displaced(self, older: Outcome, outcome: Outcome) -> None:
-        """Another outcome replaced an older one of the same job. The older is refused if it is of another attempt."""
-        if older.claim is outcome.claim:
+    def displaced(self, older: Outcome, waiting: Waiting) -> None:
+        """An outcome gave way to another of its job: it is refused, unless that is of the same attempt. The older of two
+        attempts may be the one that came last: a thread that outlived its lease."""
+        if waiting.claim_of(older.claim.id) is older.claim:
             self.pending -= 1
         else:
             self.refused([older])

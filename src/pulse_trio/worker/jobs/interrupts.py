@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from ...handlers import Handlers
 
-_ROOT = str(Path(__file__).parents[1])
+_ROOT = str(Path(__file__).parents[2])
+"""All of pulse-trio."""
 _PACKAGES = ("pulse_trio.worker", "pulse_trio.store", "pulse_trio.postgres", "pulse_trio.states", "pulse_trio.jobs")
 _marked: set[str] = set()
 

@@ -205,19 +205,24 @@ class Runner:
         job.end_heartbeat()
         if job.plain:
             job.outcome = outcome
+            if self._events.ends_wanted:
+                self._events.ended(job)
         else:
             self._end_of_other(job, outcome)
-        if self._events.ends_wanted:
-            self._events.ended(job)
         if self._jobs.end(job):
             self._reports.add(job.outcome)  # type: ignore[arg-type]
 
     def _end_of_other(self, job: RunningJob, outcome: Outcome | None) -> None:
         """The end of a job that is not `plain`."""
-        job.outcome = _in_view_of(job, outcome) if job.stuck is None else self.outcome_of_stuck(job)
+        job.outcome = _in_view_of(job, outcome)
         if job.committed is not None:
             self._after_commit(job, job.committed)
         self._events.failed(job)
+        if self._events.ends_wanted:
+            self._events.ended(job)
+        if job.stuck is not None:
+            # The events say how it ended; its report is what its cancellation meant.
+            job.outcome = self.outcome_of_stuck(job)
 
     def _refuses(self, job: RunningJob) -> bool:
         """Ends a job that cannot be begun. Returns whether it did."""

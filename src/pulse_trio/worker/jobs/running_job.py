@@ -246,6 +246,8 @@ class RunningJob:
         self.transaction = None
         if self.state is LOST:
             self._wake_heartbeat()
+            if not self._heartbeat_joined:
+                self.cancel("fence-lost")
 
     # The heartbeat
 
@@ -297,10 +299,11 @@ class RunningJob:
     def lose(self) -> None:
         """A beat matched no row: the heartbeat task cancels the nursery."""
         # The row may be gone because our own transaction has just completed the job: then the answer to COMMIT is on its way.
-        if self.transaction != "settling":
-            self._wake_heartbeat()
-        if self.task is None:
-            # No heartbeat exists yet that could cancel it.
+        if self.transaction == "settling":
+            return
+        self._wake_heartbeat()
+        if not self._heartbeat_joined:
+            # No heartbeat will cancel it: it was not begun when the beat was sent.
             self.cancel("fence-lost")
 
     # Progress
@@ -365,6 +368,9 @@ class RunningJob:
         return self._reason_of_deadline(trio.current_time())
 
     def _reason_of_deadline(self, now: float) -> CancelReason | None:
+        if self.task is None:
+            # It has not begun: the options that may say another timeout are read when it does.
+            return "lease-unproven" if now >= self.lease_deadline else None
         first = self.deadline
         if now < first:
             return None

@@ -9,7 +9,7 @@ from ...handlers import death_hooks
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...handlers import DeathHook, Handlers
+    from ...handlers import DeathHook, Handlers, Schedule
 
 
 class DeclarationStore(Protocol):
@@ -21,11 +21,16 @@ class Declarations:
 
     def __init__(self, store: DeclarationStore, handlers: Handlers) -> None:
         self._store = store
+        self._handlers = handlers
         self._hooks = death_hooks(handlers)
-        hooked = {hook.kind for hook in self._hooks}
-        self._others = [handler.kind for handler in handlers if handler.kind not in hooked]
-        self.schedules = handlers.schedules
+
+    @property
+    def schedules(self) -> Sequence[Schedule]:
+        """Those that are declared by now: a program may declare some between making a worker and running it."""
+        return self._handlers.schedules
 
     async def declare_deaths(self) -> None:
         """Declares which kinds have a hook for the deaths of their jobs, and which have none."""
-        await self._store.declare_deaths(self._hooks, self._others)
+        hooked = {hook.kind for hook in self._hooks}
+        others = [handler.kind for handler in self._handlers if handler.kind not in hooked]
+        await self._store.declare_deaths(self._hooks, others)
