@@ -127,10 +127,10 @@ async def test_a_log_that_is_read_late_says_how_many_lines_it_lacks(dsn: str, pr
             assert await settled(dsn, job_id) == ("completed", 1, 1)
         heard = b""
         with trio.fail_after(20):
-            while b" lines of the log were left out here, because stderr was not read in time" not in heard:
+            while b" lines of the log were dropped here, because stderr was not read in time" not in heard:
                 await trio.lowlevel.wait_readable(end)
                 heard += os.read(end, 65536)
-        (left_out,) = re.findall(rb"WARNING (\d+) lines of the log were left out", heard)
+        (left_out,) = re.findall(rb"WARNING (\d+) lines of the log were dropped", heard)
         lines = [line for line in heard.split(b"\n") if b"WARNING app: " in line]
         assert len(lines) + int(left_out) >= 20 * 50
         # None is cut, and none is within another.

@@ -375,7 +375,7 @@ async def test_a_process_that_cannot_be_replaced_in_place_ends_and_says_so(
     (app / "app.py").write_text(f"{APP}\nimport sys\nsys.executable = '/nowhere/python'\n")
     enqueue_swallowing(dsn, folder=str(app))
     running = await worker(processes, dsn)
-    await running.line(r"this process cannot be replaced \(.*No such file.*\): it ends\.")
+    await running.line(r"this process cannot be replaced \(.*No such file.*\), so it ends\.")
     assert await running.ended() == 1
 
 

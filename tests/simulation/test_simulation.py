@@ -17,6 +17,7 @@ from pulse_trio.states import leaves_of
 from pulse_trio.worker.claiming import sweeps
 from pulse_trio.worker.holding.heartbeats import Heartbeats
 from pulse_trio.worker.holding.reports import Reports
+from pulse_trio.worker.holding.unwritten import Unwritten
 from pulse_trio.worker.jobs.running_job import RunningJob
 from pulse_trio.worker.outage import COST_SHARE
 from support.fake_limits import FakeLimits
@@ -176,10 +177,10 @@ def never_beaten(patch: pytest.MonkeyPatch) -> Callable[[int], World]:
 
 
 def reports_dropped(patch: pytest.MonkeyPatch) -> Callable[[int], World]:
-    def put_back(settler: Any, outcomes: Sequence[Outcome]) -> None:
-        settler._writing -= len(outcomes)
+    def put_back(unwritten: Unwritten, outcomes: Sequence[Outcome]) -> None:
+        unwritten.pending -= len(outcomes)
 
-    patch.setattr(Reports, "put_back", put_back)
+    patch.setattr(Unwritten, "put_back", put_back)
     return WorldOf
 
 

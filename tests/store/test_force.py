@@ -15,6 +15,7 @@ from pulse_trio.observe import FenceLost
 from pulse_trio.store import history
 from support.embedded_workers import working
 from support.stores import Window, claim_one, end, open_store
+from support.workers import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -247,6 +248,9 @@ async def test_a_wedged_handler_is_cancelled_at_once_long_before_its_next_beat(a
         open_client(alone.dsn) as client,
     ):
         await began.wait()
+        # What is notified before the worker listens is lost: its next beat, minutes later here, would find out.
+        listening = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN %%'"
+        await until(alone.dsn, listening)
         if act == "release":
             assert await client.release(job_id, force=True) == "available"
         else:

@@ -10,6 +10,7 @@ import os
 import secrets
 import shutil
 import tempfile
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 _PREFIX = "pulse_test"
 _CONNECT_WITHIN = 10
+_DROP_TRIES, _DROP_PAUSE = 20, 0.1
 
 
 class TemplateDatabases:
@@ -107,9 +109,16 @@ class TemplateDatabases:
 def drop_databases(server_dsn: str, prefix: str) -> None:
     """Drops what a run left on a server that outlives it: its template, and what killed processes left."""
     with psycopg.connect(server_dsn, autocommit=True, connect_timeout=_CONNECT_WITHIN) as admin:
-        found = admin.execute("SELECT datname FROM pg_database WHERE starts_with(datname, %s)", [f"{prefix}_"])
-        for (name,) in found.fetchall():
-            admin.execute(SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(Identifier(name)))
+        for _ in range(_DROP_TRIES):
+            found = admin.execute("SELECT datname FROM pg_database WHERE starts_with(datname, %s)", [f"{prefix}_"])
+            names = [name for (name,) in found.fetchall()]
+            for name in names:
+                # A process of the run that ends just now may drop the same one, or still copy it: then PostgreSQL refuses.
+                with suppress(psycopg.Error):
+                    admin.execute(SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(Identifier(name)))
+            if not names:
+                return
+            time.sleep(_DROP_PAUSE)
 
 
 # The run
