@@ -1,4 +1,4 @@
-"""A job as `pulse.jobs` shows it. Errors carry it, so it stands below them, and imports nothing of ours."""
+"""A job as `pulse.jobs` shows it. Errors carry it, so it is below them in the layers, and imports nothing of ours."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 SESSION: Mapping[str, bool] = {"session": True}
-"""A field that holds a worker's session: 63 bits, more than JSON's readers keep of a number (JavaScript and jq keep 53)."""
+"""A field that holds a worker's session: 63 bits, more than many JSON readers keep of a number (JavaScript and jq keep 53)."""
 
 
 class State(StrEnum):
-    """What a user sees in `pulse.jobs.state`."""
+    """The states that `pulse.jobs.state` shows."""
 
     SCHEDULED = "scheduled"
     AVAILABLE = "available"
@@ -51,4 +51,4 @@ class JobRecord:
     progress: float | None
     progress_message: str | None
     key: str | None = None
-    """The key that limits and turns go by (a tenant); None also where a role may not see it (a waiter)."""
+    """The key by which limits and turns count (a tenant); None also if the role may not see it (a waiter)."""

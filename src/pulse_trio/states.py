@@ -1,10 +1,10 @@
 """The state machine as one table, and the pure functions that decide what an attempt's end means.
 
-`TRANSITIONS` is the whole of it, end states included: what it lacks is illegal, and a look-up that fails says so. `RULES` say
-which event the end of an attempt is. PostgreSQL decides by the same rules, in sql/fail.sql, where the row is locked: a worker
-would decide about a row that has changed since. tests/store/test_states.py tries every state with every event, and every case
-of the rules, against the real statements; tests/model/test_decisions.py compares the rules with the text of fail.sql.
-The idea of the table is h11's; deciding here and waiting elsewhere is psycopg's.
+`TRANSITIONS` is complete, end states included: a move that it lacks is illegal, and its look-up raises. `RULES` say which event
+the end of an attempt is. PostgreSQL decides by the same rules, in sql/fail.sql, where the row is locked: a worker's row could
+have changed since it was read. tests/store/test_states.py tries every state with every event, and every case of the rules,
+against the real statements; tests/model/test_decisions.py compares the rules with the text of fail.sql. The idea of the table
+comes from h11; the idea to decide here and wait elsewhere, from psycopg.
 """
 
 from __future__ import annotations
@@ -88,11 +88,11 @@ STORED: Mapping[State, int] = {
     State.DEAD: 5,
     State.CANCELLED: 6,
 }
-"""The number in the column `state`. A job that is available is stored as scheduled or retryable, and its `run_at` has come."""
+"""The number in the column `state`. An available job is stored as scheduled or retryable, and its `run_at` has come."""
 
 
 def next_state(state: State, event: Event) -> State:
-    """Where `event` leads from `state`. Raises `InvalidTransition` where the table has no such move."""
+    """The state to which `event` leads from `state`. Raises `InvalidTransition` if the table has no such move."""
     try:
         return TRANSITIONS[state][event]
     except KeyError:
@@ -101,14 +101,14 @@ def next_state(state: State, event: Event) -> State:
 
 
 class Case(NamedTuple):
-    """What decides what becomes of a running job whose attempt has ended: this and nothing else.
+    """All the facts that decide what becomes of a running job whose attempt has ended.
 
-    `outcome` is an `OutcomeKind` or "crashed": it ran alone in a process of its own, and a witness saw that process die.
+    `outcome` is an `OutcomeKind` or "crashed": the job ran alone in a process of its own, and a witness saw that process die.
     """
 
     outcome: str
     cancelling: bool = False
-    """Its cancellation was asked for."""
+    """Its cancellation was requested."""
     last_attempt: bool = False
     """Its budget is used up."""
     last_crash: bool = False
@@ -118,7 +118,7 @@ class Case(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """An outcome, under a condition (a field of `Case`; "" is none), is this event."""
+    """Under a condition (a field of `Case`; "" is none) these outcomes mean this event."""
 
     outcomes: Sequence[str]
     condition: str
@@ -143,17 +143,17 @@ RULES: Sequence[Rule] = (
     Rule(("rescued", "crashed"), "last_attempt", Event.RESCUE_LAST),
     Rule(("rescued", "crashed"), "", Event.RESCUE),
 )
-"""The first that fits decides."""
+"""The first rule that fits decides."""
 
 
 class Decision(NamedTuple):
-    """What becomes of a job, and what its row counts. Counters other than `failures` matter to a job that goes back only."""
+    """What becomes of a job, and what its row counts. Counters other than `failures` matter only to a job that goes back."""
 
     event: Event
     state: State
-    """As the row has it: one that goes back is `SCHEDULED` or `RETRYABLE`, and shown as `AVAILABLE` once it is due."""
+    """As the row stores it: a job that goes back is `SCHEDULED` or `RETRYABLE`, and shown as `AVAILABLE` once it is due."""
     outcome: str
-    """As the list of attempts has it."""
+    """As the list of attempts shows it."""
     failures: int
     crashes: int
     deaths: int
@@ -171,7 +171,7 @@ def decide(
     crash_limit: int = DEFAULT_OPTIONS.crash_limit,
     given_up: bool = False,
 ) -> Decision:
-    """What becomes of a running job whose attempt ended so. `deaths`: how often it has died alone before."""
+    """What becomes of a running job whose attempt ended with `outcome`. `deaths`: how often it has died alone before."""
     last_crash = outcome == "crashed" and deaths + 1 >= crash_limit
     return decision_of(Case(outcome, cancelling, attempt >= max_attempts, last_crash, given_up))
 
@@ -200,15 +200,16 @@ _STORED_AS = {Event.RELEASE: State.SCHEDULED, Event.RESCUE: State.RETRYABLE}
 
 
 def suspected(event: Event, suspect: bool, crashes: int, crash_limit: int) -> bool:
-    """Whether a job that goes back is a suspect now, to run in quarantine next; `crashes` with the one that `event` may be."""
+    """Whether a job that goes back is now a suspect, to run in quarantine next; `crashes` includes the one that `event` may
+    be."""
     if event is Event.RESCUE:
         return suspect or is_suspect(crashes, crash_limit)
-    # One that ended without a crash is a suspect no longer; a release says nothing of it.
+    # A job that ended without a crash is no longer a suspect; a release proves nothing.
     return suspect and event is Event.RELEASE
 
 
 def is_suspect(crashes: int, crash_limit: int) -> bool:
-    """Whether so many crashes make a suspect: the next one could be the last that its limit allows."""
+    """Whether that many crashes make a suspect: the next one could be the last that its limit allows."""
     return crashes >= crash_limit - 1
 
 
@@ -219,7 +220,7 @@ def excused(crowded: bool, suspect: bool) -> bool:
 
 
 class Retries(Protocol):
-    """What a handler says about its failures: seconds until the next try, None for a job that is dead at once."""
+    """A handler's answer to its failures: seconds until the next try, None for a job that is dead at once."""
 
     def delay(self, claim: Claim, error: BaseException) -> float | None: ...
 
@@ -227,14 +228,14 @@ class Retries(Protocol):
 def outcome_of_error(
     claim: Claim, error: BaseException, retries: Retries | None = None, text: str | None = None
 ) -> Outcome:
-    """What an exception that left the handler means. Groups count as Snooze, RetryAfter or Discard when every leaf is one.
+    """The outcome that an exception of the handler means. Groups count as Snooze, RetryAfter or Discard when every leaf is one.
 
-    `text` is what is kept of it, if that is known already. Never raises, whatever the exception does.
+    `text` is its stored text, if that is known already. Never raises, whatever the exception does.
     """
     text = error_text(error) if text is None else text
     leaves = leaves_of(error)
     for wish in (Snooze, RetryAfter, Discard):
-        # Not isinstance, which asks the exception for its class.
+        # Not isinstance, which calls the exception's own `__class__`.
         if all(issubclass(type(leaf), wish) for leaf in leaves):
             return _wished(claim, wish, leaves, error, text, retries)
     return _failure(claim, "failed", error, text, retries)
@@ -258,7 +259,7 @@ def _wished(
 
 
 def _failure(claim: Claim, kind: OutcomeKind, error: BaseException, text: str, retries: Retries | None) -> Outcome:
-    """A failure, as the handler's policy will have it; what the policy itself raises must not hide what the handler raised."""
+    """A failure, as the handler's policy decides; an exception of the policy itself must not hide the handler's."""
     if retries is None:
         return Outcome(claim, kind, delay=retry_delay(claim), error=text)
     try:
@@ -280,8 +281,8 @@ def _short(error: BaseException) -> str:
 def outcome_of_cancel(
     claim: Claim, reason: CancelReason, retries: Retries | None = None, message: str | None = None
 ) -> Outcome | None:
-    """What a cancellation means once the handler has ended; None when there is nothing left to report (the job is not
-    ours any more, or cannot be proven to be). `message` is what the person said who asked for it."""
+    """The outcome of a cancelled handler that has ended; None when there is nothing left to report (the job is no longer ours,
+    or cannot be proven to be). `message` is the reason that the person gave who asked for it."""
     match reason:
         case "timeout":
             limit = options_of(claim).timeout
@@ -318,11 +319,11 @@ def exponential(base: float, cap: float, failures: int) -> float:
 
 
 class UnreadableOptions(msgspec.ValidationError):
-    """A row's options are not what any version writes: too large, too deep, no JSON object, or of other types."""
+    """A row's options differ from what any version writes: too large, too deep, no JSON object, or of other types."""
 
 
 def options_of(claim: Claim) -> JobOptions:
-    """The claim's own options, decoded. Raises `UnreadableOptions`."""
+    """Decodes the claim's own options. Raises `UnreadableOptions`."""
     if claim.options is None:
         return DEFAULT_OPTIONS
     if len(claim.options) > LONGEST_OPTIONS:
@@ -334,4 +335,4 @@ def options_of(claim: Claim) -> JobOptions:
 
 
 LONGEST_OPTIONS = 4096
-"""Bytes; a claim brings one more at most (complete_and_claim.sql), so that what is longer is seen to be."""
+"""Bytes. A claim brings one more at most (complete_and_claim.sql), so that longer options are recognised."""

@@ -1,9 +1,9 @@
 """When a schedule is due: plain functions over instants, no clock and no I/O.
 
-A cron expression is read by cronsim; what this module adds is one rule for the nights on which clocks change, the same for
-five fields and for six. A time of day (neither the minute nor the hour field begins with `*`) is a time on the wall: it comes
-once a day, at the first moment after the gap where the clock leaps over it, and only the first time where the clock shows it
-twice. Everything else (`0 * * * *`, `*/15 * * * *`) goes by real time: each moment at which the clock shows a fitting time.
+cronsim reads the cron expression. This module adds one rule for the nights on which clocks change, the same for five fields and
+for six. A time of day (neither the minute nor the hour field begins with `*`) is a wall-clock time: it comes once a day, at the
+first moment after the gap if the clock leaps over it, and only the first time if the clock shows it twice. All other
+expressions (`0 * * * *`, `*/15 * * * *`) go by real time: each moment at which the clock shows a matching time.
 
 `every` is aligned to 1970-01-01 00:00 UTC, so that it never drifts and is the same on every worker.
 """
@@ -31,18 +31,18 @@ CatchUp = Literal["skip", "last", "all"]
 CATCH_UP: tuple[CatchUp, ...] = ("skip", "last", "all")
 
 ON_TIME = timedelta(seconds=30)
-"""An occurrence fired within this is late, not missed: whatever the policy, it is fired."""
+"""An occurrence fired within this time is late, not missed: it is fired under every policy."""
 MOST_CAUGHT_UP = 1000
-"""What catch_up="all" fires at most: the latest of them."""
+"""The most that catch_up="all" fires: the latest ones."""
 
 _YEARS = 50
-"""So far ahead an occurrence is looked for."""
+"""How far ahead an occurrence is looked for."""
 _LAST_YEAR = 9997
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SHORTEST, LONGEST = timedelta(seconds=1), timedelta(days=3650)
 _MAX_EXPRESSION = 256
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""A zone's file could not be opened for want of something: that says nothing about the zone."""
+"""A zone's file could not be opened for lack of a resource: that proves nothing about the zone."""
 _FIELDS = {
     "second": "0-59",
     "minute": "0-59",
@@ -64,9 +64,9 @@ _NAMED = {
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """A cron expression in a time zone, or an interval. Made by `timing`, or from a row that was written by it.
+    """A cron expression in a time zone, or an interval. Made by `timing`, or from a row that it wrote.
 
-    Raises `ConfigurationError` when it is read for the first time and cannot be.
+    Raises `ConfigurationError` at its first use if it cannot be read.
     """
 
     cron: str | None = None
@@ -113,17 +113,16 @@ class Timing:
         last = moment
         for found in CronSim(self._fields, moment.astimezone(self._zone).replace(tzinfo=None, fold=0)):
             instant = _instant_of(found, self._zone)
-            # Two times on the wall may be one instant (in a gap), or one that has passed (when clocks go back).
+            # Two wall-clock times may be one instant (in a gap), or one that has passed (when clocks go back).
             if instant > last:
                 last = instant
                 yield instant
 
     def _by_real_time(self, moment: datetime) -> Iterator[datetime]:
-        """Every moment at which the clock on the wall shows a time that fits.
+        """Every moment at which the wall clock shows a matching time.
 
-        From one change of the zone's offset to the next a clock runs evenly, so cronsim is asked about each such stretch
-        without a zone. Given one, it steps by whole hours, and lost or doubled times where clocks move by half an hour or
-        off the hour.
+        From one change of the zone's offset to the next a clock runs evenly, so cronsim gets each such stretch without a zone.
+        With a zone it steps by whole hours, and lost or doubled times where clocks move by half an hour or off the hour.
         """
         start, inclusive = moment, False
         while start.year <= min(moment.year + _YEARS, _LAST_YEAR):
@@ -140,7 +139,7 @@ class Timing:
     def latest(self, since: datetime, until: datetime, limit: int) -> list[datetime]:
         """The last `limit` occurrences after `since` and not after `until`, in order.
 
-        Looks back in growing steps: a year of seconds is not walked for its last one.
+        Looks back in growing steps, so that it does not walk a year of seconds for the last one.
         """
         step = timedelta(minutes=1)
         while True:
@@ -155,8 +154,8 @@ class Timing:
 def due(timing: Timing, next_due: datetime, now: datetime, catch_up: CatchUp) -> list[datetime]:
     """The occurrences to fire when `next_due` has come, in order.
 
-    Within `ON_TIME` nothing was missed: all of them are fired. After that the policy decides over everything that has
-    come since: none, the last, or all (the latest `MOST_CAUGHT_UP`).
+    Within `ON_TIME` no occurrence was missed: all of them are fired. After that the policy decides about all occurrences since
+    then: none, the last, or all (the latest `MOST_CAUGHT_UP`).
     """
     missed = now - next_due > ON_TIME
     if missed and catch_up == "skip":
@@ -166,7 +165,7 @@ def due(timing: Timing, next_due: datetime, now: datetime, catch_up: CatchUp) ->
 
 
 def timing(cron: str | None, every: float | timedelta | None, timezone: str | None) -> Timing:
-    """What a caller asked for: a cron expression with its time zone (UTC by default), or seconds.
+    """The timing for a caller's cron expression with its time zone (UTC by default), or for seconds.
 
     Raises `ConfigurationError`.
     """
@@ -250,7 +249,8 @@ def _next_change(zone: tzinfo, moment: datetime) -> datetime:
 
 @lru_cache(maxsize=1024)
 def _changes(zone: tzinfo, year: int) -> tuple[datetime, ...]:
-    """The moments of a year (in UTC) at which the zone's offset changes: zoneinfo tells offsets only, so they are searched."""
+    """The moments of a year (in UTC) at which the zone's offset changes: zoneinfo has only offsets, so the moments are searched
+    for."""
     found: list[datetime] = []
     begin, end = datetime(year, 1, 1, tzinfo=UTC), datetime(year + 1, 1, 1, tzinfo=UTC)
     while begin < end:
@@ -268,10 +268,10 @@ def _changes(zone: tzinfo, year: int) -> tuple[datetime, ...]:
 
 
 def _instant_of(wall: datetime, zone: tzinfo) -> datetime:
-    """When the clock on the wall shows this time (the first time, if twice), or passes it in a leap."""
+    """When the wall clock shows this time (the first time, if twice), or leaps over it."""
     while True:
         instant = wall.replace(tzinfo=zone).astimezone(UTC)
         if instant.astimezone(zone).replace(tzinfo=None) == wall:
             return instant
-        # In the gap: to its end, which falls on a whole minute everywhere since 1972.
+        # In the gap: go to its end, which has been on a whole minute everywhere since 1972.
         wall = wall.replace(second=0) + timedelta(minutes=1)

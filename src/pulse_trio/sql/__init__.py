@@ -6,11 +6,11 @@
 | `:state.running` | the number that the column `state` has for it (`states.STORED`), a plain literal to the planner |
 | `:part.crash_limit` | the text of `parts/crash_limit.sql`: what several statements have in common |
 
-Values never go this way: they are bound. Only `store` and `migrate` import this package.
+Values are never put in this way: they are bound. Only `store` and `migrate` import this package.
 
-Every file is read when this package is imported (2 ms for all of them); its names are replaced at its first use, once. A file
-that is read at its first use could meet a process that has no file descriptor left, or be one of another version that was
-installed over this one meanwhile.
+Every file is read when this package is imported (2 ms for all of them); its names are replaced once, at its first use. If files
+were read at their first use, the process could have no file descriptor left, or another version could have been installed over
+this one meanwhile.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ _PLACE = re.compile(""":"schema"|:'schema'""")
 
 
 def render(text: str, schema: str) -> str:
-    """Puts the schema's name into a statement or migration; hostile names come out quoted."""
+    """Puts the schema's name into a statement or migration; hostile names are quoted."""
     quoted = {':"schema"': Identifier(schema).as_string(), ":'schema'": Literal(schema).as_string()}
-    # In one pass: a name may itself look like a place for the name.
+    # In one pass: a name may itself look like a placeholder for the name.
     return _PLACE.sub(lambda place: quoted[place[0]], text)
 
 
 def render_bound(text: str, schema: str) -> bytes:
-    """The same for a statement that is executed with parameters: a percent sign in the name must not look like one."""
+    """Does the same for a statement that is executed with parameters: a percent sign in the name must not look like a
+    placeholder."""
     return render(text, schema.replace("%", "%%")).encode()
 
 
@@ -49,7 +50,7 @@ _TOKEN = re.compile(
 
 
 def bare(text: str, parts: dict[str, str]) -> str:
-    """A file's statement with its names replaced, without comments and indentation. String literals stay as they are.
+    """A file's statement with its names replaced, without comments and indentation. String literals stay unchanged.
 
     Comments are for readers: without them the server's logs and pg_stat_statements show the statement itself. psycopg
     converts a statement of more than 4,096 characters anew for each execution.

@@ -1,9 +1,8 @@
--- Held shared by every idle worker, for each queue it serves (one lock for all when `queues` is NULL); a producer that
--- cannot have it exclusively knows that somebody waits (wake()).
--- What a former announcement that failed on its way may have got is let go first: locks of a session outlive a failed
--- statement, and are counted. This connection holds no others while it announces.
--- A producer has such a lock for a moment. A stranger may keep it, and gains nothing by it: while anybody holds it, producers
--- notify. So it is waited for for a moment only.
+-- Each idle worker holds these locks shared, one for each queue it serves (one lock for all when `queues` is NULL). A producer
+-- that cannot get a lock exclusively knows that a worker waits (wake()). Locks that an earlier, failed announcement may have
+-- got are released first: a session's locks outlive a failed statement, and are counted. This connection holds no others while
+-- it announces. A producer holds such a lock for a moment only. A stranger may keep one, and gains nothing: while any session
+-- holds it, producers notify. So this statement waits for it only for a moment.
 WITH former AS MATERIALIZED (SELECT pg_advisory_unlock_all(), set_config('lock_timeout', '50ms', true))
 SELECT pg_advisory_lock_shared(hashtextextended(:'schema' || ' idle' || coalesce(' ' || queue, ''), 0))
 FROM former, unnest(coalesce(%(queues)s::text[], '{NULL}')) queue

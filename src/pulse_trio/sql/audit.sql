@@ -1,4 +1,4 @@
--- Lines of the audit trail, newest first. What is not asked for is NULL.
+-- Lines of the audit trail, newest first. A NULL parameter restricts nothing.
 SELECT id, at, role, actor, act, target, jobs, job_ids, details::text
 FROM :"schema".audit
 WHERE (%(act)s::text IS NULL OR act = %(act)s::text)

@@ -1,5 +1,5 @@
 -- Moves the marks to the next live member, the first found; returns the batches that have none. The second look, from the
--- bottom, is for members a person retried meanwhile: it happens only when a batch is about to finish.
+-- bottom, finds members that a person retried meanwhile: it happens only when a batch is about to finish.
 WITH next AS MATERIALIZED (
   SELECT b.id, coalesce(
     (SELECT m.job_id FROM :"schema".batch_job m

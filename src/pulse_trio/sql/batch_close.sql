@@ -1,4 +1,5 @@
--- Closing twice is closing once: the first callback stays, which a waiter may not read. Workers are told to look for its end soon.
+-- Closing twice is closing once: the first callback stays, which a waiter may not read. Notifies workers to look for its end
+-- soon.
 WITH closed AS (
   UPDATE :"schema".batch SET closed_at = now(), callback = %(callback)s::json WHERE id = %(id)s::bigint AND closed_at IS NULL
 )

@@ -1,4 +1,5 @@
--- Every job of these has finished: their counts stay, whatever becomes of the jobs. Whoever waits for one is told.
+-- Every job of these batches has finished: their counts stay, whatever becomes of the jobs. Clients that wait for a batch are
+-- told.
 WITH done AS (
   UPDATE :"schema".batch b
   SET finished_at = clock_timestamp(), total = c.total, completed = c.completed, dead = c.dead, cancelled = c.cancelled,

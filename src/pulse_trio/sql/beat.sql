@@ -1,10 +1,9 @@
--- One heartbeat for a batch of running jobs. Renewed rows come back true; rows that are still ours but locked by somebody
--- else come back false (they are not lost: SKIP LOCKED keeps one job's transaction from fencing the whole worker); rows
--- that do not come back are lost. clock_timestamp(), because the lease counts from the write, not from the transaction.
--- A renewed row whose cancellation was asked for brings the reason along ('' when none was given), should its notification
--- have been lost.
--- `leases` has the leases of queues with one of their own, by name: one statement for all that is due.
--- Answers by place in the batch, not by id: two attempts of one job may be in it, and only one of them is alive.
+-- One heartbeat for a batch of running jobs. Renewed rows come back true; rows that are still ours but locked by another
+-- transaction come back false (they are not lost: SKIP LOCKED keeps one job's transaction from fencing the whole worker); rows
+-- that do not come back are lost. clock_timestamp(), because the lease counts from the write, not from the transaction. A
+-- renewed row whose cancellation was requested also returns the reason ('' when none was given), because its notification may
+-- have been lost. `leases` has the leases of queues with their own, by name: one statement for all due jobs. Answers go by
+-- place in the batch, not by id: two attempts of one job may be in it, and only one of them is alive.
 WITH report AS MATERIALIZED (
   SELECT * FROM unnest(%(ids)s::bigint[], %(attempts)s::int[], %(sessions)s::bigint[])
     WITH ORDINALITY AS r(id, attempt, session, place)

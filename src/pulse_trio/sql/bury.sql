@@ -1,6 +1,6 @@
--- Ends one attempt as dead, whatever stands in its row: for a report that PostgreSQL refused. Nothing is computed from the row's
--- columns, and none of them is cast; `bare` leaves out those that a producer wrote and that no one has to know to find the job.
--- Fenced by (id, attempt, session). A cancellation that was asked for is closed by a watchdog.
+-- Ends one attempt as dead, whatever its row holds: for a report that PostgreSQL refused. Computes nothing from the row's
+-- columns and casts none; `bare` leaves out those that a producer wrote and that are not needed to find the job. Fenced by (id,
+-- attempt, session). A watchdog closes the ledger row of a requested cancellation.
 WITH held AS MATERIALIZED (
   SELECT j.id FROM :"schema".job j
   WHERE j.id = %(id)s::bigint AND j.attempt = %(attempt)s::int AND j.locked_by = %(session)s::bigint AND j.state = :state.running

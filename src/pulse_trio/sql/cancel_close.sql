@@ -1,6 +1,6 @@
--- Closes the ledger rows of jobs that ended otherwise: a completion that crossed with the request for its cancellation.
--- A running job under a request that is still on its row has not ended. Whatever else ended the attempt noted it, and made
--- the job cancelled; what was not noted was completed.
+-- Closes the ledger rows of jobs that ended otherwise: a completion that crossed with the request for its cancellation. A
+-- running job under a request that is still on its row has not ended. Every other statement that ends an attempt records it,
+-- and makes the job cancelled; an attempt without a record was completed.
 WITH crossed AS MATERIALIZED (
   SELECT c.id, c.job_id, c.attempt FROM :"schema".cancellation c
   WHERE c.ended_at IS NULL

@@ -1,5 +1,5 @@
--- The cancellations of these attempts have reached their handlers. SKIP LOCKED: whoever holds the row is ending it, and that
--- says as much.
+-- The cancellations of these attempts have reached their handlers. SKIP LOCKED: the transaction that holds a row is ending the
+-- attempt, which says as much.
 WITH report AS MATERIALIZED (
   SELECT * FROM unnest(%(ids)s::bigint[], %(attempts)s::int[]) AS r(id, attempt)
 ), reached AS MATERIALIZED (

@@ -1,7 +1,7 @@
--- What the cancelled jobs became, once the cancellations of them have ended. The job itself is asked too: a completion that
--- crossed with its cancellation closes the ledger row only with a watchdog's next tick. Scalar subselects, one probe each:
--- the planner would make joins of anything else, and read the whole live table for them. LIMIT 1: an owner who writes rows by
--- hand may have given a live and a finished job the same id.
+-- What the cancelled jobs became, once their cancellations have ended. The job itself is checked too: when a completion crossed
+-- with its cancellation, only a watchdog's next tick closes the ledger row. Scalar subselects, one probe each: the planner
+-- would turn anything else into joins, and read the whole live table for them. LIMIT 1: an owner who writes rows by hand may
+-- have given a live and a finished job the same id.
 SELECT c.id, coalesce(c.ended_as, (SELECT s.state FROM :"schema".jobs s WHERE s.id = c.job_id LIMIT 1), 'completed')
 FROM :"schema".cancellation c
 WHERE c.id = ANY (%(ids)s::bigint[])

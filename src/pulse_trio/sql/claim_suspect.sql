@@ -1,6 +1,6 @@
--- Claims one suspect, to run in quarantine. SKIP LOCKED and nothing else: no lock that a stranger may hold stands in the way.
--- Not `fresh`: the process that is to run it has run others before. Then only suspects that have not been in quarantine yet: what
--- crashed there once gets a process in which nothing else has run, so that nothing else can be to blame.
+-- Claims one suspect, to run in quarantine. Only SKIP LOCKED: no lock that a stranger may hold can block it. If not `fresh`,
+-- the process that will run it has run others before. Then only suspects that have not been in quarantine yet: a job that
+-- crashed there once gets a process in which no other job has run, so that no other can be to blame.
 UPDATE :"schema".job j
 SET state = :state.running, attempt = least(j.attempt, 2147483646) + 1, locked_by = %(session)s::bigint,
     started_at = clock_timestamp(), lease_until = clock_timestamp() + %(lease)s::interval

@@ -1,25 +1,24 @@
--- The hot path: archives completed jobs and claims new ones in one statement, so that both share one commit (one fsync).
--- Either half may be empty. Returns the claims, first in first out (the caller puts its slots in order), then one row that
--- counts what was accepted
--- (attempt = number of completions accepted; args = their ids when some were refused, else NULL). There too whoever waits for
--- one of them is told.
+-- The hot path: archives completed jobs and claims new ones in one statement, so that both share one commit (one fsync). Either
+-- half may be empty. Returns the claims, first in first out (the caller puts its slots in order), then one row that counts the
+-- accepted completions (attempt = their number; args = their ids when some were refused, else NULL). That row also tells
+-- clients that wait for one of them.
 --
--- Completions: DELETE is fenced by (id, attempt, session). The caller sorts ids, and a nested loop over the primary key
--- (hash and merge joins are off on worker connections) locks them in that order: two settlers cannot deadlock. It is the
--- only statement that waits for a row lock; lock_timeout bounds that and complete_unlocked.sql then takes what is free.
+-- Completions: DELETE is fenced by (id, attempt, session). The caller sorts ids, and a nested loop over the primary key (hash
+-- and merge joins are off on worker connections) locks them in that order: two settlers cannot deadlock. It is the only
+-- statement that waits for a row lock; lock_timeout bounds that, and complete_unlocked.sql then takes the free rows.
 --
--- Claims: the slots (queue, priority, cursor) come in the worker's order. One index walk each, from the cursor upwards, so
--- dead entries that an old snapshot keeps alive are not read again. `state <> running` is a filter, never an index condition.
--- The answer is bounded in bytes too: jobs are taken until their arguments have `size` together, at least one. What is not
--- taken was locked for this one statement. Only compressed arguments are read for that; so few bytes need no closer look.
--- `leases` has the leases of queues with one of their own, by name; NULL, and nothing to look up, where there is none.
--- `ctid = ANY((SELECT ...))` runs the walk once, before the update; a join let the planner turn it into a seq scan of the
--- live table (123 ms at 100k rows) when the plan was made on an empty one. `least`: one row whose attempts are used up to the
--- last number must not fail the claim of all others; the worker makes it dead. So it does with options over 4 KiB.
+-- Claims: the slots (queue, priority, cursor) come in the worker's order. One index walk each, from the cursor upwards, so dead
+-- entries that an old snapshot keeps alive are not read again. `state <> running` is a filter, never an index condition. The
+-- answer is bounded in bytes too: jobs are taken until their arguments have `size` together, at least one. The other jobs were
+-- locked for this one statement. Only compressed arguments are read for that; smaller ones need no closer look. `leases` has
+-- the leases of queues with their own, by name; NULL, and no look-up, if no queue has one. `ctid = ANY((SELECT ...))` runs the
+-- walk once, before the update; a join let the planner turn it into a seq scan of the live table (123 ms at 100k rows) when the
+-- plan was made on an empty one. `least`: one row whose attempt has reached the greatest number must not fail the claim of all
+-- others; the worker makes it dead, as it does with options over 4 KiB.
 --
--- Counted in instructions (benchmarks/instructions.py), for each node of the plan is set up in each exchange: `done` has the
+-- Measured in instructions (benchmarks/instructions.py), because each exchange sets up every node of the plan: `done` has the
 -- columns of job_archive in their order and types, and `keep` is no condition by itself, so that INSERT takes its rows as they
--- are. The claims are sorted as they come, and become text afterwards. Together 3 % of what PostgreSQL spends on a job.
+-- are. The claims are sorted first and become text afterwards. Together that saves 3 % of PostgreSQL's work on a job.
 WITH report AS (
   SELECT * FROM unnest(%(ids)s::bigint[], %(attempts)s::int[], %(sessions)s::bigint[], %(results)s::text[])
     AS r(id, attempt, session, result)
@@ -50,8 +49,8 @@ WITH report AS (
             AS known(queue, priority, cursor_run_at, cursor_id),
             -- run_at is the producer's transaction start: a cursor this recent would hide commits still under way.
             (SELECT statement_timestamp() - interval '50 ms' AS recent) AS clock
-          -- Asked here, so that a pause or a limit takes effect with the next claim of every worker. What has a limit, and
-          -- jobs with a key, are claim_limited.sql's.
+          -- Checked here, so that a pause or a limit takes effect with the next claim of every worker. claim_limited.sql claims
+          -- from queues with a limit, and jobs with a key.
           WHERE NOT EXISTS (SELECT FROM :"schema".queue q
                             WHERE q.name = known.queue AND (q.paused_at IS NOT NULL OR q.limited))) AS slot
     CROSS JOIN LATERAL (

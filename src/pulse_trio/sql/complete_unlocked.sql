@@ -1,6 +1,6 @@
--- What complete_and_claim.sql does with completions, for the batch in which somebody else holds a row's lock: takes the free rows
--- and says which of the others are still ours (locked, report again later) and which are not (the lease was lost).
--- Also for handlers that completed although they were being cancelled: the ledger says so in the same transaction.
+-- Does what complete_and_claim.sql does with completions, for a batch in which another transaction has locked a row: takes the
+-- free rows and says which of the others are still ours (locked, report again later) and which are not (the lease was lost).
+-- Also for handlers that completed although they were being cancelled: the ledger records that in the same transaction.
 WITH report AS MATERIALIZED (
   SELECT * FROM unnest(%(ids)s::bigint[], %(attempts)s::int[], %(sessions)s::bigint[], %(results)s::text[])
     AS r(id, attempt, session, result)

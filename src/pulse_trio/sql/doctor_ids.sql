@@ -1,2 +1,2 @@
--- By how many ids the sequence is behind the jobs that there are.
+-- How many ids the sequence is behind the highest job.
 SELECT :"schema".ids_behind()

@@ -1,4 +1,4 @@
--- Kinds whose waiting jobs were given back again and again within the hour: no worker that takes them knows them.
+-- Kinds whose waiting jobs were released again and again within the hour: no worker that takes them knows them.
 SELECT j.kind::text, count(*), count(DISTINCT j.id), min(j.id)
 FROM :"schema".attempt a JOIN :"schema".job j ON j.id = a.job_id
 WHERE a.ended_at > statement_timestamp() - interval '1 hour' AND a.outcome = 'released'

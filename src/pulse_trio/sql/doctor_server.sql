@@ -1,4 +1,4 @@
--- What the server is and how it is set, and what this role may do with the schema.
+-- The server, its settings, and this role's rights in the schema.
 SELECT current_setting('server_version_num')::int, current_setting('server_version'), extract(epoch FROM clock_timestamp())::float8,
        pg_is_in_recovery(), current_setting('fsync') = 'on', current_setting('synchronous_commit'),
        current_setting('autovacuum') = 'on',

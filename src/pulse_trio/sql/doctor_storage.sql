@@ -1,4 +1,4 @@
--- How the live table fares: HOT updates, indexes that would prevent them, the watchdog's index, and the archive's days.
+-- The state of the live table: HOT updates, indexes that would prevent them, the watchdog's index, and the archive's days.
 SELECT coalesce(s.n_tup_upd, 0), coalesce(s.n_tup_hot_upd, 0),
        ARRAY(SELECT i.indexrelid::regclass::text FROM pg_index i
              JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_am m ON m.oid = c.relam

@@ -1,4 +1,4 @@
--- Of what is waited for: the jobs that are live no more (finished, or gone for good), and the batches (negative) that have
+-- Of the awaited ids: the jobs that are no longer live (finished or deleted), and the batches (negative ids) that have
 -- finished. One probe each.
 SELECT waited.id FROM unnest(%(ids)s::bigint[]) AS waited(id)
 WHERE CASE WHEN waited.id > 0 THEN NOT EXISTS (SELECT FROM :"schema".job j WHERE j.id = waited.id)

@@ -1,14 +1,13 @@
--- The one path of every attempt that ends without completing: a failure, a timeout, a discard, a cancellation, a snooze,
--- a release, and a rescue (the watchdog passes the rows it found expired). Retry or dead letter is decided here, from the
--- row's own budget, and nowhere else. 'crashed' is a rescue by the witness: the job ran alone in a process of its own, and the
--- worker that had started that process saw it die. Only such crashes count towards crash_limit.
--- Fenced by (id, attempt, session). SKIP LOCKED: it never waits, so it cannot deadlock.
--- A job whose cancellation was asked for ends as cancelled, whatever the outcome, and its ledger row ends with it. (A request
--- newer than this statement's snapshot is seen on the row, which is locked, but its ledger row is not: a watchdog closes that.)
--- Arguments that fit no handler of the worker that tried are released with an error that begins with UnfitArguments: another
--- version may fit them. After `patience` in which nothing else happened to the job it is dead.
--- Returns the rows that were moved (next = retryable, scheduled, dead or cancelled) and those still ours but locked (NULL); of a
--- job that became a suspect its kind and its crashes too; of one that died its queue, its kind and its error.
+-- The one path of every attempt that ends without completing: a failure, a timeout, a discard, a cancellation, a snooze, a
+-- release, and a rescue (the watchdog passes the rows it found expired). Retry or dead letter is decided here, from the row's
+-- own budget, and nowhere else. 'crashed' is a rescue by the witness: the job ran alone in a process of its own, and the worker
+-- that started the process saw it die. Only such crashes count towards crash_limit. Fenced by (id, attempt, session). SKIP
+-- LOCKED: it never waits, so it cannot deadlock. A job whose cancellation was requested ends as cancelled, whatever the
+-- outcome, and its ledger row ends with it. (A request newer than this statement's snapshot shows on the row, which is locked,
+-- but its ledger row does not: a watchdog closes that.) A job whose arguments fit no handler of its worker is released with an
+-- error that begins with UnfitArguments: they may fit another version's. If nothing else happens to the job within `patience`,
+-- it is dead. Returns the rows that were moved (next = retryable, scheduled, dead or cancelled) and those still ours but locked
+-- (NULL); for a job that became a suspect also its kind and its crashes; for one that died its queue, its kind and its error.
 WITH report AS MATERIALIZED (
   SELECT * FROM unnest(%(ids)s::bigint[], %(attempts)s::int[], %(sessions)s::bigint[], %(outcomes)s::text[],
                        %(delays)s::float8[], %(errors)s::text[])
@@ -30,7 +29,7 @@ WITH report AS MATERIALIZED (
               WHEN r.outcome IN ('snoozed', 'released') THEN 'scheduled'
               WHEN r.outcome = 'cancelled' THEN 'cancelled'
               WHEN r.outcome = 'discarded' THEN 'dead'
-              -- It ran alone, and its end was seen: nothing else can be to blame.
+              -- The job ran alone, and its end was seen: no other job can be to blame.
               WHEN r.outcome = 'crashed' AND j.deaths + 1 >= c.crash_limit THEN 'dead'
               WHEN j.attempt < j.max_attempts THEN 'retryable'
               ELSE 'dead' END AS next
@@ -47,13 +46,13 @@ WITH report AS MATERIALIZED (
 ), back AS (
   UPDATE :"schema".job j
   SET state = CASE h.next WHEN 'retryable' THEN :state.retryable ELSE :state.scheduled END, locked_by = 0, lease_until = 'infinity',
-      -- Lands above every cursor: releases and rescues come due at once, but not in the past.
-      -- No delay may fail its batch: NaN and infinity are 30 years too.
+      -- Lands above every cursor: releases and rescues come due at once, but not in the past. Clamp the delay: an invalid one
+      -- must not fail the whole batch; NaN and infinity count as 30 years too.
       run_at = statement_timestamp() + make_interval(secs => least(greatest(h.delay, 0), 1e9)),
       failures = least(j.failures, 2147483646) + (h.outcome IN ('failed', 'timeout'))::int,
       crashes = least(j.crashes + (h.outcome IN ('rescued', 'crashed'))::int, 32767),
       deaths = least(j.deaths + (h.outcome = 'crashed')::int, 32767),
-      -- A job that crashed often enough runs in quarantine next time. One that ended without a crash is a suspect no longer.
+      -- A job that crashed often enough runs in quarantine next time. A job that ended without a crash is no longer a suspect.
       suspect = CASE WHEN h.outcome = 'released' THEN j.suspect ELSE h.suspected END,
       suspected_at = CASE WHEN h.suspected AND NOT j.suspect THEN clock_timestamp() ELSE j.suspected_at END,
       -- attempt never goes back, so an attempt that used no budget raises the budget instead.
@@ -64,7 +63,7 @@ WITH report AS MATERIALIZED (
     AND h.next IN ('retryable', 'scheduled')
   RETURNING j.queue::text AS queue, h.outcome IN ('released', 'rescued', 'crashed') AND h.delay <= 0 AS handed_over
 ), woken AS MATERIALIZED (
-  -- What a worker hands over starts elsewhere at once, not with somebody's next poll.
+  -- Released jobs start on other workers at once, not with their next poll.
   SELECT :"schema".wake(q.queue) FROM (SELECT DISTINCT queue FROM back WHERE handed_over) q
 ), finished AS (
   DELETE FROM :"schema".job j USING held h
@@ -92,7 +91,7 @@ WITH report AS MATERIALIZED (
   SELECT id, attempt, session, started_at, clock_timestamp(), CASE outcome WHEN 'crashed' THEN 'rescued' ELSE outcome END, error
   FROM held
 )
--- tell_end: whoever waits for one that finished is told.
+-- tell_end: tells clients that wait for a finished job.
 SELECT id, next, CASE WHEN suspected AND NOT suspect AND next = 'retryable' THEN kind END, crashes,
        CASE next WHEN 'dead' THEN queue END, CASE next WHEN 'dead' THEN kind END, CASE next WHEN 'dead' THEN left(error, 4000) END,
        CASE next WHEN 'dead' THEN attempt END, CASE next WHEN 'dead' THEN outcome END

@@ -1,7 +1,7 @@
--- Rescued because their leases ran out, and yet the worker that held them reports: it was cut off or stopped, and did not die
--- of them. Takes back the crash that the rescue counted, once for each attempt (the error on record is the mark). Without
--- this a database away for longer than a lease, twice, made suspects of all that ran, and those run one at a time.
--- SKIP LOCKED: a job that somebody holds keeps the crash.
+-- Rescued because their leases ran out, although the worker that held them still reports: it was cut off or stopped, and did
+-- not die of them. Takes back the crash that the rescue counted, once for each attempt (the recorded error is the mark).
+-- Without this a database that was away for longer than a lease, twice, made suspects of all running jobs, and suspects run one
+-- at a time. SKIP LOCKED: a job that another transaction holds keeps the crash.
 WITH report AS MATERIALIZED (
   SELECT * FROM unnest(%(ids)s::bigint[], %(attempts)s::int[], %(sessions)s::bigint[]) AS r(id, attempt, session)
 ), noted AS (
@@ -16,7 +16,7 @@ WITH report AS MATERIALIZED (
 )
 UPDATE :"schema".job j
 SET crashes = greatest(j.crashes - held.lived, 0),
-    -- One that runs was claimed alone, or not: that stays as it is until it has ended.
+    -- A running job was claimed alone, or not: that stays as it is until it has ended.
     suspect = CASE j.state WHEN :state.running THEN j.suspect
       ELSE j.crashes - held.lived >= :part.crash_limit - 1 END
 FROM held WHERE j.id = held.id AND j.crashes > 0

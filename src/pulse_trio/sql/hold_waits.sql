@@ -1,2 +1,2 @@
--- Held shared by a client for each end it waits for, and once for "somebody waits": see tell_end() in the schema.
+-- A client holds these locks shared: one for each end it waits for, and one for "a client waits". See tell_end() in the schema.
 SELECT pg_advisory_lock_shared(hashtextextended(:'schema' || name, 0)) FROM unnest(%(names)s::text[]) name

@@ -1,5 +1,5 @@
--- What a queue allows, all of it: what is not given is not limited. A retention that is not given stays as it is, because a
--- person may have set it. Written only if it differs.
+-- Sets all limits of a queue: one that is not given is removed. A retention that is not given stays, because a person may have
+-- set it. Writes only if a value differs.
 INSERT INTO :"schema".queue AS q (name, max_running, rate_count, rate_seconds, key_max_running, key_rate_count, key_rate_seconds,
                                 retention)
 VALUES (%(queue)s, %(limit)s::int, %(rate_count)s::int, %(rate_seconds)s::float8,

@@ -1,16 +1,16 @@
--- The ids of the jobs that fit a filter, newest first; `before` pages downwards. NULL asks for nothing.
--- Not from the view: the conditions here are what lets the planner leave out the live table for a finished state, walk
--- job_archive_failed for those that did not complete, and open the days since `since` only. Never prepared by name, so that
--- each plan is made for its own values: `NULL IS NULL OR ...` is then folded away. What no index knows (a kind, a worker, an
--- error's text) is found by walking ids downwards, and the statement's time limit bounds that.
--- With `sizes`, the bytes of each one's arguments and result: who reads them next can take as many as fit.
--- A job's time is its end; until it has one, when it was enqueued.
+-- The ids of the jobs that match a filter, newest first; `before` pages downwards. A NULL parameter restricts nothing. Not from
+-- the view: with the conditions here the planner leaves out the live table for a finished state, walks job_archive_failed for
+-- jobs that did not complete, and opens only the days since `since`. Never prepared by name, so that each plan is made for its
+-- own values: `NULL IS NULL OR ...` is then folded away. Conditions without an index (a kind, a worker, an error's text) are
+-- checked by walking ids downwards, and the statement's time limit bounds that. With `sizes`, also the bytes of each job's
+-- arguments and result, so that the next reader can take as many as fit. A job's time is its end; until it has one, when it was
+-- enqueued.
 (SELECT j.id, CASE WHEN %(sizes)s::boolean THEN
    CASE WHEN pg_column_compression(j.args) IS NULL THEN pg_column_size(j.args) ELSE octet_length(j.args::text) END END AS size
  FROM :"schema".job j
  WHERE j.id < %(before)s::bigint
    AND (%(state)s::text IS NULL
-        -- The second condition says the same again, in the words of the index that knows what runs.
+        -- The second condition repeats the first in the words of the index that knows the running jobs.
         OR %(state)s::text = 'running' AND j.state = :state.running AND j.lease_until < 'infinity'
         OR %(state)s::text = 'available' AND j.state <> :state.running AND j.run_at <= statement_timestamp()
         OR %(state)s::text = 'retryable' AND j.state = :state.retryable AND j.run_at > statement_timestamp()

@@ -1,5 +1,5 @@
--- Which of these rights this role lacks: on tables (of a column where one is named), sequences and functions. What is not there
--- is not missed.
+-- The rights that this role lacks: on tables (of a column where one is named), sequences and functions. A right on an object
+-- that does not exist is not reported.
 SELECT format('%%s on %%I', asked.privilege, c.relname)
 FROM unnest(%(tables)s::text[], %(privileges)s::text[], %(columns)s::text[]) asked(name, privilege, col)
 JOIN pg_class c ON c.relname = asked.name

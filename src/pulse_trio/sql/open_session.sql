@@ -2,5 +2,5 @@ INSERT INTO :"schema".session (id, host, pid, version, queues, concurrency, leas
 VALUES (%(session)s::bigint, %(host)s, %(pid)s::int, %(version)s, %(queues)s::text[], %(concurrency)s::int, %(lease)s::interval,
         %(stale)s::interval,
         %(declared)s::text[])
--- The database's clock, by which jobs' deadlines are set.
+-- The database's clock, which sets jobs' deadlines.
 RETURNING extract(epoch FROM clock_timestamp())::float8

@@ -1,6 +1,6 @@
--- What running jobs said last, in one statement for a worker. Written only while the attempt runs under its session; no row of
--- the live table is locked for it, so a newer attempt may begin at the same moment: the attempt on the row decides then.
--- In id order, as everybody takes these rows' locks.
+-- The latest progress of running jobs, in one statement for a worker. Written only while the attempt runs under its session. It
+-- locks no row of the live table, so a newer attempt may begin at the same moment: the attempt on the row decides then. In id
+-- order, as every statement takes these rows' locks.
 WITH said AS MATERIALIZED (
   SELECT * FROM unnest(%(ids)s::bigint[], %(attempts)s::int[], %(sessions)s::bigint[], %(fractions)s::float8[], %(messages)s::text[])
     AS s(id, attempt, session, fraction, message)

@@ -1,5 +1,5 @@
--- Permits whose attempt runs no more, and buckets that are full again: neither counts, both cost a probe. What is locked is
--- left for the next time, so nothing is waited for and no order of locks matters.
+-- Deletes permits whose attempt no longer runs, and buckets that are full again: neither counts, and each costs a probe. Locked
+-- ones are left for the next time, so this waits for nothing and the order of locks does not matter.
 WITH stale AS (
   DELETE FROM :"schema".permit p WHERE p.ctid = ANY (ARRAY(
     SELECT s.ctid FROM :"schema".permit s

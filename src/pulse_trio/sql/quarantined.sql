@@ -1,4 +1,4 @@
--- What is in quarantine (suspects), the longest first: one job, or the first few. Whose process runs it, if one does.
+-- Suspects, the longest in quarantine first: one job, or the first few. With the process that runs each, if one does.
 SELECT j.id, j.queue::text, j.kind::text, j.suspected_at,
        coalesce(extract(epoch FROM statement_timestamp() - j.suspected_at), 0)::float8,
        j.crashes::int, j.deaths::int, s.host, s.pid

@@ -1,5 +1,5 @@
--- The keys with the most jobs that are due, of one queue or of all: those that are due, those that run, and how long the oldest has
--- been due. Walks the live jobs with a key (the index job_keyed for one queue); the statement's time limit bounds that. Never
+-- The keys with the most due jobs, of one queue or of all: their due jobs, their running jobs, and how long the oldest has been
+-- due. Walks the live jobs with a key (the index job_keyed for one queue); the statement's time limit bounds that. Never
 -- prepared by name, so that the plan is made for this queue.
 SELECT j.queue::text, j.key::text,
        count(*) FILTER (WHERE j.state <> :state.running AND j.run_at <= statement_timestamp()) AS waiting,

@@ -1,6 +1,6 @@
--- Before a rescue, in its transaction: jobs of a session that died with more than one of them get their attempt back, for at
--- most one of them is to blame. A suspect ran alone, whatever stands beside it. The BRIN index finds running rows by their
--- lease, which is finite (below PostgreSQL 16 this is a sequential scan, like the search for expired leases).
+-- Before a rescue, in its transaction: jobs of a session that died with more than one of them get their attempt back, because
+-- at most one of them is to blame. A suspect ran alone, whatever else the session holds. The BRIN index finds running rows by
+-- their lease, which is finite (below PostgreSQL 16 this is a sequential scan, like the search for expired leases).
 WITH company AS MATERIALIZED (
   SELECT j.locked_by AS id FROM :"schema".job j
   WHERE j.state = :state.running AND j.lease_until < 'infinity' AND j.locked_by = ANY (%(sessions)s::bigint[])

@@ -1,4 +1,4 @@
--- Lets a kind be claimed again, and tells idle workers to look at everything. Returns whether it was paused.
+-- Allows claims of a kind again, and tells idle workers to look at every queue. Returns whether it was paused.
 WITH resumed AS (
   DELETE FROM :"schema".paused_kind WHERE kind = %(kind)s RETURNING kind
 ), woken AS MATERIALIZED (

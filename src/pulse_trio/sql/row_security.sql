@@ -1,5 +1,5 @@
--- Tables whose rows row-level security that is not pulse-trio's own may hide, with the policies that are not its own, whether it
--- applies to the owner too, and whether it hides anything from this role or from the schema's functions, which run as the owner.
+-- Tables whose rows foreign row-level security may hide, with the policies that are not pulse-trio's own, whether it applies to
+-- the owner too, and whether it hides any row from this role or from the schema's functions, which run as the owner.
 SELECT t.name, t.policies, t.forced, t.hides_from_role OR t.forced AND t.owner_is_held AS hides
 FROM (
   SELECT c.relname::text AS name, p.policies, c.relforcerowsecurity AS forced, NOT (o.rolsuper OR o.rolbypassrls) AS owner_is_held,

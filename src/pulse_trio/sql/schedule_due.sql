@@ -1,4 +1,4 @@
--- Takes the schedules whose time has come. NO KEY: a declaration's reference to the row does not stand in the way.
+-- Locks the due schedules. NO KEY: a declaration's reference to the row does not block it.
 SELECT name::text, kind::text, args::text, queue::text, priority, options::text, cron, timezone,
        CASE WHEN extract(epoch FROM every) BETWEEN 0 AND 1e12 THEN (extract(epoch FROM every) * 1000000)::bigint END,
        catch_up, due_as, :"schema".moment(next_due), statement_timestamp()

@@ -1,4 +1,4 @@
--- The same columns of one schedule, for somebody who is about to change or run it; locked, so nobody else does meanwhile.
+-- The same columns of one schedule, for a client that is about to change or run it; locked, so that no other does meanwhile.
 SELECT name::text, kind::text, args::text, queue::text, priority, options::text, cron, timezone,
        CASE WHEN extract(epoch FROM every) BETWEEN 0 AND 1e12 THEN (extract(epoch FROM every) * 1000000)::bigint END,
        catch_up, due_as, :"schema".moment(next_due), statement_timestamp()

@@ -1,5 +1,5 @@
--- Makes schedules or changes them; in order of their names, the one order in which several of these rows are waited for.
--- The next occurrence stays where it was unless the timing changed: what came while nobody worked is caught up, not forgotten.
+-- Makes or changes schedules, in order of their names: every statement that waits for several of these rows uses that order.
+-- The next occurrence stays unless the timing changed: occurrences that came while no worker ran are caught up, not forgotten.
 WITH given AS MATERIALIZED (
   SELECT * FROM unnest(%(names)s::text[], %(kinds)s::text[], %(args)s::text[], %(queues)s::text[], %(priorities)s::int[],
                        %(options)s::text[], %(crons)s::text[], %(timezones)s::text[], %(everies)s::interval[], %(catch_ups)s::text[],

@@ -1,4 +1,4 @@
--- With the number of live workers that will bring it back at their next start.
+-- Returns also the number of live workers that will create it again at their next start.
 WITH found AS MATERIALIZED (
   SELECT s.name, s.declared_by FROM :"schema".schedules s WHERE s.name = %(name)s
 ), removed AS (

@@ -1,8 +1,7 @@
--- Of reports whose first try lost its reply: the attempts that did end as reported, under that very session. They count
--- as accepted, not as lost leases.
--- A completion that keeps no row leaves none to find. But whoever else had ended the attempt would have: a rescue notes the
--- attempt, and then there is a live row or another attempt's. So a job without a live row, whose attempt nobody noted, was
--- completed by us.
+-- Of reports whose first try lost its reply: the attempts that did end as reported, under that very session. They count as
+-- accepted, not as lost leases. A completion that keeps no row leaves none to find. But any other statement that ended the
+-- attempt would have left one: a rescue records the attempt, and then there is a live row or another attempt's. So a job
+-- without a live row and without a record of this attempt was completed by us.
 SELECT r.id FROM unnest(%(ids)s::bigint[], %(attempts)s::int[], %(sessions)s::bigint[], %(traceless)s::boolean[])
   AS r(id, attempt, session, traceless)
 WHERE EXISTS (SELECT FROM :"schema".job_archive d

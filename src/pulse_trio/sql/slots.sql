@@ -1,15 +1,13 @@
 -- One sweep: the slots a worker may claim from, (queue, priority) pairs with live jobs, found by a loose index scan, one probe
--- a pair, whatever the backlog; paused queues left out. Of each: when its first job falls due and when its next one does, in
--- seconds (0 or less: it has come).
--- Queues that have a limit, and queues with due jobs that have keys, come once and without a priority: claim_limited.sql
--- finds its own way in them.
--- Bounded, whatever a producer plants: a sweep walks `most` steps from where the last one ended, and 64 queues with keys. Of
--- the queues in `told` it looks up eight priorities from the top, wherever it walks. A worker of some queues walks those only.
--- Jobs with a key that have come due are made ripe here (0014_due_keys.sql says what that is), 500 at once, whatever their
--- queue: the oldest must not lie in the way of others.
--- Last a row without a queue: when the next suspect is due, the kinds that are paused, when this was asked, where the walk
--- ended (`at`: steps taken, the last queue, its place in the list, its priority; queues with keys walked, the last of them),
--- and when the next job with a key comes due.
+-- a pair, whatever the backlog; without paused queues. For each: when its first job falls due and when its next one does, in
+-- seconds (0 or less: it is due). Queues that have a limit, and queues with due jobs that have keys, come once and without a
+-- priority: claim_limited.sql chooses among their jobs. Bounded, whatever producers write: a sweep walks `most` steps from
+-- where the last one ended, and 64 queues with keys. Of the queues in `told` it looks up the eight highest priorities, wherever
+-- it walks. A worker of certain queues walks only those. Jobs with a key that have come due are made ripe here
+-- (0014_due_keys.sql explains that), 500 at once, whatever their queue: the oldest must not block others. The last row has no
+-- queue: when the next suspect is due, the paused kinds, the time of this sweep, where the walk ended (`at`: steps taken, the
+-- last queue, its place in the list, its priority; queues with keys walked, the last of them), and when the next job with a key
+-- comes due.
 WITH RECURSIVE ripened AS (
   UPDATE :"schema".job j SET ripe_at = j.run_at
   WHERE j.ctid = ANY (ARRAY(
@@ -29,7 +27,7 @@ WITH RECURSIVE ripened AS (
     ORDER BY queue, priority, run_at, id LIMIT 1) following
   WHERE walk.place < %(most)s::int
 ), listed(queue, nth, priority, run_at, place) AS (
-  -- A step without run_at only comes to the next queue of the list.
+  -- A step without run_at only moves to the next queue of the list.
   SELECT (%(queues)s::text[])[%(after_nth)s::int], %(after_nth)s::int, %(after_priority)s::bigint, NULL::timestamptz, 0
   WHERE %(queues)s::text[] IS NOT NULL
   UNION ALL
@@ -94,7 +92,7 @@ FROM (
   UNION SELECT keyed.queue FROM keyed
   UNION SELECT r.queue FROM ripened r WHERE %(queues)s::text[] IS NULL OR r.queue = ANY (%(queues)s::text[])
   UNION SELECT q.queue FROM unnest(%(queues)s::text[] || %(told)s::text[]) AS q(queue)
-        -- Not EXISTS: the planner made that a join, and read the whole index.
+        -- Not EXISTS: the planner turned that into a join, and read the whole index.
         CROSS JOIN LATERAL (
           SELECT j.queue FROM :"schema".job j
           WHERE j.queue = q.queue AND j.key IS NOT NULL AND j.run_at <= coalesce(j.ripe_at, j.created_at) LIMIT 1) ripe

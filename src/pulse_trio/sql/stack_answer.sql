@@ -1,2 +1,2 @@
--- A worker's answer where its job is.
+-- Writes a worker's answer to the question where its job is.
 SELECT :"schema".answer_stack(%(request)s::bigint, %(session)s::bigint, %(answer)s::text)

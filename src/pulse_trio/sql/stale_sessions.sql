@@ -1,6 +1,6 @@
--- Workers that have shown no sign of life for so long that they count as stale, each once: `stale_at` is the mark, and a later sign
--- of life takes it away. Those that are gone already (a fleet that was down for the night) are not told of. SKIP LOCKED: what another
--- watchdog holds, it tells.
+-- Workers without a sign of life for so long that they count as stale, each returned once: `stale_at` is the mark, and a later
+-- sign of life removes it. Workers that already count as gone (a fleet that was down for the night) are not returned. SKIP
+-- LOCKED: another watchdog that holds a row reports it.
 WITH silent AS MATERIALIZED (
   SELECT s.id FROM :"schema".session s
   WHERE s.ended_at IS NULL AND s.id <> ALL (%(own)s::bigint[])

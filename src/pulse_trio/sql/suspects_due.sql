@@ -1,4 +1,4 @@
--- Queues with a suspect that is due, by the highest priority; whether claim_limited.sql has to claim it.
+-- Queues with a due suspect, the highest priority first; and whether claim_limited.sql has to claim it.
 SELECT j.queue::text, bool_or(j.key IS NOT NULL OR coalesce(q.limited, false))
 FROM :"schema".job j LEFT JOIN :"schema".queue q ON q.name = j.queue
 WHERE j.suspect AND j.state <> :state.running AND j.run_at <= statement_timestamp() AND q.paused_at IS NULL

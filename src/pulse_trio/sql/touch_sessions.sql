@@ -1,4 +1,4 @@
--- A worker's sign of life: also what `pulse.workers` shows. All its sessions, for jobs claimed under an earlier one go on.
+-- A worker's sign of life, which `pulse.workers` shows. For all its sessions, because jobs claimed under an earlier one go on.
 UPDATE :"schema".session SET seen_at = clock_timestamp(), running = CASE WHEN id = %(session)s::bigint THEN %(running)s::int ELSE 0 END,
        draining = %(draining)s::boolean
 WHERE id = ANY (%(sessions)s::bigint[]) AND ended_at IS NULL

@@ -1,5 +1,5 @@
--- Whether a fenced transaction that has ended (await_transaction.sql) was committed. Where completed jobs are not kept there is
--- no archive to ask: then it was, if this attempt neither runs any more nor was taken back.
+-- Whether a fenced transaction that has ended (await_transaction.sql) was committed. Where completed jobs are not kept no
+-- archive can be read: then it was committed if this attempt neither runs any more nor was taken back.
 SELECT EXISTS (SELECT FROM :"schema".job_archive d
                WHERE d.id = %(id)s::bigint AND d.attempt = %(attempt)s::int AND d.locked_by = %(session)s::bigint AND d.state = :state.completed)
     OR EXISTS (SELECT FROM :"schema".attempt a

@@ -1,2 +1,3 @@
--- Where ends are told, and by which server process: a pooler shows another than the one it gave when the client connected.
+-- The channel that announces ends, and the server process: a pooler shows another than the one it gave when the client
+-- connected.
 SELECT pg_backend_pid(), 'end_' || md5(:'schema')

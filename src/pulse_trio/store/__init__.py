@@ -1,4 +1,4 @@
-"""The store: one method for each business operation, and the only caller of `sql/`."""
+"""The store: one method for each business operation; the only package that runs the statements of `sql/`."""
 
 from .allowance import Allowance
 from .beats import Beat

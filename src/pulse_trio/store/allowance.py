@@ -1,24 +1,25 @@
-"""How many bytes go into one statement, learned from how long the last ones took.
+"""How many bytes go into one statement, learned from how long recent statements took.
 
 A batch that is bounded by count alone has no bound in bytes: 100 results of 1 MB take longer over a slow network than a
-statement may, are given up, and are sent again at the same size for ever. An allowance begins small, doubles while statements
+statement may. They are given up, and sent again at the same size for ever. An allowance begins small, doubles while statements
 that used it are quick, and halves when one was slow or lost, down to 64 KiB: one large job a statement, and still hundreds of
-small ones, for what was lost may have been an outage.
+small ones, because a lost statement may have been an outage.
 """
 
 from __future__ import annotations
 
 FIRST = 1024 * 1024
-"""Bytes. A job's arguments or its result have no more: nothing smaller is gained by beginning lower."""
+"""Bytes. A job's arguments or its result have no more, so a smaller first allowance gains nothing."""
 MOST = 8 * 1024 * 1024
-"""What one statement holds in memory several times over, here and in PostgreSQL."""
+"""The most that one statement may hold: it is in memory several times over, here and in PostgreSQL."""
 LARGE = 16 * 1024
 """A result of more bytes does not travel with claims and with the reports of other jobs."""
 SMALL = 250
-"""What a small job counts for, here and in complete_and_claim.sql: there, what has fewer bytes is not looked at closer."""
+"""The size that a small job counts for, here and in complete_and_claim.sql, which does not read the arguments of smaller
+jobs."""
 _LEAST = 64 * 1024
 _FORGIVEN = 30
-"""Quick statements after which what was lost is taken to have been an outage, one doubling at a time."""
+"""After this many quick statements a lost one is taken to have been an outage, one doubling at a time."""
 
 
 class Allowance:
@@ -35,7 +36,7 @@ class Allowance:
             if size > LARGE:
                 self.size = max(_LEAST, min(self.size, size) // 2)
         elif seconds < self._target / 2:
-            # Characters are counted here and bytes there, up to four for one.
+            # Here characters are counted, there bytes, up to four for one.
             if size >= self.size // 4:
                 self.size = min(MOST, self.size * 2)
             elif self.size < FIRST:

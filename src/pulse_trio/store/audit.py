@@ -1,4 +1,4 @@
-"""The audit trail: who did what to jobs, queues, kinds and schedules; and under which name a client does it."""
+"""The audit trail: who did what to jobs, queues, kinds and schedules; and the name under which a client acts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ACTOR_LIMIT = 200
 @dataclass(frozen=True, slots=True)
 class AuditRecord:
     """A line of the trail, as `pulse.audit` shows it. `role` is the database's login, `actor` the name that the client gave;
-    `jobs` counts the jobs that the act was about, `job_ids` are the first 1,000 of them."""
+    `jobs` counts the jobs that the act affected, `job_ids` are the first 1,000 of them."""
 
     id: int
     at: datetime
@@ -68,7 +68,7 @@ def _record(row: Row) -> AuditRecord:
 
 
 def check_actor(actor: object) -> str | None:
-    """The name as it is stored; an empty one is none. Raises `InvalidArguments`."""
+    """Returns the name as it is stored, None for an empty one. Raises `InvalidArguments`."""
     if actor is None or actor == "":
         return None
     if not isinstance(actor, str) or len(actor) > ACTOR_LIMIT or storable(actor) != actor:
@@ -77,7 +77,7 @@ def check_actor(actor: object) -> str | None:
 
 
 def acting(operation: Operation[T], actor: str | None) -> Operation[T]:
-    """The operation, its acts under this name."""
+    """Runs the operation with its acts under this name."""
     try:
         query = next(operation)
         while True:
@@ -88,7 +88,7 @@ def acting(operation: Operation[T], actor: str | None) -> Operation[T]:
 
 
 def by_hand(operation: Operation[Enqueued], target: str) -> Operation[Enqueued]:
-    """An enqueue with its line in the trail: in one transaction."""
+    """Runs an enqueue and writes its line in the trail, in one transaction."""
     done = yield from operation
     if done.added:
         yield Query("note_enqueue", {"ids": numbers([done.id]), "target": target})

@@ -1,7 +1,7 @@
 """Batches: jobs that are waited for together, and the job that is enqueued when all of them have finished.
 
-A client opens a batch, adds jobs to it and closes it. Whoever watches finishes closed batches (`finish`): in one transaction
-the counts are stored and the callback job is enqueued, so that it is enqueued exactly once.
+A client opens a batch, adds jobs to it and closes it. A watching worker finishes closed batches (`finish`): one transaction
+stores the counts and enqueues the callback job, so that it is enqueued exactly once.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from .operations import Operation
 
 AT_ONCE = 100
-"""Batches looked at in one transaction."""
+"""Batches that one transaction looks at."""
 FAILURES = 1000
-"""Failures that are listed at most."""
+"""The most failures that are listed."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchStatus:
-    """A batch as it is now. The counts of a finished one are those of the moment in which it finished.
+    """A batch as it is now. The counts of a finished batch are those of the moment at which it finished.
 
-    `removed`: jobs that are not there any more (completed under a worker that keeps none, deleted, past their retention).
+    `removed`: jobs that no longer exist (completed under a worker that keeps none, deleted, past their retention).
     `callback_error`: why the callback job could not be enqueued.
     """
 
@@ -64,7 +64,7 @@ class BatchFailure:
 
 
 def open_batch(name: str | None) -> Operation[int]:
-    """A new batch; returns its id."""
+    """Opens a new batch; returns its id."""
     rows = yield Query("batch_open", {"name": name})
     return rows[0][0]
 
@@ -85,7 +85,7 @@ def add(batch_id: int, job_ids: Iterable[int]) -> Operation[None]:
 
 
 def close(batch_id: int, callback: JobRequest | None) -> Operation[None]:
-    """Nothing more is to come: the batch finishes with its last job. Raises `UnknownBatch`."""
+    """Closes a batch: it finishes with its last job. Raises `UnknownBatch`."""
     encoded = None if callback is None else msgspec.json.encode(callback).decode()
     rows = yield Query("batch_close", {"id": batch_id, "callback": encoded})
     if not rows:
@@ -120,7 +120,7 @@ def live(batch_id: int) -> Operation[list[int]]:
     return [row[0] for row in rows]
 
 
-# What finishes them
+# Finishing batches
 
 
 def unfinished() -> Operation[bool]:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 class Beat(NamedTuple):
-    """One heartbeat's answer: renewed, or still ours but locked by another transaction. The rest is lost. Of those renewed,
-    `cancelling` has the jobs whose cancellation was asked for, and the reason that was given."""
+    """The answer to one heartbeat: leases renewed, or still ours but locked by another transaction. The others are lost. Of the
+    renewed ones, `cancelling` has the jobs whose cancellation was requested, and the reason that was given."""
 
     sent: float
     renewed: frozenset[Claim]
@@ -30,7 +30,7 @@ class Beat(NamedTuple):
 
 
 class Beats:
-    """The heartbeats of one worker."""
+    """Sends the heartbeats of one worker."""
 
     def __init__(self, link: WorkerLink, schema: str, leases: Leases) -> None:
         self._link = link

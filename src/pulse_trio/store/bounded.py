@@ -1,4 +1,4 @@
-"""A statement that may take only so long: PostgreSQL stops it, and the connection's own settings are as before."""
+"""Limits the time of a statement: PostgreSQL stops it, and afterwards the connection's own settings are as before."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
     import psycopg
 
-# Local to the transaction; in a transaction of the caller's, that is ours to put back. When the statement is stopped, the
-# savepoint takes the setting back with it.
+# Local to the transaction. In a transaction of the caller's, we have to put the setting back. When the statement is stopped,
+# the savepoint restores it.
 _BOUND = "SELECT current_setting('statement_timeout'), set_config('statement_timeout', %s, true)"
 _PUT_BACK = "SELECT set_config('statement_timeout', %s, true)"
 
 
 @asynccontextmanager
 async def bounded(connection: psycopg.AsyncConnection[Any], seconds: float | None) -> AsyncGenerator[None]:
-    """What is executed inside is stopped after `seconds` (None: never), with psycopg's `QueryCanceled`."""
+    """Statements inside are stopped after `seconds` (None: never), with psycopg's `QueryCanceled`."""
     if seconds is None:
         yield
         return

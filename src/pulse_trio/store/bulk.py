@@ -1,8 +1,8 @@
-"""Enqueuing by COPY: the way in for batches without unique keys.
+"""Enqueues batches without unique keys by COPY.
 
 COPY cannot skip duplicates, so requests with a unique key go through `enqueue_many.sql` (one client: 55k rows/s; COPY: 138k).
-Ids are taken from the sequence first, so that they are known, and in the order of the requests. The moments of jobs with
-a delay are computed here, but from the transaction's own `now()`: no clock but the database's is asked.
+Ids are taken from the sequence first, so that they are known, and in the order of the requests. The moments of jobs with a
+delay are computed here, but from the transaction's own `now()`: only the database's clock counts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Reserved:
 
 
 def can_be_copied(requests: Sequence[JobRequest]) -> bool:
-    """Whether a batch has no unique key, and is worth three statements."""
+    """Whether a batch has no unique key, and is large enough for three statements."""
     return len(requests) > 10 and all(request.unique_key is None for request in requests)
 
 
@@ -60,8 +60,8 @@ def copy_text(requests: Sequence[JobRequest], reserved: Reserved) -> str:
 
 
 def _escaped(args: str) -> str:
-    # msgspec's JSON is one line without tabs, and rarely has a backslash. What came as `msgspec.Raw` may have anything between
-    # its tokens.
+    # msgspec's JSON is one line without tabs, and rarely has a backslash. `msgspec.Raw` values may have any white space between
+    # their tokens.
     if "\n" in args or "\t" in args or "\r" in args:
         return args.translate(_ESCAPES)
     return args.replace("\\", "\\\\") if "\\" in args else args
@@ -78,7 +78,7 @@ def _options(request: JobRequest, now: datetime) -> str:
 
 
 def due_queues(requests: Sequence[JobRequest], reserved: Reserved) -> list[str]:
-    """The queues that have a due job in the batch: those to wake workers for."""
+    """The queues that have a due job in the batch: their workers are woken."""
     return sorted({r.queue for r in requests if not r.delay and (r.run_at is None or _is_past(r.run_at, reserved.now))})
 
 
@@ -93,7 +93,7 @@ def _is_past(run_at: str, now: datetime) -> bool:
 async def enqueue_many(
     connection: psycopg.AsyncConnection[Any], schema: str, requests: Sequence[JobRequest], codec: Codec | None = None
 ) -> list[Enqueued]:
-    """Adds a batch in the connection's transaction; the answers come in the order of the requests."""
+    """Adds a batch in the connection's transaction; returns the answers in the order of the requests."""
     if not can_be_copied(requests):
         return await operations.run(connection, schema, operations.enqueue_many(requests, codec))
     try:
@@ -141,7 +141,7 @@ def enqueue_many_sync(
 
 
 def _reserved(rows: Sequence[tuple[int, datetime | None]]) -> Reserved:
-    # The time stands in the first row only: a timestamp takes longer to read than an id.
+    # Only the first row has the time: a timestamp takes longer to read than an id.
     now = rows[0][1]
     assert now is not None  # noqa: S101 -- the statement's own shape
     return Reserved([row[0] for row in rows], now)

@@ -1,4 +1,4 @@
-"""What the store tells its worker while an operation is under way."""
+"""The functions through which the store tells its worker of events during an operation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Callbacks(NamedTuple):
-    """`on_session` gets each new session before it claims; `on_bad_row` each row that cannot be processed as it stands;
+    """`on_session` receives each new session before it claims; `on_bad_row` each row that cannot be processed as it stands;
     `on_suspect` the id, kind and crashes of each job that a rescue put in quarantine; `on_death` each job that is now dead."""
 
     on_session: Callable[[int], None] | None = None

@@ -1,7 +1,7 @@
-"""Cancelling, as clients do it: the request, its ledger, and its end.
+"""Cancelling, as clients do it: the request, its ledger row, and its end.
 
-A waiting job is cancelled by the request itself. A running one is cancelled by its worker: the request marks the row and
-notifies, and the ledger row of the request tells what came of it.
+The request itself cancels a waiting job. The worker cancels a running one: the request marks the row and notifies, and the
+ledger row of the request says what came of it.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from .operations import Operation, Row
 
 REASON_LIMIT = 1000
-"""Characters of a reason: it travels in a notification, which holds 8,000 bytes."""
+"""Characters of a reason. It travels in a notification, which holds 8,000 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class CancelResult:
     """What a request did: the job's state now, and the request's ledger row.
 
-    `state` is `cancelled` for a job that waited, `running` for one whose handler is being cancelled, and what it was for a
-    job that had finished already; then there is no ledger row, and `cancellation` is None.
+    `state` is `cancelled` for a job that waited, `running` for one whose handler is being cancelled, and unchanged for a job
+    that had finished already; then there is no ledger row, and `cancellation` is None.
     """
 
     job_id: int
@@ -54,7 +54,7 @@ class CancellationRecord:
 
 
 def cancel(job_id: int, *, reason: str | None = None, by: str | None = None) -> Operation[CancelResult]:
-    """Cancels one job; one that has finished is left as it is. Raises `UnknownJob`, `InvalidArguments` for the reason."""
+    """Cancels one job; a finished one stays as it is. Raises `UnknownJob`, or `InvalidArguments` for the reason."""
     results = yield from cancel_many([job_id], reason=reason, by=by)
     if not results:
         raise UnknownJob(f"There is no job {job_id} (finished jobs are removed when their retention has passed).")
@@ -64,22 +64,22 @@ def cancel(job_id: int, *, reason: str | None = None, by: str | None = None) -> 
 def cancel_many(
     job_ids: Iterable[int], *, reason: str | None = None, by: str | None = None
 ) -> Operation[list[CancelResult]]:
-    """Cancels many jobs in one statement; answers in the order of their ids, none for a job that there is not."""
+    """Cancels many jobs in one statement; returns the answers in the order of their ids, none for an unknown job."""
     text = check_reason(reason)
-    # Checked as numbers here: what the database says of a bad one names a statement nobody has seen.
+    # Checked as numbers here: the database's message about a bad one would name a statement that the user never wrote.
     ids = [check_id(job_id) for job_id in job_ids]
     rows = yield Query("cancel_jobs", {"ids": numbers(ids), "reason": text, "by": by})
     return [CancelResult(row[0], row[1], State(row[2])) for row in rows]
 
 
 def cancellations(job_id: int) -> Operation[list[CancellationRecord]]:
-    """A job's ledger, oldest request first."""
+    """The ledger rows of a job, oldest request first."""
     rows = yield Query("cancel_ledger", {"job_id": job_id})
     return [_record(row) for row in rows]
 
 
 def ended(results: Sequence[CancelResult]) -> Operation[dict[int, State]]:
-    """By ledger id: what became of the jobs whose cancellation has ended. Those that have not are left out."""
+    """By ledger id: what became of the jobs whose cancellation has ended. Unfinished ones are left out."""
     ids = [r.cancellation for r in results if r.cancellation is not None]
     rows = yield Query("cancel_ended", {"ids": numbers(ids)})
     return {row[0]: State(row[1]) for row in rows}
@@ -92,14 +92,14 @@ def _record(row: Row) -> CancellationRecord:
 
 
 def check_id(job_id: object) -> int:
-    """A job's id. Raises `InvalidArguments`."""
+    """Checks a job's id. Raises `InvalidArguments`."""
     if not isinstance(job_id, int) or isinstance(job_id, bool) or not 0 < job_id < 2**63:
         raise InvalidArguments(f"A job's id is a whole number above 0, got {job_id!r}.")
     return job_id
 
 
 def check_reason(reason: object) -> str | None:
-    """The reason as it is stored; an empty one is none. Raises `InvalidArguments`."""
+    """Returns the reason as it is stored, None for an empty one. Raises `InvalidArguments`."""
     if reason is None or reason == "":
         return None
     if not isinstance(reason, str):

@@ -1,4 +1,4 @@
-"""Claimed rows as `Claim`s: the one place that knows the columns of the claiming statements."""
+"""Turns claimed rows into `Claim`s: the one place that knows the columns of the claiming statements."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def claims_of(rows: Sequence[Sequence[Any]], session: int) -> list[Claim]:
-    """From the rows of complete_and_claim.sql and claim_suspect.sql, without their tail."""
-    # A worker may hold 10,000 claims of few queues and kinds: one text for each of these.
+    """Reads the rows of complete_and_claim.sql and claim_suspect.sql, without their last row."""
+    # A worker may hold 10,000 claims of few queues and kinds: they share one text for each of these.
     same = sys.intern
     return [
         Claim(id_, attempt, most, failures, priority, run_at, same(queue), same(kind), args, options, session)

@@ -1,4 +1,4 @@
-"""Claims jobs for one worker, and finds out where there are any.
+"""Claims jobs for one worker, and finds the queues that have some.
 
 One statement archives the completions of the last batch and claims the next, so that both share one commit (one fsync). Queues
 with limits, and jobs that killed their worker, have claiming statements of their own.
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class ClaimCursor(NamedTuple):
-    """A place to claim from, and where to start in it: the greatest (run_at, id) it gave so far."""
+    """A slot to claim from, and where to start in it: the greatest (run_at, id) that it gave so far."""
 
     queue: str
     priority: int
@@ -48,8 +48,8 @@ class ClaimResult(NamedTuple):
     """What one claim brought.
 
     `sent` is Trio's clock just before the statement was sent: leases count from there. `bounded`: it brought fewer jobs than
-    were asked for because these are large. `refused`: the slots that could not be claimed from because of what a row of
-    theirs holds, each with what PostgreSQL said.
+    were asked for because these are large. `refused`: the slots that could not be claimed from because a row of theirs made
+    PostgreSQL fail, each with PostgreSQL's message.
     """
 
     claims: list[Claim]
@@ -60,7 +60,7 @@ class ClaimResult(NamedTuple):
 
 
 class Claims:
-    """The claims of one worker, under its current session."""
+    """Sends one worker's claims, under its current session."""
 
     def __init__(
         self, link: WorkerLink, schema: str, leases: Leases, sessions: Sessions, writer: OutcomeWriter
@@ -73,7 +73,7 @@ class Claims:
         self._allowance = Allowance(leases.patience / 5)
         self._lap = Lap()
         self._paused_kinds = texts(())
-        """As the last sweep found them: no claim takes jobs of these kinds."""
+        """The paused kinds that the last sweep found: no claim takes their jobs."""
 
     async def complete_and_claim(
         self, limit: int, slots: Sequence[ClaimCursor], completed: Sequence[Outcome] = ()
@@ -88,7 +88,8 @@ class Claims:
                 try:
                     return await self._complete_and_claim(connection, limit, slots, completed)
                 except psycopg.errors.LockNotAvailable:
-                    # Another transaction holds one of the completed rows: that job is late, the others and the claim are not.
+                    # Another transaction holds one of the completed rows: that job's completion waits, the others and the claim
+                    # do not.
                     settlement = await self._writer.complete_unlocked(connection, completed)
                 except psycopg.Error as error:
                     if not caused_by_a_row(error):
@@ -104,7 +105,8 @@ class Claims:
 
     @property
     def _patience(self) -> float | None:
-        # When the network is slow the allowance shrinks to one large job: that gets more time. Its lease counts from before.
+        # On a slow network the allowance shrinks to one large job, which then gets more time. Its lease still starts when the
+        # claim is sent.
         return self._leases.silence if self._allowance.halved else None
 
     async def _claim_in_spite_of_rows(
@@ -115,7 +117,7 @@ class Claims:
         except psycopg.Error as error:
             if not caused_by_a_row(error):
                 raise
-        # Slot by slot, up to the first that gives something: what is claimed must be started before anything else is awaited.
+        # Slot by slot, up to the first that gives jobs: claimed jobs must be started before anything else is awaited.
         refused: list[tuple[ClaimCursor, str]] = []
         for slot in slots:
             try:
@@ -155,21 +157,22 @@ class Claims:
         return ClaimResult(claims, sent, accepted_of(ordered, tail), bounded)
 
     def _was_bounded(self, claims: Sequence[Claim], limit: int, sent: float) -> bool:
-        """Whether the allowance kept jobs from being claimed; learns from how long the answer took."""
+        """Whether the allowance kept jobs from being claimed. Also learns from how long the answer took."""
         seconds = trio.current_time() - sent
         allowance = self._allowance
         if (not claims or len(claims) == limit) and seconds < self._leases.patience / 5 and allowance.size >= FIRST:
             return False
         size = _size_of(claims)
-        # Characters are counted here and bytes there, up to four for one. To ask again in vain costs one round trip.
+        # Here characters are counted, there bytes, up to four for one. Another claim in vain costs one round trip.
         bounded = len(claims) < limit and size >= allowance.size // 4
         allowance.took(size, seconds)
         return bounded
 
     async def claim_limited(self, queue: str, limit: int, turns: str = "{}") -> Limited:
-        """Claims up to `limit` jobs of a queue that has limits or keys: no more than these allow, over all workers.
+        """Claims up to `limit` jobs of a queue that has limits or keys: no more than they allow, over all workers.
 
-        `turns` is what the last call for this queue returned. Raises `StatementRefused` for what a row of the queue holds."""
+        `turns` is what the last call for this queue returned. Raises `StatementRefused` if a row of the queue makes PostgreSQL
+        fail."""
         try:
             async with self._link.using(patience=self._patience) as connection:
                 await self._sessions.ensure(connection)
@@ -202,9 +205,10 @@ class Claims:
             await connection.execute(statement("prune_permits", self._schema), {}, prepare=True)
 
     async def sweep(self, queues: Sequence[str] | None, notified: Sequence[str] = ()) -> Sweep:
-        """Looks where there are jobs: in `queues`, or in all when that is None. Bounded; the next sweep goes on from there.
+        """Finds the slots that have jobs, in `queues`, or in all queues if that is None. Bounded; the next sweep goes on from
+        where this one ended.
 
-        `notified`: queues to look up wherever this sweep is. Raises `StatementRefused` for what a row holds."""
+        `notified`: queues to look up wherever this sweep is. Raises `StatementRefused` if a row makes PostgreSQL fail."""
         async with self._link.using() as connection:
             with refused_rows("looking for due jobs"):
                 cursor = await connection.execute(
@@ -215,7 +219,7 @@ class Claims:
         return sweep
 
     async def suspects_are_due(self, queues: Sequence[str] | None) -> bool:
-        """Whether a job is due that has to run in quarantine."""
+        """Whether a job that has to run in quarantine is due."""
         async with self._link.using() as connection:
             with refused_rows("looking for jobs in quarantine"):
                 return bool(await due_suspects(connection, self._schema, queues))
@@ -223,8 +227,8 @@ class Claims:
     async def claim_suspect(
         self, queues: Sequence[str] | None, *, session: int | None = None, fresh: bool = True
     ) -> ClaimResult:
-        """Claims one job whose worker died with it too often, for the process that has (or will have) `session`; without one,
-        for this worker itself. `fresh`: that process has not run any other job."""
+        """Claims one job whose worker died with it too often, for the process that has (or will have) `session`; without
+        `session`, for this worker itself. `fresh`: that process has not run any other job."""
         async with self._link.using() as connection:
             await self._sessions.ensure(connection)
             with refused_rows("claiming a job in quarantine"):
@@ -241,5 +245,5 @@ class Claims:
 
 
 def _size_of(claims: Sequence[Claim]) -> int:
-    """As complete_and_claim.sql counts it, but in characters."""
+    """The size that complete_and_claim.sql would count, but in characters."""
     return sum([max(SMALL, len(claim.args)) for claim in claims])

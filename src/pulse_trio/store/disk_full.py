@@ -1,4 +1,4 @@
-"""No room on the server: whose fault it is, and what to do. PostgreSQL says it in the middle of other things."""
+"""The server has no room: says whose fault that is, and what to do. PostgreSQL mixes that with other messages."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import psycopg
 
 
 def disk_full(error: psycopg.Error) -> str | None:
-    """What to tell somebody whose statement the server had no room for; None if that is not what is wrong.
+    """The message for a user whose statement found no room on the server; None for any other error.
 
-    A quota, or a limit of the file system, is the same to him: PostgreSQL then has another code, and the same hint.
+    A quota or a limit of the file system counts too: PostgreSQL then has another code, and the same hint.
     """
     short = isinstance(error, psycopg.errors.DiskFull) or "disk space" in (error.diag.message_hint or "")
     if not short:

@@ -1,4 +1,4 @@
-"""Finishing batches, on a worker's connection."""
+"""Finishes batches, on a worker's connection."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 async def finish_batches(connection: TrioConnection[Any], schema: str) -> list[int] | None:
-    """Finishes batches whose jobs all have, and enqueues their callback jobs, in one transaction. Returns their ids; None when
-    no batch is closed and unfinished."""
+    """Finishes batches all of whose jobs have ended, and enqueues their callback jobs, in one transaction. Returns their ids;
+    None when no batch is closed and unfinished."""
     if not await run(connection, schema, batches.unfinished()):
         return None
     async with connection.transaction():
         found = await run(connection, schema, batches.due())
         if not found:
             return []
-        # The next live member is the first along the index; the watchdog's own statements are kept from such walks.
+        # The next live member is the first along the index; the settings for the watchdog's own statements forbid such walks.
         await connection.execute("SET LOCAL enable_indexscan = on")
         done = await run(connection, schema, batches.finish(found))
         for batch_id, callback in done:
@@ -35,5 +35,6 @@ async def _call(connection: TrioConnection[Any], schema: str, batch_id: int, cal
         async with connection.transaction():
             await run(connection, schema, batches.call(batch_id, callback))
     except UsageError as error:
-        # It was right when the batch was closed, and is not now: no reason to keep the batch from finishing for ever.
+        # The callback was valid when the batch was closed, and is not now: that must not keep the batch from finishing for
+        # ever.
         await run(connection, schema, batches.refused(batch_id, error))

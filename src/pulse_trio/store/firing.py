@@ -1,4 +1,4 @@
-"""Schedules, as workers have them: declared when a worker starts, fired by any worker. The rules are in schedules.py."""
+"""Schedules as workers use them: each declares its own when it starts, and any worker fires. schedules.py has the rules."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Firing:
         self._sessions = sessions
 
     async def declare_schedules(self, declared: Sequence[Schedule]) -> None:
-        """Writes what this worker's code declares; what is there and unchanged stays as it is."""
+        """Writes the schedules that this worker's code declares; unchanged ones stay as they are."""
         async with self._using() as connection, connection.transaction():
             await run(connection, self._schema, schedules.declare(declared, self._sessions.current))
 
@@ -41,12 +41,12 @@ class Firing:
             return seconds
 
     async def fire_schedules(self) -> tuple[list[schedules.Fired], list[schedules.Broken]]:
-        """Fires the occurrences that have come and that no other worker is firing, each with its job in one transaction."""
+        """Fires the due occurrences that no other worker is firing, each with its job in one transaction."""
         async with self._using(patience=UPKEEP_PATIENCE) as connection, connection.transaction():
             return await schedules.fire(connection, self._schema)
 
     async def prune_fires(self, retention: float) -> None:
-        """Forgets the occurrences fired more than `retention` seconds ago (10,000 at a time)."""
+        """Deletes the record of occurrences fired more than `retention` seconds ago (10,000 at a time)."""
         async with self._using(patience=UPKEEP_PATIENCE) as connection:
             await connection.execute(statement("schedule_prune", self._schema), {"retention": f"{retention} s"})
 
@@ -57,5 +57,5 @@ class Firing:
                 async with self._link.using(patience=patience) as connection:
                     yield connection
         except OSError as error:
-            # No file descriptor or no memory for a time zone's file: it may be there at the next try.
+            # No file descriptor or no memory to read a time zone's file: the next try may succeed.
             raise DatabaseUnavailable(f"this worker cannot fire schedules now: {error}") from error

@@ -1,7 +1,7 @@
-"""Driving the store's operations over connections of other libraries, in whatever transaction they are in.
+"""Drives the store's operations over connections of other libraries, in their current transaction.
 
-What `operations.run` does for psycopg. A statement's own time limit is left out: it would change a setting of the caller's
-transaction.
+The counterpart of `operations.run`, which drives psycopg. A statement's own time limit is left out: it would change a setting
+of the caller's transaction.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _PLACE = re.compile(r"%%|%\((\w+)\)s")
 
 @cache
 def named(name: str, schema: str) -> str:
-    """The statement with psycopg's places, as text."""
+    """The statement as text with psycopg's placeholders."""
     return statement(name, schema).decode()
 
 
 @cache
 def numbered(name: str, schema: str) -> tuple[str, tuple[str, ...]]:
-    """The statement with numbered places, and the names of its parameters in their order."""
+    """The statement with numbered placeholders, and the names of its parameters in their order."""
     names: list[str] = []
 
     def place(found: re.Match[str]) -> str:
@@ -50,7 +50,7 @@ def numbered(name: str, schema: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _texts(parameters: Mapping[str, Any], names: tuple[str, ...]) -> tuple[str | None, ...]:
-    # A tuple: SQLAlchemy takes a list for many executions.
+    # A tuple, because SQLAlchemy takes a list for many executions.
     return tuple([None if (value := parameters[name]) is None else str(value) for name in names])
 
 
@@ -60,7 +60,7 @@ async def run_foreign(connection: AsyncForeign, schema: str, operation: Operatio
         query = next(operation)
         by_number = await connection.numbered()
         while True:
-            # The caller's transaction, which the name belongs to.
+            # The name belongs to the caller's transaction.
             if query.actor is not None:
                 naming = {"actor": query.actor}
                 if by_number:

@@ -1,4 +1,4 @@
-"""What can be known of a database's health in a few statements. What it means is decided elsewhere (cli/doctor.py)."""
+"""Reads the health of a database in a few statements. cli/doctor.py decides what the readings mean."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .queues import QueueRecord
 
 LONG = 300.0
-"""Seconds after which an open transaction is worth a word."""
+"""An open transaction is reported after this many seconds."""
 PATIENCE = 10.0
 """Seconds that each look may take."""
 LIFT = (
@@ -24,13 +24,13 @@ LIFT = (
     " and cancellation also DISABLE ROW LEVEL SECURITY), or let the workers' roles and the schema's owner pass: ALTER ROLE ..."
     " BYPASSRLS"
 )
-"""What to do about row-level security that is not ours."""
+"""The advice about row-level security that is not ours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """The server, and what this role may do there. `clock` is its time in seconds since 1970; `missing` the rights that a
-    worker's role needs and this one lacks; `operates` whether it may do what an operator does."""
+    """The server, and this role's rights there. `clock` is its time in seconds since 1970; `missing` has the rights that a
+    worker's role needs and this one lacks; `operates` says whether it may do what an operator does."""
 
     version: int
     version_name: str
@@ -51,8 +51,8 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """The live table and the archive. `cold` are indexes that keep claims and beats from being HOT updates; `maintained_ago`
-    seconds, None if nobody ever did."""
+    """The live table and the archive. `cold` are indexes that keep claims and beats from being HOT updates; `maintained_ago` in
+    seconds, None if the archive was never maintained."""
 
     updates: int
     hot_updates: int
@@ -73,7 +73,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class PutBack:
-    """A kind that workers claim and give back: how often within the hour, how many jobs, and the first of them."""
+    """A kind that workers claim and release again: how often within the hour, how many jobs, and the first of them."""
 
     kind: str
     times: int
@@ -84,7 +84,7 @@ class PutBack:
 @dataclass(frozen=True, slots=True)
 class Quarantined:
     """A job whose worker died with it too often: `since` when (None: not known), and `age` in seconds. `deaths` of its
-    `crashes` were seen in a process of its own. `host` and `pid` of the process that runs it; None while it waits."""
+    `crashes` were seen in a process of its own. `host` and `pid` are those of the process that runs it; None while it waits."""
 
     id: int
     queue: str
@@ -99,8 +99,8 @@ class Quarantined:
 
 @dataclass(frozen=True, slots=True)
 class RowSecurity:
-    """A table with row-level security that is not pulse-trio's own: `policies` are those that it does not know. `hides`: rows
-    may be hidden from this role, or (`forced`) from the schema's functions."""
+    """A table with row-level security that is not pulse-trio's own: `policies` are those that pulse-trio does not know.
+    `hides`: rows may be hidden from this role, or (`forced`) from the schema's functions."""
 
     table: str
     policies: list[str]
@@ -114,7 +114,7 @@ class RowSecurity:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Everything that was looked at."""
+    """All readings."""
 
     server: Server
     storage: Storage
@@ -124,12 +124,12 @@ class Health:
     queues: list[QueueRecord] = field(default_factory=list["QueueRecord"])
     quarantined: list[Quarantined] = field(default_factory=list[Quarantined])
     ids_behind: int | None = 0
-    """By how many ids the sequence is behind the jobs that there are; None if this role may not ask."""
+    """How many ids the sequence is behind the highest job; None if this role may not ask."""
     row_security: list[RowSecurity] = field(default_factory=list[RowSecurity])
 
 
 def server() -> Operation[Server]:
-    """The server and its settings: one row, at once."""
+    """The server and its settings: one row, read quickly."""
     rows = yield Query("doctor_server", {}, PATIENCE)
     row = list(rows[0])
     row.insert(10, (yield from missing_rights()))
@@ -137,7 +137,7 @@ def server() -> Operation[Server]:
 
 
 def health(known: Server) -> Operation[Health]:
-    """The rest. Raises `TookTooLong`."""
+    """The other readings. Raises `TookTooLong`."""
     rows = yield Query("doctor_storage", {}, PATIENCE)
     storage = Storage(*rows[0])
     rows = yield Query("doctor_holders", {"older": f"{LONG} s"}, PATIENCE)
@@ -155,12 +155,12 @@ def health(known: Server) -> Operation[Health]:
 
 
 def row_security() -> Operation[list[RowSecurity]]:
-    """Tables whose rows somebody's policies may hide."""
+    """Tables whose rows a foreign policy may hide."""
     rows = yield Query("row_security", {}, PATIENCE)
     return [RowSecurity(*row) for row in rows]
 
 
 def quarantined(job_id: int | None = None) -> Operation[list[Quarantined]]:
-    """The first 20 jobs that are in quarantine, or that one if it is."""
+    """The first 20 jobs that are in quarantine, or only the given job if it is."""
     rows = yield Query("quarantined", {"id": job_id}, PATIENCE)
     return [Quarantined(*row) for row in rows]

@@ -1,7 +1,7 @@
-"""Looking back over many jobs, and acting on many: lists with filters, retries, deletions.
+"""Lists of many jobs with filters, and retries and deletions of many.
 
-A filter names jobs, once: what is then done, is done to those ids, batch by batch, whatever else begins to fit meanwhile.
-So a job that dies again during a mass retry is not retried for ever, and a deletion deletes what was counted.
+A filter selects jobs once: the action then goes to their ids, batch by batch, whichever jobs begin to match meanwhile. So a job
+that dies again during a mass retry is not retried for ever, and a deletion deletes the jobs that were counted.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from .operations import Operation, Row
 
 BATCH = 500
-"""Jobs in one statement of a mass retry or deletion: its locks are short, and others come in between."""
+"""Jobs in one statement of a mass retry or deletion: its locks are short, and other transactions come in between."""
 PAGE = 4 * 1024 * 1024
-"""Bytes of arguments and results in one answer, or one job."""
+"""Bytes of arguments and results in one answer, unless it is a single job."""
 PATIENCE = 10.0
-"""Seconds that a list may take. What no index knows is looked for from job to job."""
+"""Seconds that a list may take. A condition that no index supports is checked job by job."""
 
 
 _AGES = timedelta(days=36525)
 
 
 class JobFilter(TypedDict, total=False):
-    """Which jobs. What is left out, or None, asks for nothing.
+    """Selects jobs. A field that is left out, or None, restricts nothing.
 
     `worker` is a session's id, or `host:pid`; `error` a part of the last error's text, in any case. `since` and `until` are
-    moments with their offset, or a `timedelta` before now; a job counts by when it finished, or, while it has not, by when
-    it was enqueued. `key` is the key under which limits and turns count the job (a tenant).
+    moments with their offset, or a `timedelta` before now; a job counts by when it finished, or, until then, by when it was
+    enqueued. `key` is the key under which limits and turns count the job (a tenant).
     """
 
     state: State | str | None
@@ -56,7 +56,7 @@ class JobFilter(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """What a retry of many did: the ids in order, and of those that were refused the reason."""
+    """The result of a retry of many jobs: the ids in order, and for refused ones the reason."""
 
     retried: list[int] = field(default_factory=list[int])
     refused: dict[int, str] = field(default_factory=dict[int, str])
@@ -64,7 +64,7 @@ class Retried:
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """What a deletion did: the ids, and of those that were refused the reason."""
+    """The result of a deletion: the ids, and for refused ones the reason."""
 
     deleted: list[int] = field(default_factory=list[int])
     refused: dict[int, str] = field(default_factory=dict[int, str])
@@ -72,22 +72,22 @@ class Deleted:
 
 @dataclass(frozen=True, slots=True)
 class Forced:
-    """What an operator's release or completion of running jobs did: by id the state that each job has now, and of those that
-    were refused the reason."""
+    """The result of an operator's release or completion of running jobs: by id the state that each job has now, and for refused
+    ones the reason."""
 
     moved: dict[int, State] = field(default_factory=dict[int, State])
     refused: dict[int, str] = field(default_factory=dict[int, str])
 
 
-# Looking
+# Lists
 
 
 def jobs(
     chosen: JobFilter, *, limit: int, before: int | None = None, timeout: float | None = PATIENCE
 ) -> Operation[list[JobRecord]]:
-    """Jobs, newest first; the next page is the one `before` the last id of this. `timeout` in seconds.
+    """Lists jobs, newest first; for the next page pass the last id of this one as `before`. `timeout` in seconds.
 
-    Raises `TookTooLong`, `UsageError` for a worker that is not known.
+    Raises `TookTooLong`, `UsageError` for an unknown worker.
     """
     pages = yield from pages_of(chosen, limit=limit, before=before, timeout=timeout)
     found: list[JobRecord] = []
@@ -97,7 +97,7 @@ def jobs(
 
 
 class Pages:
-    """Jobs by (id, bytes), given back in as many at once as an answer may bring."""
+    """Jobs by (id, bytes), handed out in pages as large as one answer may be."""
 
     def __init__(self, found: Sequence[tuple[int, int]]) -> None:
         self._found = found
@@ -115,7 +115,7 @@ class Pages:
         return self._found[-1][0]
 
     def take(self) -> list[int]:
-        """The next ids: at least one, and no more than have `PAGE` bytes."""
+        """Returns the next ids: at least one, and no more than have `PAGE` bytes."""
         begin, size = self._next, 0
         for _, each in self._found[begin : begin + BATCH]:
             size += each
@@ -128,7 +128,7 @@ class Pages:
 def pages_of(
     chosen: JobFilter, *, limit: int, before: int | None = None, timeout: float | None = PATIENCE
 ) -> Operation[Pages]:
-    """The jobs that fit, newest first, to be read page by page."""
+    """The matching jobs, newest first, to be read page by page."""
     rows = yield from _matching(chosen, limit=limit, before=before, timeout=timeout, sizes=True)
     return Pages([(row[0], row[1]) for row in rows])
 
@@ -142,7 +142,7 @@ def page(ids: Sequence[int], *, timeout: float | None = PATIENCE) -> Operation[l
 def matching(
     chosen: JobFilter, *, limit: int | None = None, before: int | None = None, timeout: float | None = PATIENCE
 ) -> Operation[list[int]]:
-    """The ids of the jobs that fit, newest first."""
+    """The ids of the matching jobs, newest first."""
     rows = yield from _matching(chosen, limit=limit, before=before, timeout=timeout, sizes=False)
     return [row[0] for row in rows]
 
@@ -174,7 +174,7 @@ def _state(given: State | str | None) -> str | None:
 
 
 def moment(name: str, given: datetime | timedelta | None) -> dict[str, Any]:
-    """A moment, or how long ago it was by the database's clock."""
+    """A moment, or a time span before now by the database's clock."""
     if isinstance(given, datetime) and given.tzinfo is None:
         raise InvalidArguments(f"{name} needs its offset (a timezone), got {given!r}.")
     ago = given if isinstance(given, timedelta) else None
@@ -195,11 +195,12 @@ def _sessions(worker: int | str | None) -> Operation[str | None]:
     return numbers([row[0] for row in rows])
 
 
-# Keeping
+# Retention
 
 
 def set_retention(queue: str, retention: timedelta | None) -> Operation[None]:
-    """How long finished jobs of a queue are kept; None: as the workers are set. Raises `InvalidName`, `InvalidArguments`."""
+    """Sets how long finished jobs of a queue are kept; None: as the workers' settings say. Raises `InvalidName`,
+    `InvalidArguments`."""
     check_queue(queue)
     if retention is not None and not timedelta(0) < retention <= _AGES:
         raise InvalidArguments(f"A retention is above 0 and at most a hundred years, got {retention}.")
@@ -212,16 +213,15 @@ def retentions() -> Operation[dict[str, timedelta]]:
     return {row[0]: row[1] for row in rows}
 
 
-# Acting
+# Retries, deletions, releases and completions
 
 
 def chosen_for_action(
     chosen: JobFilter, *, limit: int | None = None, timeout: float | None = None
 ) -> Operation[list[int]]:
-    """The ids that a retry or deletion by filter is about: the oldest first, at most `limit`.
+    """The ids that a retry or deletion by filter acts on: the oldest first, at most `limit`.
 
-    Raises `UsageError` for a filter without a state: "every job of this kind" is rarely what was meant, completed ones
-    included.
+    Raises `UsageError` for a filter without a state: the caller rarely means every job of a kind, completed ones included.
     """
     if chosen.get("state") is None:
         raise UsageError("Say which state of jobs is meant, as in state='dead'.")
@@ -234,7 +234,7 @@ def retry_batch(
 ) -> Operation[Retried]:
     """Retries these jobs in one statement: the first is due after `delay` seconds, each next one `spacing` after the last.
 
-    `chosen` is for the audit trail: the filter that found them."""
+    `chosen` is the filter that found them, for the audit trail."""
     done = Retried()
     rows = yield Query("retry_job", {"ids": numbers(ids), "delay": delay, "spacing": spacing, "filter": _said(chosen)})
     for job_id, moved, blocked_by, state, *_ in rows:
@@ -248,7 +248,7 @@ def retry_batch(
 
 
 def retry_many(chosen: JobFilter, *, limit: int | None = None, rate: float | None = None) -> Operation[Retried]:
-    """Retries the jobs that fit, oldest first, at most `limit`. With `rate` they come due so many a second, from now on."""
+    """Retries the matching jobs, oldest first, at most `limit`. With `rate` that many come due a second, from now on."""
     spacing = spacing_of(rate)
     ids = yield from chosen_for_action(chosen, limit=limit)
     done = Retried()
@@ -282,7 +282,7 @@ def delete(job_id: int) -> Operation[None]:
 
 
 def delete_batch(ids: Sequence[int], *, chosen: JobFilter | None = None) -> Operation[Deleted]:
-    """Deletes these jobs in one statement, those that run excepted."""
+    """Deletes these jobs in one statement, except those that run."""
     done = Deleted()
     rows = yield Query("delete_jobs", {"ids": numbers(ids), "filter": _said(chosen)})
     for job_id, deleted, state in rows:
@@ -301,7 +301,7 @@ def _undeleted(job_id: int, state: State) -> str:
 
 
 def delete_many(chosen: JobFilter, *, limit: int | None = None) -> Operation[Deleted]:
-    """Deletes the jobs that fit, oldest first, at most `limit`."""
+    """Deletes the matching jobs, oldest first, at most `limit`."""
     ids = yield from chosen_for_action(chosen, limit=limit)
     done = Deleted()
     for start in range(0, len(ids), BATCH):
@@ -318,8 +318,8 @@ def release(job_id: int, *, force: bool = False, by: str | None = None) -> Opera
 
 
 def release_batch(ids: Sequence[int], *, force: bool = False, by: str | None = None) -> Operation[Forced]:
-    """Takes running jobs from their workers and puts them back, their attempt unused. Without `force` only from workers that
-    show no sign of life."""
+    """Takes running jobs from their workers and puts them back, their attempt unused. Without `force` only from workers without
+    a recent sign of life."""
     rows = yield Query("release_jobs", {"ids": numbers(ids), "force": force, "by": by})
     return _forced("released", rows)
 

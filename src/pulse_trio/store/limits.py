@@ -1,4 +1,4 @@
-"""Claims from queues that have limits: what one such claim brought."""
+"""What one claim from a queue with limits brought."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 class Limited(NamedTuple):
-    """What a limited claim brought, in the order in which the jobs' turns came.
+    """What a limited claim brought, in the order of the jobs' turns.
 
-    `again_in` seconds another try may bring something (None: when a job ends or arrives). `blocked`: a due job had to wait.
+    After `again_in` seconds another try may bring some (None: when a job ends or arrives). `blocked`: a due job had to wait.
     `turns` is for the next call.
     """
 
@@ -28,13 +28,13 @@ class Limited(NamedTuple):
 
 
 def limited_claims(rows: Sequence[Sequence[Any]], session: int, sent: float) -> Limited:
-    """From the rows of claim_limited.sql: the jobs, then one row with what the next call needs."""
+    """Reads the rows of claim_limited.sql: the jobs, then one row with what the next call needs."""
     *jobs, (*_, again_in, blocked, turns) = rows
     return Limited(claims_of([job for *job, _, _, _ in jobs], session), sent, again_in, blocked, turns)
 
 
 def limits_parameters(limits: QueueLimits) -> dict[str, Any]:
-    """For limit_queue.sql."""
+    """The parameters of limit_queue.sql."""
     count, seconds = limits.rate or (None, None)
     key_count, key_seconds = limits.key_rate or (None, None)
     return {

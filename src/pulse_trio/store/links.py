@@ -1,7 +1,7 @@
-"""The reserved connections of one worker, and the boundary where PostgreSQL's errors become ours.
+"""The reserved connections of one worker, and the place where PostgreSQL's errors become ours.
 
-There are several, so that none of the worker's loops can hold up another: a heartbeat must not wait for a claim, nor a small
-report for the megabytes of another job's result. Statements of handlers in `job.transaction()` have a pool (transactions.py).
+There are several, so that no loop of the worker can delay another: a heartbeat must not wait for a claim, nor a small report
+for the megabytes of another job's result. Statements of handlers in `job.transaction()` use a pool (transactions.py).
 """
 
 from __future__ import annotations
@@ -45,15 +45,16 @@ WORKER_SETTINGS: dict[str, str] = UNBOUNDED | {
     "plan_cache_mode": "force_generic_plan",
     "lock_timeout": "1s",
 }
-# The watchdog reads the BRIN index, which only a bitmap scan can.
+# The watchdog reads the BRIN index, which needs a bitmap scan.
 WATCHDOG_SETTINGS = WORKER_SETTINGS | {"enable_bitmapscan": "on", "enable_indexscan": "off"}
 
 UPKEEP_PATIENCE = 60.0
-"""Seconds that a statement of the watchdog's may take: nothing waits for it."""
+"""Seconds that a statement of the watchdog may take: nothing waits for it."""
 
 
 class WorkerLink(Link):
-    """One of a worker's connections. `settings` are its session's; after `patience` seconds a silent server is given up."""
+    """One connection of a worker. `settings` are those of its session; a server that is silent for `patience` seconds is given
+    up."""
 
     def __init__(
         self, dsn: str, name: str, settings: dict[str, str], schema: str, patience: float, callbacks: Callbacks
@@ -64,15 +65,15 @@ class WorkerLink(Link):
         super().__init__(
             dsn, name=name, configure=configure, statement_timeout=patience, application_name=f"pulse-trio {name}"
         )
-        # Together with the patience this is less than a third of the lease, however short that is: a silent server is noticed
-        # in time for another try.
+        # Together with the patience this is less than a third of the lease, however short that is: the worker notices a silent
+        # server in time for another try.
         self.cancel_timeout = min(Link.cancel_timeout, patience * 0.75)
         self._schema = schema
         self._callbacks = callbacks
 
     @asynccontextmanager
     async def using(self, *, patience: float | None = None) -> AsyncGenerator[TrioConnection[Any]]:
-        """The connection, for this task alone; whatever PostgreSQL may say at any time leaves the block as one of our errors.
+        """The connection, for this task alone. PostgreSQL errors that can occur at any time are raised as our own exceptions.
 
         Raises:
             DatabaseUnavailable: the server is away, or refused for a reason that may pass; try again.
@@ -83,7 +84,7 @@ class WorkerLink(Link):
                 try:
                     yield connection
                 except psycopg.errors.ReadOnlySqlTransaction:
-                    # A primary that became a standby keeps its connections: the next one asks again which is the primary.
+                    # A primary that became a standby keeps its connections: the next connection looks for the primary again.
                     connection.abort()
                     raise
         except (
@@ -115,14 +116,14 @@ class Links:
 
         self.claims = link("claims", WORKER_SETTINGS)
         self.settles = link("settles", WORKER_SETTINGS)
-        # For large results: one that takes seconds to send delays nothing else.
+        # For large results: one that takes seconds to send delays no other statement.
         self.results = link("results", WORKER_SETTINGS)
         self.beats = link("beats", WORKER_SETTINGS, patience=leases.beat_patience)
         # A rescue is a few statements in one transaction. A watchdog that is stopped or cut off between them would keep the
-        # rows it was about to rescue locked until TCP gave up, two hours by default: the server ends its transaction instead.
+        # rows of its rescue locked until TCP gave up, two hours by default: the server ends its transaction instead.
         limit = f"{max(1000, round(leases.patience * 1000))}ms"
         self.watch = link("watchdog", WATCHDOG_SETTINGS | {"idle_in_transaction_session_timeout": limit})
-        # Listening, and the lock that says this worker is idle, need a session of their own, which a pooler does not give.
+        # Listening, and the lock that announces an idle worker, need a session of their own, which a pooler does not give.
         self.listen = link("listener", UNBOUNDED, to=direct_dsn or dsn)
         self.idle = link("session", UNBOUNDED, to=direct_dsn) if direct_dsn else self.claims
         self.progress = link("progress", WORKER_SETTINGS)
@@ -144,7 +145,7 @@ class Links:
 
 @contextmanager
 def refused_rows(doing: str) -> Generator[None]:
-    """Raises `StatementRefused` for what a row can cause, so that a claim loop can go on with the other rows."""
+    """Raises `StatementRefused` for errors that a row can cause, so that a claim loop can go on with the other rows."""
     try:
         yield
     except psycopg.Error as error:
@@ -155,7 +156,7 @@ def refused_rows(doing: str) -> Generator[None]:
 
 @contextmanager
 def missing_privileges(what: str) -> Generator[None]:
-    """Raises `DatabaseUnavailable` where this role may not do `what`: another worker may, so this one goes on."""
+    """Raises `DatabaseUnavailable` where this role may not do `what`: another worker may be allowed to, so this one goes on."""
     try:
         yield
     except (psycopg.errors.InsufficientPrivilege, UsageError) as error:

@@ -1,6 +1,7 @@
-"""What a worker's role has to be granted before its worker starts.
+"""The rights that a worker's role needs before its worker starts.
 
-A worker of a new version under the rights of the one before would start, and then fail at what it lacks, again and again.
+Without this check, a worker of a new version with the rights of the old one would start, and then fail again and again where a
+right is missing.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from .operations import Operation
 
 _NOT_NEEDED = frozenset({*VIEWS.split(", "), "job_archive_default"})
-"""What people look at."""
+"""The views for people."""
 _OF_THE_WORK = (
     "wake",
     "claim_limited",
@@ -29,12 +30,13 @@ _OF_THE_WORK = (
     "stack_questions",
     "declare_death_hooks",
 )
-"""Functions without which a worker's own tasks fail. Enqueuing is its handlers', and some other worker may do the upkeep."""
+"""Functions without which a worker's own tasks fail. Its handlers need the right to enqueue; upkeep may be left to other
+workers."""
 _RIGHT = re.compile(r"(\w+)(?: \(([^)]*)\))?(?:, |$)")
 
 
 def missing_rights() -> Operation[list[str]]:
-    """The rights that a worker needs and this role lacks, as `EXECUTE on wake`: one query, on the catalogues."""
+    """The rights that a worker needs and this role lacks, such as `EXECUTE on wake`: one query on the catalogues."""
     asked = [
         (name, privilege, column)
         for rights, names in TABLES["worker"].items()
@@ -57,8 +59,8 @@ def missing_rights() -> Operation[list[str]]:
 
 
 def refuse_missing(missing: Sequence[str], role: str, schema: str) -> None:
-    """Raises `SchemaError` if a worker's role lacks rights (those of the version before, most often); `UsageError` if it is no
-    worker's role at all."""
+    """Raises `SchemaError` if a worker's role lacks rights (most often it has those of the old version); `UsageError` if it is
+    no worker's role at all."""
     if not missing:
         return
     more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""

@@ -1,8 +1,8 @@
-"""What clients do with the database, written once for every driver.
+"""The database operations of clients, written once for every driver.
 
-Each operation is a generator that yields the statements it needs and is sent their rows; it never waits. `run` drives
-one over an async psycopg connection (Trio's or asyncio's), `run_sync` over a blocking one. Deciding and waiting are apart,
-as in psycopg itself.
+Each operation is a generator that yields the statements it needs and is sent their rows; it never waits. `run` drives one over
+an async psycopg connection (Trio's or asyncio's), `run_sync` over a blocking one. Decisions and waits are separate, as in
+psycopg itself.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ Operation = Generator[Query, Sequence[Row], T]
 
 
 class Enqueued(NamedTuple):
-    """What an enqueue did: the job's id, whether it is new (False: that job had the unique key), and whether that job has the
-    new arguments and the new time (`on_conflict="replace"`; False when it runs already)."""
+    """What an enqueue did: the job's id, whether it is new (False: that job had the unique key), and whether that job got the
+    new arguments and the new time (`on_conflict="replace"`; False if it runs already)."""
 
     id: int
     added: bool
@@ -83,7 +83,7 @@ class AttemptRecord:
     error: str | None
     host: str | None = None
     pid: int | None = None
-    """The worker's; None when nothing is known of it any more."""
+    """`host` and `pid` are the worker's; None when the database no longer knows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +105,8 @@ class WorkerRecord:
 
 
 def enqueue(request: JobRequest, codec: Codec | None = None) -> Operation[Enqueued]:
-    """Adds one job, encoded by `codec` if there is one. With a unique key that is taken, adds nothing and gives the job that
-    has the key, or raises `JobExists`, as `on_conflict` says."""
+    """Adds one job, encoded by `codec` if there is one. If its unique key is taken, adds nothing and returns the job that has
+    the key, or raises `JobExists`, as `on_conflict` says."""
     reserved: int | None = None
     if codec is not None:
         if request.unique_key is None:
@@ -135,7 +135,7 @@ def enqueue(request: JobRequest, codec: Codec | None = None) -> Operation[Enqueu
 
 
 class KeysMovedError(Exception):
-    """A job that had a key is gone, and its key is before others that are held already: begin anew, `one_by_one`."""
+    """A job that had a key is gone, and its key sorts before others that are locked already: begin again, `one_by_one`."""
 
 
 class Deadlocked(DatabaseUnavailable):
@@ -155,11 +155,11 @@ def enqueue_many(
     ids: Sequence[int] | None = None,
     one_by_one: bool = False,
 ) -> Operation[list[Enqueued]]:
-    """Adds a batch in one statement; the answers come in the order of the requests. Duplicates take a second one. `ids` are
-    reserved ones. Keys are locked in their order, and none afterwards.
+    """Adds a batch in one statement; the answers come in the order of the requests. Duplicates take a second statement. `ids`
+    are reserved ids. Keys are locked in their order, and none after that.
 
-    Raises `JobExists` when a request says so, and `KeysMovedError` unless `one_by_one`, which takes longer: then the others
-    have been written, and a transaction has to take them back."""
+    Raises `JobExists` when a request asks for that, and `KeysMovedError` unless `one_by_one`, which takes longer: then the
+    other jobs have been written, and the transaction must be rolled back."""
     if not requests:
         return []
     plain = not one_by_one and all(_is_plain(request) for request in requests)
@@ -188,12 +188,12 @@ def enqueue_many(
 
 
 def encoded_request(codec: Codec, request: JobRequest, job_id: int | None) -> JobRequest:
-    """The request with its arguments encoded, bound to the id it will have if that is known."""
+    """The request with its arguments encoded, bound to its future id if that is known."""
     return msgspec.structs.replace(request, args=encoded(codec, request.args, request.kind, job_id))
 
 
 def _is_plain(request: JobRequest) -> bool:
-    """Whether the request's unique key, if it has one, is held by its live job alone, and a duplicate is skipped."""
+    """Whether the request's unique key, if it has one, is held only while its job is live, and a duplicate is skipped."""
     return request.on_conflict == "skip" and request.unique_for is None and request.unique_after is None
 
 
@@ -244,7 +244,7 @@ def job(job_id: int) -> Operation[JobRecord]:
 
 
 def outcome(job_id: int) -> Operation[JobRecord]:
-    """The same for a role that may see neither arguments nor keys: `args` is empty, `key` None. Raises `UnknownJob`."""
+    """One job for a role that may see neither arguments nor keys: `args` is empty, `key` None. Raises `UnknownJob`."""
     rows = yield Query("outcome", {"id": job_id})
     if not rows:
         raise UnknownJob(missing(job_id))
@@ -257,7 +257,7 @@ def is_refusal(error: UsageError) -> bool:
 
 
 def missing(job_id: int) -> str:
-    """What is said of a job that is not there."""
+    """The error for a job that does not exist."""
     return (
         f"There is no job {job_id} (finished jobs are removed when their retention has passed; workers that keep no "
         "completed jobs remove them at once)."
@@ -285,7 +285,7 @@ def retry(job_id: int) -> Operation[State]:
             raise UnknownJob(missing(job_id))
         if blocked_by is not None or Event.RETRY not in TRANSITIONS[State(state)]:
             raise InvalidTransition(unmoved(job_id, State(state), blocked_by))
-        # It has finished, or was put off, at that moment: now it can be. If not, something about it stands in the way.
+        # It finished, or was put off, at that moment: now a retry is possible. If not, another fact prevents it.
         tries += 1
         if tries == _RETRY_TRIES:
             raise InvalidTransition(unmoved(job_id, State(state), None))
@@ -304,7 +304,7 @@ def unmoved(job_id: int, state: State, blocked_by: int | None) -> str:
 
 
 def workers(*, gone: bool = False) -> Operation[list[WorkerRecord]]:
-    """Worker sessions, newest first; those that have ended only if asked for."""
+    """Worker sessions, newest first; ended ones only if asked for."""
     rows = yield Query("workers", {"gone": gone})
     return [WorkerRecord(*row) for row in rows]
 
@@ -316,7 +316,7 @@ def count_by_state(*, queue: str | None = None) -> Operation[dict[State, int]]:
 
 
 def record_of(row: Row) -> JobRecord:
-    """A row of job.sql or jobs.sql."""
+    """Reads a row of job.sql or jobs.sql."""
     fields = list(row)
     fields[3] = State(fields[3])
     fields[13] = json_value(fields[13])
@@ -325,24 +325,24 @@ def record_of(row: Row) -> JobRecord:
 
 
 def json_value(text: str) -> Any:
-    """JSON as Python has it; of what Python cannot read (too many levels) the beginning, as the view does with what jsonb
-    cannot hold: one job must not make the list that it is in unreadable."""
+    """Decodes JSON. If Python cannot read it (too many levels), returns its beginning, as the view does if jsonb cannot hold
+    it: one job must not make a whole list unreadable."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         pass
     try:
-        # An integer of more digits than Python reads.
+        # An integer with more digits than Python reads.
         return json.loads(text, parse_int=Decimal)
     except (ValueError, ArithmeticError, RecursionError):
         return {"$unreadable": text[:1000]}
 
 
-# Driving
+# Drivers
 
 
 async def run(connection: psycopg.AsyncConnection[Any], schema: str, operation: Operation[T]) -> T:
-    """Drives an operation over an async connection, in whatever transaction that is in."""
+    """Drives an operation over an async connection, in its current transaction."""
     try:
         query = next(operation)
         refuse_raw_bytes(connection)
@@ -352,7 +352,7 @@ async def run(connection: psycopg.AsyncConnection[Any], schema: str, operation: 
                 async with bounded(connection, query.timeout):
                     # A bounded statement is planned for its own values, each time.
                     prepare = None if query.timeout is None else False
-                    # The name is the transaction's. Without autocommit that is the caller's, who commits it.
+                    # The name is set for the transaction. Without autocommit that is the caller's, who commits it.
                     alone = query.actor is not None and connection.autocommit
                     async with connection.transaction() if alone else nullcontext():
                         if query.actor is not None:
@@ -371,7 +371,7 @@ async def run(connection: psycopg.AsyncConnection[Any], schema: str, operation: 
 
 
 def run_sync(connection: psycopg.Connection[Any], schema: str, operation: Operation[T]) -> T:
-    """Drives an operation over a blocking connection, in whatever transaction that is in."""
+    """Drives an operation over a blocking connection, in its current transaction."""
     try:
         query = next(operation)
         refuse_raw_bytes(connection)
@@ -395,7 +395,7 @@ def run_sync(connection: psycopg.Connection[Any], schema: str, operation: Operat
 
 
 def refuse_raw_bytes(connection: psycopg.AsyncConnection[Any] | psycopg.Connection[Any]) -> None:
-    """Raises `UsageError` for a connection of the caller's on which every text is bytes of an unknown encoding."""
+    """Raises `UsageError` for a caller's connection that returns every text as bytes of an unknown encoding."""
     if connection.pgconn.parameter_status(b"client_encoding") == b"SQL_ASCII":
         raise UsageError("The connection has the client_encoding SQL_ASCII. Say on it: SET client_encoding = 'UTF8'")
 
@@ -403,7 +403,7 @@ def refuse_raw_bytes(connection: psycopg.AsyncConnection[Any] | psycopg.Connecti
 def unsendable(
     connection: psycopg.AsyncConnection[Any] | psycopg.Connection[Any], error: UnicodeEncodeError
 ) -> UsageError | InvalidArguments:
-    """What is said of a text that a connection of the caller's cannot carry, or none can."""
+    """The error for a text that a caller's connection cannot carry, or that no connection can."""
     encoding = (connection.pgconn.parameter_status(b"client_encoding") or b"?").decode()
     wrong = error.object[error.start]
     if encoding == "UTF8":
@@ -414,7 +414,7 @@ def unsendable(
 
 
 def translate(error: psycopg.Error, schema: str) -> PulseTrioError:
-    """psycopg's error as one of ours, by whose fault it is. The one place where that is decided for clients."""
+    """Turns psycopg's error into one of ours, by whose fault it is. The one place where that is decided for clients."""
     text = str(error).strip()
     headline = text.partition("\n")[0]
     match error:

@@ -1,6 +1,6 @@
-"""Writes outcomes of attempts on a connection that is given: every statement that ends an attempt is sent from here.
+"""Writes outcomes of attempts on a given connection: every statement that ends an attempt is sent from here.
 
-An outcome that PostgreSQL refuses because of its own value must not keep the others of its batch from being written: rows.py.
+An outcome that PostgreSQL refuses because of its value must not keep the others of its batch from being written: see rows.py.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _NO_CLAIMS: Mapping[str, Any] = {
 
 
 class Settlement(NamedTuple):
-    """Outcomes by what became of their report: written, refused (the lease was lost), or to be sent again (row locked)."""
+    """The results of reports: outcomes written, refused (the lease was lost), or to be sent again (row locked)."""
 
     accepted: list[Outcome]
     refused: list[Outcome]
@@ -64,8 +64,8 @@ class Settlement(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """A row of fail.sql: `state` is where the job went, None for one that is still ours but locked. `suspect` is the kind of a
-    job that this moved into quarantine. The fields after `crashes` are those of a job that is dead now."""
+    """A row of fail.sql: `state` is the job's new state, None for a job that is still ours but locked. `suspect` is the kind of
+    a job that this moved into quarantine. The fields after `crashes` are set for a job that is now dead."""
 
     job_id: int
     state: str | None
@@ -93,7 +93,7 @@ class OutcomeWriter:
         return await self._each_if_refused(connection, self._complete, completed)
 
     async def complete_unlocked(self, connection: TrioConnection[Any], completed: Sequence[Outcome]) -> Settlement:
-        """Completes those jobs whose rows are not locked. Ends a job as cancelled whose cancellation was asked for."""
+        """Completes those jobs whose rows are not locked. A job whose cancellation was requested ends as cancelled."""
         return await self._each_if_refused(connection, self._complete_unlocked, completed)
 
     async def fail(self, connection: TrioConnection[Any], outcomes: Sequence[Outcome]) -> Settlement:
@@ -176,7 +176,7 @@ class OutcomeWriter:
         delays: Sequence[float],
         errors: Sequence[str | None],
     ) -> list[Moved]:
-        """Ends attempts that did not complete (fail.sql), and tells of the jobs that are dead now."""
+        """Ends attempts that did not complete (fail.sql), and reports the jobs that are now dead."""
         cursor = await connection.execute(
             statement("fail", self._schema),
             {
@@ -195,7 +195,7 @@ class OutcomeWriter:
         return moved
 
     async def bury(self, connection: TrioConnection[Any], fence: Fence, outcome: str, error: str) -> str | None:
-        """Makes one running job dead whatever its row holds; returns its kind, None when that cannot be."""
+        """Makes one running job dead, whatever its row holds; returns its kind, None if that is impossible."""
         buried = await bury(connection, self._schema, fence, outcome, error)
         if buried is None:
             return None
@@ -207,7 +207,7 @@ class OutcomeWriter:
     async def bury_rescued(
         self, connection: TrioConnection[Any], fence: Fence, kind: str, error: str, refused: psycopg.Error
     ) -> bool:
-        """Makes a job dead that PostgreSQL refuses to put back. `kind` is "" where it is not known."""
+        """Makes a job dead that PostgreSQL refuses to put back. `kind` is "" if unknown."""
         said = f"BadRow: this job could not be put back: {said_of(refused)}\n\n{error}"
         buried = await self.bury(connection, fence, "rescued", storable(said))
         self._callbacks.bad_row(fence[0], kind or buried or "", "rescue", said_of(refused))
@@ -215,7 +215,7 @@ class OutcomeWriter:
 
     async def ended_before(self, connection: TrioConnection[Any], outcomes: Sequence[Outcome]) -> set[int]:
         """The ids of those whose attempt has ended under its own session: an earlier report of it was written."""
-        # Without the archive a completed job leaves no trace: that it is gone has to be enough.
+        # Without the archive a completed job leaves no trace: its absence has to be enough.
         traceless = ["true" if not self.keep and o.kind == "completed" else "false" for o in outcomes]
         cursor = await connection.execute(
             statement("settled", self._schema), {**fences([o.claim for o in outcomes]), "traceless": texts(traceless)}
@@ -233,8 +233,8 @@ def _id_of(outcome: Outcome) -> int:
 
 
 def accepted_of(completed: Sequence[Outcome], tail: Sequence[Any]) -> Settlement:
-    """What became of completions, by the last row of complete_and_claim.sql: in the place of `args` it has the ids of those
-    that were accepted, or NULL if all were."""
+    """The settlement of completions, from the last row of complete_and_claim.sql: its `args` has the ids of the accepted ones,
+    or NULL if all were."""
     *_, accepted_ids, _ = tail
     if accepted_ids is None:
         return Settlement(list(completed), [], [])
@@ -245,7 +245,7 @@ def accepted_of(completed: Sequence[Outcome], tail: Sequence[Any]) -> Settlement
 
 
 def _three_ways(outcomes: Sequence[Outcome], written: Mapping[int, bool]) -> Settlement:
-    """`written` has the ids that came back: True is written, False is ours but locked. The rest is refused."""
+    """`written` has the returned ids: True is written, False is ours but locked. The others are refused."""
     settlement = Settlement([], [], [])
     for outcome in outcomes:
         match written.get(outcome.claim.id):
@@ -262,6 +262,6 @@ async def forgive_crash(connection: TrioConnection[Any], schema: str, lost: Sequ
     """Takes back the crash that a rescue counted against jobs of this worker: it lives, so they did not kill it."""
     if lost:
         marks = {"expired": EXPIRED, "came_back": _CAME_BACK}
-        # What the beat or the report said is valid whatever becomes of this: a lock on the ledger once kept every beat back.
+        # The answer to the beat or report is valid whatever becomes of this: a lock on the ledger once kept every beat back.
         with suppress(psycopg.OperationalError, *ROWS_FAULT):
             await connection.execute(statement("forgive_crash", schema), {**fences(lost), **marks}, prepare=True)

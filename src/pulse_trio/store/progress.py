@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 class ProgressWriter:
-    """Over a connection of its own, made when a handler first reports: a lock on the table of progress delays nothing else."""
+    """Uses a connection of its own, made when a handler first reports: a lock on the table of progress delays no other
+    statement."""
 
     def __init__(self, link: WorkerLink, schema: str) -> None:
         self._link = link

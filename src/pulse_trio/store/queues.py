@@ -1,4 +1,4 @@
-"""Queues as people see and steer them: what stands in them, their pauses and their limits."""
+"""Queues as people see and control them: their jobs, pauses and limits."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from .operations import Operation
 
 IN_EFFECT = {"queue": 0.5, "kind": 1.5}
-"""Seconds until a pause has reached every worker: of a queue with its next claim, of a kind with its next sweep."""
+"""Seconds until a pause has reached every worker: a queue's with the next claim, a kind's with the next sweep."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueRecord:
-    """A queue as `pulse.queues` shows it: how many of its jobs are due, wait for their time, and run; the age of the job
-    that has been due the longest, in seconds; its limits, None where there is none; for how many seconds the oldest attempt
-    has run; how many jobs died within the last 24 hours."""
+    """A queue as `pulse.queues` shows it: how many of its jobs are due, wait for their time, and run; the age of the job that
+    has been due the longest, in seconds; its limits, None for no limit; for how many seconds the oldest attempt has run; how
+    many jobs died within the last 24 hours."""
 
     name: str
     paused: bool
@@ -60,14 +60,14 @@ class PausedKind:
 
 
 def queues() -> Operation[list[QueueRecord]]:
-    """Every queue that has live jobs or lately dead ones, that a worker served in the last 7 days, or that has a pause or a
-    limit; by name."""
+    """Every queue with live jobs or recently dead ones, with a worker in the last 7 days, or with a pause or a limit; by
+    name."""
     rows = yield Query("queues", {})
     return [QueueRecord(*row) for row in rows]
 
 
 def keys(queue: str | None = None, *, limit: int = 50, timeout: float | None = 10.0) -> Operation[list[KeyRecord]]:
-    """The keys with the most jobs that are due, at most `limit`, of one queue or of all. Raises `TookTooLong` after `timeout`
+    """The keys with the most due jobs, at most `limit`, of one queue or of all. Raises `TookTooLong` after `timeout`
     seconds."""
     rows = yield Query("queue_keys", {"queue": None if queue is None else check_queue(queue), "limit": limit}, timeout)
     return [KeyRecord(*row) for row in rows]
@@ -80,7 +80,7 @@ def paused_kinds() -> Operation[list[PausedKind]]:
 
 
 def pause(queue: str | None = None, *, kind: str | None = None) -> Operation[bool]:
-    """No job of that queue, or of that kind, is claimed until `resume`; what runs goes on. True if it was not paused before.
+    """Stops claims of a queue or of a kind until `resume`; running jobs go on. Returns True if it was not paused before.
 
     Raises `UsageError` unless one of the two is given, or `InvalidName`."""
     rows = yield _about("pause", queue, kind)
@@ -88,7 +88,7 @@ def pause(queue: str | None = None, *, kind: str | None = None) -> Operation[boo
 
 
 def resume(queue: str | None = None, *, kind: str | None = None) -> Operation[bool]:
-    """Ends a pause. True if there was one. Raises as `pause` does."""
+    """Ends a pause. Returns True if there was one. Raises as `pause` does."""
     rows = yield _about("resume", queue, kind)
     return bool(rows[0][0])
 
@@ -108,7 +108,7 @@ def running(queue: str | None = None, *, kind: str | None = None) -> Operation[i
 
 
 def limits_of(queue: str) -> Operation[QueueLimits]:
-    """What limits a queue has now."""
+    """The current limits of a queue."""
     rows = yield Query("limits_of_queue", {"queue": check_queue(queue)})
     if not rows:
         return QueueLimits(queue)
@@ -118,5 +118,5 @@ def limits_of(queue: str) -> Operation[QueueLimits]:
 
 
 def limit(limits: QueueLimits) -> Operation[None]:
-    """Sets every limit of a queue; None takes one away. Takes effect with the next claim of every worker."""
+    """Sets every limit of a queue; None removes one. Takes effect with the next claim of every worker."""
     yield Query("limit_queue", limits_parameters(limits))

@@ -1,4 +1,4 @@
-"""Reports how attempts ended, apart from the claims: completions that did not travel with one, failures, and large results."""
+"""Reports the ends of attempts, apart from claims: completions that did not travel with one, failures, and large results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 
 class TooSlow(DatabaseUnavailable):
-    """The database answers, but has not taken what was sent within `seconds`. `last`: it was given all the time there is."""
+    """The database answers, but has not accepted the report within `seconds`. `last`: this try already had the longest time
+    limit."""
 
     def __init__(self, message: str, seconds: float, *, last: bool) -> None:
         super().__init__(message)
@@ -43,11 +44,11 @@ class Reports:
         self._leases = leases
         self._writer = writer
         self._patience_alone = leases.silence
-        """Seconds for one large result that is sent alone; doubled each time that was not enough."""
+        """Seconds for one large result that is sent alone; doubled each time they were not enough."""
 
     async def settle(self, outcomes: Sequence[Outcome], *, unsure: bool = False) -> Settlement:
-        """Writes outcomes with their fence. `unsure`: an earlier try of these may have been written without its answer having
-        reached us; an attempt that ended under our own session then counts as accepted.
+        """Writes outcomes with their fence. `unsure`: an earlier try may have been written, but its reply was lost; an attempt
+        that ended under our own session then counts as accepted.
 
         Raises:
             DatabaseUnavailable: some may be written; send them again as `unsure`.
@@ -59,13 +60,14 @@ class Reports:
             return await self._settle(connection, outcomes, unsure=unsure)
 
     async def _settle_large(self, outcomes: Sequence[Outcome], *, unsure: bool) -> Settlement:
-        """The same over a connection of its own. A single one gets ever more time: beats keep its lease meanwhile."""
+        """Writes outcomes over a connection of its own. A single one gets more time with each try: beats keep its lease
+        meanwhile."""
         alone = len(outcomes) == 1
         patience = self._patience_alone if alone else self._leases.patience
         writing = math.inf
         try:
             async with self._links.results.using(patience=patience) as connection:
-                # The database answers: if what follows takes too long, that is because of its size.
+                # The database answers: if the report takes too long, that is because of its size.
                 done = set[int]()
                 if unsure:
                     done = await self._writer.ended_before(connection, outcomes)
@@ -134,10 +136,10 @@ class Reports:
 
 
 def size_of(outcome: Outcome) -> int:
-    """Characters of what is written of it."""
+    """Characters that are written for the outcome."""
     return len(outcome.result or "") + len(outcome.error or "")
 
 
 def is_large(outcome: Outcome) -> bool:
-    """Whether its report travels apart from the others."""
+    """Whether its report is sent apart from the others."""
     return outcome.result is not None and len(outcome.result) > LARGE

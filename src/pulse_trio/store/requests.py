@@ -1,6 +1,6 @@
-"""What clients ask of a worker about the jobs that it runs: to cancel one, to show where one is.
+"""Clients' requests to a worker about the jobs that it runs: to cancel one, to show where one is.
 
-A notification makes the worker look; these rows say what was asked.
+A notification makes the worker look; these rows hold the requests.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ class Requests:
         self._schema = schema
 
     async def requested(self, job_ids: Sequence[int]) -> dict[Fence, str | None]:
-        """Of these jobs, the running attempts whose cancellation was asked for (id, attempt, session), each with the reason
-        that was given."""
+        """Of these jobs, the running attempts whose cancellation was requested (id, attempt, session), each with its reason."""
         async with self._link.using() as connection:
             cursor = await connection.execute(
                 statement("cancel_requested", self._schema), {"ids": numbers(job_ids)}, prepare=True
@@ -37,7 +36,7 @@ class Requests:
             return {(job_id, attempt, session): why for job_id, attempt, session, why in await cursor.fetchall()}
 
     async def running_fences(self, job_ids: Sequence[int]) -> set[Fence]:
-        """The attempts of these jobs that run now, by id, attempt and session."""
+        """The running attempts of these jobs, by id, attempt and session."""
         async with self._link.using() as connection:
             cursor = await connection.execute(
                 statement("running_fences", self._schema), {"ids": numbers(job_ids)}, prepare=True
@@ -52,8 +51,8 @@ class Requests:
             await connection.execute(statement("cancel_delivered", self._schema), parameters, prepare=True)
 
     async def stack_questions(self, sessions: Sequence[int]) -> list[tuple[int, int, int]]:
-        """The open questions to these sessions where a job is: (request, session, job id)."""
-        # A role that was granted before these functions came lacks them, and its worker goes on. See: pulse-trio grants
+        """The open questions to these sessions about where a job is: (request, session, job id)."""
+        # A role whose grants are older than these functions may not call them, and its worker goes on. See: pulse-trio grants
         with missing_privileges("answer where a job is"):
             async with self._link.using() as connection:
                 cursor = await connection.execute(
@@ -62,7 +61,7 @@ class Requests:
                 return cast("list[tuple[int, int, int]]", await cursor.fetchall())
 
     async def answer_stack(self, request: int, session: int, answer: str) -> None:
-        """Answers a request where a job is; `answer` in at most 64 KiB."""
+        """Answers the question where a job is; `answer` has at most 64 KiB."""
         parameters = {"request": request, "session": session, "answer": answer}
         with missing_privileges("answer where a job is"):
             async with self._link.using() as connection:

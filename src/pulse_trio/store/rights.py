@@ -1,4 +1,4 @@
-"""Which role a refused statement takes, and who can give it."""
+"""Which role a refused statement needs, and who can grant it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _REFUSED = re.compile(r'permission denied for (?:table|view|function|sequence|sc
 
 
 def remedy(refusal: str, schema: str) -> str:
-    """What to do about PostgreSQL's `permission denied for view jobs`; empty where no role of ours has that right.
+    """What to do about PostgreSQL's `permission denied for view jobs`; empty if no role of ours has that right.
 
-    PostgreSQL does not say which right on a table was missing, so who may only read it is named as such."""
+    PostgreSQL does not say which right on a table was missing, so roles that may only read it are named as such."""
     found = _REFUSED.search(refusal)
     if found is None:
         return ""

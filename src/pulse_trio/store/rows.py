@@ -1,7 +1,7 @@
-"""Rows that cannot be worked with as they stand: what PostgreSQL says then, and how one is kept from harming the others.
+"""Rows that cannot be processed as they stand: the errors of PostgreSQL for them, and how one is kept from harming the others.
 
 A statement over many rows fails as a whole when one of its values cannot be stored or computed. `each_alone` runs it over
-halves, down to the single row; that one is ended by a statement that computes nothing from it (sql/bury.sql).
+halves, down to the single row; a statement that computes nothing from that row then ends its job (sql/bury.sql).
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ R = TypeVar("R")
 ROWS_FAULT = (
     psycopg.DataError,
     psycopg.IntegrityError,
-    # Too deeply nested, too large: about a value, although PostgreSQL counts them among its own limits.
+    # Too deeply nested, too large: errors about a value, although PostgreSQL counts them among its own limits.
     psycopg.errors.StatementTooComplex,
     psycopg.errors.ProgramLimitExceeded,
-    # A trigger of the owner's, for one.
+    # For example a trigger of the schema's owner.
     psycopg.errors.RaiseException,
 )
-"""What PostgreSQL says of a value, not of itself."""
+"""PostgreSQL's errors about a value, not about the server."""
 
 _LIMIT = 2000
 
 
 def caused_by_a_row(error: psycopg.Error) -> bool:
-    """Whether a row can have caused it."""
-    # XX: what PostgreSQL calls internal, damaged data for one.
+    """Whether a row can have caused the error."""
+    # XX: PostgreSQL's internal errors, for example damaged data.
     return isinstance(error, ROWS_FAULT) or (error.sqlstate or "").startswith("XX")
 
 
 def said_of(error: Exception) -> str:
-    """The error as it is kept on a job, and said in an event."""
+    """The error as it is kept on a job and shown in an event."""
     return storable(f"{type(error).__name__}: {str(error).strip()}")[:_LIMIT]
 
 
@@ -51,9 +51,9 @@ async def each_alone(
     write: Callable[[Sequence[T]], Awaitable[R]],
     alone: Callable[[T, psycopg.Error], Awaitable[R | None]],
 ) -> list[R]:
-    """What `write` made of all of them; if that fails because of a row, of their halves, and so on.
+    """Returns the results of `write` for all rows; if that fails because of a row, for their halves, and so on.
 
-    `alone(one, error)` is asked about a single one that failed."""
+    `alone(one, error)` gives the result for a single row that failed."""
     try:
         return [await write(given)]
     except ROWS_FAULT as error:
@@ -70,9 +70,10 @@ async def each_alone(
 async def bury(
     connection: TrioConnection[Any], schema: str, fence: tuple[int, int, int], outcome: str, error: str
 ) -> tuple[str, str] | None:
-    """Makes one running job dead, fenced by (id, attempt, session): with what a producer wrote or, if that is refused, without.
+    """Makes one running job dead, fenced by (id, attempt, session): with the producer's columns or, if that is refused, without
+    them.
 
-    Returns its kind and its queue; None when there is no such attempt (any more), or even that is refused."""
+    Returns its kind and its queue; None if no such attempt exists (any more), or if even that is refused."""
     job_id, attempt, session = fence
     parameters = {"id": job_id, "attempt": attempt, "session": session, "outcome": outcome, "error": error}
     for bare in (False, True):

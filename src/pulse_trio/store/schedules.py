@@ -1,7 +1,7 @@
-"""Schedules: declared by workers at their start, changed by clients, fired by any worker.
+"""Schedules: workers declare them when they start, clients change them, any worker fires them.
 
 The operations for clients are generators, as in `operations`. Those that read and then write (`put`, `resume`, `run_now`) must
-be run in one transaction. `fire` is the worker's: whatever one schedule does wrong, the others are fired.
+be run in one transaction. `fire` is for workers: an error in one schedule does not keep the others from firing.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 BATCH = 25
-"""Schedules fired in one transaction: others may take the next while these are written."""
+"""Schedules fired in one transaction: other workers may take the next ones while these are written."""
 _COLUMNS = ("kind", "args", "queue", "priority")
-"""What of a request stands in columns of its own; the rest is in `options`."""
+"""The parts of a request that have columns of their own; the others are in `options`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class ScheduleRecord:
 
 @dataclass(frozen=True, slots=True)
 class FireRecord:
-    """An occurrence that was fired, and its job; `job_state` is None when the job's retention has passed."""
+    """A fired occurrence, and its job; `job_state` is None when the job's retention has passed."""
 
     name: str
     due_at: datetime
@@ -72,7 +72,8 @@ class FireRecord:
 
 
 class Fired(NamedTuple):
-    """One occurrence fired: its job, how many seconds late, and whether the job is new (False: it had a unique key)."""
+    """One fired occurrence: its job, how many seconds late it was, and whether the job is new (False: its unique key was
+    taken)."""
 
     name: str
     due_at: datetime
@@ -89,7 +90,7 @@ class Broken(NamedTuple):
 
 
 class _Due(NamedTuple):
-    """A row taken: the schedule, where it stands, and the server's time."""
+    """A locked row: the schedule, where it stands, and the server's time."""
 
     schedule: Schedule
     next_due: datetime | None
@@ -114,7 +115,7 @@ def fires(name: str, *, limit: int) -> Operation[list[FireRecord]]:
 
 
 def put(schedule: Schedule) -> Operation[None]:
-    """Makes a schedule, or changes the one of that name; paused stays paused. Raises `UsageError` if code declares it."""
+    """Makes a schedule, or changes the one of that name; a paused one stays paused. Raises `UsageError` if code declares it."""
     ((now, declared),) = yield Query("schedule_clock", {"name": schedule.name})
     if declared:
         raise UsageError(
@@ -124,14 +125,14 @@ def put(schedule: Schedule) -> Operation[None]:
 
 
 def pause(name: str) -> Operation[None]:
-    """Stops a schedule until it is resumed; whatever comes meanwhile is not caught up. Raises `UnknownSchedule`."""
+    """Stops a schedule until it is resumed; occurrences in between are not caught up. Raises `UnknownSchedule`."""
     if not (yield Query("schedule_pause", {"name": check_name(name), "paused": True})):
         yield from _unknown(name)
 
 
 def resume(name: str) -> Operation[datetime | None]:
-    """Lets a paused or broken schedule go on with its next occurrence, which is returned. Raises `UnknownSchedule`, or
-    `ConfigurationError` if it cannot go on."""
+    """Lets a paused or broken schedule go on; returns its next occurrence. Raises `UnknownSchedule`, or `ConfigurationError` if
+    it cannot go on."""
     taken = yield from _take(name)
     next_due = taken.schedule.timing.after(taken.now)
     yield Query("schedule_pause", {"name": name, "paused": False})
@@ -140,8 +141,8 @@ def resume(name: str) -> Operation[datetime | None]:
 
 
 def remove(name: str) -> Operation[int]:
-    """Removes a schedule; its jobs and the record of its fires stay. Returns how many live workers declare it: each will
-    bring it back when it starts again. Raises `UnknownSchedule`."""
+    """Removes a schedule; its jobs and the record of its fires stay. Returns how many live workers declare it: each will create
+    it again at its next start. Raises `UnknownSchedule`."""
     rows = yield Query("schedule_remove", {"name": check_name(name)})
     if not rows:
         yield from _unknown(name)
@@ -186,14 +187,14 @@ def _record(row: Row) -> ScheduleRecord:
 
 
 def declare(declared: Sequence[Schedule], session: int) -> Operation[None]:
-    """Writes what a worker's code declares. Where only the handler's options changed, the next occurrence stays."""
+    """Writes the schedules that a worker's code declares. If only the handler's options changed, the next occurrence stays."""
     ((now, _),) = yield Query("schedule_clock", {"name": ""})
     yield _put(declared, now, declared=True)
     yield Query("schedule_declared", {"names": texts([s.name for s in declared]), "session": session})
 
 
 async def fire(connection: psycopg.AsyncConnection[Any], schema: str) -> tuple[list[Fired], list[Broken]]:
-    """Takes the schedules whose time has come and nobody else has taken, and fires their occurrences. In a transaction."""
+    """Locks due schedules that no other transaction has locked, and fires their occurrences. In a transaction."""
     fired: list[Fired] = []
     broken: list[Broken] = []
     async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
@@ -201,16 +202,16 @@ async def fire(connection: psycopg.AsyncConnection[Any], schema: str) -> tuple[l
         rows = await cursor.fetchall()
     for row in rows:
         try:
-            # A savepoint: what one schedule does wrong must not hold up the others.
+            # A savepoint: an error in one schedule must not delay the others.
             async with connection.transaction():
                 fired += await run(connection, schema, _catch_up(row))
         except (DatabaseError, psycopg.Error):
             raise
         except Exception as error:
-            # Whatever a row makes of what reads it (JSON of any depth, names of time zones that are paths, ...): that schedule
-            # is broken, and the others are fired.
+            # Reading a hostile row (JSON of any depth, names of time zones that are paths, ...) may raise any exception: that
+            # schedule is broken, and the others are fired.
             if type(error) is UsageError:
-                # Not about this schedule: a role that may not do this.
+                # Not this schedule's fault: the role lacks a right.
                 raise
             problem = storable(str(error) or type(error).__name__)
             broken.append(Broken(row[0], problem))
@@ -228,7 +229,7 @@ def _catch_up(row: Row) -> Operation[list[Fired]]:
 
 
 def _fire(taken: _Due, occurrences: Sequence[datetime]) -> Operation[list[Fired]]:
-    """The one way to fire: the occurrence, its job, and their link."""
+    """The one function that fires: writes the occurrence, its job, and their link."""
     if not occurrences:
         return []
     schedule = taken.schedule
@@ -285,7 +286,7 @@ def _put(given: Sequence[Schedule], now: datetime, *, declared: bool) -> Query:
 
 
 def _options(request: JobRequest) -> str | None:
-    """What has no column, as JSON: whatever a request may come to hold, it is kept."""
+    """The fields without a column, as JSON: fields that requests may gain later are kept too."""
     plain = msgspec.to_builtins(request)
     rest = {name: value for name, value in plain.items() if name not in _COLUMNS and value is not None}
     return json.dumps(rest, sort_keys=True)
@@ -304,7 +305,7 @@ def _text(moment: datetime | None) -> str | None:
 
 
 def _due(row: Row) -> _Due:
-    """Raises `ConfigurationError` or msgspec's for a row that was written by hand, and wrongly."""
+    """Raises `ConfigurationError` or msgspec's error for a row that was written by hand, and wrongly."""
     name, kind, args, queue, priority, options, cron, timezone, every, catch_up, due_as, next_due, now = row
     rest = msgspec.json.decode(options or "{}", type=dict[str, Any])
     request = msgspec.convert({**rest, "kind": kind, "args": args, "queue": queue, "priority": priority}, JobRequest)

@@ -1,7 +1,7 @@
-"""The sessions of one worker: which worker holds a job, and until when it counts as alive.
+"""The sessions of one worker: they say which worker holds a job, and until when it counts as alive.
 
-A session id is 63 random bits, made at start and again whenever the claiming connection was lost, because a server that failed
-over may hand out an attempt a second time. A claim keeps the session under which it was made.
+A session id is 63 random bits, made when the worker starts and again whenever the claiming connection was lost, because after a
+failover the server may give out an attempt a second time. A claim keeps the session under which it was made.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _START_TRIES = 5
 
 
 class Sessions:
-    """`identity` is what `pulse.workers` shows of this worker; `first` the first session's id if another process chose it."""
+    """`identity` is the worker's entry in `pulse.workers`; `first` the first session's id if another process chose it."""
 
     def __init__(
         self, links: Links, schema: str, identity: Mapping[str, Any], callbacks: Callbacks, first: int | None
@@ -39,7 +39,7 @@ class Sessions:
         self._callbacks = callbacks
         self._first = first
         self._generation = 0
-        """Of the claiming connection that the current session belongs to."""
+        """The generation of the claiming connection that the current session belongs to."""
         self._server = ""
         """When the server started, as a pooled connection last saw it."""
         self.current = 0
@@ -48,7 +48,7 @@ class Sessions:
         """Seconds by which the database's clock (since 1970) is ahead of Trio's, or a little more; 0 before a session."""
 
     async def open(self) -> int:
-        """Registers this worker under a new session id, which is returned."""
+        """Registers this worker under a new session id; returns the id."""
         async with self._links.claims.using() as connection:
             await self.ensure(connection)
         # Connect for beats and reports now: a server without a free connection at the first beat would cost running jobs their
@@ -66,7 +66,7 @@ class Sessions:
         if self._generation == generation:
             return
         session, self._first = self._first or secrets.randbits(63) or 1, None
-        # Before this session can claim: the supervisor has to know whose jobs to hand back.
+        # Before this session can claim: the supervisor has to know which sessions' jobs to hand back.
         self._callbacks.session(session)
         sent = trio.current_time()
         cursor = await despite_conflicts(
@@ -78,7 +78,7 @@ class Sessions:
         self.ids.append(session)
 
     async def touch(self, running: int, *, draining: bool) -> None:
-        """Shows that this worker lives, and how many jobs it runs."""
+        """Shows a sign of life, and how many jobs this worker runs."""
         async with self._links.beats.using() as connection:
             sent = trio.current_time()
             cursor = await connection.execute(
@@ -94,15 +94,15 @@ class Sessions:
             await connection.execute(statement("end_sessions", self._schema), {"sessions": self.ids})
 
     async def _notice_another_server(self, connection: TrioConnection[Any]) -> None:
-        # A pooler keeps our connection when it goes on with another server.
+        # A pooler keeps our connection when it switches to another server.
         row = await (await connection.execute("SELECT pg_postmaster_start_time()::text")).fetchone()
         if row is not None and row[0] != self._server:
             self._server = row[0]
             self._generation = 0
 
     def _set_clock(self, sent: float, rows: Sequence[tuple[float]]) -> None:
-        # As if the server had answered when the statement was sent: the offset is too great rather than too small, by one
-        # round trip at most.
+        # As if the server had answered when the statement was sent: the offset is rather too great than too small, by one round
+        # trip at most.
         if rows:
             (clock,) = rows[-1]
             self.epoch_offset = clock - sent
@@ -111,7 +111,7 @@ class Sessions:
 async def despite_conflicts(
     connection: TrioConnection[Any], query: bytes, parameters: Mapping[str, Any]
 ) -> psycopg.AsyncCursor[Any]:
-    """One statement of a worker's start, sent again when PostgreSQL ends it in favour of another transaction. The loops of a
+    """Runs one statement of a worker's start, again when PostgreSQL ends it in favour of another transaction. The loops of a
     worker try again by themselves; its start does not."""
     for failures in range(_START_TRIES - 1):
         try:

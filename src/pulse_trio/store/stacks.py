@@ -1,7 +1,7 @@
-"""Where a running job is: asked by clients, answered by the worker that runs it.
+"""Where a running job is: clients ask, the worker that runs it answers.
 
-The request is a row and a notification. A worker that does not answer is not an error of the database's: its loop may be
-blocked, or nobody is there.
+The request is a row and a notification. If no answer comes, that is not the database's fault: the worker's loop may be blocked,
+or the worker gone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .operations import Operation, Row
 
 POLL = 0.05
-"""Seconds between two looks for the answer."""
+"""Seconds between two looks for an answer."""
 LOOKS = 100
 """Looks until the worker counts as silent: five seconds, or a little more."""
 
@@ -33,7 +33,7 @@ NOT_IN_A_TRANSACTION = (
 class JobStack:
     """Where a running job was at `taken_at`: its tasks with the frames they wait in, as text of at most 64 KiB.
 
-    `host` and `pid` are the worker's; None when nothing is known of its session any more."""
+    `host` and `pid` are the worker's; None when the database no longer knows its session."""
 
     job_id: int
     kind: str
@@ -68,13 +68,13 @@ def ask(job_id: int) -> Operation[StackRequest]:
 
 
 def take(request: StackRequest) -> Operation[JobStack | None]:
-    """The answer, once; None while there is none."""
+    """Takes the answer, which is then deleted; None while there is none."""
     rows = yield Query("stack_take", {"request": request.id, "forget": False})
     return _stack(request, rows[0]) if rows else None
 
 
 def give_up(request: StackRequest) -> Operation[JobStack]:
-    """The last look. Raises `WorkerSilent`, and takes the request away."""
+    """The last look. Raises `WorkerSilent`, and deletes the request."""
     rows = yield Query("stack_take", {"request": request.id, "forget": True})
     if rows and rows[0][0] is not None:
         return _stack(request, rows[0])

@@ -1,4 +1,4 @@
-"""What a worker checks and declares in the database before it claims."""
+"""The checks and declarations that a worker makes in the database before it claims."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Startup:
             hiding = [table for table in await run(connection, self._schema, row_security()) if table.hides]
         refuse_missing(missing, row[0] if row else "", self._schema)
         if hiding:
-            # Hidden rows give no error: jobs would wait for ever, and finished ones be claimed again.
+            # Hidden rows cause no error: jobs would wait for ever, and finished ones be claimed again.
             raise SchemaError(
                 f"Row-level security that is not pulse-trio's own may hide rows of {', '.join(map(str, hiding))} in the schema "
                 f"{self._schema!r} from this worker. {LIFT}"
@@ -66,7 +66,7 @@ class Startup:
                 await despite_conflicts(connection, statement("limit_queue", self._schema), limits_parameters(one))
 
     async def declare_deaths(self, hooks: Sequence[DeathHook], others: Sequence[str]) -> None:
-        """Writes which job is enqueued when one of a kind dies; `others` are this worker's kinds without such a hook."""
+        """Writes which job is enqueued when a job of a kind dies; `others` are this worker's kinds without such a hook."""
         parameters = {"session": self._sessions.current, "hooks": hooks_json(list(hooks)), "others": texts(others)}
         with missing_privileges("declare what follows a death"):
             async with self._links.watch.using(patience=UPKEEP_PATIENCE) as connection:

@@ -1,4 +1,4 @@
-"""Claims suspects, the jobs whose worker died with them too often, one at a time; and says what is in quarantine."""
+"""Claims suspects, the jobs whose worker died with them too often, one at a time; also lists the jobs in quarantine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def claim_suspect(
     *,
     fresh: bool,
 ) -> tuple[list[Claim], float]:
-    """(the claim, if there is a suspect that may run; Trio's clock before it was sent). Not `fresh`: only a suspect that has
+    """(the claim, if there is a suspect that may run; Trio's clock before it was sent). If not `fresh`, only a suspect that has
     not been in quarantine yet, from a queue without limits."""
     refused: psycopg.Error | None = None
     for queue, limited in await due_suspects(connection, schema, queues):
@@ -42,9 +42,9 @@ async def claim_suspect(
                 if claims := await _claim_limited(connection, schema, parameters, sent):
                     return claims, sent
             except ROWS_FAULT as error:
-                # A row of this queue's; it must not keep the other queues' suspects waiting.
+                # A row of this queue is at fault; it must not keep the other queues' suspects waiting.
                 refused = error
-        # Beside jobs with keys a queue may have some without.
+        # The queue may also have suspects without a key.
         sent = trio.current_time()
         cursor = await connection.execute(statement("claim_suspect", schema), fence | {"queue": queue, "fresh": fresh})
         if claims := claims_of(await cursor.fetchall(), session):
@@ -57,7 +57,7 @@ async def claim_suspect(
 async def due_suspects(
     connection: TrioConnection[Any], schema: str, queues: Sequence[str] | None
 ) -> list[tuple[str, bool]]:
-    """The queues that have a suspect that is due, and whether their limits or its key must be asked."""
+    """The queues with a due suspect, and whether their limits or its key have to be checked."""
     found = await connection.execute(
         statement("suspects_due", schema), {"queues": list(queues) if queues is not None else None}
     )
@@ -67,7 +67,7 @@ async def due_suspects(
 async def _claim_limited(
     connection: TrioConnection[Any], schema: str, parameters: dict[str, Any], sent: float
 ) -> list[Claim]:
-    """Within the limits: the same function as every other claim from that queue, told to look at suspects only."""
+    """Claims within the limits: with the same function as every other claim from that queue, told to take only suspects."""
     async with connection.transaction():
         await connection.execute("SELECT set_config('pulse_trio.suspects', 'on', true)")
         cursor = await connection.execute(statement("claim_limited", schema), parameters)

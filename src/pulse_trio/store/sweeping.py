@@ -1,7 +1,8 @@
-"""Where a sweep goes on: it is bounded, so with very many queues and priorities one lap takes several.
+"""Where the next sweep goes on: a sweep is bounded, so with very many queues and priorities one lap takes several.
 
-What a lap finds is complete when one sweep made it (`whole`): that is so up to `STEPS` (queue, priority) pairs. Beyond that
-each sweep tells the due ones among those it walked, and the worker keeps besides what gave it jobs lately (`ClaimCursors`).
+A lap's findings are complete when it was a single sweep (`whole`): up to `STEPS` (queue, priority) pairs. Beyond that each
+sweep reports the due pairs among those it walked, and the worker also keeps the pairs that recently gave it jobs
+(`ClaimCursors`).
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 STEPS = 256
-"""(queue, priority) pairs that a sweep walks; about 3 ms on a busy machine."""
+"""(queue, priority) pairs that one sweep walks; about 3 ms on a busy machine."""
 _KEYED = 64
-"""Queues with keys that it walks, as slots.sql says."""
+"""Queues with keys that one sweep walks, as in slots.sql."""
 _LOWEST = -(2**31) - 1
 """Below every priority."""
 
 
 class Found(NamedTuple):
-    """A slot that has live jobs; `next_due_in` seconds until the first that is not due yet, None if there is none."""
+    """A slot that has live jobs; `next_due_in` seconds until the first one that is not due yet, None if there is none."""
 
     queue: str
     priority: int
@@ -30,7 +31,7 @@ class Found(NamedTuple):
 
 
 class Sweep(NamedTuple):
-    """What one sweep found. Without arguments: what is known before the first."""
+    """What one sweep found. Without arguments: the state before the first sweep."""
 
     found: Sequence[Found] = ()
     """Slots with live jobs, paused queues left out: all of them up to 256; with more, those that have a due job among the next
@@ -39,15 +40,15 @@ class Sweep(NamedTuple):
     """Queues with a limit, or with due jobs that have keys: they are claimed from with `claim_limited`."""
     paused_kinds: Sequence[str] = ()
     swept_at: str = "-infinity"
-    """When this was, by the database's clock: as a cursor."""
+    """The time of the sweep by the database's clock, as a cursor."""
     suspect_due_in: float | None = None
     """Seconds until a job that must run alone is due; None if there is none."""
     keyed_due_in: float | None = None
     """Seconds until the next scheduled job with a key comes due; None if there is none."""
     whole: bool = True
-    """Whether it walked everything there is."""
+    """Whether it walked every slot."""
     ended: bool = True
-    """Whether it came to the end; the next then begins at the beginning."""
+    """Whether it reached the end; the next one then starts from the beginning."""
 
 
 class _SlotRow(NamedTuple):
@@ -64,7 +65,7 @@ class _SlotRow(NamedTuple):
 
 
 class Lap:
-    """The place where the next sweep begins. `queues` are the worker's, None for every queue."""
+    """Where the next sweep begins. `queues` are the worker's, None for every queue."""
 
     def __init__(self) -> None:
         self._queues: list[str] | None = None
@@ -75,7 +76,7 @@ class Lap:
         self._after: tuple[str, int, int] = ("", 1, _LOWEST)
 
     def parameters(self, queues: Sequence[str] | None, notified: Sequence[str]) -> dict[str, Any]:
-        """For slots.sql."""
+        """The parameters of slots.sql."""
         listed = sorted(set(queues)) if queues is not None else None
         if listed != self._queues:
             self._queues = listed

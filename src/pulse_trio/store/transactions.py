@@ -1,13 +1,12 @@
 """Fenced transactions: a handler's own writes and the completion of its job in one commit.
 
-The connections are a small pool of their own, made when first asked for, so that no handler can hold up a claim, a report
-or a beat. The fenced completion is the last statement before COMMIT: it locks the job's row, and a row locked from the start
-would keep the worker's own beats waiting.
+The connections are a small pool of their own, made when first needed, so that no handler can delay a claim, a report or a beat.
+The fenced completion is the last statement before COMMIT: it locks the job's row, and a row locked from the start would keep
+the worker's own beats waiting.
 
-**A COMMIT without an answer** may be done, undone, or still under way on the server. Nothing may be concluded from silence:
-`committed` waits for the row, which the transaction holds until it has ended, and then looks. Until somebody knows, no other
-report of ours can do harm: each is fenced by the same (id, attempt, session), and the transaction that was committed has
-deleted the row they would match.
+**A COMMIT without an answer** may be done, undone, or still under way on the server. Silence proves nothing: `committed` waits
+for the row, which the transaction holds until it has ended, and then looks. Until then no other report of ours can do harm:
+each is fenced by the same (id, attempt, session), and a committed transaction has deleted the row that they would match.
 """
 
 from __future__ import annotations
@@ -37,23 +36,23 @@ _SIZE = 10
 
 
 _COMMIT_WITHIN = 10.0
-"""Seconds from the completion to its COMMIT, which follows at once. A worker that is stopped or cut off between the two would
-keep its job's row locked, and so from being rescued, until TCP gave up: the server rolls back instead."""
+"""Seconds from the completion to its COMMIT, which follows at once. If a worker was stopped or cut off between the two, its
+job's row would stay locked, and so not be rescued, until TCP gave up: the server rolls back instead."""
 
 
 _LONGEST = 2**31 - 1
 """The greatest statement_timeout, in milliseconds."""
 
 _ANSWER_WITHIN = 10.0
-"""Seconds in which the server answers our own statements, which are quick. A peer that is gone without a word answers nothing,
-while the worker's other connections go on renewing the lease: the handler would wait for ever. The user's own statements have
-as long as the job's timeout."""
+"""Seconds within which the server must answer our own statements, which are quick. A peer that vanished without a word answers
+nothing, while the worker's other connections go on renewing the lease: the handler would wait for ever. The user's own
+statements have as long as the job's timeout."""
 
 
 @cache
 def _before_completion(answer_within: float, commit_within: float) -> bytes:
-    """What a handler changed for the rest of its transaction must not bend the completion: the role, the names' meaning, NULL
-    in arrays, a time limit. What was deferred is checked before, in the world that the handler made."""
+    """Undoes settings of the handler's transaction that could change the completion: the role, the meaning of names, NULL in
+    arrays, a time limit. Deferred constraints are checked before, under the handler's settings."""
     return b"; ".join(
         [
             f"SET LOCAL statement_timeout = '{answer_within:g}s'".encode(),
@@ -71,7 +70,7 @@ class CommitUnknown(DatabaseUnavailable):
 
 
 class TimeLimits(NamedTuple):
-    """What a connection waits for its server. A handler may have other wishes for its own statements than for ours."""
+    """How long a connection waits for its server. A handler may want other limits for its own statements than ours."""
 
     query: float | None
     cancel: float
@@ -98,7 +97,8 @@ class Begun:
         self._limits = TimeLimits.of(connection)
 
     async def complete(self, outcome: Outcome) -> bool | None:
-        """The fenced completion: True if it is written, False if the lease was lost, None if somebody has locked the row.
+        """Writes the fenced completion. Returns True if it is written, False if the lease was lost, None if another transaction
+        has locked the row.
 
         Raises `RuntimeError` if the transaction was ended by hand meanwhile.
         """
@@ -147,8 +147,8 @@ class FencedTransactions:
 
     @asynccontextmanager
     async def open(self, *, within: float = 5.0) -> AsyncGenerator[None]:
-        """The life of the pool; no connection is made before one is asked for. `within`: seconds in which the server must have
-        answered what is ended when a handler is cancelled (a statement, COMMIT, ROLLBACK); then the connection is closed."""
+        """The life of the pool; no connection is made before one is needed. `within`: seconds within which the server must have
+        answered a statement, COMMIT or ROLLBACK that a cancelled handler ends; otherwise the connection is closed."""
 
         async def configure(connection: TrioConnection[Any]) -> None:
             connection.cancel_timeout = connection.cleanup_timeout = within
@@ -166,8 +166,8 @@ class FencedTransactions:
 
     @asynccontextmanager
     async def begin(self, *, seconds: float = math.inf) -> AsyncGenerator[Begun]:
-        """A transaction for the block: committed at its end, rolled back when it raises. `seconds` are what each of its
-        statements may take. Waits for a free connection as long as the caller will.
+        """A transaction for the block: committed at its end, rolled back when it raises. Each of its statements may take
+        `seconds`. Waits for a free connection until the caller is cancelled.
 
         Raises:
             CommitUnknown: whether it was committed is not known.
@@ -195,14 +195,14 @@ class FencedTransactions:
                 raise CommitUnknown(f"the database did not answer COMMIT within {_ANSWER_WITHIN:g} s")
 
     async def committed(self, claim: Claim) -> bool:
-        """Whether a transaction whose COMMIT got no answer was committed, once it has ended. Waits for that.
+        """Waits until a transaction whose COMMIT got no answer has ended. Returns whether it was committed.
 
-        Raises `DatabaseUnavailable` when it could not be found out.
+        Raises `DatabaseUnavailable` if that cannot be found out.
         """
         fence = {"id": claim.id, "attempt": claim.attempt, "session": claim.session, "keep": self._keep}
         try:
             async with self._lend() as connection:
-                # The second statement must see what the first has waited for, whatever the role's default is.
+                # The second statement must see the result that the first waited for, whatever the role's default is.
                 await connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
                 async with connection.transaction(), OwnAsyncCursor(connection) as cursor:
                     await connection.command(pinned_for_transaction())
@@ -221,7 +221,7 @@ class FencedTransactions:
             try:
                 yield connection
             except psycopg.errors.ReadOnlySqlTransaction:
-                # A primary that became a standby keeps its connections: the next transaction asks again who the primary is.
+                # A primary that became a standby keeps its connections: the next transaction looks for the primary again.
                 connection.abort()
                 raise
 
@@ -235,7 +235,7 @@ def _answering(what: str) -> Generator[None]:
 
 
 def _time_limit(seconds: float) -> bytes:
-    """As a command that begins no query: the handler may still say SET TRANSACTION."""
-    # A second more: while this side lives, its own deadline strikes first, with the better reason.
+    """Sent as a command that begins no query, so that the handler may still say SET TRANSACTION."""
+    # One second more: while this side lives, its own deadline strikes first, with the better reason.
     milliseconds = min(math.ceil((seconds + 1) * 1000), _LONGEST)
     return f"SET LOCAL statement_timeout = {max(1, milliseconds)}".encode()

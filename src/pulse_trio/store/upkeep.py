@@ -1,4 +1,4 @@
-"""What any worker does for the whole schema: rescues lost jobs, finishes batches, reports silent workers, prunes."""
+"""What every worker does for the whole schema: it rescues lost jobs, finishes batches, reports silent workers and prunes."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 class Rescue(NamedTuple):
-    """Jobs put back on their queues, and jobs whose budget the lost attempt had used up."""
+    """The number of jobs put back on their queues, and of jobs whose budget the lost attempt had used up."""
 
     rescued: int
     dead: int
 
 
 class HandedBack(NamedTuple):
-    """A rescue of what dead sessions held; `jobs` has the id and the kind of each."""
+    """A rescue of the jobs of dead sessions; `jobs` has the id and the kind of each."""
 
     rescued: int
     dead: int
@@ -41,7 +41,7 @@ class HandedBack(NamedTuple):
 
 
 class _Lost(NamedTuple):
-    """An attempt to rescue, from expired.sql or held_by.sql, which alone gives the kind."""
+    """An attempt to rescue, from expired.sql or from held_by.sql; only the latter gives the kind."""
 
     job_id: int
     attempt: int
@@ -69,11 +69,11 @@ class Upkeep:
         return rescue
 
     async def rescue_sessions(self, sessions: Sequence[int], limit: int = 1000) -> HandedBack:
-        """The same for all that dead sessions hold, before their leases run out."""
+        """Does the same for all jobs of dead sessions, before their leases run out."""
         parameters = {"sessions": list(sessions), "limit": limit}
         (rescued, dead), moved = await self._rescue("held_by", parameters, "the worker process died")
         if not moved:
-            # Nothing is left to hand back. Without this the dead session would be shown as stale until it counts as gone.
+            # No job is left to hand back. Without this the dead session would be shown as stale until it counts as gone.
             async with self._link.using(patience=UPKEEP_PATIENCE) as connection:
                 await connection.execute(statement("end_sessions", self._schema), {"sessions": list(sessions)})
         return HandedBack(rescued, dead, tuple((lost.job_id, lost.kind) for lost in moved))
@@ -95,7 +95,7 @@ class Upkeep:
         return Rescue(rescued=ended.count("retryable"), dead=ended.count("dead")), moved
 
     async def _put_back(self, connection: TrioConnection[Any], found: Sequence[_Lost], error: str) -> dict[int, str]:
-        """What became of each of these, by its id. In a savepoint: a row that makes it fail must not undo other rescues."""
+        """What became of each job, by its id. In a savepoint: a row that makes it fail must not undo other rescues."""
         ids = numbers([lost.job_id for lost in found])
         async with connection.transaction():
             await connection.execute(
@@ -129,13 +129,14 @@ class Upkeep:
     # Batches
 
     async def finish_batches(self) -> list[int] | None:
-        """Finishes batches whose jobs all have, and enqueues their callback jobs. Returns their ids; None when no batch is
-        closed and unfinished."""
+        """Finishes batches all of whose jobs have ended, and enqueues their callback jobs. Returns their ids; None when no
+        batch is closed and unfinished."""
         async with self._link.using(patience=UPKEEP_PATIENCE) as connection:
             return await finish_batches(connection, self._schema)
 
     async def prune_results(self, retention: float) -> None:
-        """Forgets batches that finished more than `retention` seconds ago, and the progress of jobs as old."""
+        """Deletes batches that finished more than `retention` seconds ago, and the progress of jobs that finished as long
+        ago."""
         async with self._link.using(patience=UPKEEP_PATIENCE) as connection:
             for name in ("prune_batches", "prune_progress"):
                 await connection.execute(statement(name, self._schema), {"retention": f"{retention} s"})
@@ -151,13 +152,14 @@ class Upkeep:
             return [WorkerStale(*row) for row in await cursor.fetchall()]
 
     async def close_cancellations(self) -> None:
-        """Ends the ledger rows of jobs that ended while their cancellation was under way."""
+        """Closes the ledger rows of jobs that ended while their cancellation was under way."""
         async with self._link.using(patience=UPKEEP_PATIENCE) as connection:
             await connection.execute(statement("cancel_close", self._schema), {}, prepare=True)
 
     async def maintain(self, retention: float) -> bool:
-        """Makes the archive's coming days and drops those older than `retention` seconds, unless another worker has just
-        done so; deletes a bounded part of what single queues keep for a shorter time. Returns whether there is more."""
+        """Makes the archive's partitions for the coming days and drops those older than `retention` seconds, unless another
+        worker has just done so; deletes a bounded number of rows of queues with a shorter retention. Returns whether there is
+        more to do."""
         async with self._link.using(patience=UPKEEP_PATIENCE) as connection:
             try:
                 cursor = await connection.execute(statement("maintain", self._schema), {"retention": f"{retention} s"})

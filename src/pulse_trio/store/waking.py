@@ -1,4 +1,4 @@
-"""Wake-ups: this worker says when it is idle, and hears the producers of its queues notify."""
+"""Wake-ups: this worker announces when it is idle, and receives the notifications of its queues' producers."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ class Waking:
         self._leases = leases
         self._announced = {"queues": None if queues is None or len(queues) > _ANNOUNCED_SINGLY else texts(queues)}
         self._generation = 0
-        """Of the connection that holds the announcement; 0 while there is none."""
+        """The generation of the connection that holds the announcement; 0 while there is none."""
         self._announce_again = math.inf
 
     @property
     def idle(self) -> bool:
-        """Whether producers were asked to notify, and still are."""
+        """Whether producers have been asked to notify, and still are."""
         if trio.current_time() >= self._announce_again:
             self._generation = 0
         return self._generation != 0 and self._generation == self._link.generation
 
     async def announce_idle(self) -> None:
-        """From now on producers of this worker's queues notify: see wake() in the schema. Ends with `withdraw_idle` or the
-        connection."""
+        """Asks the producers of this worker's queues to notify from now on: see wake() in the schema. Ends with `withdraw_idle`
+        or the connection."""
         async with self._link.using() as connection:
             if self._generation == self._link.generation:
                 return
-            # Through a pooler no worker can be notified: this one waits for its poll.
+            # Through a pooler no worker can be notified: this one waits for its next poll.
             self._announce_again = math.inf
             if not connection.pooled:
                 try:
@@ -64,7 +64,7 @@ class Waking:
             self._generation = self._link.generation
 
     async def withdraw_idle(self) -> None:
-        """Producers need not notify any more: this worker looks for itself."""
+        """Ends the request to notify: this worker looks for itself."""
         async with self._link.using() as connection:
             if self._generation == self._link.generation:
                 self._generation = 0
@@ -73,7 +73,7 @@ class Waking:
 
     async def listen(self, on_notify: Callable[[str], None]) -> None:
         """Calls `on_notify(queue)` for each wake-up, and once with "" when it begins to listen. Ends only by raising, when the
-        connection is lost or answers nothing (asked every half of the lease)."""
+        connection is lost or answers nothing (it is asked every half of the lease)."""
         async with self._listener.using(patience=math.inf) as connection:
             if connection.pooled:
                 raise DatabaseUnavailable(

@@ -1,7 +1,7 @@
-"""What a worker does with the database: one part for each reason to change, over connections that none of them shares.
+"""A worker's operations on the database: one part for each reason to change. The parts share no connection.
 
-Every operation raises `DatabaseUnavailable` when its connection is lost or silent for too long; then what it sent may or may
-not have been done.
+Every operation raises `DatabaseUnavailable` when its connection is lost or silent for too long; then the server may or may not
+have done it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from .upkeep import HandedBack, Rescue
 
 _DECLARED = 10_000
-"""Queues that a session names at most."""
+"""The most queues that a session names."""
 
 
 class WorkerStore:

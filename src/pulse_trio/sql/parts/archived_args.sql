@@ -1,2 +1,2 @@
--- And what its producer wrote. bury.sql may have to leave that out.
+-- The columns that its producer wrote. bury.sql may have to leave them out.
 args, options, unique_key, key
