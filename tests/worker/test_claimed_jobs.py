@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 import trio
+import trio.testing
 
-from pulse_trio.jobs import Claim
+from pulse_trio.jobs import Claim, Job
 from pulse_trio.worker.jobs.job_table import LOST, REPORTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from trio.testing import MockClock
 
     from pulse_trio.worker.building import Parts
     from pulse_trio.worker.jobs.running_job import RunningJob
@@ -56,3 +59,49 @@ async def test_a_job_that_is_lost_or_cancelled_before_its_handler_begins_never_b
         assert (began, list(parts.jobs), parts.jobs.running) == ([], [], 0)
         assert parts.jobs.tally.ended == dict.fromkeys(outcomes or ["lost"], 1)
         assert job.state == state
+
+
+async def test_the_timeout_of_a_job_that_has_not_begun_cannot_strike(stage: Stage, autojump_clock: MockClock) -> None:
+    """Its own timeout, which may be longer than the worker's, is read when it begins."""
+    began: list[int] = []
+
+    @stage.handlers.job
+    async def count() -> None:
+        began.append(1)
+
+    async with stage.working(timeout=5) as worker:
+        parts = worker._parts
+        assert parts is not None
+        claim = Claim(99, 1, 20, 0, 0, "", "default", "count", "{}", '{"timeout": 60}', stage.store.session)
+        (job,) = parts.runner.accept([claim], trio.current_time())
+        autojump_clock.jump(6)  # handlers of other jobs block the loop
+        job.renew(trio.current_time())
+        assert (job.cancel_reason, job.reason) == (None, None)
+        assert await parts.runner.run(job) is None
+        assert (began, job.outcome and job.outcome.kind) == ([1], "completed")
+
+
+async def test_a_job_that_begins_while_the_beat_that_loses_it_is_on_its_way_is_cancelled(stage: Stage) -> None:
+    cancelled = trio.Event()
+    reasons: list[str | None] = []
+
+    @stage.handlers.job
+    async def waits(job: Job) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            reasons.append(job.cancel_reason)
+            cancelled.set()
+
+    async with stage.working() as worker, trio.open_nursery() as nursery:
+        parts = worker._parts
+        assert parts is not None
+        claim = Claim(99, 1, 20, 0, 0, "", "default", "waits", "{}", None, stage.store.session)
+        (job,) = parts.runner.accept([claim], trio.current_time())
+        job.join_heartbeat()  # the beat is sent: there is no nursery yet that a heartbeat could join
+        nursery.start_soon(parts.runner.run, job)
+        await trio.testing.wait_all_tasks_blocked()
+        lose(parts, job)
+        with trio.fail_after(1):
+            await cancelled.wait()
+    assert reasons == ["fence-lost"]
