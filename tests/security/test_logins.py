@@ -179,7 +179,9 @@ def test_a_worker_cannot_do_what_is_an_operators(office: Office) -> None:
         lambda: client.pause(kind="greet"),
         lambda: client.stack(job.id),
     ):
-        with pytest.raises(UsageError, match=r"takes the work of an operator.*: .* pulse-trio grants --operator ROLE"):
+        with pytest.raises(
+            UsageError, match=r"needs the rights of an operator.*: .* pulse-trio grants --operator ROLE"
+        ):
             attempt()
 
 
@@ -212,7 +214,7 @@ async def test_a_worker_under_another_login_says_so_and_ends(office: Office, pro
 def test_whoever_was_granted_nothing_is_told_what_to_ask_for(office: Office) -> None:
     client = SyncClient(office.as_("stranger"))
     for attempt in (lambda: client.enqueue("greet", {"name": "Ada"}), client.jobs):
-        with pytest.raises(UsageError, match=r"permission denied for schema pulse\. That takes .*--producer ROLE or "):
+        with pytest.raises(UsageError, match=r"permission denied for schema pulse\. That needs .*--producer ROLE or "):
             attempt()
     with pytest.raises(UsageError, match="The schema pulse belongs to migrator"):
         migrate_sync(office.as_("stranger"))

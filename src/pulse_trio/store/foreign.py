@@ -102,7 +102,7 @@ def _translated(error: Exception, schema: str) -> PulseTrioError | None:
     if isinstance(error, NotImplementedError) and "DateStyle" in str(error):
         return UsageError(f"{error}. Say on the connection: SET DateStyle = 'ISO'")
     if isinstance(error, UnicodeEncodeError):
-        return UsageError(f"The connection cannot carry that text: {error}. Say on it: SET client_encoding = 'UTF8'")
+        return UsageError(f"The connection cannot carry that text: {error}. Run on it: SET client_encoding = 'UTF8'")
     failure = foreign_failure(error)
     if failure is None:
         return None

@@ -99,7 +99,7 @@ class WorkerLink(Link):
             # Statements are written so that no row makes them fail. If one does, the loop that sent the statement tries again
             # later: a row never ends a worker.
             self._callbacks.bad_row(None, "", self.name, said_of(error))
-            raise DatabaseUnavailable(f"{self.name}: a row stands in the way: {str(error).strip()}") from error
+            raise DatabaseUnavailable(f"{self.name}: a row made a statement fail: {str(error).strip()}") from error
         except (psycopg.OperationalError, psycopg.InternalError) as error:
             # Full disk, deadlock, read-only after a failover, too many connections: try again, with backoff.
             raise DatabaseUnavailable(f"{self.name}: {disk_full(error) or str(error).strip()}") from error

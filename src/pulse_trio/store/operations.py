@@ -397,7 +397,7 @@ def run_sync(connection: psycopg.Connection[Any], schema: str, operation: Operat
 def refuse_raw_bytes(connection: psycopg.AsyncConnection[Any] | psycopg.Connection[Any]) -> None:
     """Raises `UsageError` for a caller's connection that returns every text as bytes of an unknown encoding."""
     if connection.pgconn.parameter_status(b"client_encoding") == b"SQL_ASCII":
-        raise UsageError("The connection has the client_encoding SQL_ASCII. Say on it: SET client_encoding = 'UTF8'")
+        raise UsageError("The connection has the client_encoding SQL_ASCII. Run on it: SET client_encoding = 'UTF8'")
 
 
 def unsendable(
@@ -409,7 +409,7 @@ def unsendable(
     if encoding == "UTF8":
         return InvalidArguments(f"The text has {wrong!r}, half of a character, which cannot be stored.")
     return UsageError(
-        f"The connection has the client_encoding {encoding}, which has no {wrong!r}. Say on it: SET client_encoding = 'UTF8'"
+        f"The connection has the client_encoding {encoding}, which has no {wrong!r}. Run on it: SET client_encoding = 'UTF8'"
     )
 
 
@@ -436,9 +436,7 @@ def translate(error: psycopg.Error, schema: str) -> PulseTrioError:
         case psycopg.errors.InsufficientPrivilege():
             return UsageError(f"The database role may not do that: {headline}.{remedy(headline, schema)}")
         case psycopg.errors.DeadlockDetected():
-            return Deadlocked(
-                f"The database ended a deadlock ({headline}). Whatever was written is taken back: try again."
-            )
+            return Deadlocked(f"The database ended a deadlock ({headline}). The writes were rolled back: try again.")
         case psycopg.errors.QueryCanceled():
             return TookTooLong(f"The database stopped that, because it took too long ({headline}).")
         case _:

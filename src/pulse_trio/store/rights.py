@@ -30,7 +30,7 @@ def remedy(refusal: str, schema: str) -> str:
     readers: list[RoleKind] = [kind for kind in touching if kind not in writing]
     aside = f" ({_either(readers)} may read it)" if readers else ""
     ways = " or ".join(f"--{kind} ROLE" for kind in [*writing, *readers])
-    return f" That takes the work of {_either(writing)}{aside}: as the schema's owner, run: pulse-trio grants {ways}"
+    return f" That needs the rights of {_either(writing)}{aside}: as the schema's owner, run: pulse-trio grants {ways}"
 
 
 def _named(kind: RoleKind, but: str = "") -> list[str]:

@@ -78,7 +78,9 @@ def give_up(request: StackRequest) -> Operation[JobStack]:
     rows = yield Query("stack_take", {"request": request.id, "forget": True})
     if rows and rows[0][0] is not None:
         return _stack(request, rows[0])
-    worker = f"{request.host}:{request.pid}" if request.host is not None else "that nothing is known of any more"
+    worker = (
+        f"{request.host}:{request.pid}" if request.host is not None else "whose session the database no longer knows"
+    )
     seen = "" if request.silent_for is None else f" (its last beat was {request.silent_for:.0f} s before the question)"
     raise WorkerSilent(
         f"The worker {worker} runs job {request.job_id} and did not answer within {POLL * LOOKS:g} s{seen}. It is gone, its "

@@ -76,7 +76,7 @@ class LagMonitor:
         except (RuntimeError, MemoryError) as error:
             # Jobs run without the monitor: the system had no room for a thread.
             logger.warning(
-                "no handler that blocks the event loop will be named: the system refused a thread (%s)", error
+                "handlers that block the event loop cannot be named: the system refused a thread (%s)", error
             )
         try:
             await trio.sleep_forever()

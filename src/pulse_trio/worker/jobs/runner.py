@@ -244,7 +244,7 @@ class Runner:
         if self._now() >= job.lease_deadline:
             return False, self._after_cancel(job)
         if claim.attempt >= _LAST_ATTEMPT:
-            return False, self._bad_row(claim, ValueError(f"attempt {claim.attempt} is the last number that there is"))
+            return False, self._bad_row(claim, ValueError(f"{claim.attempt} is the greatest attempt number"))
         if claim.options is not None:
             try:
                 never = job.read_options()

@@ -174,4 +174,4 @@ class Transactions:
         job.end_transaction()
         job.cancel("lease-unproven")
         await trio.lowlevel.checkpoint()
-        raise DatabaseUnavailable(f"whether the transaction of job {job.claim.id} was committed is not known")
+        raise DatabaseUnavailable(f"it is not known whether the transaction of job {job.claim.id} was committed")

@@ -267,7 +267,7 @@ class ChildProcess:
 async def _shielded(call: Callable[[], Awaitable[T]]) -> T:
     with trio.CancelScope(shield=True):
         return await call()
-    raise AssertionError("nobody cancels this scope")
+    raise AssertionError("this scope is not cancelled")
 
 
 def _name(number: int) -> str:
