@@ -84,7 +84,7 @@ class _FenceLost(Exception):
 
 
 class Transactions:
-    """Those of one worker's jobs.
+    """The fenced transactions of one worker's jobs.
 
     Its `margin` is the seconds from a lease's local deadline to its end, for the queue where that is least. Until then a
     handler that is cancelled has to have ended, and it cannot while its connection waits for an answer: a third of it for

@@ -375,8 +375,8 @@ class Supervisor:
 
     @contextmanager
     def _not_for_long(self) -> Generator[None]:
-        """Ends the block `_LAST_REPORTS` seconds after the supervisor is told to stop, or was before: a silent server must not
-        delay it. Any worker's watchdog then rescues the rest when the leases have run out."""
+        """Once the supervisor is told to stop, ends the block after `_LAST_REPORTS` seconds: a silent server must not delay it.
+        Any worker's watchdog then rescues the rest when the leases have run out."""
         with trio.move_on_after(_LAST_REPORTS if self._stopping else math.inf) as scope:
             self._asking.add(scope)
             try:

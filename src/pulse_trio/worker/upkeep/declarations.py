@@ -26,7 +26,7 @@ class Declarations:
 
     @property
     def schedules(self) -> Sequence[Schedule]:
-        """Those that are declared by now: a program may declare some between making a worker and running it."""
+        """The schedules declared so far: a program may declare some between making a worker and running it."""
         return self._handlers.schedules
 
     async def declare_deaths(self) -> None:
