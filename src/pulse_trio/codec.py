@@ -17,12 +17,12 @@ import os
 import re
 from base64 import b64decode, b64encode
 from copy import copy
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from .errors import CodecError, ConfigurationError
-from .handlers import check_json, encode_result
+from .handlers import Codec, check_json, encode_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -30,19 +30,6 @@ if TYPE_CHECKING:
 MARK = '{"$codec":'
 _NONCE = 12
 _FORM = 2
-
-
-class Codec(Protocol):
-    """What `open_client(codec=...)`, `SyncClient(codec=...)` and `Handlers(codec=...)` take."""
-
-    def encode(self, plain: bytes, *, kind: str, job_id: int | None) -> str:
-        """A JSON object that stands for `plain`, which is JSON. `job_id` is None when the id is not known yet."""
-        ...
-
-    def decode(self, coded: str, *, kind: str, job_id: int) -> bytes:
-        """The reverse, for arguments or a result of that job. The codec decides how to treat JSON that no codec has encoded.
-        Raises `CodecError`, saying what is missing; the job then fails as if its handler had failed, and is tried again."""
-        ...
 
 
 class Envelope(msgspec.Struct, omit_defaults=True):

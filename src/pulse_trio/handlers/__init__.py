@@ -1,5 +1,6 @@
 """The registry of handlers, their options and their typed arguments."""
 
+from .codecs import Codec
 from .deaths import DEATH_ARGUMENTS, DeathHook, death_hooks, hooks_json
 from .limits import QueueLease, QueueLimits, Rate, check_limit, parse_rate, queue_lease, queue_limits
 from .names import check_queue, check_text
@@ -22,6 +23,7 @@ from .signature import (
 __all__ = [
     "DEATH_ARGUMENTS",
     "MAX_ARGS",
+    "Codec",
     "DeathHook",
     "Defaults",
     "Exponential",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, get_args
 
 import msgspec
 
@@ -22,7 +22,6 @@ from .names import check_queue, check_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from .registry import Handler
     from .retries import Errors, Retry
 
 Duration = float | timedelta
@@ -36,6 +35,13 @@ LONGEST = 1000 * 365.25 * 86400
 
 # The range of the database's moments (the domain due_time).
 _EARLIEST, _LATEST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
+
+
+class HasKind(Protocol):
+    """A registered handler."""
+
+    @property
+    def kind(self) -> str: ...
 
 
 class _Options(TypedDict, total=False):
@@ -65,7 +71,7 @@ class HandlerOptions(_Options, total=False):
     retry_on: Errors
     discard_on: Errors
     upgrade: Callable[[dict[str, Any]], Mapping[str, Any]]
-    on_death: str | Handler[..., Any]
+    on_death: str | HasKind
 
 
 class CallOptions(_Options, total=False):

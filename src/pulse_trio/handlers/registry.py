@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from datetime import timedelta
     from typing import Unpack
 
-    from ..codec import Codec
     from ..jobs import Job, JobRequest
     from ..observe import Instrument
     from ..timing import CatchUp
+    from .codecs import Codec
     from .options import CallOptions
     from .retries import Retries
     from .signature import Upgrade

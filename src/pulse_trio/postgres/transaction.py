@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import trio
 from psycopg import pq
@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
     from psycopg import AsyncConnection
 
-    from pulse_trio.postgres.connection import TrioConnection
+
+class Abortable(Protocol):
+    """What a `TrioConnection` has beyond psycopg's."""
+
+    def abort(self) -> None: ...
 
 
 class TrioTransaction(AsyncTransaction):
@@ -27,7 +31,6 @@ class TrioTransaction(AsyncTransaction):
     """
 
     __module__ = "pulse_trio.postgres"
-    _conn: TrioConnection[Any]
 
     async def __aenter__(self) -> Self:
         # Only here may cancellation interrupt: psycopg undoes a BEGIN that failed, and there is nothing to undo before it.
@@ -43,7 +46,7 @@ class TrioTransaction(AsyncTransaction):
                 return await super().__aexit__(exc_type, exc_val, exc_tb)  # noqa: ASYNC102 - bounded by its mode
         finally:
             if self.status is self.Status.ACTIVE:  # neither COMMIT nor ROLLBACK was sent
-                self._conn.abort()
+                cast("Abortable", self._conn).abort()
 
 
 def forget_prepared(connection: AsyncConnection[Any]) -> None:
@@ -78,4 +81,4 @@ class TrioPipeline(AsyncPipeline):
                 forget_prepared(self._conn)
             # exit_pipeline_mode() refuses while results are uncollected, and no other code would collect them.
             if self.level == 0 and self.pgconn.pipeline_status != pq.PipelineStatus.OFF:
-                cast("TrioConnection[Any]", self._conn).abort()
+                cast("Abortable", self._conn).abort()
