@@ -10,8 +10,9 @@ import trio
 import trio.testing
 
 from pulse_trio.jobs import Claim, Outcome
-from pulse_trio.worker.jobs import job_table
-from pulse_trio.worker.jobs.job_table import MOVES, IllegalMove, JobState, JobTable
+from pulse_trio.worker.jobs import job_states
+from pulse_trio.worker.jobs.job_states import MOVES, JobState
+from pulse_trio.worker.jobs.job_table import IllegalMove, JobTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,7 +37,7 @@ class Job:
     """What the table needs of a running job."""
 
     claim: Claim
-    state: JobState = job_table.CLAIMED
+    state: JobState = job_states.CLAIMED
     beat_due: float = 10.0
     outcome: Outcome | None = None
     ended: bool = False
@@ -128,8 +129,8 @@ def test_a_move_is_made_if_the_table_of_moves_has_it_and_raises_otherwise(state:
 def test_every_state_is_reached_by_a_move_and_only_reported_has_none_after_it() -> None:
     reached = {to for rows in MOVES.values() for to in rows.values()}
     left = {state for rows in MOVES.values() for state in rows}
-    assert reached | {job_table.CLAIMED} == set(get_args(JobState))
-    assert set(get_args(JobState)) - left == {job_table.REPORTED}
+    assert reached | {job_states.CLAIMED} == set(get_args(JobState))
+    assert set(get_args(JobState)) - left == {job_states.REPORTED}
 
 
 def test_a_slot_is_taken_from_the_claim_to_the_handlers_end() -> None:

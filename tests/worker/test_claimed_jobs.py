@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from pulse_trio.jobs import Claim, Job
-from pulse_trio.worker.jobs.job_table import LOST, REPORTED
+from pulse_trio.worker.jobs.job_states import LOST, REPORTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -26,11 +26,12 @@ from __future__ import annotations
 
 import math
 from itertools import chain
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 
 from ..signal import Signal
+from .job_states import COMMITTED, LOST, MOVES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -38,26 +39,6 @@ if TYPE_CHECKING:
     from ...jobs import CancelReason, Claim, Outcome
     from .running_job import RunningJob
 
-JobState = Literal["claimed", "running", "ended", "reported", "lost", "committed"]
-CLAIMED: Final = "claimed"
-"""Its handler has not started."""
-RUNNING: Final = "running"
-ENDED: Final = "ended"
-"""It has an outcome that is not written yet."""
-REPORTED: Final = "reported"
-LOST: Final = "lost"
-"""This worker has lost it; its handler may still run."""
-COMMITTED: Final = "committed"
-"""Its own transaction has completed it; its handler may still run."""
-
-MOVES: Final[dict[str, dict[JobState, JobState]]] = {
-    "begin": {CLAIMED: RUNNING},
-    "end": {CLAIMED: ENDED, RUNNING: ENDED, LOST: LOST},
-    "lose": {CLAIMED: LOST, RUNNING: LOST, ENDED: LOST, LOST: LOST},
-    "commit": {RUNNING: COMMITTED, LOST: COMMITTED},
-    "report": {ENDED: REPORTED, LOST: LOST},
-    "leave": {CLAIMED: LOST, RUNNING: LOST, LOST: LOST, COMMITTED: COMMITTED},
-}
 _BEGIN, _END, _REPORT = MOVES["begin"], MOVES["end"], MOVES["report"]
 
 

@@ -31,7 +31,7 @@ from ...states import UnreadableOptions, outcome_of_cancel, outcome_of_error, re
 from ...trio_internals import forget, opened_by
 from .completion import completed
 from .events import JobEvents
-from .job_table import COMMITTED, LOST
+from .job_states import COMMITTED, LOST
 from .running_job import Common, RunningJob
 
 if TYPE_CHECKING:

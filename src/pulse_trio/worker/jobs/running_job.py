@@ -16,7 +16,7 @@ import trio
 from ...states import options_of, storable
 from .children import ENDED as NURSERY_ENDED
 from .children import Children
-from .job_table import CLAIMED, LOST
+from .job_states import CLAIMED, LOST
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ...jobs import CancelReason, Claim, JobNursery, JobTransaction, Outcome
     from ...settings import Terms
-    from .job_table import JobState
+    from .job_states import JobState
 
 
 _NEVER = math.inf
