@@ -91,7 +91,7 @@ async def with_asyncio(dsn: str, size: int, seconds: float, query: LiteralString
 
 
 async def with_trio_asyncio(dsn: str, size: int, seconds: float, query: LiteralString) -> int:
-    import trio_asyncio
+    trio_asyncio = importlib.import_module("trio_asyncio")  # not among the development packages
 
     async with trio_asyncio.open_loop():
         connect = trio_asyncio.aio_as_trio(psycopg.AsyncConnection.connect)
