@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="needs the program pgbouncer, which is not installed here")
 
+THIS_DATABASE = "database = (SELECT oid FROM pg_database WHERE datname = current_database())"
 FAST = {"lease": 6.0, "heartbeat": 2.0, "watchdog": 0.5, "grace": 5.0, "concurrency": 20}
 
 
@@ -88,13 +89,12 @@ async def test_clients_and_workers_work_through_it_by_polling(dsn: str, pooled: 
         left = "SELECT DISTINCT current_setting('enable_seqscan'), (SELECT count(*) FROM pg_prepared_statements)"
         for _ in range(20):
             assert await trio.to_thread.run_sync(rows, pooled, left) == [("on", 0)]
-        here = "database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-        assert rows(dsn, f"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND {here}") == [(0,)]
+        assert rows(dsn, f"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND {THIS_DATABASE}") == [(0,)]
 
 
 async def test_with_a_direct_dsn_a_notification_starts_a_job_at_once(dsn: str, pooled: str, handlers: Handlers) -> None:
     async with working(handlers, pooled, direct_dsn=dsn, poll=30.0, **FAST) as heard:
-        idle = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock'"
+        idle = f"SELECT FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock' AND {THIS_DATABASE}"
         client = SyncClient(pooled)
         for n in range(3):
             await until(dsn, idle)

@@ -23,7 +23,7 @@ from pulse_trio import (
 from pulse_trio.client import Client
 from pulse_trio.postgres import TrioConnection
 from pulse_trio.store import finishing
-from support.stores import Window, claim, claim_one, end, open_store
+from support.stores import ENDS_WAITED_FOR, Window, claim, claim_one, end, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -120,9 +120,8 @@ async def test_who_waits_is_woken_when_it_finishes(dsn: str, monkeypatch: pytest
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(wait)
                 await store.settle([end(await claim_one(store))])
-                locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock'"
                 with anyio.fail_after(20):
-                    while window.value(locks) < 2:  # noqa: ASYNC110 -- PostgreSQL tells nobody
+                    while window.value(ENDS_WAITED_FOR) < 2:  # noqa: ASYNC110 -- PostgreSQL tells nobody
                         await anyio.sleep(0.01)
                 await store.finish_batches()
     assert results == [True]

@@ -13,7 +13,7 @@ import pytest
 
 from pulse_trio import DatabaseUnavailable, Handlers, SyncClient, open_client
 from pulse_trio.postgres import TrioConnection
-from support.stores import Window
+from support.stores import LOCK_WAITED_FOR, Window
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
@@ -195,7 +195,7 @@ async def lock_awaited(window: Window) -> None:
     """Waits until a backend waits for another's transaction."""
     with anyio.fail_after(30):
         # PostgreSQL tells nobody.
-        while not window.value("SELECT count(*) FROM pg_locks WHERE NOT granted"):  # noqa: ASYNC110 -- PostgreSQL tells nobody
+        while not window.value(LOCK_WAITED_FOR):  # noqa: ASYNC110 -- PostgreSQL tells nobody
             await anyio.sleep(0.01)
 
 

@@ -28,7 +28,7 @@ from pulse_trio.client import waiting
 from pulse_trio.errors import DatabaseUnavailable, InvalidArguments
 from pulse_trio.postgres import TrioConnection
 from pulse_trio.sql import statement
-from support.stores import Window, claim, claim_one, end, open_store
+from support.stores import ENDS_WAITED_FOR, Window, claim, claim_one, end, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -59,16 +59,10 @@ def window(dsn: str) -> Generator[Window]:
         yield window
 
 
-LOCKED = """
-SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock'
-AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-"""
-
-
 async def until_locks(window: Window, count: int) -> None:
     """Waits until so many ends are waited for, "somebody waits" included; PostgreSQL tells nobody, so it is asked."""
     with anyio.fail_after(20):
-        while window.value(LOCKED) != count:  # noqa: ASYNC110 -- as said
+        while window.value(ENDS_WAITED_FOR) != count:  # noqa: ASYNC110 -- as said
             await anyio.sleep(0.01)
 
 
@@ -404,7 +398,7 @@ async def test_a_pooled_connection_holds_no_locks_and_polls(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(wait)
             await anyio.sleep(0.1)
-            assert window.value(LOCKED) == 0
+            assert window.value(ENDS_WAITED_FOR) == 0
             finish(window, ref.id, result="8")
         assert results == [8]
 

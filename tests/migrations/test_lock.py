@@ -11,6 +11,7 @@ import pytest
 from pulse_trio import migrate
 from pulse_trio.errors import DatabaseUnavailable
 from pulse_trio.migrate import Migration, known_migrations, migrate_sync
+from support.stores import LOCK_WAITED_FOR
 
 LATEST = max(m.version for m in known_migrations())
 
@@ -40,7 +41,7 @@ def test_a_migration_waits_for_a_locked_table_in_short_attempts_and_names_the_se
         with ThreadPoolExecutor() as threads:
             migrating = threads.submit(migrate_sync, dsn)
             with psycopg.connect(dsn, autocommit=True) as client:
-                until(client, "SELECT FROM pg_locks WHERE relation = 'pulse.job'::regclass AND NOT granted")
+                until(client, f"{LOCK_WAITED_FOR} HAVING count(*) > 0")
                 # It is served while the migration waits for its turn.
                 client.execute("SELECT FROM pulse.job")
             assert not migrating.done()

@@ -27,6 +27,7 @@ from pulse_trio.migrate import Migration, check_sync, check_versions, known_migr
 from pulse_trio.observe import DatabaseLost, JobStarted
 from pulse_trio.store import WorkerStore
 from support.embedded_workers import working
+from support.stores import LOCK_WAITED_FOR
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -276,8 +277,7 @@ def test_a_waiting_migrator_is_let_in_when_the_first_is_gone(empty_dsn: str, ser
         holder.execute("SELECT pg_advisory_lock(hashtextextended('pulse migrate', 0))")
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(migrate_sync, empty_dsn)
-            blocked = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-            while holder.execute(blocked).fetchone() == (0,):
+            while holder.execute(LOCK_WAITED_FOR).fetchone() == (0,):
                 assert not waiting.done()
             holder.execute("SELECT pg_advisory_unlock_all()")
             assert waiting.result(30) == ALL

@@ -15,7 +15,7 @@ from pulse_trio.grants import grant_sync
 from pulse_trio.sql import statement
 from pulse_trio.states import State
 from pulse_trio.store import ClaimCursor, cancelling
-from support.stores import Window, claim, claim_one, end
+from support.stores import ENDS_WAITED_FOR, LOCK_WAITED_FOR, Window, claim, claim_one, end
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -192,7 +192,7 @@ async def test_a_request_that_commits_while_a_report_is_under_way_is_still_obeye
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.to_thread.run_sync, send)
-        await until(lambda: window.value("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"))
+        await until(lambda: window.value(LOCK_WAITED_FOR))
         cancel(window, job_id, "in between")
         window.run("SELECT pg_advisory_unlock(77)")
     assert window.state(job_id) == "cancelled"
@@ -230,7 +230,7 @@ async def test_a_request_that_meets_a_claim_finds_a_running_job(
         )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trio.to_thread.run_sync, ask)
-            await until(lambda: window.value("SELECT count(*) FROM pg_locks WHERE locktype = 'tuple' OR NOT granted"))
+            await until(lambda: window.value(LOCK_WAITED_FOR))
             connection.commit()
     assert [r.state for r in results] == [State.RUNNING]
     assert (window.state(job_id), ledger(window, job_id).attempt) == ("running", 1)
@@ -457,11 +457,7 @@ async def test_who_waits_for_a_waiting_jobs_end_is_told(room_dsn: str) -> None:
 
         async def cancel_when_waited_for() -> None:
             with psycopg.connect(room_dsn, autocommit=True) as connection:
-                held = (
-                    "SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database AND d.datname = current_database()"
-                    " WHERE locktype = 'advisory' AND mode = 'ShareLock'"
-                )
-                await until(lambda: connection.execute(held).fetchone() == (2,))
+                await until(lambda: connection.execute(ENDS_WAITED_FOR).fetchone() == (2,))
                 ((channel,),) = connection.execute("SELECT 'end_' || md5('pulse')").fetchall()
                 connection.execute(SQL("LISTEN {}").format(Identifier(channel)))
                 connection.execute("SELECT pulse.cancel(%s)", [ref.id])

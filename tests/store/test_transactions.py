@@ -12,7 +12,7 @@ import trio
 
 from pulse_trio.errors import DatabaseUnavailable
 from pulse_trio.store import CommitUnknown
-from support.stores import Window, claim_one, end, forged, open_store
+from support.stores import LOCK_WAITED_FOR, Window, claim_one, end, forged, open_store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -292,5 +292,5 @@ async def cut_when_it_waits(proxy: Proxy, window: Window) -> None:
 
 
 async def somebody_waits(window: Window) -> None:
-    while not window.value("SELECT count(*) > 0 FROM pg_locks WHERE NOT granted"):  # noqa: ASYNC110 -- PostgreSQL tells nobody
+    while not window.value(LOCK_WAITED_FOR):  # noqa: ASYNC110 -- PostgreSQL tells nobody
         await trio.sleep(0.01)

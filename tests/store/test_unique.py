@@ -14,7 +14,7 @@ import pytest
 from pulse_trio import ConfigurationError, Handlers, InvalidTransition, JobExists, SyncClient
 from pulse_trio.client import request_by_name
 from pulse_trio.store import operations
-from support.stores import Window, claim_one, end
+from support.stores import LOCK_WAITED_FOR, Window, claim_one, end
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -257,7 +257,7 @@ def test_a_plain_key_sees_a_hold_that_was_committed_while_it_inserted(way: str, 
     with psycopg.connect(alone.dsn) as holder:
         held = SyncClient(holder).enqueue("noop", queue="q", unique_key="k", unique_for=3600)
         with Window(alone.dsn) as other, in_a_thread(lambda: WAYS[way](other, "q")) as answers:
-            while not alone.run("SELECT FROM pg_locks WHERE NOT granted"):
+            while not alone.value(LOCK_WAITED_FOR):
                 pass
             holder.execute("DELETE FROM pulse.job WHERE id = %s", [held.id])
             holder.commit()

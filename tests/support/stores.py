@@ -35,6 +35,16 @@ async def open_store(dsn: str, **options: Any) -> AsyncGenerator[WorkerStore]:
         await store.aclose()
 
 
+# Of this database alone: the other tests of the run share the server, and `pg_locks` shows their locks too.
+LOCK_WAITED_FOR = (
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+)
+ENDS_WAITED_FOR = """
+SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock'
+AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+
+
 class Window:
     """A blocking connection that looks at one database, and tampers with it where a test must."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -12,9 +13,11 @@ from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
+from psycopg.sql import SQL, Identifier, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
 Project = "Callable[..., subprocess.CompletedProcess[str]]"
 
@@ -66,6 +69,18 @@ INSTALLED = any(found.value == "pulse_trio_pytest" for found in entry_points(gro
 
 
 @pytest.fixture
+def creator_dsn(server_dsn: str) -> Generator[str]:
+    """The server as a new user who may create databases: other tests of the kit use the server at the same time."""
+    name, password = f"pulse_kit_{secrets.token_hex(6)}", secrets.token_hex(12)
+    with psycopg.connect(server_dsn, autocommit=True) as admin:
+        admin.execute(SQL("CREATE ROLE {} LOGIN CREATEDB PASSWORD {}").format(Identifier(name), Literal(password)))
+        try:
+            yield make_conninfo(server_dsn, user=name, password=password)
+        finally:
+            admin.execute(SQL("DROP ROLE {}").format(Identifier(name)))
+
+
+@pytest.fixture
 def project(tmp_path: Path, server_dsn: str) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs a user's tests in a project of theirs, on the server of this run."""
     (tmp_path / "app.py").write_text(APP)
@@ -89,10 +104,11 @@ def outcomes(done: subprocess.CompletedProcess[str]) -> str:
     return done.stdout.strip().splitlines()[-1] if done.stdout.strip() else done.stderr
 
 
-def left_behind(server_dsn: str) -> list[str]:
-    with psycopg.connect(server_dsn) as connection:
-        found = connection.execute("SELECT datname FROM pg_database WHERE datname LIKE 'pulse_test_%'").fetchall()
-    return [name for (name,) in found]
+def left_behind(dsn: str) -> list[str]:
+    """The databases that this user still owns."""
+    with psycopg.connect(dsn) as connection:
+        query = "SELECT datname FROM pg_database WHERE pg_get_userbyid(datdba) = current_user"
+        return [name for (name,) in connection.execute(query)]
 
 
 THREE_LOOPS = """
@@ -151,11 +167,11 @@ async def test_in_the_transaction_of_the_test(pulse_client, pulse_dsn):
 
 @pytest.mark.parametrize("arguments", [[], ["-n", "2"]], ids=["alone", "xdist"])
 def test_a_users_tests_pass_on_trio_on_asyncio_and_without_a_loop(
-    project: Callable[..., subprocess.CompletedProcess[str]], server_dsn: str, arguments: list[str]
+    project: Callable[..., subprocess.CompletedProcess[str]], creator_dsn: str, arguments: list[str]
 ) -> None:
-    done = project(THREE_LOOPS, *arguments)
+    done = project(THREE_LOOPS, *arguments, dsn=creator_dsn)
     assert "8 passed" in outcomes(done), done.stdout + done.stderr
-    assert left_behind(server_dsn) == []
+    assert left_behind(creator_dsn) == []
 
 
 def test_without_a_server_of_yours_there_is_an_embedded_one_which_goes_with_the_run(

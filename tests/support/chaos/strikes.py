@@ -301,6 +301,8 @@ async def fill(stage: Stage, seconds: float) -> str:
 async def terminate(stage: Stage, name: str) -> str:
     """Ends every worker's connection of one kind."""
     rows = await stage.ask(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s", f"pulse-trio {name}"
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND application_name = %s",
+        f"pulse-trio {name}",
     )
     return f"{name}: {len(rows)}"
