@@ -14,8 +14,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from typing import TYPE_CHECKING, Any
 
+from pulse_trio.testing.databases import drop_databases
 from support.collecting import has_mark, is_async_test
-from support.databases import Databases, drop_databases
+from support.databases import Databases
 from support.processes import Processes, open_processes
 from support.proxy import Proxy, open_proxy
 from support.server import open_server

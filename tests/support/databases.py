@@ -10,7 +10,7 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 from psycopg.sql import SQL, Composable, Identifier, Literal
 
-from pulse_trio.migrate import migrate_sync
+from pulse_trio.testing.databases import template_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -41,7 +41,7 @@ class Databases:
     @contextmanager
     def migrated(self) -> Generator[str]:
         """The DSN of a new database with the schema; dropped afterwards, even with open connections."""
-        with self._copy_of(self._template()) as dsn:
+        with self._copy_of(template_of(self._admin, self.server_dsn, self._prefix)) as dsn:
             yield dsn
 
     @contextmanager
@@ -64,34 +64,5 @@ class Databases:
         finally:
             self._drop(name)
 
-    def _template(self) -> str:
-        """The run's migrated template, made by the first worker that asks; the others wait for it."""
-        name = f"{self._prefix}_template"
-        with self._admin.transaction():
-            self._admin.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [name])
-            if not self._exists(name):
-                self._make_template(name)
-        return name
-
-    def _make_template(self, name: str) -> None:
-        # Under another name until it is whole, so that a failed migration is not taken for a template.
-        draft = f"{name}_draft"
-        with psycopg.connect(self.server_dsn, autocommit=True) as other:
-            other.execute(SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(Identifier(draft)))
-            other.execute(SQL("CREATE DATABASE {} TEMPLATE template0").format(Identifier(draft)))
-            migrate_sync(make_conninfo(self.server_dsn, dbname=draft))
-            other.execute(SQL("ALTER DATABASE {} RENAME TO {}").format(Identifier(draft), Identifier(name)))
-
-    def _exists(self, name: str) -> bool:
-        return self._admin.execute("SELECT FROM pg_database WHERE datname = %s", [name]).fetchone() is not None
-
     def _drop(self, name: str) -> None:
         self._admin.execute(SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(Identifier(name)))
-
-
-def drop_databases(server_dsn: str, prefix: str) -> None:
-    """Drop what a run left on a server that outlives it: its template, and what killed tests left."""
-    with psycopg.connect(server_dsn, autocommit=True) as admin:
-        found = admin.execute("SELECT datname FROM pg_database WHERE starts_with(datname, %s)", [f"{prefix}_"])
-        for (name,) in found.fetchall():
-            admin.execute(SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(Identifier(name)))

@@ -10,7 +10,7 @@ from ..text import local_time
 from .database import open_store
 from .filters import MOMENT
 from .jobs import JOB_ID
-from .options import dsn_option, json_option, schema_option
+from .options import dsn_option, json_option, page_limit_option, schema_option
 from .output import notice, print_json, print_table
 
 if TYPE_CHECKING:
@@ -36,14 +36,7 @@ SHOWN_IDS = 5
 @click.option(
     "--since", type=MOMENT, metavar="WHEN", help="Only actions since then: 2h (ago), 3d, or a time with its offset."
 )
-@click.option(
-    "--limit",
-    type=click.IntRange(1, 10_000),
-    default=50,
-    metavar="NUMBER",
-    show_default=True,
-    help="At most this many.",
-)
+@page_limit_option()
 @schema_option
 @dsn_option
 @json_option

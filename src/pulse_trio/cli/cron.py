@@ -9,7 +9,7 @@ import click
 from ..store import schedules
 from ..text import ago, duration, headline, local_time, utc_now
 from .database import open_store
-from .options import actor_option, dsn_option, json_option, schema_option
+from .options import actor_option, dsn_option, json_option, page_limit_option, schema_option
 from .output import notice, print_json, print_table
 
 if TYPE_CHECKING:
@@ -146,14 +146,7 @@ def remove_schedule(name: str, schema: str | None, dsn: str | None, as_json: boo
 
 @cron.command("fires")
 @NAME
-@click.option(
-    "--limit",
-    type=click.IntRange(1, 10_000),
-    default=50,
-    metavar="NUMBER",
-    show_default=True,
-    help="At most this many.",
-)
+@page_limit_option()
 @schema_option
 @dsn_option
 @json_option

@@ -18,7 +18,7 @@ from . import timeline
 from .database import open_store
 from .doctor import crashes_of
 from .filters import RATE, described, filter_of, filter_options, parsed_retention
-from .options import actor_option, dsn_option, json_option, schema_option
+from .options import actor_option, dsn_option, json_option, page_limit_option, schema_option
 from .output import notice, print_fields, print_json, print_rich, print_table
 
 if TYPE_CHECKING:
@@ -46,14 +46,7 @@ def jobs() -> None:
 @jobs.command("list")
 @filter_options
 @click.option("--before", type=JOB_ID, metavar="ID", help="Only jobs with a lower id: the next page.")
-@click.option(
-    "--limit",
-    type=click.IntRange(1, 10_000),
-    default=50,
-    metavar="NUMBER",
-    show_default=True,
-    help="At most this many.",
-)
+@page_limit_option()
 @click.option(
     "--timeout",
     type=click.FloatRange(0.001, 86400),

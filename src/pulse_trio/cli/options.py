@@ -118,4 +118,11 @@ def chosen_actor() -> str:
         return f"uid {os.getuid()}"
 
 
+def page_limit_option(help_text: str = "At most this many.") -> Callable[[F], F]:
+    """`--limit` of a command that lists records."""
+    return click.option(
+        "--limit", type=click.IntRange(1, 10_000), default=50, metavar="NUMBER", show_default=True, help=help_text
+    )
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")

@@ -13,7 +13,7 @@ from ..handlers import QueueLimits, queue_limits
 from ..store import queues as store
 from ..text import ago, count_of, duration, utc_now
 from .database import open_store
-from .options import actor_option, dsn_option, json_option, schema_option
+from .options import actor_option, dsn_option, json_option, page_limit_option, schema_option
 from .output import notice, print_json, print_table
 
 if TYPE_CHECKING:
@@ -50,14 +50,7 @@ def _what(command: Callable[..., Any]) -> Callable[..., Any]:
     default=None,
     help="List instead the keys (tenants) with the most due jobs, of one queue or of all.",
 )
-@click.option(
-    "--limit",
-    type=click.IntRange(1, 10_000),
-    default=50,
-    metavar="NUMBER",
-    show_default=True,
-    help="With --by-key: at most this many keys.",
-)
+@page_limit_option("With --by-key: at most this many keys.")
 @schema_option
 @dsn_option
 @json_option

@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
@@ -44,13 +44,13 @@ class TemplateDatabases:
         self._names = (f"{prefix}_{process}_{number}" for number in count(1))
         # One thread: PostgreSQL makes one copy of a database at a time.
         self._maker = ThreadPoolExecutor(1, thread_name_prefix="pulse-trio test databases")
-        self._admin: psycopg.Connection[object] | None = None
+        self._admin: psycopg.Connection[Any] | None = None
         self._spare: Future[str] | None = None
 
     @contextmanager
     def migrated(self) -> Generator[str]:
         """The DSN of a new database with the schema; dropped afterwards, even if connections are left in it."""
-        # Taken out first: a copy that failed fails one test, and not all that follow.
+        # Taken out first: a copy that failed fails one test, not all that follow.
         spare, self._spare = self._spare, None
         name = (spare or self._maker.submit(self._make)).result()
         self._spare = self._maker.submit(self._make)
@@ -72,38 +72,40 @@ class TemplateDatabases:
 
     # In the maker's thread
 
-    def _connection(self) -> psycopg.Connection[object]:
+    def _connection(self) -> psycopg.Connection[Any]:
         if self._admin is None or self._admin.closed:
             self._admin = psycopg.connect(self.server_dsn, autocommit=True, connect_timeout=_CONNECT_WITHIN)
         return self._admin
 
     def _make(self) -> str:
-        template = self._template()
+        connection = self._connection()
+        template = template_of(connection, self.server_dsn, self._prefix)
         name = next(self._names)
-        self._connection().execute(SQL("CREATE DATABASE {} TEMPLATE {}").format(Identifier(name), Identifier(template)))
+        connection.execute(SQL("CREATE DATABASE {} TEMPLATE {}").format(Identifier(name), Identifier(template)))
         return name
 
     def _drop(self, name: str) -> None:
         self._connection().execute(SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(Identifier(name)))
 
-    def _template(self) -> str:
-        """The run's migrated template, made by the first process that asks; the others wait for it."""
-        name = f"{self._prefix}_template"
-        connection = self._connection()
-        with connection.transaction():
-            connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [name])
-            if connection.execute("SELECT FROM pg_database WHERE datname = %s", [name]).fetchone() is None:
-                self._make_template(name)
-        return name
 
-    def _make_template(self, name: str) -> None:
-        # Under another name until it is whole, so that a failed migration is not taken for a template.
-        draft = Identifier(f"{name}_draft")
-        with psycopg.connect(self.server_dsn, autocommit=True, connect_timeout=_CONNECT_WITHIN) as other:
-            other.execute(SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(draft))
-            other.execute(SQL("CREATE DATABASE {} TEMPLATE template0").format(draft))
-            migrate_sync(make_conninfo(self.server_dsn, dbname=f"{name}_draft"))
-            other.execute(SQL("ALTER DATABASE {} RENAME TO {}").format(draft, Identifier(name)))
+def template_of(admin: psycopg.Connection[Any], server_dsn: str, prefix: str) -> str:
+    """The name of a run's migrated template. The first process that asks creates it; the others wait for it."""
+    name = f"{prefix}_template"
+    with admin.transaction():
+        admin.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [name])
+        if admin.execute("SELECT FROM pg_database WHERE datname = %s", [name]).fetchone() is None:
+            _make_template(server_dsn, name)
+    return name
+
+
+def _make_template(server_dsn: str, name: str) -> None:
+    # Under another name until it is whole, so that a failed migration is not taken for a template.
+    draft = f"{name}_draft"
+    with psycopg.connect(server_dsn, autocommit=True, connect_timeout=_CONNECT_WITHIN) as other:
+        other.execute(SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(Identifier(draft)))
+        other.execute(SQL("CREATE DATABASE {} TEMPLATE template0").format(Identifier(draft)))
+        migrate_sync(make_conninfo(server_dsn, dbname=draft))
+        other.execute(SQL("ALTER DATABASE {} RENAME TO {}").format(Identifier(draft), Identifier(name)))
 
 
 def drop_databases(server_dsn: str, prefix: str) -> None:
@@ -113,7 +115,7 @@ def drop_databases(server_dsn: str, prefix: str) -> None:
             found = admin.execute("SELECT datname FROM pg_database WHERE starts_with(datname, %s)", [f"{prefix}_"])
             names = [name for (name,) in found.fetchall()]
             for name in names:
-                # A process of the run that ends just now may drop the same one, or still copy it: then PostgreSQL refuses.
+                # PostgreSQL refuses while another process of the run, which is ending, drops the same database or copies it.
                 with suppress(psycopg.Error):
                     admin.execute(SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(Identifier(name)))
             if not names:

