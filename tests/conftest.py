@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import secrets
+import signal
 import sys
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import trio
 
 # `--import-mode=importlib` puts nothing on the path, and what tests share must be importable by them.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -88,6 +90,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             or "anyio_backend" in getattr(item, "fixturenames", ())
         ):
             raise pytest.UsageError(f"{item.nodeid} uses anyio_backend: mark it pytest.mark.anyio")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Forgets a Trio run that pytest-timeout left in the middle: Trio would refuse the run of every later test here."""
+    if trio.lowlevel.in_trio_run():
+        trio._core._run.GLOBAL_RUN_CONTEXT.__dict__.clear()
+        signal.set_wakeup_fd(-1)
 
 
 @pytest.fixture(scope="session")
