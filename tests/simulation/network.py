@@ -1,4 +1,4 @@
-"""One simulated worker's way to the database: the fake store, over a network that follows the plan, and a journal."""
+"""One simulated worker's way to the database: the store in memory, over a network that follows the plan, and a journal."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import trio
 
 from pulse_trio.errors import DatabaseUnavailable
 from pulse_trio.store import CommitUnknown
-from support.fake_store import FakeJob, FakeStore
-from support.fake_transactions import FakeTransactions
+from pulse_trio.testing.memory import MemoryJob, MemoryStore
+from pulse_trio.testing.memory.transactions import MemoryTransactions
 
 from .plan import LEASE, PATIENCE, Fault
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pulse_trio.jobs import Claim, Outcome
     from pulse_trio.store import Beat, ClaimCursor, ClaimResult, Fired, Limited, Rescue, Settlement
-    from support.fake_transactions import FakeBegun
+    from pulse_trio.testing.memory.transactions import MemoryBegun
 
     from .world import World
 
@@ -45,7 +45,7 @@ class Broken(AssertionError):
     """An invariant does not hold."""
 
 
-class Store(FakeStore):
+class Store(MemoryStore):
     """One worker's, over a network that follows the plan."""
 
     def __init__(self, world: World, worker: int, faults: Mapping[int, Fault]) -> None:
@@ -69,7 +69,7 @@ class Store(FakeStore):
 
     # The network
 
-    async def _done(self, operation: str) -> None:
+    async def trip(self, operation: str) -> None:
         await self._reach()
         fault = None if operation in _AGAIN else self.next_fault(operation)
         if fault is not None:
@@ -79,10 +79,10 @@ class Store(FakeStore):
                 await trio.sleep(fault.seconds)
             if fault.what in ("lost", "slow answer"):
                 self._unanswered.setdefault(operation, []).append(fault)
-        await super()._done(operation)
+        await super().trip(operation)
         self.calls.clear()
 
-    async def _answered(self, operation: str) -> None:
+    async def answered(self, operation: str) -> None:
         if self._unanswered.get(operation):
             await self._answer(self._unanswered[operation].pop())
 
@@ -114,7 +114,7 @@ class Store(FakeStore):
         self._withdraw()
         raise DatabaseUnavailable("lost by the plan")
 
-    async def _through(self, operation: str, do: Callable[[FakeStore], Awaitable[Any]]) -> Any:
+    async def _through(self, operation: str, do: Callable[[MemoryStore], Awaitable[Any]]) -> Any:
         """A call that the plan may delay, lose, or let be done later or twice."""
         sent = trio.current_time()
         fault = self.next_fault(operation)
@@ -152,7 +152,7 @@ class Store(FakeStore):
     ) -> ClaimResult:
         self._renew_session()
         return await self._through(
-            "complete_and_claim", lambda store: FakeStore.complete_and_claim(store, limit, slots, completed)
+            "complete_and_claim", lambda store: MemoryStore.complete_and_claim(store, limit, slots, completed)
         )
 
     async def claim_suspect(
@@ -160,27 +160,27 @@ class Store(FakeStore):
     ) -> ClaimResult:
         self._renew_session()
         return await self._through(
-            "claim_suspect", lambda store: FakeStore.claim_suspect(store, queues, session=session, fresh=fresh)
+            "claim_suspect", lambda store: MemoryStore.claim_suspect(store, queues, session=session, fresh=fresh)
         )
 
     async def claim_limited(self, queue: str, limit: int, turns: str = "{}") -> Limited:
         self._renew_session()
-        return await self._through("claim_limited", lambda store: FakeStore.claim_limited(store, queue, limit, turns))
+        return await self._through("claim_limited", lambda store: MemoryStore.claim_limited(store, queue, limit, turns))
 
     async def settle(self, outcomes: Sequence[Outcome], *, unsure: bool = False) -> Settlement:
-        return await self._through("settle", lambda store: FakeStore.settle(store, outcomes, unsure=unsure))
+        return await self._through("settle", lambda store: MemoryStore.settle(store, outcomes, unsure=unsure))
 
     async def beat(self, claims: Sequence[Claim]) -> Beat:
-        return await self._through("beat", lambda store: FakeStore.beat(store, claims))
+        return await self._through("beat", lambda store: MemoryStore.beat(store, claims))
 
     async def rescue(self, limit: int = 1000) -> Rescue:
-        return await self._through("rescue", lambda store: FakeStore.rescue(store, limit))
+        return await self._through("rescue", lambda store: MemoryStore.rescue(store, limit))
 
     async def fire_schedules(self) -> tuple[list[Fired], list[Any]]:
-        return await self._through("fire_schedules", FakeStore.fire_schedules)
+        return await self._through("fire_schedules", MemoryStore.fire_schedules)
 
     async def finish_batches(self) -> list[int] | None:
-        return await self._through("finish_batches", FakeStore.finish_batches)
+        return await self._through("finish_batches", MemoryStore.finish_batches)
 
     async def listen(self, on_notify: Callable[[str], None]) -> None:
         with trio.CancelScope() as self._listening:
@@ -204,7 +204,7 @@ class Store(FakeStore):
 
     # The journal
 
-    def _claim(self, job: FakeJob, session: int = 0) -> Claim:
+    def _claim(self, job: MemoryJob, session: int = 0) -> Claim:
         if job.session or job.finished is not None:
             raise Broken(f"job {job.id} was claimed while it was {job.state}")
         if job.cancelling:
@@ -218,7 +218,7 @@ class Store(FakeStore):
             raise Broken(f"job {job.id} was claimed more often than its budget of {job.max_attempts}")
         return claim
 
-    def _end(self, job: FakeJob, outcome: Outcome, *, alone: bool = False) -> None:
+    def _end(self, job: MemoryJob, outcome: Outcome, *, alone: bool = False) -> None:
         fence = (job.attempt, job.session)
         if fence != (outcome.claim.attempt, outcome.claim.session) or not job.session:
             raise Broken(f"job {job.id}: a report of attempt {outcome.claim.attempt} ended attempt {job.attempt}")
@@ -228,10 +228,10 @@ class Store(FakeStore):
         self.world.say(f"job {job.id}: attempt {fence[0]} {outcome.kind} -> {job.state}")
 
 
-class Transactions(FakeTransactions):
+class Transactions(MemoryTransactions):
     """A COMMIT may also be done after its client has given up; until then the job's row stays locked."""
 
-    async def _commit(self, begun: FakeBegun, outcome: Outcome) -> None:
+    async def _commit(self, begun: MemoryBegun, outcome: Outcome) -> None:
         store = self._store
         assert isinstance(store, Store)
         fault = store.next_fault("late commit")
@@ -244,7 +244,7 @@ class Transactions(FakeTransactions):
         await trio.sleep(PATIENCE)
         raise CommitUnknown("lost by the plan")
 
-    async def _arrives(self, begun: FakeBegun, outcome: Outcome) -> None:
+    async def _arrives(self, begun: MemoryBegun, outcome: Outcome) -> None:
         await trio.lowlevel.checkpoint()
         self._do(begun, outcome)
 

@@ -14,14 +14,14 @@ import trio
 
 from pulse_trio.errors import DatabaseUnavailable
 from pulse_trio.states import leaves_of
+from pulse_trio.testing.memory import MemoryDatabase
+from pulse_trio.testing.memory.limits import MemoryLimits
 from pulse_trio.worker.claiming import sweeps
 from pulse_trio.worker.holding.heartbeats import Heartbeats
 from pulse_trio.worker.holding.reports import Reports
 from pulse_trio.worker.holding.unwritten import Unwritten
 from pulse_trio.worker.jobs.running_job import RunningJob
 from pulse_trio.worker.outage import COST_SHARE
-from support.fake_limits import FakeLimits
-from support.fake_store import FakeDatabase
 
 from .network import Broken, Store
 from .plan import draw
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from pulse_trio.jobs import Claim, Outcome
     from pulse_trio.store import Beat, Fired, Settlement
-    from support.fake_store import FakeJob
+    from pulse_trio.testing.memory import MemoryJob
 
     from .plan import Fault
 
@@ -83,7 +83,7 @@ def test_the_same_seed_gives_the_same_log(seed: int) -> None:
 class StoreWithoutFence(Store):
     """Reports name the job alone, as with most job queues."""
 
-    def _ours(self, claim: Claim) -> FakeJob | None:
+    def ours(self, claim: Claim) -> MemoryJob | None:
         job = self.database.jobs.get(claim.id)
         return job if job is not None and job.session else None
 
@@ -197,7 +197,7 @@ def cancellations_unheard(_: pytest.MonkeyPatch) -> Callable[[int], World]:
 
 
 def limits_uncounted(patch: pytest.MonkeyPatch) -> Callable[[int], World]:
-    patch.setattr(FakeLimits, "_pause", lambda *_: 0.0)
+    patch.setattr(MemoryLimits, "_pause", lambda *_: 0.0)
     return WorldOf
 
 
@@ -213,14 +213,14 @@ def looks_put_off(patch: pytest.MonkeyPatch) -> Callable[[int], World]:
 
 
 def attempts_lowered(patch: pytest.MonkeyPatch) -> Callable[[int], World]:
-    retry = FakeDatabase.retry
+    retry = MemoryDatabase.retry
 
-    def from_the_beginning(database: FakeDatabase, job_id: int) -> bool:
+    def from_the_beginning(database: MemoryDatabase, job_id: int) -> bool:
         job = database.jobs[job_id]
         job.attempt *= job.finished is None
         return retry(database, job_id)
 
-    patch.setattr(FakeDatabase, "retry", from_the_beginning)
+    patch.setattr(MemoryDatabase, "retry", from_the_beginning)
     return WorldOf
 
 

@@ -33,8 +33,8 @@ from pulse_trio import Discard, Handlers, Job, RetryAfter, Snooze, Worker, obser
 from pulse_trio.errors import DatabaseUnavailable, HandlerStuck
 from pulse_trio.handlers import QueueLimits
 from pulse_trio.states import FINISHED, State
+from pulse_trio.testing.memory import MemoryBatch, MemoryDatabase, MemoryJob, MemoryStore
 from pulse_trio.worker.claiming import idle
-from support.fake_store import FakeBatch, FakeDatabase, FakeJob, FakeStore
 
 from .network import PROCESS, Broken, Store
 from .plan import CLEANUP, HEARTBEAT, LEASE, PATIENCE, POLL, TIMEOUT, WATCHDOG, Act, Fault, Incident, Plan
@@ -72,7 +72,7 @@ class Locks(set[int]):
 class AtWork:
     """A handler that runs."""
 
-    job: FakeJob
+    job: MemoryJob
     attempt: int
     store: Store
     stopped: bool = False
@@ -96,7 +96,7 @@ class World:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.database = FakeDatabase()
+        self.database = MemoryDatabase()
         self.database.locked = Locks(self._row_freed)
         self.database.limits.by_queue = {
             "limited": QueueLimits("limited", limit=plan.limit),
@@ -149,7 +149,7 @@ class World:
     def say(self, what: str) -> None:
         self.log.append(f"{trio.current_time():8.3f} {what}")
 
-    def later(self, seconds: float, do: Callable[[FakeStore], Awaitable[Any]], store: FakeStore) -> None:
+    def later(self, seconds: float, do: Callable[[MemoryStore], Awaitable[Any]], store: MemoryStore) -> None:
         self._start(self._do_later, seconds, do, store)
 
     def _start(self, async_fn: Callable[..., Awaitable[None]], *args: Any) -> None:
@@ -158,7 +158,7 @@ class World:
         context.run(PROCESS.set, None)
         context.run(self._nursery.start_soon, async_fn, *args)
 
-    async def _do_later(self, seconds: float, do: Callable[[FakeStore], Awaitable[Any]], store: FakeStore) -> None:
+    async def _do_later(self, seconds: float, do: Callable[[MemoryStore], Awaitable[Any]], store: MemoryStore) -> None:
         await trio.sleep(seconds)
         await do(store)
 
@@ -170,7 +170,7 @@ class World:
                 await trio.sleep_until(job.at)
                 self._enqueue(n)
             if self.plan.batch:
-                self.database.batches[1] = FakeBatch([self._ids[n] for n in self.plan.batch], ("finished", "default"))
+                self.database.batches[1] = MemoryBatch([self._ids[n] for n in self.plan.batch], ("finished", "default"))
             for incident in self.plan.incidents:
                 await trio.sleep_until(incident.at)
                 if self._all_finished():
@@ -292,7 +292,7 @@ class World:
                 self._nursery.start_soon(self._lock, self._ids[incident.of], incident.seconds)
             case "rescue":
                 # A watchdog that belongs to no worker.
-                await FakeStore.rescue(self._stores[incident.of]._network())
+                await MemoryStore.rescue(self._stores[incident.of]._network())
 
     def _crash(self, number: int) -> None:
         """The process is gone, and another starts in its place. Its handlers stop at once; what is left of them here is a
@@ -393,7 +393,7 @@ class World:
         now = self.database.clock()
         return [name for name, s in self.database.schedules.items() if not s.paused and s.next_due <= now]
 
-    def _could_start(self, job: FakeJob) -> bool:
+    def _could_start(self, job: MemoryJob) -> bool:
         if job.id in self.database.locked or self._are_taken(job, 0):
             return False
         return any(
@@ -401,7 +401,7 @@ class World:
             for worker, room, queues in zip(self._workers, self.plan.concurrency, self.plan.queues, strict=True)
         )
 
-    def _are_taken(self, job: FakeJob, beyond: int) -> bool:
+    def _are_taken(self, job: MemoryJob, beyond: int) -> bool:
         """Whether the places of a job's queue or key are taken, and `beyond` more."""
         limits = self.database.limits.of(job.queue)
         running = [other for other in self.database.jobs.values() if other.session and other.queue == job.queue]
@@ -517,12 +517,12 @@ class World:
             raise Broken(f"worker {store.worker} took {took:g} s to stop")
         self.counts["drained"] += undisturbed
 
-    def check_limits(self, job: FakeJob) -> None:
+    def check_limits(self, job: MemoryJob) -> None:
         """Just after a claim."""
         if self._are_taken(job, 1):
             raise Broken(f"job {job.id} was claimed beyond the limits of its queue {job.queue}")
 
-    def check_rescue(self, job: FakeJob) -> None:
+    def check_rescue(self, job: MemoryJob) -> None:
         now = trio.current_time()
         if now <= job.lease_until:
             raise Broken(f"job {job.id} was rescued before its lease ended")
@@ -567,7 +567,7 @@ class World:
                 raise Broken(f"occurrences were left out: {fired}")
             self.counts["occurrences"] += len(fired)
 
-    def _check_job(self, job: FakeJob) -> None:
+    def _check_job(self, job: MemoryJob) -> None:
         if job.finished not in FINISHED:
             raise Broken(f"job {job.id} is lost: {job.state}")
         attempts = [attempt for attempt, _, _ in job.history]

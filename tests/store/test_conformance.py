@@ -14,8 +14,8 @@ from pulse_trio.client import request_by_name
 from pulse_trio.handlers import QueueLimits, Rate, schedule
 from pulse_trio.jobs import Progress
 from pulse_trio.store import ClaimCursor, WorkerStore, cancelling, stacks
+from pulse_trio.testing.memory import MemoryDatabase, MemoryStore
 from pulse_trio.timing import timing
-from support.fake_store import FakeDatabase, FakeStore
 from support.stores import Window, claim, claim_one, end, forged, open_store
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pulse_trio.jobs import Claim, OutcomeKind
     from pulse_trio.states import State
 
-Store = WorkerStore | FakeStore
+Store = WorkerStore | MemoryStore
 
 
 class Real:
@@ -108,11 +108,11 @@ class Fake:
     """The same in memory."""
 
     def __init__(self, queue: str) -> None:
-        self.database = FakeDatabase()
+        self.database = MemoryDatabase()
         self.queue = queue
 
     async def store(self, queues: Sequence[str] | None = None) -> Store:
-        store = FakeStore(self.database, queues=queues)
+        store = MemoryStore(self.database, queues=queues)
         await store.open_session()
         return store
 

@@ -9,7 +9,7 @@ import msgspec
 import trio
 
 from pulse_trio import Handlers, Worker, observe
-from support.fake_store import FakeDatabase, FakeJob, FakeStore
+from pulse_trio.testing.memory import MemoryDatabase, MemoryJob, MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
@@ -49,12 +49,12 @@ class Stage:
     """Handlers, a database in memory and one worker's store on it."""
 
     def __init__(self) -> None:
-        self.database = FakeDatabase()
+        self.database = MemoryDatabase()
         self.handlers = Handlers()
-        self.store = FakeStore(self.database)
+        self.store = MemoryStore(self.database)
         self.events = Recorder()
 
-    def worker(self, store: FakeStore | None = None, **settings: Any) -> Worker:
+    def worker(self, store: MemoryStore | None = None, **settings: Any) -> Worker:
         """A worker over `store`, or over the stage's own."""
         store = store or self.store
         worker = Worker(self.handlers, "", store=store, instruments=[self.events], **settings)  # type: ignore[arg-type]
@@ -64,7 +64,7 @@ class Stage:
         return worker
 
     @asynccontextmanager
-    async def working(self, store: FakeStore | None = None, **settings: Any) -> AsyncGenerator[Worker]:
+    async def working(self, store: MemoryStore | None = None, **settings: Any) -> AsyncGenerator[Worker]:
         """A worker that runs while the block does, and is stopped at its end."""
         async with trio.open_nursery() as nursery:
             worker = await nursery.start(self.worker(store, **settings).run)
@@ -84,7 +84,7 @@ class Stage:
             options["options"] = msgspec.json.encode({"timeout": timeout}).decode()
         return self.database.enqueue(kind, msgspec.json.encode(how).decode(), queue=queue, **options)
 
-    async def ended(self, kind: str, /, **how: Any) -> FakeJob:
+    async def ended(self, kind: str, /, **how: Any) -> MemoryJob:
         """Runs one job in a burst, and returns what became of it."""
         job = self.database.jobs[self.enqueue(kind, **how)]
         await self.burst()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import LiteralString, Self
 
     from pulse_trio.jobs import OutcomeKind
-    from support.fake_store import FakeStore
+    from pulse_trio.testing.memory import MemoryStore
 
 
 @asynccontextmanager
@@ -139,13 +139,13 @@ def replace_statements(monkeypatch: pytest.MonkeyPatch, replacement: Callable[[s
 
 
 async def claim(
-    store: WorkerStore | FakeStore, queue: str = "default", limit: int = 100, *, priority: int = 0
+    store: WorkerStore | MemoryStore, queue: str = "default", limit: int = 100, *, priority: int = 0
 ) -> list[Claim]:
     """What the store claims from one queue, without a cursor."""
     return (await store.complete_and_claim(limit, [ClaimCursor(queue, priority)])).claims
 
 
-async def claim_one(store: WorkerStore | FakeStore, queue: str = "default", *, priority: int = 0) -> Claim:
+async def claim_one(store: WorkerStore | MemoryStore, queue: str = "default", *, priority: int = 0) -> Claim:
     """The one job of a queue."""
     (claimed,) = await claim(store, queue, 1, priority=priority)
     return claimed

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pulse_trio.store import WorkerStore
+    from pulse_trio.testing.memory import MemoryStore
     from pulse_trio.worker.claiming.claimer import ClaimStore
     from pulse_trio.worker.claiming.idle import IdleStore
     from pulse_trio.worker.claiming.inline_quarantine import SuspectStore
@@ -20,20 +21,19 @@ if TYPE_CHECKING:
     from pulse_trio.worker.upkeep.declarations import DeclarationStore
     from pulse_trio.worker.upkeep.scheduler import ScheduleStore
     from pulse_trio.worker.upkeep.watchdog import WatchStore
-    from support.fake_store import FakeStore
 
     Claiming = tuple[ClaimStore, IdleStore, SuspectStore, ListenStore, SweepStore]
     Holding = tuple[LedgerStore, HeartbeatStore, ProgressStore, SettleStore, AnswerStore]
     Upkeep = tuple[BatchStore, DeclarationStore, ScheduleStore, WatchStore]
 
 
-def claiming(store: FakeStore | WorkerStore) -> Claiming:
+def claiming(store: MemoryStore | WorkerStore) -> Claiming:
     return store, store, store, store, store
 
 
-def holding(store: FakeStore | WorkerStore) -> Holding:
+def holding(store: MemoryStore | WorkerStore) -> Holding:
     return store, store, store, store, store
 
 
-def upkeep(store: FakeStore | WorkerStore) -> Upkeep:
+def upkeep(store: MemoryStore | WorkerStore) -> Upkeep:
     return store, store, store, store

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from trio.abc import Clock
 
-    from support.fake_store import FakeDatabase
+    from pulse_trio.testing.memory import MemoryDatabase
 
 
 def on_virtual_time(async_fn: Callable[..., Awaitable[Any]], *, clock: Clock | None, instruments: Any) -> Any:
@@ -44,7 +44,7 @@ def stage() -> Stage:
 
 
 @pytest.fixture
-def database(stage: Stage) -> FakeDatabase:
+def database(stage: Stage) -> MemoryDatabase:
     return stage.database
 
 

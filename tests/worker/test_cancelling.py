@@ -12,13 +12,13 @@ from trio.testing import wait_all_tasks_blocked
 
 from pulse_trio import Discard, Job, Snooze
 from pulse_trio.observe import CancellationDelivered, JobEnded, JobStarted
-from support.fake_store import EPOCH, unavailable
+from pulse_trio.testing.memory import EPOCH, unavailable
 from support.stage import parts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from support.fake_store import FakeJob
+    from pulse_trio.testing.memory import MemoryJob
     from support.stage import Recorder, Stage
 
 
@@ -64,7 +64,7 @@ def moments(**seconds: float) -> str:
     return json.dumps({name: now + value for name, value in seconds.items()})
 
 
-def state_of(job: FakeJob) -> tuple[str, str | None]:
+def state_of(job: MemoryJob) -> tuple[str, str | None]:
     return str(job.state), job.cancel_reason
 
 

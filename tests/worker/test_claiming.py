@@ -11,7 +11,7 @@ import trio
 from pulse_trio import Discard, Job, RetryAfter, Snooze
 from pulse_trio.observe import DatabaseFound, DatabaseLost, FenceLost, JobsRescued, JobStarted
 from pulse_trio.store import ClaimCursor
-from support.fake_store import FakeBatch, FakeStore, unavailable
+from pulse_trio.testing.memory import MemoryBatch, MemoryStore, unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -582,7 +582,7 @@ async def test_reports_travel_with_the_next_claim_while_there_is_work(noop: Stag
 async def test_a_burst_of_two_workers_shares_the_work(noop: Stage) -> None:
     for _ in range(100):
         noop.enqueue("noop", seconds=1)
-    stores = [FakeStore(noop.database), FakeStore(noop.database)]
+    stores = [MemoryStore(noop.database), MemoryStore(noop.database)]
     async with trio.open_nursery() as nursery:
         for store in stores:
             nursery.start_soon(noop.worker(store, burst=True, concurrency=10).run)
@@ -596,7 +596,7 @@ async def test_a_burst_of_two_workers_shares_the_work(noop: Stage) -> None:
 
 async def test_the_watchdog_rescues_and_the_job_starts_again(noop: Stage, events: Recorder) -> None:
     job_id = noop.enqueue("noop")
-    dead = FakeStore(noop.database)
+    dead = MemoryStore(noop.database)
     await dead.open_session()
     await dead.complete_and_claim(1, [ClaimCursor("default", 0)])
     noop.enqueue("noop", delay=0)
@@ -659,7 +659,7 @@ async def test_one_slow_look_does_not_keep_batches_unfinished_for_long(noop: Sta
         await trio.sleep(4)
 
     job_id = noop.enqueue("noop", seconds=6)
-    batch = noop.database.batches[1] = FakeBatch([job_id])
+    batch = noop.database.batches[1] = MemoryBatch([job_id])
     noop.store.trouble["finish_batches"] = slow
     async with noop.working():
         await trio.sleep(4 + 5 + 0.5)

@@ -11,7 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from pulse_trio import Job, Worker
 from pulse_trio.observe import DatabaseFound, DatabaseLost, FenceLost, JobEnded, LeaseUnproven
-from support.fake_store import FakeStore, unavailable
+from pulse_trio.testing.memory import MemoryStore, unavailable
 
 if TYPE_CHECKING:
     from support.stage import Recorder, Stage
@@ -118,7 +118,7 @@ async def test_jobs_that_are_due_together_beat_together(sleeper: Stage) -> None:
 
 async def test_beats_keep_a_long_job_for_ever(sleeper: Stage, log: Log) -> None:
     sleeper.enqueue("sleeper", seconds=1000)
-    rival = sleeper.worker(FakeStore(sleeper.database))
+    rival = sleeper.worker(MemoryStore(sleeper.database))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(rival.run)
         await sleeper.burst()
@@ -145,7 +145,7 @@ async def test_a_job_that_waits_for_its_report_keeps_its_lease(sleeper: Stage) -
     sleeper.enqueue("sleeper", seconds=1)
     ready = trio.Event()
     sleeper.store.trouble["settle"] = ready.wait
-    rival = sleeper.worker(FakeStore(sleeper.database), watchdog=1.0)
+    rival = sleeper.worker(MemoryStore(sleeper.database), watchdog=1.0)
     async with sleeper.working() as worker:
         await trio.sleep(0.5)
         worker.quiet()  # so that the report cannot travel with a claim
@@ -241,7 +241,7 @@ async def test_the_same_workers_new_attempt_lives_when_its_old_one_is_lost(stage
     async with stage.working():
         await trio.sleep(2)
         # A supervisor took this worker for dead; the job comes back to the very same worker.
-        handed = await FakeStore(stage.database).rescue_sessions([stage.store.session])
+        handed = await MemoryStore(stage.database).rescue_sessions([stage.store.session])
         assert handed == (1, 0, ((job_id, "twice"),))
         await trio.sleep(120)
     assert ended == [(1, "fence-lost"), (2, None)]

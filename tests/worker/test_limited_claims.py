@@ -10,7 +10,7 @@ import trio
 
 from pulse_trio.errors import StatementRefused
 from pulse_trio.observe import ClaimRefused
-from support.fake_store import FakeStore
+from pulse_trio.testing.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,7 +47,7 @@ async def test_a_limit_of_the_queue_is_kept_over_two_workers_and_used_to_the_ful
         stage.enqueue("count", queue="narrow")
     began = trio.current_time()
     async with trio.open_nursery() as nursery:
-        for store in (stage.store, FakeStore(stage.database)):
+        for store in (stage.store, MemoryStore(stage.database)):
             nursery.start_soon(stage.worker(store, burst=True).run)
     assert most == 3
     assert {job.state for job in stage.database.jobs.values()} == {"completed"}
@@ -112,7 +112,7 @@ async def test_a_burst_waits_for_what_a_limit_holds_back_on_another_worker(noop:
     async with noop.working() as worker:
         await trio.sleep(1)
         assert worker.running == 1
-        await noop.worker(FakeStore(noop.database), burst=True).run()
+        await noop.worker(MemoryStore(noop.database), burst=True).run()
         assert noop.database.state(last) == "completed"
 
 
@@ -153,7 +153,7 @@ async def test_a_kind_paused_and_resumed_takes_effect_within_a_second(noop: Stag
         assert [job.state for job in jobs] == ["completed"] * 2
 
 
-class Refusing(FakeStore):
+class Refusing(MemoryStore):
     """Refuses claims from the queues in `bad`, as PostgreSQL does for what a row holds."""
 
     bad = ("bad",)

@@ -12,7 +12,7 @@ import trio
 
 from pulse_trio import Discard, Fixed, InvalidArguments, Job, RetryAfter, Snooze, Worker
 from pulse_trio.observe import AttemptFailed, JobEnded, JobStarted, UnfitArgumentsReleased, UnknownKindReleased
-from support.fake_store import FakeStore
+from pulse_trio.testing.memory import MemoryStore
 
 if TYPE_CHECKING:
     from support.stage import Recorder, Stage
@@ -422,7 +422,7 @@ async def test_an_instrument_that_raises_costs_no_job_and_is_reported_once(
 
     ids = [stage.enqueue("fine") for _ in range(5)]
     with caplog.at_level("ERROR", "pulse_trio"):
-        store = FakeStore(stage.database)
+        store = MemoryStore(stage.database)
         await Worker(stage.handlers, "", store=store, instruments=[Broken()], burst=True).run()  # type: ignore[arg-type]
     assert {stage.database.state(i) for i in ids} == {"completed"}
     (said,) = caplog.records

@@ -122,9 +122,9 @@ async def test_the_successor_reports_what_was_left(stage: Stage, release: trio.E
         _, left = await replaced(stage)
     job = stage.database.jobs[stuck]
     if job.finished is None:
-        from support.fake_store import FakeStore
+        from pulse_trio.testing.memory import MemoryStore
 
-        await stage.worker(FakeStore(stage.database), stuck=left, burst=True).run()
+        await stage.worker(MemoryStore(stage.database), stuck=left, burst=True).run()
     assert job.state == "dead"
 
 

@@ -11,8 +11,8 @@ from trio.testing import assert_checkpoints
 
 from pulse_trio import Job  # noqa: TC001 -- handlers' annotations are read
 from pulse_trio.observe import DatabaseFound, DatabaseLost
+from pulse_trio.testing.memory import unavailable
 from pulse_trio.worker.holding import progress
-from support.fake_store import unavailable
 
 if TYPE_CHECKING:
     from support.stage import Recorder, Stage

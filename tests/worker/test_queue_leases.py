@@ -12,7 +12,7 @@ from pulse_trio import ConfigurationError, Handlers, Job
 from pulse_trio.handlers import QueueLease
 from pulse_trio.observe import LeaseUnproven
 from pulse_trio.store import ClaimCursor
-from support.fake_store import FakeStore, unavailable
+from pulse_trio.testing.memory import MemoryStore, unavailable
 
 if TYPE_CHECKING:
     from pulse_trio.jobs import Claim
@@ -165,7 +165,7 @@ async def test_an_interrupted_database_is_asked_again_in_time_for_the_shortest_l
 async def hold(stage: Stage) -> None:
     """A worker claims a job of each queue, and is gone."""
     enqueue_in_each(stage, 0)
-    dead = FakeStore(stage.database)
+    dead = MemoryStore(stage.database)
     dead.leases = {queue: its.lease for queue, its in stage.handlers.queue_leases.items()}
     await dead.open_session()
     assert len((await dead.complete_and_claim(9, [ClaimCursor(queue, 0) for queue in PROVEN])).claims) == 3

@@ -11,7 +11,7 @@ import trio
 from pulse_trio import Handlers
 from pulse_trio.observe import DatabaseFound, DatabaseLost, ScheduleBroken, ScheduleFired
 from pulse_trio.store import Broken
-from support.fake_store import MIDNIGHT, FakeStore, unavailable
+from pulse_trio.testing.memory import MIDNIGHT, MemoryStore, unavailable
 
 if TYPE_CHECKING:
     from support.stage import Recorder, Stage
@@ -63,13 +63,13 @@ async def test_a_schedule_made_at_run_time_is_found_within_a_tick(stage: Stage) 
     async with stage.working():
         await trio.sleep(10)
         # The worker that fires it has no handler for it, and needs none.
-        await FakeStore(stage.database).declare_schedules(elsewhere.schedules)
+        await MemoryStore(stage.database).declare_schedules(elsewhere.schedules)
         await trio.sleep(7)
     assert seconds(stage) == [12, 15]
 
 
 async def test_many_workers_fire_each_occurrence_once(minutely: Stage) -> None:
-    stores = [FakeStore(minutely.database) for _ in range(3)]
+    stores = [MemoryStore(minutely.database) for _ in range(3)]
     async with minutely.working(stores[0]), minutely.working(stores[1]), minutely.working(stores[2]):
         await trio.sleep(200)
     assert seconds(minutely) == [60, 120, 180]
@@ -156,12 +156,12 @@ async def test_a_burst_fires_what_is_due_and_runs_it(minutely: Stage) -> None:
 async def test_a_schedule_that_cannot_go_on_is_told(
     minutely: Stage, events: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def broken(self: FakeStore) -> Any:
+    async def broken(self: MemoryStore) -> Any:
         await trio.lowlevel.checkpoint()
         self.database.schedules["tick"].paused = True
         return [], [Broken("tick", "why")]
 
-    monkeypatch.setattr(FakeStore, "fire_schedules", broken)
+    monkeypatch.setattr(MemoryStore, "fire_schedules", broken)
     async with minutely.working():
         await trio.sleep(70)
     assert events.of(ScheduleBroken) == [ScheduleBroken("tick", "why")]

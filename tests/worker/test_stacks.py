@@ -11,8 +11,8 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from pulse_trio import Job  # noqa: TC001 -- read from the annotations of handlers
+from pulse_trio.testing.memory import unavailable
 from pulse_trio.worker.diagnosis.stack import LIMIT
-from support.fake_store import unavailable
 
 if TYPE_CHECKING:
     from support.stage import Stage

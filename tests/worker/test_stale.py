@@ -10,7 +10,7 @@ import trio
 from pulse_trio import ConfigurationError
 from pulse_trio.observe import WorkerStale
 from pulse_trio.settings import WorkerSettings
-from support.fake_store import FakeStore, unavailable
+from pulse_trio.testing.memory import MemoryStore, unavailable
 
 if TYPE_CHECKING:
     from support.stage import Recorder, Stage
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 async def test_one_watchdog_tells_once_of_a_worker_that_shows_no_sign_of_life(
     stale: float, after: float, stage: Stage, events: Recorder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    silent = FakeStore(stage.database)
+    silent = MemoryStore(stage.database)
     worker = stage.worker(silent, stale=stale)
     async with trio.open_nursery() as nursery:
         await nursery.start(worker.run)
-        async with stage.working(), stage.working(FakeStore(stage.database)):
+        async with stage.working(), stage.working(MemoryStore(stage.database)):
             await trio.sleep(200.7)  # between two signs of life
             assert events.of(WorkerStale) == []
             silent.trouble["touch"] = unavailable

@@ -9,7 +9,7 @@ import trio
 
 from pulse_trio import DatabaseUnavailable, Job, SchemaError, Worker
 from pulse_trio.observe import WorkerStarted, WorkerStopped
-from support.fake_store import FakeStore, unavailable
+from pulse_trio.testing.memory import MemoryStore, unavailable
 
 if TYPE_CHECKING:
     from support.stage import Recorder, Stage
@@ -438,7 +438,7 @@ async def test_the_farewell_of_a_cancelled_worker_is_bounded(sleeper: Stage) -> 
 
 async def test_what_a_worker_releases_starts_on_an_idle_one_at_once(sleeper: Stage, seen: list[Any]) -> None:
     # Not with the other's next poll, which here is an hour away.
-    other = FakeStore(sleeper.database)
+    other = MemoryStore(sleeper.database)
     async with sleeper.working(poll=3600) as worker:
         await trio.sleep(1)
         job = sleeper.database.jobs[sleeper.enqueue("sleeper", seconds=10)]
@@ -455,7 +455,7 @@ async def test_what_a_worker_releases_starts_on_an_idle_one_at_once(sleeper: Sta
 
 
 async def test_a_worker_nests_in_any_program(sleeper: Stage) -> None:
-    one, two = FakeStore(sleeper.database), FakeStore(sleeper.database)
+    one, two = MemoryStore(sleeper.database), MemoryStore(sleeper.database)
     jobs = [sleeper.enqueue("sleeper", seconds=2) for _ in range(10)]
     async with trio.open_nursery() as nursery:
         workers = [await nursery.start(sleeper.worker(store, concurrency=3).run) for store in (one, two)]

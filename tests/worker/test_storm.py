@@ -12,7 +12,7 @@ import trio
 from pulse_trio import Handlers, Worker
 from pulse_trio.errors import DatabaseUnavailable
 from pulse_trio.postgres import reconnect_delay
-from support.fake_store import FakeDatabase, FakeStore
+from pulse_trio.testing.memory import MemoryDatabase, MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -61,10 +61,10 @@ def _fair_dice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def storm() -> tuple[float, Outage]:
     """Workers, idle for a while; then the database goes away, and comes back. When it did, and what was asked."""
-    outage, database = Outage(), FakeDatabase()
+    outage, database = Outage(), MemoryDatabase()
     async with trio.open_nursery() as nursery:
         for number in range(WORKERS):
-            store: Any = FakeStore(database)
+            store: Any = MemoryStore(database)
             worker = Worker(Handlers(), "", store=store)
             await nursery.start(worker.run)
             store.trouble = outage.of(number)

@@ -9,7 +9,7 @@ import trio
 
 from pulse_trio import Job  # noqa: TC001 -- the registry reads annotations
 from pulse_trio.observe import SuspectAlone
-from support.fake_store import FakeStore
+from pulse_trio.testing.memory import MemoryStore
 
 if TYPE_CHECKING:
     from support.stage import Stage
@@ -96,7 +96,7 @@ async def test_a_worker_without_a_free_slot_runs_a_suspect_beside_its_jobs_too(c
 
 
 async def test_one_of_several_workers_makes_room_and_the_others_go_on(counted: Stage) -> None:
-    other = FakeStore(counted.database)
+    other = MemoryStore(counted.database)
     counted.enqueue("sleeper", seconds=20)
     async with counted.working(grace=100):
         await trio.sleep(1)
@@ -129,7 +129,7 @@ async def test_a_suspect_that_is_lost_while_room_is_made_does_not_begin(counted:
         await trio.sleep(3)
         (job,) = [job for job in counted.database.jobs.values() if job.id == poison]
         assert job.session
-        await FakeStore(counted.database).rescue_sessions([job.session])
+        await MemoryStore(counted.database).rescue_sessions([job.session])
         await trio.sleep(40)
     assert [attempt for attempt, _, _ in job.history].count(1) == 1
     assert job.state == "completed"

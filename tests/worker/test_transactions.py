@@ -9,7 +9,7 @@ import trio
 
 from pulse_trio import Discard, Job, Snooze
 from pulse_trio.observe import EndedAfterCommit, FenceLost, JobEnded
-from support.fake_store import unavailable
+from pulse_trio.testing.memory import unavailable
 
 if TYPE_CHECKING:
     from support.stage import Recorder, Stage

@@ -1,4 +1,4 @@
-"""The limits of the fake store: one job after the other, each by the rules of claim_limited in migrations/."""
+"""The limits of the store in memory: one job after the other, each by the rules of claim_limited in migrations/."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from pulse_trio.handlers import QueueLimits, Rate
+from ...handlers import QueueLimits, Rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from support.fake_store import FakeJob
+    from .rows import MemoryJob
 
 
-class FakeLimits:
+class MemoryLimits:
     def __init__(self) -> None:
         self.by_queue: dict[str, QueueLimits] = {}
         self.full_at: dict[tuple[str, str], float] = {}
@@ -29,19 +29,19 @@ class FakeLimits:
         return limits.limit is not None or limits.rate is not None
 
     def choose(
-        self, queue: str, jobs: Sequence[FakeJob], limit: int, turns: str, *, skip: Callable[[FakeJob], bool]
-    ) -> tuple[list[FakeJob], float | None, bool, str]:
+        self, queue: str, jobs: Sequence[MemoryJob], limit: int, turns: str, *, skip: Callable[[MemoryJob], bool]
+    ) -> tuple[list[MemoryJob], float | None, bool, str]:
         """What may start now, when another try may bring something, whether something due must wait, and the turns."""
         now = trio.current_time()
         limits = self.of(queue)
         after: dict[str, str] = json.loads(turns)
-        chosen: list[FakeJob] = []
+        chosen: list[MemoryJob] = []
         waits: list[float] = []
         blocked = False
         ours = [job for job in jobs if job.key is not None or self.limited(queue)]
         running = [job.key or "" for job in jobs if job.session]
         for priority in sorted({job.priority for job in ours}, reverse=True):
-            waiting: dict[str, list[FakeJob]] = {}
+            waiting: dict[str, list[MemoryJob]] = {}
             for job in sorted(ours, key=lambda job: (job.run_at, job.id)):
                 if job.priority == priority and not job.session and not skip(job):
                     waiting.setdefault(job.key or "", []).append(job)
@@ -69,7 +69,7 @@ class FakeLimits:
         soonest = 0.0 if chosen else min(waits, default=math.inf)
         return chosen, (soonest if soonest < math.inf else None), blocked, json.dumps(after)
 
-    def _pause(self, limits: QueueLimits, job: FakeJob, running: list[str], now: float) -> float:
+    def _pause(self, limits: QueueLimits, job: MemoryJob, running: list[str], now: float) -> float:
         """Seconds until the job may start; infinity if that is when another ends."""
         key_limit, key_rate = self._of_key(limits, job)
         full = limits.limit is not None and len(running) >= limits.limit
@@ -86,13 +86,13 @@ class FakeLimits:
         pause = missing - (rate.starts - 1) * each
         return pause if pause > 1e-9 else 0.0
 
-    def _take(self, limits: QueueLimits, job: FakeJob, now: float) -> None:
+    def _take(self, limits: QueueLimits, job: MemoryJob, now: float) -> None:
         for key, rate in (("", limits.rate), (job.key or "", self._of_key(limits, job)[1])):
             if rate is not None:
                 place = (limits.queue, key)
                 self.full_at[place] = max(self.full_at.get(place, now), now) + rate.seconds / rate.starts
 
-    def _of_key(self, limits: QueueLimits, job: FakeJob) -> tuple[int | None, Rate | None]:
+    def _of_key(self, limits: QueueLimits, job: MemoryJob) -> tuple[int | None, Rate | None]:
         if job.key is None:
             return None, None
         own = json.loads(job.options or "{}")

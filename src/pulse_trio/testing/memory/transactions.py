@@ -1,4 +1,4 @@
-"""The fake store's fenced transactions: what a handler writes is a line in `database.ledger`."""
+"""The store in memory's fenced transactions: what a handler writes is a line in `database.ledger`."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from pulse_trio.errors import DatabaseUnavailable
-from pulse_trio.store import CommitUnknown
+from ...errors import DatabaseUnavailable
+from ...store import CommitUnknown
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from pulse_trio.jobs import Claim, Outcome
-    from support.fake_store import FakeStore
+    from ...jobs import Claim, Outcome
+    from .store import MemoryStore
 
 
-class FakeConnection:
+class MemoryConnection:
     """Takes statements, and keeps them until the commit."""
 
     def __init__(self) -> None:
@@ -29,9 +29,9 @@ class FakeConnection:
         self.written.append(query)
 
 
-class FakeBegun:
-    def __init__(self, store: FakeStore) -> None:
-        self.connection = FakeConnection()
+class MemoryBegun:
+    def __init__(self, store: MemoryStore) -> None:
+        self.connection = MemoryConnection()
         self.outcome: Outcome | None = None
         self.committed = False
         self._store = store
@@ -49,10 +49,10 @@ class FakeBegun:
         return True
 
 
-class FakeTransactions:
+class MemoryTransactions:
     """`store.trouble["commit"]` strikes before the commit, `store.silence["commit"]` after it: a reply that was lost."""
 
-    def __init__(self, store: FakeStore) -> None:
+    def __init__(self, store: MemoryStore) -> None:
         self._store = store
         self.seconds: list[float] = []
 
@@ -61,10 +61,10 @@ class FakeTransactions:
         yield
 
     @asynccontextmanager
-    async def begin(self, *, seconds: float = math.inf) -> AsyncGenerator[FakeBegun]:
+    async def begin(self, *, seconds: float = math.inf) -> AsyncGenerator[MemoryBegun]:
         await self._store.trip("begin")
         self.seconds.append(seconds)
-        begun = FakeBegun(self._store)
+        begun = MemoryBegun(self._store)
         try:
             yield begun
             if begun.outcome is not None:
@@ -76,7 +76,7 @@ class FakeTransactions:
             if begun.outcome is not None:
                 self._store.database.locked.discard(begun.outcome.claim.id)
 
-    async def _commit(self, begun: FakeBegun, outcome: Outcome) -> None:
+    async def _commit(self, begun: MemoryBegun, outcome: Outcome) -> None:
         store = self._store
         try:
             await store.trip("commit")
@@ -85,11 +85,11 @@ class FakeTransactions:
         except DatabaseUnavailable as error:
             raise CommitUnknown(str(error)) from error
 
-    def _do(self, begun: FakeBegun, outcome: Outcome) -> None:
+    def _do(self, begun: MemoryBegun, outcome: Outcome) -> None:
         store = self._store
         store.database.locked.discard(outcome.claim.id)
-        (accepted,) = store.write([outcome]).accepted
-        assert accepted is outcome
+        if store.write([outcome]).accepted != [outcome]:
+            raise RuntimeError(f"job {outcome.claim.id} was locked by this transaction, and another has ended it")
         store.database.ledger += begun.connection.written
 
     async def committed(self, claim: Claim) -> bool:
