@@ -22,6 +22,7 @@ from .enqueue import enqueue
 from .faults import describe, exit_code_of, our_error
 from .force import complete_jobs, release_jobs
 from .grants import grants
+from .init import init
 from .jobs import jobs
 from .migrate import migrate
 from .output import complain
@@ -85,7 +86,7 @@ def pulse_trio() -> None:
 jobs.add_command(cancel_jobs)
 jobs.add_command(release_jobs)
 jobs.add_command(complete_jobs)
-for _command in (run, enqueue, jobs, queues, cron, workers, stack, audit, migrate, grants, doctor, bench):
+for _command in (init, run, enqueue, jobs, queues, cron, workers, stack, audit, migrate, grants, doctor, bench):
     pulse_trio.add_command(_command)
 
 
