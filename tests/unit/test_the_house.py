@@ -27,7 +27,6 @@ LONG_FILES = {
     "observe.py": "a class for each event",
     "postgres/pool.py": _OTHERS,
     "store/operations.py": _OTHERS,
-    "worker/processes/supervisor.py": "the handing back of what a dead child held is not apart yet",
 }
 MANY_ARGUMENTS = {
     "worker/worker.py Worker": "public: its keywords are a promise",
@@ -35,8 +34,6 @@ MANY_ARGUMENTS = {
 }
 MANY_ATTRIBUTES = {
     "worker/jobs/running_job.py RunningJob": "the row of the job table: one for each job, with slots",
-    "worker/processes/supervisor.py Supervisor": "the handing back of what a dead child held is not apart yet",
-    "worker/processes/supervisor.py Child": _RECORD,
     "handlers/options.py Defaults": _RECORD,
     "settings.py WorkerSettings": _RECORD,
     "store/batches.py BatchStatus": _RECORD,

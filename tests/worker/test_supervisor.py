@@ -20,9 +20,13 @@ from pulse_trio.observe import ChildNotStarted, ChildSilent, Observer, WorkerSta
 from pulse_trio.settings import WorkerSettings
 from pulse_trio.store import HandedBack, Rescue, Settlement
 from pulse_trio.worker import Supervisor
+from pulse_trio.worker.processes.child_process import Child
+from pulse_trio.worker.processes.children import Children
 from pulse_trio.worker.processes.crash_dump import CrashDump
+from pulse_trio.worker.processes.handing_back import HandingBack
 from pulse_trio.worker.processes.handover import QUIET_VARIABLE, encode_outcome
-from pulse_trio.worker.processes.supervisor import Child
+from pulse_trio.worker.processes.spawning import Launch, Spawned
+from pulse_trio.worker.upkeep.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,9 +53,8 @@ class Store:
 
 async def hand_back(store: Any) -> None:
     """As for a child that has died; its second part, in the background."""
-    supervisor = Supervisor([], {}, store, settings=WorkerSettings(processes=2), observer=Observer())
     child: Any = SimpleNamespace(sessions=[5], process=SimpleNamespace(pid=1), longest=WorkerSettings().lease)
-    await supervisor._rescue_late(child)
+    await HandingBack(store, Observer(), trio.Event()).rescue_late(child)
 
 
 async def test_what_a_dead_child_held_is_handed_back_when_the_server_answers_again() -> None:
@@ -75,17 +78,17 @@ async def test_a_child_that_is_being_started_when_the_supervisor_is_told_to_stop
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It was left out: the supervisor waited for ever for a child that knew nothing."""
-    supervisor = Supervisor([], {}, SimpleNamespace(), settings=WorkerSettings(processes=2), observer=Observer())  # type: ignore[arg-type] -- no store is asked
+    children = Children(Launch([], {}), 30, Observer())
     told: list[signal.Signals] = []
 
     async def open_process(*_: Any, **__: Any) -> Any:
-        supervisor.stop()
+        children.end(signal.SIGTERM)
         return SimpleNamespace(pid=1, returncode=None, send_signal=told.append)
 
     monkeypatch.setattr(trio.lowlevel, "open_process", open_process)
-    child = await supervisor._spawn()
-    await child.line.aclose()
-    child.words.close()
+    child = await children.start()
+    await child.spawned.line.aclose()
+    child.spawned.words.close()
     assert told == [signal.SIGTERM]
 
 
@@ -215,7 +218,7 @@ def outcome(job_id: int) -> Outcome:
     return Outcome(Claim(job_id, 1, 20, 0, 0, "2026-11-21", "default", "swallows", "{}", None, 5), "timeout")
 
 
-async def test_what_a_child_said_just_before_its_end_is_heard_to_the_last_line(supervisor: Supervisor) -> None:
+async def test_what_a_child_said_just_before_its_end_is_heard_to_the_last_line(server: Server) -> None:
     """It was cancelled with the listening: at most one read came of it, and the jobs counted as crashed."""
     ours, theirs = socket.socketpair()
     process = Process(theirs.fileno(), {})
@@ -224,24 +227,24 @@ async def test_what_a_child_said_just_before_its_end_is_heard_to_the_last_line(s
         process.say(stuck=encode_outcome(outcome(number)), filler="x" * 1000)
     inherited = process.line.dup()  # by something that the child has started
     process.end(75)
-    child = Child(process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)), CrashDump(), 0, 0, [], 30, 30)  # type: ignore[arg-type] -- no process
+    line = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+    child = Child(Spawned(process, line, CrashDump()), 0, 0, 30, 30)  # type: ignore[arg-type] -- no process
+    watchdog = Watchdog(server, WorkerSettings(), Observer())
     with inherited, trio.fail_after(5):
-        assert (await supervisor._watch(child))[0] == 75
+        assert (await Children(Launch([], {}), 30, Observer()).watch(child, watchdog))[0] == 75
     assert [outcome.claim.id for outcome in child.stuck] == list(range(70))
 
 
-async def test_a_report_of_a_row_that_is_locked_is_sent_again(supervisor: Supervisor, server: Server) -> None:
+async def test_a_report_of_a_row_that_is_locked_is_sent_again(server: Server) -> None:
     server.locked = 3
-    await supervisor._report([outcome(1), outcome(2)])
+    await HandingBack(server, Observer(), trio.Event()).report([outcome(1), outcome(2)])
     assert server.reports == [[1, 2], [1], [1], [1]]
 
 
-async def test_a_report_of_a_row_that_stays_locked_is_left_to_the_rescue(
-    supervisor: Supervisor, server: Server
-) -> None:
+async def test_a_report_of_a_row_that_stays_locked_is_left_to_the_rescue(server: Server) -> None:
     server.locked = 1000
     begun = trio.current_time()
-    await supervisor._report([outcome(1)])
+    await HandingBack(server, Observer(), trio.Event()).report([outcome(1)])
     assert trio.current_time() - begun <= 6
 
 

@@ -21,7 +21,7 @@ from ..worker import Worker, inherit_crash_dump, inherited_line, is_supervised
 from ..worker.processes.handover import REPLACE_ME, inherited_outcomes, inherited_quiet, leave_to_successor
 from ..worker.processes.launch import KEEP_VARIABLE, quarantine_environment
 from ..worker.processes.orders import Orders, inherited_session
-from ..worker.processes.quarantine import Launch
+from ..worker.processes.spawning import Launch
 from .collector import settle_collector
 from .database import choose_database, open_database_async
 from .fleet import Fleet

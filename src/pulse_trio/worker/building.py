@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ..store import WorkerStore
     from .plan import Plan
     from .processes.orders import Orders
-    from .processes.quarantine import Launch
+    from .processes.spawning import Launch
     from .stopping import Stops
     from .upkeep.declarations import Declarations
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ..observe import Instrument
     from .building import Parts
     from .processes.orders import Orders
-    from .processes.quarantine import Launch
+    from .processes.spawning import Launch
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, cast
 
 from ...settings import WorkerSettings
-from .quarantine import Launch
+from .spawning import Launch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

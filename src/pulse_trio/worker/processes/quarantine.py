@@ -23,7 +23,7 @@ import math
 import secrets
 import signal
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 
@@ -38,13 +38,14 @@ from .verdicts import NOT_UP_PAUSE, Verdicts, VerdictStore
 from .ward import Patient, Ward, hear_the_rest, kill_when_silent, take_in
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from ...jobs import Claim
     from ...store import ClaimResult
     from ..jobs.job_table import Follower, Tally
     from ..plan import Plan
     from ..stopping import Stops
+    from .spawning import Launch
 
 LOOK_EVERY = 2.0
 """Seconds after which this worker looks for suspects itself, if no sweep of the claim loop has done so."""
@@ -56,13 +57,6 @@ _LAST_REPORTS = 4.0
 """Seconds for the last reports of a process, after the clean-up time of its handler."""
 _RELEASED = 3
 """The exit code of a process that released its job unfinished."""
-
-
-class Launch(NamedTuple):
-    """How to start a process with this worker's handlers."""
-
-    command: Sequence[str]
-    environment: Mapping[str, str]
 
 
 class QuarantineStore(BeatStore, VerdictStore, Protocol):

@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
+class Launch(NamedTuple):
+    """How to start a process with this worker's handlers."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+
+
 class Spawned(NamedTuple):
     """A process that was started, and our ends of its line and its file."""
 
