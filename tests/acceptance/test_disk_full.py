@@ -13,7 +13,7 @@ import resource
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import trio
@@ -83,22 +83,23 @@ def server() -> Generator[Server]:
         shutil.rmtree(folder)
 
 
-class Noting(WorkerStore):
-    """A store that notes which completions were accepted."""
+def note_accepted(store: WorkerStore) -> set[int]:
+    """From now on the set has the id of every job whose outcome a statement of the store's has accepted."""
+    accepted = set[int]()
+    complete_and_claim, settle = store.claims.complete_and_claim, store.reports.settle
 
-    accepted: set[int]
+    async def claiming(limit: int, slots: Sequence[ClaimCursor], completed: Sequence[Outcome] = ()) -> ClaimResult:
+        result = await complete_and_claim(limit, slots, completed)
+        accepted.update(o.claim.id for o in result.settlement.accepted)
+        return result
 
-    async def complete_and_claim(
-        self, limit: int, slots: Sequence[ClaimCursor], completed: Sequence[Outcome] = ()
-    ) -> ClaimResult:
-        return self._note(exchange := await super().complete_and_claim(limit, slots, completed), exchange.settlement)
+    async def settling(outcomes: Sequence[Outcome], *, unsure: bool = False) -> Settlement:
+        settlement = await settle(outcomes, unsure=unsure)
+        accepted.update(o.claim.id for o in settlement.accepted)
+        return settlement
 
-    async def settle(self, outcomes: Sequence[Outcome], *, unsure: bool = False) -> Settlement:
-        return self._note(settlement := await super().settle(outcomes, unsure=unsure), settlement)
-
-    def _note(self, given: Any, settlement: Settlement) -> Any:
-        self.accepted |= {o.claim.id for o in settlement.accepted}
-        return given
+    store.claims.complete_and_claim, store.reports.settle = claiming, settling
+    return accepted
 
 
 def archived(dsn: str) -> set[int]:
@@ -137,8 +138,8 @@ async def test_on_a_full_disk_nothing_is_acknowledged_that_is_not_there_and_with
 
     # A worker: its reports do not fit any more, and it keeps what it has done until they do.
     due = [client.enqueue("big", {"seed": seed}).id for seed in range(150)]
-    store = Noting(dsn, lease=6.0, concurrency=20)
-    store.accepted = set()
+    store = WorkerStore(dsn, lease=6.0, concurrency=20)
+    accepted = note_accepted(store)
     async with working(handlers, dsn, store=store, lease=6.0, heartbeat=2.0, watchdog=0.5, concurrency=20) as heard:
         with trio.fail_after(WITHIN):
             while not any("no room" in lost.error for lost in heard.of(DatabaseLost)):  # noqa: ASYNC110 -- one of many
@@ -149,15 +150,15 @@ async def test_on_a_full_disk_nothing_is_acknowledged_that_is_not_there_and_with
         await until(
             dsn, f"SELECT FROM pulse.job WHERE state = 2 HAVING min(extract(epoch FROM lease_until)) > {now + 12}"
         )
-        assert 0 < len(store.accepted) < len(due)
-        assert store.accepted <= archived(dsn)
+        assert 0 < len(accepted) < len(due)
+        assert accepted <= archived(dsn)
 
         server.make_room()
         await until(dsn, f"SELECT FROM pulse.jobs WHERE state = 'completed' HAVING count(*) = {len(due)}")
         assert heard.of(DatabaseFound) != []
         assert heard.of(LeaseUnproven) == heard.of(FenceLost) == []
         acknowledged.append(client.enqueue("big", {"seed": 0, "pad": words(100_000, 0)}, delay=3600).id)
-    assert store.accepted == archived(dsn) == set(due)
+    assert accepted == archived(dsn) == set(due)
     # Each ran once: a report that did not fit cost no attempt, and no result was lost.
     assert rows(dsn, "SELECT DISTINCT attempt FROM pulse.jobs WHERE state = 'completed'") == [(1,)]
     assert {row[0] for row in rows(dsn, "SELECT id FROM pulse.jobs WHERE state = 'scheduled'")} == set(acknowledged)

@@ -60,7 +60,7 @@ class Store(MemoryStore):
         self.was_stopped = False
         self.disturbed_at = -1.0
         """When the plan last struck a call of it."""
-        self.sessions: set[int] = set()
+        self.own_sessions: set[int] = set()
         self.heard: set[tuple[int, int]] = set()
         """(job, attempt) of every claim whose answer arrived."""
         self.transactions = Transactions(self)
@@ -192,7 +192,7 @@ class Store(MemoryStore):
 
     async def open_session(self) -> int:
         session = await super().open_session()
-        self.sessions.add(session)
+        self.own_sessions.add(session)
         return session
 
     def _renew_session(self) -> None:
@@ -200,7 +200,7 @@ class Store(MemoryStore):
         if self._lost_claims:
             self._lost_claims = False
             self.session = next(self.database.new_session)
-            self.sessions.add(self.session)
+            self.own_sessions.add(self.session)
 
     # The journal
 

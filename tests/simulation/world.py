@@ -481,7 +481,7 @@ class World:
 
     def _check_beginning(self, new: AtWork) -> None:
         job, others = new.job, [other for other in self._running if other.counts]
-        if (job.attempt, job.session != 0, job.session in new.store.sessions) != (new.attempt, True, True):
+        if (job.attempt, job.session != 0, job.session in new.store.own_sessions) != (new.attempt, True, True):
             raise_in_world(self, f"attempt {new.attempt} of job {job.id} begins, and its lease is over")
         if same := [other for other in others if other.job is job]:
             raise_in_world(self, f"two handlers of job {job.id} run: attempts {same[0].attempt} and {new.attempt}")
@@ -498,7 +498,7 @@ class World:
             late = f"{now - ended.asked_at:g} s after its cancellation was asked for"
             raise_in_world(self, f"attempt {ended.attempt} of job {ended.job.id} ended {late}")
         if ended.stopped and ended.store not in self._stopped and now - self._last_continued > CLEANUP + 0.1:
-            lease = (ended.job.attempt, ended.job.session in ended.store.sessions)
+            lease = (ended.job.attempt, ended.job.session in ended.store.own_sessions)
             if lease != (ended.attempt, True) and (ended.attempt, "rescued") in ended.job_ends:
                 raise_in_world(self, f"a stopped attempt of job {ended.job.id} went on after it was rescued")
 
@@ -507,7 +507,7 @@ class World:
         if store.stop_asked is None:
             raise Broken("a worker stopped that nobody had asked to")
         undisturbed = store.disturbed_at < store.stop_asked
-        held = [job for job in self.database.jobs.values() if job.session in store.sessions]
+        held = [job for job in self.database.jobs.values() if job.session in store.own_sessions]
         for job in held:
             locked = job.id in self.database.locked or self._unlocked.get(job.id, -1.0) >= store.stop_asked
             if undisturbed and not locked and (job.id, job.attempt) in store.heard:

@@ -17,23 +17,25 @@ if TYPE_CHECKING:
     from pulse_trio.worker.holding.heartbeats import HeartbeatStore
     from pulse_trio.worker.holding.progress import ProgressStore
     from pulse_trio.worker.holding.reports import SettleStore
+    from pulse_trio.worker.jobs.running_job import DatabaseClock
+    from pulse_trio.worker.processes.quarantine import QuarantineStore
     from pulse_trio.worker.upkeep.batches import BatchStore
     from pulse_trio.worker.upkeep.declarations import DeclarationStore
     from pulse_trio.worker.upkeep.scheduler import ScheduleStore
     from pulse_trio.worker.upkeep.watchdog import WatchStore
 
-    Claiming = tuple[ClaimStore, IdleStore, SuspectStore, ListenStore, SweepStore]
-    Holding = tuple[LedgerStore, HeartbeatStore, ProgressStore, SettleStore, AnswerStore]
+    Claiming = tuple[ClaimStore, IdleStore, SuspectStore, QuarantineStore, ListenStore, SweepStore]
+    Holding = tuple[LedgerStore, HeartbeatStore, ProgressStore, SettleStore, AnswerStore, DatabaseClock]
     Upkeep = tuple[BatchStore, DeclarationStore, ScheduleStore, WatchStore]
 
 
 def claiming(store: MemoryStore | WorkerStore) -> Claiming:
-    return store, store, store, store, store
+    return store.claims, store.waking, store, store, store.waking, store.claims
 
 
 def holding(store: MemoryStore | WorkerStore) -> Holding:
-    return store, store, store, store, store
+    return store.requests, store, store.progress, store.reports, store, store.sessions
 
 
 def upkeep(store: MemoryStore | WorkerStore) -> Upkeep:
-    return store, store, store, store
+    return store.upkeep, store.startup, store.firing, store.upkeep

@@ -361,7 +361,7 @@ async def test_cleanup_has_its_time_with_the_lease_held(stage: Stage, log: Log) 
         await trio.sleep(5)
         assert log.what == [("user", "running"), "after"]
         # A beat was due meanwhile.
-        assert len(stage.store.beats) == 1
+        assert len(stage.store.sent_beats) == 1
         assert stage.database.state(job_id) == "cancelled"
 
 

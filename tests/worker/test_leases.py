@@ -84,7 +84,7 @@ async def test_the_first_beat_is_due_one_interval_after_the_claim_and_then_every
     sleeper.enqueue("sleeper", seconds=35)
     began = trio.current_time()
     await sleeper.burst()
-    assert [time - began for time, _ in sleeper.store.beats] == pytest.approx([10, 20, 30], abs=0.1)
+    assert [time - began for time, _ in sleeper.store.sent_beats] == pytest.approx([10, 20, 30], abs=0.1)
 
 
 async def test_the_heartbeat_joins_the_jobs_nursery_at_the_first_beat_and_leaves_at_its_end(sleeper: Stage) -> None:
@@ -105,7 +105,7 @@ async def test_short_jobs_are_never_in_a_beat(sleeper: Stage) -> None:
     for _ in range(20):
         sleeper.enqueue("sleeper", seconds=9)
     await sleeper.burst(concurrency=3)
-    assert sleeper.store.beats == []
+    assert sleeper.store.sent_beats == []
     assert len(sleeper.outcomes()) == 20
 
 
@@ -113,7 +113,7 @@ async def test_jobs_that_are_due_together_beat_together(sleeper: Stage) -> None:
     for _ in range(50):
         sleeper.enqueue("sleeper", seconds=25)
     await sleeper.burst()
-    assert [len(claims) for _, claims in sleeper.store.beats] == [50, 50]
+    assert [len(claims) for _, claims in sleeper.store.sent_beats] == [50, 50]
 
 
 async def test_beats_keep_a_long_job_for_ever(sleeper: Stage, log: Log) -> None:
@@ -153,7 +153,7 @@ async def test_a_job_that_waits_for_its_report_keeps_its_lease(sleeper: Stage) -
             nursery.start_soon(rival.run)
             await trio.sleep(100)
             assert sleeper.database.states() == ["running"]
-            assert len(sleeper.store.beats) >= 9
+            assert len(sleeper.store.sent_beats) >= 9
             rival.stop()
         ready.set()
     assert sleeper.database.states() == ["completed"]
@@ -168,7 +168,7 @@ async def test_a_report_whose_lease_is_lost_is_beaten_for_no_more(sleeper: Stage
         worker.quiet()
         sleeper.database.steal(job_id)
         await trio.sleep(100)
-        assert len(sleeper.store.beats) == 1
+        assert len(sleeper.store.sent_beats) == 1
         ready.set()
     assert sleeper.store.settled == []
 
@@ -393,7 +393,7 @@ async def test_a_locked_row_is_asked_for_again_soon_and_not_taken_for_lost(sleep
             await trio.sleep(12)
         await trio.sleep(20)
     assert log.what == ["start", "end"]
-    times = [time - log.at("start") for time, _ in sleeper.store.beats]
+    times = [time - log.at("start") for time, _ in sleeper.store.sent_beats]
     assert times[:4] == pytest.approx([10, 12.5, 15, 17.5], abs=0.1)
 
 
@@ -477,7 +477,7 @@ async def test_cleanup_shields_for_its_time_and_the_lease_is_kept_meanwhile(stag
     async with stage.working():
         await trio.sleep(17)
         assert log.what == ["tidied", "13 s"]
-        assert [claim.id for _, claims in stage.store.beats for claim in claims] == [job_id]
+        assert [claim.id for _, claims in stage.store.sent_beats for claim in claims] == [job_id]
         await trio.sleep(10)
     assert stage.outcomes() == ["timeout"]
 
@@ -523,7 +523,7 @@ async def test_a_job_ends_when_its_last_child_has(stage: Stage, log: Log) -> Non
     async with stage.working(grace=100):
         await trio.sleep(20)
         assert stage.database.state(job_id) == "running"
-        assert len(stage.store.beats) == 1
+        assert len(stage.store.sent_beats) == 1
     assert log.what == ["returned", "started one", 3, 25]
     assert stage.database.jobs[job_id].result == '"value"'
 
@@ -778,7 +778,7 @@ async def test_a_thread_that_goes_on_keeps_slot_and_lease_and_its_late_result_co
     async with trio.open_nursery() as nursery:
         await nursery.start(worker.run)
         # The clock does not jump while a thread runs; the mock is driven by hand.
-        await advance_until(lambda: len(stage.store.beats) >= 3)
+        await advance_until(lambda: len(stage.store.sent_beats) >= 3)
         assert worker.running == 1
         assert stage.database.state(job_id) == "running"
         assert stage.database.state(waiting) == "available"
@@ -802,11 +802,11 @@ async def test_a_threads_result_after_a_fence_loss_is_refused(stage: Stage, even
         await nursery.start(worker.run)
         await advance_until(lambda: stage.database.state(job_id) == "running")
         stage.database.steal(job_id)
-        await advance_until(lambda: len(stage.store.beats) >= 1)
-        await advance_until(lambda: trio.current_time() > stage.store.beats[0][0] + 20)
+        await advance_until(lambda: len(stage.store.sent_beats) >= 1)
+        await advance_until(lambda: trio.current_time() > stage.store.sent_beats[0][0] + 20)
         # The slot is kept, though the job is no longer ours; nothing beats for it any more.
         assert worker.running == 1
-        assert len(stage.store.beats) == 1
+        assert len(stage.store.sent_beats) == 1
         release.set()
         await advance_until(lambda: worker.running == 0)
         worker.stop()

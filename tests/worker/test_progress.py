@@ -30,11 +30,11 @@ async def test_the_newest_value_is_written_once_a_second_and_the_last_one_too(st
     async with stage.working():
         await trio.sleep(9)
         assert job.progress == (0.25, "step 25")
-    times = [time for time, _ in stage.store.progress]
+    times = [time for time, _ in stage.store.written_progress]
     assert len(times) == 4
     assert all(later - earlier >= 1 for earlier, later in pairwise(times))
-    assert stage.store.progress[0][1] == {job.id: 0.01}
-    assert stage.store.progress[-1][1] == {job.id: 0.25}
+    assert stage.store.written_progress[0][1] == {job.id: 0.01}
+    assert stage.store.written_progress[-1][1] == {job.id: 0.25}
 
 
 async def test_all_jobs_share_one_statement(stage: Stage) -> None:
@@ -47,7 +47,7 @@ async def test_all_jobs_share_one_statement(stage: Stage) -> None:
     ids = [stage.enqueue("work") for _ in range(20)]
     async with stage.working():
         await trio.sleep(3)
-    assert [set(said) for _, said in stage.store.progress] == [set(ids)]
+    assert [set(said) for _, said in stage.store.written_progress] == [set(ids)]
 
 
 async def test_a_handler_does_not_wait_for_the_database(stage: Stage) -> None:
@@ -103,7 +103,7 @@ async def test_what_is_no_fraction_fails_the_job(stage: Stage, wrong: float) -> 
     job = await stage.ended("work", max_attempts=1)
     assert job.state == "dead"
     assert f"Progress is a fraction from 0 to 1, got {wrong}" in (job.error or "")
-    assert stage.store.progress == []
+    assert stage.store.written_progress == []
 
 
 async def test_a_message_is_cut_and_cleaned(stage: Stage) -> None:

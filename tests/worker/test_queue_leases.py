@@ -61,7 +61,7 @@ def enqueue_in_each(stage: Stage, seconds: float = 1000) -> dict[int, str]:
 def beats_of(stage: Stage, began: float) -> dict[str, list[float]]:
     """When each queue's jobs were beaten for."""
     found: dict[str, list[float]] = {}
-    for time, claims in stage.store.beats:
+    for time, claims in stage.store.sent_beats:
         for claim in claims:
             found.setdefault(claim.queue, []).append(time - began)
     return found
@@ -84,7 +84,7 @@ async def test_jobs_of_several_queues_that_are_due_together_are_in_one_statement
     for _ in range(20):
         enqueue_in_each(queues, 29.5)
     await queues.burst()
-    sizes = [len(claims) for _, claims in queues.store.beats]
+    sizes = [len(claims) for _, claims in queues.store.sent_beats]
     # At 3, 6, ... 27: twenty each; with those of the default queue at 10 and 20, and of the slow one at 20.
     assert len(sizes) <= 9 + 2
     assert sum(sizes) == 20 * (9 + 2 + 1)
@@ -111,7 +111,7 @@ async def test_of_more_than_a_statement_holds_the_shortest_leases_are_renewed_fi
             queues.enqueue("sleeper", queue="quick", seconds=8)
         # At 19 the quick ones are due, and the slow ones, due at 20, may come along.
         await trio.sleep(4.5)
-        first = next(claims for _, claims in queues.store.beats if len(claims) == 1000)
+        first = next(claims for _, claims in queues.store.sent_beats if len(claims) == 1000)
         assert [claim.queue for claim in first].count("quick") == 10
 
 

@@ -60,7 +60,7 @@ async def test_beats_go_on_to_the_last_job(sleeper: Stage) -> None:
     async with sleeper.working(grace=200) as worker:
         await trio.sleep(1)
         worker.stop()
-    assert len(sleeper.store.beats) == 9
+    assert len(sleeper.store.sent_beats) == 9
     assert sleeper.outcomes() == ["completed"]
     assert sleeper.store.draining
 
@@ -200,7 +200,7 @@ async def test_cleanup_has_its_time_and_its_lease_during_a_shutdown(stage: Stage
         await trio.sleep(8)
         worker.stop_now()
     assert seen == ["shutdown", "running"]
-    assert len(stage.store.beats) == 1
+    assert len(stage.store.sent_beats) == 1
     assert stage.database.state(job_id) == "available"
 
 

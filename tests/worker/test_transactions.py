@@ -160,7 +160,7 @@ async def test_after_the_commit_no_beat_is_sent_and_none_can_cancel_the_handler(
     async with pay.working(grace=100):
         await trio.sleep(18)
         assert pay.database.state(job_id) == "completed"
-    assert pay.store.beats == []
+    assert pay.store.sent_beats == []
     assert events.of(FenceLost) == []
     assert [e.outcome for e in events.of(JobEnded)] == ["completed"]
 
@@ -185,7 +185,7 @@ async def test_a_beat_that_finds_the_row_gone_while_the_commit_is_answered_cance
     stage.store.silence["commit"] = slowly
     job = await stage.ended("long")
     assert (job.state, stage.database.ledger, went_on) == ("completed", ["written"], [1])
-    assert len(stage.store.beats) == 2
+    assert len(stage.store.sent_beats) == 2
     assert events.of(FenceLost) == []
 
 

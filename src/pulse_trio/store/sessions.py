@@ -47,7 +47,7 @@ class Sessions:
         self.epoch_offset = 0.0
         """Seconds by which the database's clock (since 1970) is ahead of Trio's, or a little more; 0 before a session."""
 
-    async def open(self) -> int:
+    async def open_session(self) -> int:
         """Registers this worker under a new session id; returns the id."""
         async with self._links.claims.using() as connection:
             await self.ensure(connection)
@@ -88,7 +88,7 @@ class Sessions:
             )
             self._set_clock(sent, await cursor.fetchall())
 
-    async def end(self) -> None:
+    async def end_sessions(self) -> None:
         """Marks every session of this worker as ended."""
         async with self._links.beats.using() as connection:
             await connection.execute(statement("end_sessions", self._schema), {"sessions": self.ids})

@@ -140,7 +140,7 @@ class WorkerStore:
 
     async def open_session(self) -> int:
         """See Sessions."""
-        return await self.sessions.open()
+        return await self.sessions.open_session()
 
     async def touch(self, running: int, *, draining: bool) -> None:
         """See Sessions."""
@@ -148,7 +148,7 @@ class WorkerStore:
 
     async def end_sessions(self) -> None:
         """See Sessions."""
-        await self.sessions.end()
+        await self.sessions.end_sessions()
 
     async def complete_and_claim(
         self, limit: int, slots: Sequence[ClaimCursor], completed: Sequence[Outcome] = ()

@@ -105,10 +105,10 @@ def build(
     jobs = JobTable(settings.concurrency, wakeups if hooks.orders is None else hooks.orders)
 
     calls = Calls(handlers, codec, plan)
-    reports = Reports(store, jobs, plan)
-    progress = ProgressReports(store, observer)
+    reports = Reports(store.reports, jobs, plan)
+    progress = ProgressReports(store.progress, observer)
     transactions = Transactions(store.transactions, jobs, codec, plan)
-    common = Common(settings.cleanup, settings.timeout or math.inf, stops, transactions, progress, store)
+    common = Common(settings.cleanup, settings.timeout or math.inf, stops, transactions, progress, store.sessions)
     runner = Runner(calls, jobs, reports, common, plan, hooks.on_lease)
     pool = TaskPool(runner)
 
@@ -116,12 +116,12 @@ def build(
     quarantine = None
     if hooks.launch is not None:
         quarantine = Quarantine(store, hooks.launch, stops, wakeups, jobs.tally, plan)
-    sweeps = Sweeps(store, settings.queues, cursors, limited, wakeups, quarantine or inline)
+    sweeps = Sweeps(store.claims, settings.queues, cursors, limited, wakeups, quarantine or inline)
     claim_loop = ClaimLoop(
         jobs,
         sweeps,
-        Claimer(store, cursors, limited, reports, pool, observer),
-        Idle(store, sweeps, wakeups, reports),
+        Claimer(store.claims, cursors, limited, reports, pool, observer),
+        Idle(store.waking, sweeps, wakeups, reports),
         wakeups,
         inline if quarantine is None else None,
     )
@@ -129,10 +129,10 @@ def build(
         # This process claims nothing, so completions do not travel with claims.
         reports.stay_behind()
 
-    cancellations = Cancellations(store, jobs, observer)
+    cancellations = Cancellations(store.requests, jobs, observer)
     stacks = Stacks(store, jobs, calls)
-    batches = Batches(store, retention=settings.retention, observer=observer)
-    watchdog = Watchdog(store, settings, observer, wakeups)
+    batches = Batches(store.upkeep, retention=settings.retention, observer=observer)
+    watchdog = Watchdog(store.upkeep, settings, observer, wakeups)
     if plan.terms.shortest < settings.lease:
         watchdog.quicken(plan.terms.shortest)
     services = Services(
@@ -142,12 +142,12 @@ def build(
         cancellations=cancellations,
         progress=progress,
         transactions=transactions,
-        listener=Listener(store, wakeups, cancellations, stacks, batches, observer),
+        listener=Listener(store.waking, wakeups, cancellations, stacks, batches, observer),
         stacks=stacks,
         stuck=StuckHandlers(jobs, calls, stops, plan),
         lag=LagMonitor(warning=settings.lag_warning, observer=observer, jobs=jobs),
         watchdog=watchdog,
         batches=batches,
     )
-    scheduler = Scheduler(store, declarations, plan)
+    scheduler = Scheduler(store.firing, declarations, plan)
     return Parts(jobs, runner, pool, quarantine, claim_loop, wakeups, scheduler, services)

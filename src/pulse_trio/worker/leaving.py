@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..jobs import Outcome
-    from ..store import WorkerStore
+    from ..store.sessions import Sessions
+    from ..store.waking import Waking
     from .building import Parts
     from .holding.reports import Reports
     from .jobs.job_table import JobTable
@@ -23,12 +24,12 @@ FAREWELL = 5.0
 """Seconds for the last reports when the worker was cancelled or its grace has passed."""
 
 
-async def withdraw_idle(jobs: JobTable, store: WorkerStore) -> None:
+async def withdraw_idle(jobs: JobTable, waking: Waking) -> None:
     """A worker that drains for hours must not make producers notify. With nothing to drain the connection closes in a moment,
     and the announcement ends with it."""
-    if store.idle and jobs.running:
+    if waking.idle and jobs.running:
         with suppress(DatabaseUnavailable):
-            await store.withdraw_idle()
+            await waking.withdraw_idle()
 
 
 async def end_what_is_left(jobs: JobTable, stops: Stops, grace: float) -> None:
@@ -38,16 +39,16 @@ async def end_what_is_left(jobs: JobTable, stops: Stops, grace: float) -> None:
     jobs.cancel_all("shutdown")
 
 
-async def farewell(reports: Reports, store: WorkerStore) -> None:
+async def farewell(reports: Reports, sessions: Sessions) -> None:
     """Writes the last reports, and ends the worker's sessions."""
     await reports.drained()
     # pulse.workers will show it as stale; nothing else depends on it.
     with suppress(DatabaseUnavailable):
-        await store.end_sessions()
+        await sessions.end_sessions()
 
 
 async def leave_the_stuck(
-    parts: Parts, store: WorkerStore, on_stuck: Callable[[list[Outcome]], NoReturn], cleanup: float
+    parts: Parts, sessions: Sessions, on_stuck: Callable[[list[Outcome]], NoReturn], cleanup: float
 ) -> None:
     """Waits for a handler that does not end; then releases all other jobs and has `on_stuck` end the process."""
     await parts.services.stuck.found.wait()
@@ -55,6 +56,6 @@ async def leave_the_stuck(
         # Polled, once in a process's life, so that no job pays for an event.
         while any(job.outcome is None and job.stuck is None for job in parts.jobs.held):  # noqa: ASYNC110
             await trio.sleep(0.05)
-        await farewell(parts.services.reports, store)
+        await farewell(parts.services.reports, sessions)
     outcomes = map(parts.runner.outcome_of_stuck, parts.services.stuck.jobs)
     on_stuck([outcome for outcome in outcomes if outcome is not None])

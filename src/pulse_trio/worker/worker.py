@@ -128,7 +128,7 @@ class Worker:
             on_death=observer.emit,
             session=orders.session if orders is not None else None,
         )
-        self._declarations = Declarations(self._store, handlers)
+        self._declarations = Declarations(self._store.startup, handlers)
         self._stops = Stops()
         self._parts: Parts | None = None
         """Made when it runs."""
@@ -203,7 +203,7 @@ class Worker:
             finally:
                 try:
                     with trio.CancelScope(shield=True, deadline=trio.current_time() + self._farewell_limit(parts)):
-                        await farewell(parts.services.reports, self._store)
+                        await farewell(parts.services.reports, self._store.sessions)
                 finally:
                     # Also when Ctrl-C strikes in farewell(): nothing else ends the shielded services.
                     services.cancel()
@@ -223,7 +223,9 @@ class Worker:
                 nursery.start_soon(services.progress.run)
                 nursery.start_soon(services.stuck.run)
                 if self._hooks.on_stuck is not None:
-                    nursery.start_soon(leave_the_stuck, parts, self._store, self._hooks.on_stuck, self.settings.cleanup)
+                    nursery.start_soon(
+                        leave_the_stuck, parts, self._store.sessions, self._hooks.on_stuck, self.settings.cleanup
+                    )
                 if self.settings.lag_warning:
                     nursery.start_soon(services.lag.run)
                 for service in services.calls.services:
@@ -241,7 +243,7 @@ class Worker:
                 if parts.quarantine is not None:
                     jobs.start_soon(parts.quarantine.run)
                 await self._take_in(parts)
-                enders.start_soon(withdraw_idle, parts.jobs, self._store)
+                enders.start_soon(withdraw_idle, parts.jobs, self._store.waking)
                 parts.pool.close()
                 self._stops.draining = True
                 await self._stops.stopping.wait()
@@ -263,9 +265,9 @@ class Worker:
     # Its beginning and its end
 
     async def _register(self) -> int:
-        await self._store.check_schema()
-        session = await self._store.open_session()
-        await self._store.declare_limits(self._handlers.queue_limits)
+        await self._store.startup.check_schema()
+        session = await self._store.sessions.open_session()
+        await self._store.startup.declare_limits(self._handlers.queue_limits)
         if self._hooks.orders is None:
             await self._declarations.declare_deaths()
         return session

@@ -11,7 +11,7 @@ import math
 import os
 import time
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import trio
 
@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 
     from pulse_trio.jobs import Claim, Outcome
     from pulse_trio.store import Beat, ClaimCursor, ClaimResult, HandedBack, Limited, Rescue, Settlement
+    from pulse_trio.store.beats import Beats
+    from pulse_trio.store.claims import Claims
+    from pulse_trio.store.reports import Reports
     from pulse_trio.store.transactions import Begun
+    from pulse_trio.store.upkeep import Upkeep
 
 
 class Recorder:
@@ -106,17 +110,35 @@ class RecordedStore(WorkerStore):
 
     def __init__(self, dsn: str, *, recorder: Recorder, **options: Any) -> None:
         super().__init__(dsn, **options)
-        self._recorder = recorder
+        self.claims = cast("Claims", RecordedClaims(self.claims, recorder))
+        self.reports = cast("Reports", RecordedReports(self.reports, recorder))
+        self.beats = cast("Beats", RecordedBeats(self.beats, recorder))
+        self.upkeep = cast("Upkeep", RecordedUpkeep(self.upkeep, recorder))
         about = {"schema": "pulse", "concurrency": options.get("concurrency", 100), "keep": True}
         self.transactions = RecordedTransactions(dsn, recorder=recorder, **about)
+
+
+class _Recorded:
+    """A part of a worker's store; operations that a subclass does not have are the part's own."""
+
+    def __init__(self, part: Any, recorder: Recorder) -> None:
+        self._part = part
+        self._recorder = recorder
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._part, name)
+
+
+class RecordedClaims(_Recorded):
+    """Says what was claimed and completed."""
 
     async def complete_and_claim(
         self, limit: int, slots: Sequence[ClaimCursor], completed: Sequence[Outcome] = ()
     ) -> ClaimResult:
         if not completed and not slots:
-            return await super().complete_and_claim(limit, slots, completed)
+            return await self._part.complete_and_claim(limit, slots, completed)
         with self._recorder.operation("complete_and_claim", reports=_reports(completed)) as answer:
-            exchange = await super().complete_and_claim(limit, slots, completed)
+            exchange = await self._part.complete_and_claim(limit, slots, completed)
             answer |= _claimed(exchange.claims, exchange.sent) | _settled(exchange.settlement)
         return exchange
 
@@ -124,48 +146,60 @@ class RecordedStore(WorkerStore):
         self, queues: Sequence[str] | None, *, session: int | None = None, fresh: bool = True
     ) -> ClaimResult:
         with self._recorder.operation("claim_suspect", reports=[]) as answer:
-            exchange = await super().claim_suspect(queues, session=session, fresh=fresh)
+            exchange = await self._part.claim_suspect(queues, session=session, fresh=fresh)
             answer |= _claimed(exchange.claims, exchange.sent)
         return exchange
 
     async def claim_limited(self, queue: str, limit: int, turns: str = "{}") -> Limited:
         with self._recorder.operation("claim_limited", reports=[]) as answer:
-            limited = await super().claim_limited(queue, limit, turns)
+            limited = await self._part.claim_limited(queue, limit, turns)
             answer |= _claimed(limited.claims, limited.sent)
         return limited
 
+
+class RecordedReports(_Recorded):
+    """Says which outcomes were sent, and which were accepted."""
+
+    async def settle(self, outcomes: Sequence[Outcome], *, unsure: bool = False) -> Settlement:
+        with self._recorder.operation("settle", reports=_reports(outcomes), unsure=unsure) as answer:
+            settlement = await self._part.settle(outcomes, unsure=unsure)
+            answer |= _settled(settlement)
+        return settlement
+
+    async def report_crash(self, claim: Claim, seen: str, *, alone: bool) -> bool | None:
+        # The process was seen to die: nothing waits for its lease.
+        with self._recorder.operation("report_crash", crashed=_fences([claim]), alone=alone) as answer:
+            written = await self._part.report_crash(claim, seen, alone=alone)
+            answer["written"] = written
+        return written
+
+
+class RecordedBeats(_Recorded):
+    """Says which leases were renewed."""
+
+    async def beat(self, claims: Sequence[Claim]) -> Beat:
+        with self._recorder.operation("beat", beats=_fences(claims)) as answer:
+            beat = await self._part.beat(claims)
+            lost = [c for c in claims if c not in beat.renewed and c not in beat.locked]
+            answer |= {"sent": _monotonic(beat.sent), "renewed": _fences(beat.renewed), "lost": _fences(lost)}
+        return beat
+
+
+class RecordedUpkeep(_Recorded):
+    """Says which jobs were put back."""
+
     async def rescue(self, limit: int = 1000) -> Rescue:
         with self._recorder.operation("rescue") as answer:
-            rescue = await super().rescue(limit)
+            rescue = await self._part.rescue(limit)
             answer["rescued"] = rescue.rescued + rescue.dead
         return rescue
 
     async def rescue_sessions(self, sessions: Sequence[int], limit: int = 1000) -> HandedBack:
         # What dead processes held is handed back before its leases have run out.
         with self._recorder.operation("rescue_sessions", sessions=list(sessions)) as answer:
-            rescue = await super().rescue_sessions(sessions, limit)
+            rescue = await self._part.rescue_sessions(sessions, limit)
             answer["rescued"] = rescue.rescued + rescue.dead
         return rescue
-
-    async def report_crash(self, claim: Claim, seen: str, *, alone: bool) -> bool | None:
-        # The process was seen to die: nothing waits for its lease.
-        with self._recorder.operation("report_crash", crashed=_fences([claim]), alone=alone) as answer:
-            written = await super().report_crash(claim, seen, alone=alone)
-            answer["written"] = written
-        return written
-
-    async def settle(self, outcomes: Sequence[Outcome], *, unsure: bool = False) -> Settlement:
-        with self._recorder.operation("settle", reports=_reports(outcomes), unsure=unsure) as answer:
-            settlement = await super().settle(outcomes, unsure=unsure)
-            answer |= _settled(settlement)
-        return settlement
-
-    async def beat(self, claims: Sequence[Claim]) -> Beat:
-        with self._recorder.operation("beat", beats=_fences(claims)) as answer:
-            beat = await super().beat(claims)
-            lost = [c for c in claims if c not in beat.renewed and c not in beat.locked]
-            answer |= {"sent": _monotonic(beat.sent), "renewed": _fences(beat.renewed), "lost": _fences(lost)}
-        return beat
 
 
 def _monotonic(trios: float) -> float:

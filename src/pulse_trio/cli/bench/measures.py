@@ -80,7 +80,7 @@ async def claim(ground: Ground, bar: Bar, *, jobs: int, batch: int) -> Figures:
     store = WorkerStore(ground.dsn, schema=ground.schema, concurrency=batch)
     exchange = Exchanges(store, batch)
     try:
-        await store.open_session()
+        await store.sessions.open_session()
         began = time.perf_counter()
         async with _following(bar, lambda: exchange.completed):
             await exchange.all()
@@ -103,7 +103,7 @@ class Exchanges:
         """Repeats until a claim finds nothing and everything is completed."""
         slot, held = ClaimCursor("default", 0), list[Outcome]()
         while True:
-            claims, _, settlement, *_ = await self._store.complete_and_claim(self._batch, [slot], held)
+            claims, _, settlement, *_ = await self._store.claims.complete_and_claim(self._batch, [slot], held)
             self.statements += 1
             self.completed += len(settlement.accepted)
             if not claims:

@@ -21,6 +21,7 @@ from .transactions import MemoryTransactions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import Self
 
     from ...handlers import Schedule
     from .database import MemoryDatabase
@@ -33,9 +34,21 @@ class MemoryStore(MemoryClaims):
         super().__init__(database, lease=lease, queues=queues)
         self.idle = False
         self.closed = False
-        self.beats: list[tuple[float, list[Claim]]] = []
-        self.progress: list[tuple[float, dict[int, float]]] = []
+        self.sent_beats: list[tuple[float, list[Claim]]] = []
+        self.written_progress: list[tuple[float, dict[int, float]]] = []
         self.transactions = MemoryTransactions(self)
+
+    @property
+    def parts(self) -> Self:
+        """It is each of the parts that the real store consists of: what a test replaces here, every part of a worker meets."""
+        return self
+
+    startup = sessions = claims = reports = beats = progress = requests = waking = upkeep = firing = parts
+
+    @property
+    def current(self) -> int:
+        """The session, as the part of the sessions calls it."""
+        return self.session
 
     async def aclose(self) -> None:
         await trio.lowlevel.checkpoint()
@@ -56,7 +69,7 @@ class MemoryStore(MemoryClaims):
         for claim in renewed:
             job = self.database.jobs[claim.id]
             job.lease_until = trio.current_time() + self.leases.get(job.queue, self.lease)
-        self.beats.append((sent, list(claims)))
+        self.sent_beats.append((sent, list(claims)))
         await self.answered("beat")
         wished = {claim: self.database.jobs[claim.id] for claim in renewed}
         cancelling = {claim: job.wished for claim, job in wished.items() if job.cancelling}
@@ -197,7 +210,7 @@ class MemoryStore(MemoryClaims):
 
     async def write_progress(self, said: Sequence[Progress]) -> None:
         await self.trip("write_progress")
-        self.progress.append((trio.current_time(), {s.claim.id: s.fraction for s in said}))
+        self.written_progress.append((trio.current_time(), {s.claim.id: s.fraction for s in said}))
         for s in said:
             if (job := self.ours(s.claim)) is not None:
                 job.progress = (s.fraction, s.message)

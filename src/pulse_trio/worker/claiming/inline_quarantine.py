@@ -36,8 +36,16 @@ _ELSEWHERE = 1.0
 """Seconds until the next try after a claim brought no suspect: another worker was first, or a limit is reached."""
 
 
-class SuspectStore(BeatStore, Protocol):
+class SuspectClaims(Protocol):
     async def claim_suspect(self, queues: Sequence[str] | None) -> ClaimResult: ...
+
+
+class SuspectStore(Protocol):
+    @property
+    def claims(self) -> SuspectClaims: ...
+
+    @property
+    def beats(self) -> BeatStore: ...
 
 
 class OutcomeQueue(Protocol):
@@ -81,12 +89,12 @@ class InlineQuarantine:
 
     async def run_one(self) -> None:
         """Claims a suspect and runs it to its end, if there is one. The worker claims nothing else meanwhile."""
-        claims, sent, *_ = await self._store.claim_suspect(self._queues)
+        claims, sent, *_ = await self._store.claims.claim_suspect(self._queues)
         if not claims:
             self._not_before = trio.current_time() + _ELSEWHERE
             return
         (claim,) = claims
-        kept = Kept(self._store, claim, sent, self._terms.of(claim.queue))
+        kept = Kept(self._store.beats, claim, sent, self._terms.of(claim.queue))
         begun = False
         try:
             with trio.move_on_after(PATIENCE) as patience:

@@ -29,15 +29,25 @@ StackAsked = tuple[int, int, int]
 _CUT = "\n... (there is more)"
 
 
-class AnswerStore(Protocol):
+class OwnSession(Protocol):
     @property
-    def session(self) -> int:
+    def current(self) -> int:
         """The session that this worker claims under."""
         ...
 
+
+class Questions(Protocol):
     async def stack_questions(self, sessions: Sequence[int]) -> list[StackAsked]: ...
 
     async def answer_stack(self, request: int, session: int, answer: str) -> None: ...
+
+
+class AnswerStore(Protocol):
+    @property
+    def sessions(self) -> OwnSession: ...
+
+    @property
+    def requests(self) -> Questions: ...
 
 
 class Stacks:
@@ -58,11 +68,11 @@ class Stacks:
         ration = Ration()
         while True:
             await self._news.wait()
-            sessions = {job.claim.session for job in self._jobs.held} | {self._store.session}
+            sessions = {job.claim.session for job in self._jobs.held} | {self._store.sessions.current}
             try:
-                asked = await self._store.stack_questions(sorted(sessions))
+                asked = await self._store.requests.stack_questions(sorted(sessions))
                 for request, session, job_id in asked:
-                    await self._store.answer_stack(request, session, self._answer(session, job_id))
+                    await self._store.requests.answer_stack(request, session, self._answer(session, job_id))
             except DatabaseUnavailable:
                 # `Reports` uses the same connection and reports the outage.
                 continue

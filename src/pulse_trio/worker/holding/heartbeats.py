@@ -34,10 +34,20 @@ _AT_ONCE = 1000
 """Leases renewed by one statement."""
 
 
-class HeartbeatStore(Protocol):
+class LeaseBeats(Protocol):
     async def beat(self, claims: Sequence[Claim]) -> Beat: ...
 
+
+class SignsOfLife(Protocol):
     async def touch(self, running: int, *, draining: bool) -> None: ...
+
+
+class HeartbeatStore(Protocol):
+    @property
+    def beats(self) -> LeaseBeats: ...
+
+    @property
+    def sessions(self) -> SignsOfLife: ...
 
 
 class CancelRequests(Protocol):
@@ -88,7 +98,7 @@ class Heartbeats:
         for job in due:
             job.join_heartbeat()
         try:
-            beat = await self._store.beat([job.claim for job in due])
+            beat = await self._store.beats.beat([job.claim for job in due])
         except DatabaseUnavailable as error:
             await self._pause(error)
             return
@@ -117,7 +127,7 @@ class Heartbeats:
             await trio.sleep(pause)
             pause = self._sign_of_life
             try:
-                await self._store.touch(
+                await self._store.sessions.touch(
                     sum(job.outcome is None for job in self._jobs.held), draining=self._stops.draining
                 )
             except DatabaseUnavailable as error:

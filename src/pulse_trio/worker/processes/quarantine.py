@@ -59,12 +59,23 @@ _RELEASED = 3
 """The exit code of a process that released its job unfinished."""
 
 
-class QuarantineStore(BeatStore, VerdictStore, Protocol):
+class SuspectClaims(Protocol):
     async def suspects_are_due(self, queues: Sequence[str] | None) -> bool: ...
 
     async def claim_suspect(
         self, queues: Sequence[str] | None, *, session: int | None = None, fresh: bool = True
     ) -> ClaimResult: ...
+
+
+class QuarantineStore(Protocol):
+    @property
+    def claims(self) -> SuspectClaims: ...
+
+    @property
+    def beats(self) -> BeatStore: ...
+
+    @property
+    def reports(self) -> VerdictStore: ...
 
 
 class Looks:
@@ -123,7 +134,7 @@ class Quarantine:
         self._follower = follower
         self._tally = tally
         self._plan = plan
-        self._verdicts = Verdicts(store, plan.observer)
+        self._verdicts = Verdicts(store.reports, plan.observer)
         self._wards: set[Ward] = set()
         self._looks = Looks()
         self.running = 0
@@ -165,11 +176,11 @@ class Quarantine:
         if self._is_full or looks.paused:
             return False
         if looks.is_due:
-            looks.found(due=await self._store.suspects_are_due(queues))
+            looks.found(due=await self._store.claims.suspects_are_due(queues))
         if not looks.due:
             return False
         session = secrets.randbits(63) or 1
-        claims, sent, *_ = await self._store.claim_suspect(queues, session=session)
+        claims, sent, *_ = await self._store.claims.claim_suspect(queues, session=session)
         # Do not await anything from here on: this worker already owns the job.
         if not claims:
             looks.due = False
@@ -180,7 +191,7 @@ class Quarantine:
         return True
 
     def _patient(self, claim: Claim, sent: float) -> Patient:
-        kept = Kept(self._store, claim, sent, self._plan.terms.of(claim.queue))
+        kept = Kept(self._store.beats, claim, sent, self._plan.terms.of(claim.queue))
         return Patient(kept, trio.current_time())
 
     async def _pass_on(self) -> None:
@@ -281,7 +292,9 @@ class Quarantine:
             return False
         session = ward.patient.claim.session
         with trio.CancelScope(shield=True), suppress(DatabaseUnavailable, StatementRefused):
-            claims, sent, *_ = await self._store.claim_suspect(self._plan.settings.queues, session=session, fresh=False)
+            claims, sent, *_ = await self._store.claims.claim_suspect(
+                self._plan.settings.queues, session=session, fresh=False
+            )
             if claims:
                 claim = claims[0]
                 ward.first = False
