@@ -38,6 +38,7 @@ PAGES_THAT_RUN = [
     "docs/how-to/limits.md",
     "docs/how-to/handlers.md",
     "docs/how-to/leases.md",
+    "docs/how-to/logs.md",
     "docs/how-to/queues.md",
     "docs/how-to/exactly-once.md",
     "docs/how-to/cancel.md",

@@ -2,6 +2,7 @@
 
 from .client import Batch, BatchResult, Client, JobRef, SyncClient, open_client
 from .codec import AeadCodec, Codec
+from .current import current_job
 from .errors import (
     CodecError,
     ConfigurationError,
@@ -15,6 +16,7 @@ from .errors import (
     JobError,
     JobExists,
     JobFailed,
+    NoCurrentJob,
     PartlyEnqueued,
     ProcessDied,
     PulseTrioError,
@@ -29,6 +31,7 @@ from .errors import (
     WorkerSilent,
 )
 from .handlers import Exponential, Fixed, Handler, Handlers, Linear, RetryContext
+from .job_log import JobLogFilter
 from .jobs import Discard, Job, JobRequest, RetryAfter, Snooze
 from .settings import WorkerSettings
 from .states import State
@@ -65,10 +68,12 @@ __all__ = [
     "JobError",
     "JobExists",
     "JobFailed",
+    "JobLogFilter",
     "JobRef",
     "JobRequest",
     "JobStack",
     "Linear",
+    "NoCurrentJob",
     "PartlyEnqueued",
     "ProcessDied",
     "PulseTrioError",
@@ -89,5 +94,6 @@ __all__ = [
     "WorkerReport",
     "WorkerSettings",
     "WorkerSilent",
+    "current_job",
     "open_client",
 ]

@@ -68,6 +68,10 @@ class PartlyEnqueued(PulseTrioError):
         self.enqueued = enqueued
 
 
+class NoCurrentJob(UsageError, LookupError):
+    """`current_job()` was called outside of a job."""
+
+
 class UnknownJob(UsageError):
     """No job has that id (or its retention has passed)."""
 

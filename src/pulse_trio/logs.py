@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import signal
@@ -10,9 +9,10 @@ import sys
 import time
 import traceback
 from contextlib import suppress
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO
 
+from .job_log import JobLogFilter
+from .log_formats import JsonFormatter, LineFormatter
 from .log_writer import LogWriter
 from .observe import (
     AttemptFailed,
@@ -50,8 +50,7 @@ from .observe import (
     WorkerStarted,
     WorkerStopped,
 )
-from .plain import plain
-from .text import duration, headline, shown
+from .text import duration, headline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -140,6 +139,7 @@ def set_up(*, as_json: bool, verbose: bool) -> None:
         return
     handler = ToStderr(sys.stderr)
     handler.setFormatter(JsonFormatter() if as_json else LineFormatter())
+    handler.addFilter(JobLogFilter())
     root.addHandler(handler)
     root.setLevel(logging.INFO)
 
@@ -149,38 +149,6 @@ def forwarding_level() -> int | None:
     configured the log: then the program's own modules do so in each process."""
     root = logging.getLogger()
     return root.level if any(isinstance(handler, ToStderr) for handler in root.handlers) else None
-
-
-class LineFormatter(logging.Formatter):
-    """`2025-11-21 09:26:20.123 [4711] WARNING message`: with the process's id, and the logger's name if it is not ours."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        moment = datetime.fromtimestamp(record.created).astimezone()
-        name = "" if record.name == logger.name else f"{record.name}: "
-        when = f"{moment:%Y-%m-%d %H:%M:%S}.{int(record.msecs):03}"
-        line = f"{when} [{record.process}] {record.levelname:<7} {name}{record.getMessage()}"
-        traceback = self.formatException(record.exc_info) if record.exc_info else record.exc_text
-        return shown(f"{line}\n{traceback}" if traceback else line)
-
-
-class JsonFormatter(logging.Formatter):
-    """One object a line: time, level, logger, message, and the event's name and fields."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        entry: dict[str, Any] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
-            "pid": record.process,
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if (event := getattr(record, "pulse_trio_event", None)) is not None:
-            entry |= {"event": type(event).__name__} | cast("dict[str, Any]", plain(event))
-        if record.exc_info:
-            entry["traceback"] = self.formatException(record.exc_info)
-        elif record.exc_text:
-            entry["traceback"] = record.exc_text
-        return json.dumps(entry, default=str)
 
 
 class LogInstrument:

@@ -23,7 +23,6 @@ LONG_FILES = {
     "client/sync.py": "the same for programs without a loop",
     "describing.py": _OTHERS,
     "handlers/registry.py": _OTHERS,
-    "logs.py": "a sentence for each event",
     "observe.py": "a class for each event",
     "postgres/pool.py": _OTHERS,
     "store/operations.py": _OTHERS,

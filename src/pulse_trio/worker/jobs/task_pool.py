@@ -14,14 +14,15 @@ from __future__ import annotations
 from collections import deque
 from contextvars import copy_context
 from operator import is_
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
+from ...current import Given, enter
 from ...trio_internals import lock_owners
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
     from contextvars import Context
 
     from ...jobs import Claim
@@ -37,18 +38,28 @@ _IN_A_ROW = 32
 
 
 class Place:
-    """One task, and the way to its next job."""
+    """One task, and the way to its next job. Code that runs in the task's context finds the place, and through it the current
+    job (current.py)."""
 
-    __slots__ = ("_in_a_row", "_places", "busy", "spoiled", "task")
+    __slots__ = ("_in_a_row", "_places", "context", "job", "origin", "spoiled", "task")
 
-    def __init__(self, places: TaskPool, task: trio.lowlevel.Task) -> None:
+    task: trio.lowlevel.Task
+    """Set when the task begins."""
+
+    def __init__(self, places: TaskPool, origin: Context) -> None:
         self._places = places
         self._in_a_row = 0
-        self.task = task
-        self.busy = False
-        """Whether it has a job."""
+        self.base_on(origin)
+        self.job: RunningJob | None = None
+        """The job that it runs now."""
         self.spoiled = False
         """Whether a job left something in the task that another job would meet. Then it was the last."""
+
+    def base_on(self, origin: Context) -> None:
+        """From now on its jobs start with the context variables of `origin`."""
+        self.origin = origin
+        self.context = origin.copy()
+        enter(self, self.context)
 
     def at_hand(self) -> RunningJob | None:
         """Returns a job to run next in this very step of Trio's; None if there is none, or if other tasks must have their turn
@@ -57,7 +68,7 @@ class Place:
         if self.task in _OWNERS:
             self.spoiled = True
             return None
-        if self._in_a_row >= _IN_A_ROW or not self._places.same_context():
+        if self._in_a_row >= _IN_A_ROW or not self._places.same_context(self):
             return None
         return self._places.take(self)
 
@@ -97,8 +108,7 @@ class TaskPool:
         """How many are sent for at a time."""
         self._last: Place | None = None
         self._nursery: trio.Nursery | None = None
-        self._context: Context | None = None
-        self._values: tuple[object, ...] = ()
+        self._context = copy_context()
         self._closed = False
 
     def open(self, nursery: trio.Nursery) -> None:
@@ -107,8 +117,8 @@ class TaskPool:
 
     def start(self, claims: Sequence[Claim], sent: float) -> None:
         """Runs claimed jobs, in this order if each ends at once. `sent` is Trio's clock before the claim was sent."""
-        self._context = copy_context()
-        self._values = tuple(self._context.values())
+        if not _are_same(now := copy_context(), self._context):
+            self._context = now
         self._due.extend(self._runner.accept(claims, sent))
         self._send_for(min(len(self._due), self._abreast) - self._coming)
 
@@ -117,23 +127,16 @@ class TaskPool:
         self._closed = True
         self._send_for(max(len(self._due) - self._coming, len(self._waiting)))
 
-    def same_context(self) -> bool:
-        """Whether the context variables are those that a job starts with: the very same objects. Equality would depend on their
-        classes."""
-        now = copy_context()
-        try:
-            # Identical values are not asked whether they are equal; this comparison alone is most of the answer, at 0.07 us.
-            equal = now == self._context
-        except Exception:  # a user's __eq__ may raise anything: then they are not the same
-            return False
-        return equal and all(map(is_, now.values(), self._values))
+    def same_context(self, place: Place) -> bool:
+        """Whether the context variables in a place's task are those that a job starts with."""
+        return place.origin is self._context and _are_same(copy_context(), place.context)
 
     def take(self, place: Place) -> RunningJob | None:
         """Takes the first due job."""
         if not self._due:
             return None
         due = self._due.popleft()
-        place.busy = True
+        place.job = due
         self._last = place
         if self._due and not self._coming:
             self._send_for(min(self._abreast, len(self._due)))
@@ -141,7 +144,7 @@ class TaskPool:
 
     async def wait(self, place: Place) -> RunningJob | None:
         """Waits until this place is sent for, and takes the first due job; returns None when no more will come."""
-        place.busy = False
+        place.job = None
         while not self._closed:
             self._waiting.append(place)
 
@@ -159,7 +162,7 @@ class TaskPool:
         if not self._due:
             # Another place has run them all.
             self._abreast = max(1, self._abreast // 2)
-        elif self._last is not None and self._last.busy:
+        elif self._last is not None and self._last.job is not None:
             self._abreast = min(_PLACES, self._abreast * 2)
         return self.take(place)
 
@@ -168,9 +171,10 @@ class TaskPool:
         their own."""
         for _ in range(min(wanted, len(self._waiting))):
             place = self._waiting.pop()
-            if self._context is not None:
-                # Takes effect when the task goes on.
-                place.task.context = self._context.copy()
+            if place.origin is not self._context:
+                place.base_on(self._context)
+            # Takes effect when the task goes on.
+            place.task.context = place.context.copy()
             trio.lowlevel.reschedule(place.task)
             self._coming += 1
             wanted -= 1
@@ -179,12 +183,15 @@ class TaskPool:
         for _ in range(min(wanted, len(self._due) - self._coming, _PLACES - self._places)):
             self._places += 1
             self._coming += 1
-            self._nursery.start_soon(self._serve, name="job")
+            place = Place(self, self._context)
+            place.context.run(_start, self._nursery, self._serve, place)
         while self._due and not self._coming:
-            self._nursery.start_soon(self._runner.run, self._due.popleft(), None, name="job")
+            job, context = self._due.popleft(), self._context.copy()
+            enter(Given(job), context)
+            context.run(_start, self._nursery, self._runner.run, job)
 
-    async def _serve(self) -> None:
-        place = Place(self, trio.lowlevel.current_task())
+    async def _serve(self, place: Place) -> None:
+        place.task = trio.lowlevel.current_task()
         try:
             due = self._arrived(place)
             while due is not None or (due := await place.next()) is not None:
@@ -196,3 +203,18 @@ class TaskPool:
             if self._due and not self._coming:
                 # This task is being cancelled. The due jobs will be too, each in its own way.
                 self._send_for(1)
+
+
+def _start(nursery: trio.Nursery, async_fn: Callable[[Any], Awaitable[object]], argument: object) -> None:
+    """The task gets a copy of the context in which this is called."""
+    nursery.start_soon(async_fn, argument, name="job")
+
+
+def _are_same(now: Context, before: Context) -> bool:
+    """Whether two contexts hold the very same objects. Equality would depend on the objects' classes."""
+    try:
+        # Identical values are not asked whether they are equal; this comparison alone is most of the answer, at 0.07 us.
+        equal = now == before
+    except Exception:  # a user's __eq__ may raise anything: then they are not the same
+        return False
+    return equal and all(map(is_, now.values(), before.values()))

@@ -17,12 +17,15 @@ import signal
 import socket
 import threading
 from contextlib import nullcontext
+from contextvars import copy_context
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ....current import Given, enter
 from ....handlers import Handler, Signature, encode_result
+from ....job_log import extra_of, job_of
 from ....jobs import CancelReason, Job
 from ....states import storable
 from . import wire
@@ -96,7 +99,10 @@ class Child:
         try:
             try:
                 self._runtime = runtime
-                value = self._call_at(order.place)(Job(claim, runtime), claim.args)
+                job = Job(claim, runtime)
+                context = copy_context()
+                enter(Given(job), context)
+                value = context.run(self._call_at(order.place), job, claim.args)
             finally:
                 self._runtime = None
             return wire.Returned(msgspec.Raw(encode_result(claim.kind, value).encode()))
@@ -188,6 +194,8 @@ class Forwarded(logging.Handler):
                 storable(record.getMessage())[:_MESSAGE],
                 record.created,
                 storable(traceback)[:_MESSAGE] if traceback else None,
+                job_of(record),
+                extra_of(record),
             )
         except Exception:
             self.handleError(record)

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import sniffio
 import trio
 
+from ....current import Given, enter
 from ....jobs import Job
 from ....observe import TasksLeftBehind
 from ....states import storable
@@ -89,6 +90,7 @@ class AsyncioCalls:
             thread = self._thread
             job = Job(running.claim, _OnAsyncio(running, thread))
             called = self._calls[running] = _Call(thread, running, partial(call, job, args), self._observer)
+            called.name_job(job)
             try:
                 return await called.ended()
             finally:
@@ -173,6 +175,10 @@ class _Call:
         self._ending: set[asyncio.Task[Any]] = set()
 
     # In Trio
+
+    def name_job(self, job: Job) -> None:
+        """The job is `current_job()` in its tasks."""
+        enter(Given(job), self._context)
 
     async def ended(self) -> Any:
         """Returns or raises what the handler did. Our cancellation goes in as asyncio's, and comes out as Trio's."""

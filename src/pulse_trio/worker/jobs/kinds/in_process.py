@@ -26,6 +26,7 @@ import trio
 
 from ....errors import ConfigurationError, ProcessDied
 from ....handlers import Handler
+from ....job_log import SentExtra
 from ....logs import forwarding_level
 from . import wire
 from .child import LEAVE, LOG_VARIABLE, find
@@ -289,6 +290,8 @@ def _log(record: wire.Logged, pid: int) -> None:
             "msecs": record.created % 1 * 1000,
             "process": pid,
             "exc_text": record.traceback,
+            "pulse_trio_job": record.job,
+            "pulse_trio_extra": SentExtra(record.extra),
         }
     )
     target = logging.getLogger(record.name)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from ....current import Given, enter
 from ....describing import carried
 from ....handlers.signature import Signature
 from ....jobs import Job
@@ -36,6 +37,7 @@ def call_in_thread(
         return await trio.to_thread.run_sync(harmless, job, args, abandon_on_cancel=False, limiter=limiter)
 
     def harmless(job: Job, args: str) -> Any:
+        enter(Given(job))
         try:
             return call(job, args)
         except BaseException as error:  # noqa: ASYNC103 -- raised below, as what it is or inside of one of ours

@@ -8,6 +8,7 @@ from typing import Any, cast
 import msgspec
 
 from ....describing import ask, cut, error_text, is_group, leaves_of, message_of, place_of, storable
+from ....job_log import JobFields
 from ....jobs import CancelReason, Claim, Discard, RetryAfter, Snooze, delay_of
 
 _LEAVES = 1000
@@ -70,13 +71,16 @@ class Said(msgspec.Struct, frozen=True, tag="said"):
 
 
 class Logged(msgspec.Struct, frozen=True, tag="logged"):
-    """From the child, at any time: a log record, for the worker's own log. `created` in seconds since 1970."""
+    """From the child, at any time: a log record, for the worker's own log. `created` in seconds since 1970; `job` is the one
+    that it belongs to, `extra` what was given as `extra=`."""
 
     name: str
     level: int
     message: str
     created: float
     traceback: str | None = None
+    job: JobFields = JobFields()
+    extra: dict[str, Any] = {}
 
 
 Answer = Returned | Raised | Left | Ready | Said | Logged
