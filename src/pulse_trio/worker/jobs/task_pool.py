@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from contextvars import copy_context
 from operator import is_
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 
@@ -188,7 +188,7 @@ class TaskPool:
         while self._due and not self._coming:
             job, context = self._due.popleft(), self._context.copy()
             enter(Given(job), context)
-            context.run(_start, self._nursery, self._runner.run, job)
+            context.run(_start, self._nursery, self._runner.run, job, None)
 
     async def _serve(self, place: Place) -> None:
         place.task = trio.lowlevel.current_task()
@@ -205,9 +205,9 @@ class TaskPool:
                 self._send_for(1)
 
 
-def _start(nursery: trio.Nursery, async_fn: Callable[[Any], Awaitable[object]], argument: object) -> None:
+def _start(nursery: trio.Nursery, async_fn: Callable[..., Awaitable[object]], *args: object) -> None:
     """The task gets a copy of the context in which this is called."""
-    nursery.start_soon(async_fn, argument, name="job")
+    nursery.start_soon(async_fn, *args, name="job")
 
 
 def _are_same(now: Context, before: Context) -> bool:
