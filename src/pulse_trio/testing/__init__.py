@@ -6,5 +6,6 @@ which is installed with pulse-trio.
 
 from .draining import PulseWorker
 from .enqueued import assert_enqueued, enqueued, refute_enqueued
+from .running import JobRun, run_job, run_job_sync
 
-__all__ = ["PulseWorker", "assert_enqueued", "enqueued", "refute_enqueued"]
+__all__ = ["JobRun", "PulseWorker", "assert_enqueued", "enqueued", "refute_enqueued", "run_job", "run_job_sync"]
