@@ -178,8 +178,8 @@ class _Cancellation:
             )
 
     @property
-    def settings(self) -> dict[str, float]:
-        """What the worker needs to notice it soon: it is a heartbeat that finds the lease lost."""
+    def noticed_by(self) -> dict[str, float]:
+        """Settings with which the worker notices it soon: it is a heartbeat that finds the lease lost."""
         return _BEATS if self.after is not None and self.reason in ("fence-lost", "lease-unproven") else {}
 
 
@@ -249,7 +249,7 @@ class _OneAttempt:
         # Due at once: this runs the attempt, whatever the job would have waited for.
         job.run_at, job.attempt, job.failures = trio.current_time(), self._attempt - 1, self._attempt - 1
         job.max_attempts = max(job.max_attempts, self._attempt)
-        given: dict[str, Any] = {"cleanup": 1.0, "grace": 0.0, **self._cancellation.settings, **settings}
+        given: dict[str, Any] = {"cleanup": 1.0, "grace": 0.0, **self._cancellation.noticed_by, **settings}
         instruments = [watch, *given.pop("instruments", ())]
         worker = _Worker(
             self._handlers, database, memory=OneClaim(database), instruments=instruments, log=False, **given
