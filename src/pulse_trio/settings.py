@@ -147,6 +147,13 @@ class WorkerSettings:
         },
     )
     schema: str = _setting("pulse", "The PostgreSQL schema for all tables and functions.")
+    http: str = field(
+        default="",
+        metadata={
+            "help": "Where to serve /metrics, /healthz and /readyz, such as 127.0.0.1:9464; not at all by default.",
+            "metavar": "HOST:PORT",
+        },
+    )
 
     def __post_init__(self) -> None:
         for name in ("lease", "heartbeat", "poll", "watchdog", "retention", "unfit_patience"):
@@ -169,6 +176,8 @@ class WorkerSettings:
                 name, not isinstance(getattr(self, name), str), f"must be a list of {name}, not a single text"
             )
         self._require("queues", self.queues is None or len(self.queues) > 0, "must name at least one queue")
+        if self.http:
+            address_of(self.http)
 
     def _require(self, name: str, holds: bool, what: str) -> None:
         if not holds:
@@ -198,6 +207,15 @@ class WorkerSettings:
             terms_of(self.lease, self.heartbeat, self.cleanup),
             {queue: terms_of(*its, self.cleanup) for queue, its in chosen.items()},
         )
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """The host and the port of `HOST:PORT`; an IPv6 address stands in brackets. Raises `ConfigurationError`."""
+    host, colon, port = text.rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else "" if ":" in host else host
+    if not (colon and host and port.isascii() and port.isdigit() and int(port) < 65536):
+        raise ConfigurationError(f"The setting 'http' must be HOST:PORT, such as 127.0.0.1:9464, got {text!r}.")
+    return host, int(port)
 
 
 def load_settings(given: Mapping[str, Any], *, folder: Path | None = None) -> WorkerSettings:

@@ -41,6 +41,7 @@ OTHER: dict[str, tuple[str, Any]] = {
     "unfit_patience": ("60", 60.0),
     "schema": ("other", "other"),
     "direct_dsn": ("host=direct", "host=direct"),
+    "http": ("127.0.0.1:9464", "127.0.0.1:9464"),
 }
 
 

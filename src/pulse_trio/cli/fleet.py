@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import trio
@@ -51,7 +52,7 @@ class Fleet:
         )
         self._supervisor = Supervisor(
             [sys.executable, "-m", "pulse_trio.cli", "run", target],
-            {**os.environ, **environment_of(dsn, settings, flags)},
+            {**os.environ, **environment_of(dsn, replace(settings, http=""), flags)},
             self._store,
             settings=settings,
             observer=observer,

@@ -41,6 +41,8 @@ def default_of(field: Field[Any]) -> str:
 
 
 def _metavar(field: Field[Any]) -> str:
+    if "metavar" in field.metadata:
+        return field.metadata["metavar"]
     if is_list(field):
         return "A,B,..."
     if field.name.endswith("dsn"):

@@ -1,4 +1,4 @@
-"""Generates the reference pages of the command line and the settings from the commands and settings themselves.
+"""Generates the reference pages of the command line, the settings and the metrics from the code itself.
 
 python -m pulse_trio.cli.reference docs/reference            writes them
 python -m pulse_trio.cli.reference --check docs/reference    exits 1 if they are not current
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..settings import WorkerSettings
+from ..worker.metrics.catalogue import METRICS, PAIRS, QUEUES, SCHEDULES
 from .application import pulse_trio
 from .options import default_of, flag_of, variable_of
 
@@ -124,7 +125,35 @@ def settings_page() -> str:
     return "\n".join([MADE, "", "# Settings", "", SETTINGS_INTRODUCTION, *head, *rows, ""])
 
 
-PAGES = {"cli.md": cli_page, "settings.md": settings_page}
+METRICS_INTRODUCTION = f"""\
+What `/metrics` serves (`pulse-trio run --http`, [how to](../how-to/metrics.md)), in Prometheus's text format, or OpenMetrics
+where the scraper asks for it (`Accept: application/openmetrics-text`). Names, labels and types stay as they are within a major
+version.
+
+Labels are bounded, whatever producers write into rows:
+
+- `kind`: the kinds that the worker has a handler for; `other` for all else.
+- `queue`: the queues that the worker serves or its code declares, and the first {QUEUES} others that it meets; `other` for all
+  else. At most {PAIRS} pairs of queue and kind have labels of their own.
+- `schedule`: the first {SCHEDULES} schedules by name.
+- `outcome`, `state` and `reason`: the words in the table.
+
+The buckets of a histogram end with `+Inf`. All times are in seconds.
+"""
+
+
+def metrics_page() -> str:
+    """`docs/reference/metrics.md`."""
+    rows = [
+        f"| `{metric.name}` | {metric.type} | {', '.join(f'`{label}`' for label in metric.labels)} | {_cell(metric.help)} "
+        f"| {', '.join(f'{bound:g}' for bound in metric.bounds)} |"
+        for metric in METRICS
+    ]
+    head = ["| metric | type | labels | meaning | buckets |", "|---|---|---|---|---|"]
+    return "\n".join([MADE, "", "# Metrics", "", METRICS_INTRODUCTION, *head, *rows, ""])
+
+
+PAGES = {"cli.md": cli_page, "settings.md": settings_page, "metrics.md": metrics_page}
 
 
 def outdated(folder: Path) -> list[str]:

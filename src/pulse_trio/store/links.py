@@ -114,6 +114,7 @@ class Links:
         ) -> WorkerLink:
             return WorkerLink(to, name, settings, schema, patience, callbacks)
 
+        self.schema = schema
         self.claims = link("claims", WORKER_SETTINGS)
         self.settles = link("settles", WORKER_SETTINGS)
         # For large results: one that takes seconds to send delays no other statement.
@@ -127,6 +128,8 @@ class Links:
         self.listen = link("listener", UNBOUNDED, to=direct_dsn or dsn)
         self.idle = link("session", UNBOUNDED, to=direct_dsn) if direct_dsn else self.claims
         self.progress = link("progress", WORKER_SETTINGS)
+        # Used by workers that have metrics, so that asking for figures delays nothing else.
+        self.figures = link("metrics", WORKER_SETTINGS)
 
     async def aclose(self) -> None:
         """Closes every connection."""
@@ -139,6 +142,7 @@ class Links:
             self.listen,
             self.idle,
             self.progress,
+            self.figures,
         ):
             await link.aclose()
 

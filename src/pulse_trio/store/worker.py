@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from .beats import Beats
 from .callbacks import Callbacks
 from .claims import Claims
+from .figures import QueueFigures
 from .firing import Firing
 from .leases import Leases
 from .links import Links
@@ -116,6 +117,11 @@ class WorkerStore:
     async def aclose(self) -> None:
         """Closes every connection."""
         await self.links.aclose()
+
+    @property
+    def figures(self) -> QueueFigures:
+        """What metrics need to know."""
+        return QueueFigures(self.links.figures, self.links.schema)
 
     # Every operation under its own name, for callers that use several parts
 

@@ -31,6 +31,8 @@ from .building import Hooks, build
 from .burst import end_burst
 from .jobs.interrupts import protect
 from .leaving import FAREWELL, end_what_is_left, farewell, leave_the_stuck, withdraw_idle
+from .metrics.figures import Figures
+from .metrics.of_worker import LostLeases, WorkerMetrics
 from .plan import Plan
 from .processes.launch import launch_of
 from .processes.orders import obey
@@ -103,11 +105,16 @@ class Worker:
         self._handlers = handlers
         # Only when every event is wanted, as with `run --verbose`, is there a line for each job that ends well.
         every_job = logger.isEnabledFor(logging.DEBUG)
+        figures = Figures() if self.settings.http else None
         observer = Observer(
-            [*([LogInstrument(every_job=every_job)] if log else []), *handlers.instruments, *instruments]
+            [
+                *([LogInstrument(every_job=every_job)] if log else []),
+                *([LostLeases(figures)] if figures is not None else []),
+                *handlers.instruments,
+                *instruments,
+            ]
         )
         terms = self.settings.terms(handlers.queue_leases)
-        self._plan = Plan(self.settings, terms, observer, burst)
         launch = launch_of(app, dsn, self.settings, keep=keep) if app is not None else launch
         self._hooks = Hooks(watch, on_lease, on_stuck, stuck, launch, orders)
         self._store = store or WorkerStore(
@@ -128,6 +135,11 @@ class Worker:
             on_death=observer.emit,
             session=orders.session if orders is not None else None,
         )
+        self._metrics: WorkerMetrics | None = None
+        if figures is not None:
+            kinds, named = [h.kind for h in handlers], [*(self.settings.queues or ()), *handlers.queues]
+            self._metrics = WorkerMetrics(self.settings, self._store, figures, kinds, named)
+        self._plan = Plan(self.settings, terms, observer, burst, self._metrics and self._metrics.meter)
         self._declarations = Declarations(self._store.startup, handlers)
         self._stops = Stops()
         self._parts: Parts | None = None
@@ -177,11 +189,18 @@ class Worker:
         itself when the event `HandlerOverran` comes.
         """
         protect(self._handlers)
+        if self._metrics is None:
+            return await self._run(task_status)
+        async with self._metrics.serving():
+            return await self._run(task_status)
+
+    async def _run(self, task_status: trio.TaskStatus[Worker]) -> WorkerReport:
         try:
             session = await self._register()
-            parts = self._parts = build(
-                self._handlers, self._store, self._declarations, self._plan, self._stops, self._hooks
-            )
+            store = self._store if self._metrics is None else self._metrics.store
+            parts = self._parts = build(self._handlers, store, self._declarations, self._plan, self._stops, self._hooks)
+            if self._metrics is not None:
+                self._metrics.registered(parts, self._stops)
             if self._hooks.orders is None:
                 self._plan.observer.emit(WorkerStarted(session, self.settings.queues, self.settings.concurrency))
             for outcome in self._hooks.left_stuck:

@@ -98,6 +98,7 @@ class Runner:
         self._now = trio.lowlevel.current_clock().current_time
         self._observer = observer
         self._events = JobEvents(observer)
+        self._meter = plan.meter
 
     def accept(self, claims: Sequence[Claim], sent: float) -> list[RunningJob]:
         """Takes over claimed jobs. `sent` is Trio's clock before the claim was sent: the leases count from then."""
@@ -108,6 +109,8 @@ class Runner:
             RunningJob(claim, call_of(claim.kind) or _never, sent, same or self._terms.of(claim.queue), common)
             for claim in claims
         ]
+        if self._meter is not None:
+            self._meter.accepted(accepted, self._now())
         self._jobs.add(accepted)
         return accepted
 
@@ -179,6 +182,7 @@ class Runner:
         except BaseException:
             # Not the job's exception: the worker is being cancelled (or the program ends). The job is released unharmed.
             if not job.ended:
+                job.plain = False
                 self._end(job, job.outcome or Outcome(claim, "released"))
             raise
         return None
@@ -187,16 +191,18 @@ class Runner:
         """Begins the job, or ends it if it must not begin."""
         job.task = task
         # The lease may be over before the job begins: another job of the batch blocked the loop, or the process was stopped.
-        claim = job.claim
+        claim, now = job.claim, self._now()
         if (
             job.call is _never
             or claim.options is not None
             or job.reason is not None
             or claim.attempt >= _LAST_ATTEMPT
-            or self._now() >= job.lease_deadline
+            or now >= job.lease_deadline
         ) and self._refuses(job):
             return
         self._jobs.begin(job)
+        if self._meter is not None:
+            job.begun = now
         if self._events.starts_wanted:
             self._events.started(job)
 
@@ -205,6 +211,8 @@ class Runner:
         job.end_heartbeat()
         if job.plain:
             job.outcome = outcome
+            if self._meter is not None:
+                job.pair.seconds.append(self._now() - job.begun)
             if self._events.ends_wanted:
                 self._events.ended(job)
         else:
@@ -224,6 +232,8 @@ class Runner:
         if job.stuck is not None:
             # The events say how it ended; its report is what its cancellation meant.
             job.outcome = self.outcome_of_stuck(job)
+        if self._meter is not None:
+            self._meter.ended(job, job.outcome, self._now())
 
     def _refuses(self, job: RunningJob) -> bool:
         """Ends a job that cannot be begun. Returns whether it did."""

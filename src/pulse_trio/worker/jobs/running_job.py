@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
     from ...jobs import CancelReason, Claim, JobNursery, JobTransaction, Outcome
     from ...settings import Terms
+    from ..metrics.meter import Pair
     from .job_states import JobState
 
 
 _NEVER = math.inf
-
 
 Fence = tuple[int, int, int]
 """(job id, attempt, session): what every write about a running job must match."""
@@ -90,6 +90,7 @@ class RunningJob:
         "_parked",
         "asked",
         "beat_due",
+        "begun",
         "call",
         "cancel_message",
         "claim",
@@ -98,6 +99,7 @@ class RunningJob:
         "job_deadline",
         "lease_deadline",
         "outcome",
+        "pair",
         "plain",
         "reason",
         "said",
@@ -110,6 +112,9 @@ class RunningJob:
         "timeout_deadline",
         "transaction",
     )
+
+    begun: float  # set only where there are metrics, as is `pair`; below 0: its handler has not begun
+    pair: Pair
 
     def __init__(
         self,
@@ -291,7 +296,7 @@ class RunningJob:
         self.lease_deadline = sent + self.terms.proven_for
         self.beat_due = sent + self.terms.heartbeat
         if self.reason is not None:
-            # If it struck in this very turn of the loop, Trio has not seen it, and now it never will.
+            # If it struck in this very turn, Trio has not seen it, and never will.
             self.cancel(self.reason)
         if self.scope_nursery is not None:
             self.scope_nursery.cancel_scope.deadline = self.deadline

@@ -33,7 +33,7 @@ def launch_of(app: str, dsn: str, settings: WorkerSettings, *, keep: bool = True
 
 def quarantine_environment(dsn: str, settings: WorkerSettings, flags: Mapping[str, bool | str]) -> dict[str, str]:
     """The environment of a process that runs one job at a time, and claims nothing itself."""
-    return {**os.environ, **environment_of(dsn, replace(settings, concurrency=1), {**flags, "burst": False})}
+    return {**os.environ, **environment_of(dsn, replace(settings, concurrency=1, http=""), {**flags, "burst": False})}
 
 
 def environment_of(dsn: str, settings: WorkerSettings, flags: Mapping[str, bool | str]) -> dict[str, str]:

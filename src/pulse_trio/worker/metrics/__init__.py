@@ -1,0 +1,1 @@
+"""`/metrics`, `/healthz` and `/readyz`: counts what a worker does, and serves it over HTTP."""

@@ -1,0 +1,122 @@
+"""The metrics and the health of one worker."""
+
+from __future__ import annotations
+
+import math
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, cast
+
+import trio
+
+from ...observe import FenceLost, LeaseUnproven
+from .catalogue import METRICS
+from .figures import Figures
+from .meter import JobMeter
+from .server import serving
+from .timed import TimedStore
+from .vital import Vital
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+    from typing import Any
+
+    from ...settings import WorkerSettings
+    from ...store import WorkerStore
+    from ..building import Parts
+    from ..stopping import Stops
+
+
+class LostLeases:
+    """An instrument that counts them."""
+
+    def __init__(self, figures: Figures) -> None:
+        self._figures = figures
+
+    def listeners(self) -> Mapping[type[Any], Callable[[Any], None]]:
+        """For rare events only: none is emitted on the path of a job that ends well."""
+        return {FenceLost: self._fence_lost, LeaseUnproven: self._unproven}
+
+    def _fence_lost(self, _: FenceLost) -> None:
+        self._figures.count("pulse_leases_lost_total", ("fence-lost",))
+
+    def _unproven(self, _: LeaseUnproven) -> None:
+        self._figures.count("pulse_leases_lost_total", ("lease-unproven",))
+
+
+class WorkerMetrics:
+    """`kinds` and `queues` are those that have labels of their own; `figures` are counted by `LostLeases`, too."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        store: WorkerStore,
+        figures: Figures,
+        kinds: Collection[str],
+        queues: Collection[str],
+    ) -> None:
+        self._settings = settings
+        self._figures = figures
+        self._timed = TimedStore(store, figures)
+        self._vital = Vital(store.figures)
+        self.meter = JobMeter(kinds, queues, store.sessions)
+        self._parts: Parts | None = None
+        self._stops: Stops | None = None
+        figures.set("pulse_worker_slots", settings.concurrency)
+        for reason in ("fence-lost", "lease-unproven"):
+            figures.count("pulse_leases_lost_total", (reason,), 0)
+        for metric in METRICS:
+            if metric.labels == ():
+                if metric.type == "histogram":
+                    figures.histogram(metric.name)
+                elif metric.type == "counter":
+                    figures.count(metric.name, (), 0)
+
+    @property
+    def store(self) -> WorkerStore:
+        """The store that the worker's parts use."""
+        return cast("WorkerStore", self._timed)
+
+    def registered(self, parts: Parts, stops: Stops) -> None:
+        """The worker is registered and about to claim."""
+        self._parts, self._stops = parts, stops
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncGenerator[None]:
+        """Watches, and serves `http`, for as long as the block runs."""
+        async with serving(self._settings.http, self) as nursery:
+            nursery.start_soon(self._vital.run)
+            yield
+
+    # What is served
+
+    def figures(self) -> Figures:
+        """All figures at this moment."""
+        figures, parts = Figures(), self._parts
+        if parts is not None:
+            self._figures.set("pulse_reports_pending", parts.services.reports.pending)
+        self._vital.tell(self._figures)
+        figures.add(self._figures)
+        figures.add(self.meter.figures(parts.jobs if parts is not None else ()))
+        return figures
+
+    def unhealthy(self) -> str | None:
+        """Why this process is to be replaced."""
+        # Signs of life that the database does not answer are sent on time all the same: a new process would not bring the
+        # database back.
+        settings = self._settings
+        late = trio.current_time() - self._timed.sessions.last_sign - settings.sign_of_life - settings.lease
+        if math.isfinite(late) and late > 0:
+            return f"no sign of life was sent for {late + settings.sign_of_life + settings.lease:.0f} s"
+        return None
+
+    def unready(self) -> str | None:
+        """Why this worker takes no jobs now."""
+        if self._parts is None or self._stops is None:
+            return "starting: the worker is not registered yet"
+        if self._stops.hushed.is_set():
+            return "draining: the worker claims nothing more"
+        if not self._vital.database_up:
+            return "cut off: the database does not answer"
+        if self._timed.claims.fail:
+            return "cut off: the worker cannot claim"
+        return None

@@ -1,0 +1,301 @@
+"""`--http`: /metrics, /healthz and /readyz of real workers, asked by scrapers, probes and hostile clients."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+import trio
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
+from prometheus_client.parser import text_string_to_metric_families as prometheus_text
+
+from pulse_trio import ConfigurationError, Handlers, SyncClient, Worker
+from pulse_trio.worker.metrics.catalogue import METRICS
+from support.embedded_workers import working
+from support.workers import enqueue, settled, until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from support.processes import Processes
+    from support.proxy import Proxy
+
+WITHIN = 30.0
+FAST = {
+    "lease": 6.0,
+    "heartbeat": 2.0,
+    "watchdog": 0.5,
+    "cleanup": 0.2,
+    "grace": 5.0,
+    "poll": 0.2,
+    "http": "127.0.0.1:0",
+}
+LISTED = [
+    "pulse_jobs_started_total",
+    "pulse_jobs_ended_total",
+    "pulse_job_wait_seconds",
+    "pulse_job_run_seconds",
+    "pulse_jobs_running",
+    "pulse_worker_slots",
+    "pulse_queue_jobs",
+    "pulse_queue_oldest_seconds",
+    "pulse_claim_seconds",
+    "pulse_settle_seconds",
+    "pulse_beat_seconds",
+    "pulse_reports_pending",
+    "pulse_leases_lost_total",
+    "pulse_rescued_total",
+    "pulse_quarantined_jobs",
+    "pulse_loop_lag_seconds",
+    "pulse_database_up",
+    "pulse_schedule_late_seconds",
+]
+
+Sample = tuple[str, frozenset[tuple[str, str]]]
+
+
+def sample(name: str, **labels: str) -> Sample:
+    return name, frozenset(labels.items())
+
+
+def samples_of(text: str) -> dict[Sample, float]:
+    """Every sample of Prometheus's text, as its own parser reads it."""
+    return {
+        (one.name, frozenset(one.labels.items())): one.value
+        for family in prometheus_text(text)
+        for one in family.samples
+    }
+
+
+class Served:
+    """The pages of one address."""
+
+    def __init__(self, address: str, client: httpx.AsyncClient) -> None:
+        self.host, _, port = address.rpartition(":")
+        self.port = int(port)
+        self._client = client
+
+    async def get(self, path: str, **more: Any) -> httpx.Response:
+        return await self._client.get(path, **more)
+
+    async def ask(self, method: str, path: str) -> httpx.Response:
+        return await self._client.request(method, path)
+
+    async def metrics(self) -> dict[Sample, float]:
+        return samples_of((await self.get("/metrics")).text)
+
+    async def until(self, path: str, status: int, said: str = "") -> None:
+        """Waits until a page answers so, by asking again, as a probe does."""
+        answer = None
+        with trio.move_on_after(WITHIN):
+            while True:
+                answer = await self.get(path)
+                if answer.status_code == status and said in answer.text:
+                    return
+                await trio.sleep(0.05)
+        raise AssertionError(f"{path} says {answer and (answer.status_code, answer.text)}")
+
+    async def until_counted(self, wanted: Sample, value: float) -> dict[Sample, float]:
+        """Waits until a metric has a value."""
+        found: dict[Sample, float] = {}
+        with trio.move_on_after(WITHIN):
+            while True:
+                found = await self.metrics()
+                if found.get(wanted) == value:
+                    return found
+                await trio.sleep(0.05)
+        raise AssertionError(f"{wanted} is {found.get(wanted)}, not {value}: {found}")
+
+
+@asynccontextmanager
+async def served(address: str) -> AsyncGenerator[Served]:
+    async with httpx.AsyncClient(base_url=f"http://{address}", timeout=WITHIN) as client:
+        yield Served(address, client)
+
+
+@pytest.fixture
+def address(caplog: pytest.LogCaptureFixture) -> Address:
+    return Address(caplog)
+
+
+class Address:
+    """Where a worker in this process serves: what its log says."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level("INFO", "pulse_trio")
+        self._log = caplog
+
+    def __str__(self) -> str:
+        (said,) = [record.getMessage() for record in self._log.records if "serving /metrics" in record.getMessage()]
+        return said.rpartition("http://")[2]
+
+
+@pytest.fixture
+def handlers() -> Handlers:
+    made = Handlers()
+
+    @made.job(queue="mail")
+    async def greet() -> None: ...
+
+    @made.job(max_attempts=1)
+    async def broken() -> None:
+        raise ValueError("no luck")
+
+    @made.job
+    async def wait() -> None:
+        await trio.sleep_forever()
+
+    return made
+
+
+async def test_every_metric_of_the_list_is_served_with_its_help_in_both_formats(
+    dsn: str, handlers: Handlers, address: Address
+) -> None:
+    assert [metric.name for metric in METRICS] == LISTED
+    async with working(handlers, dsn, **FAST), served(str(address)) as pages:
+        answer = await pages.get("/metrics")
+        assert answer.headers["content-type"].startswith("text/plain")
+        families = {family.name: family for family in prometheus_text(answer.text)}
+        for metric in METRICS:
+            family = families[metric.name.removesuffix("_total")]
+            assert (family.type, family.documentation) == (metric.type, metric.help)
+        asked = await pages.get("/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"})
+        assert asked.headers["content-type"].startswith("application/openmetrics-text")
+        assert {family.name for family in open_metrics(asked.text)} == set(families)
+
+
+async def test_jobs_are_counted_by_queue_kind_and_outcome(dsn: str, handlers: Handlers, address: Address) -> None:
+    client = SyncClient(dsn)
+    async with working(handlers, dsn, **FAST), served(str(address)) as pages:
+        for _ in range(3):
+            client.enqueue("greet", queue="mail")
+        client.enqueue("broken", max_attempts=1)
+        client.enqueue("wait")
+        client.enqueue("of_no_handler")
+        await pages.until_counted(sample("pulse_jobs_running", queue="default"), 1)
+        await pages.until_counted(
+            sample("pulse_jobs_ended_total", queue="default", kind="other", outcome="released"), 1
+        )
+        await pages.until_counted(sample("pulse_jobs_ended_total", queue="default", kind="broken", outcome="failed"), 1)
+        found = await pages.until_counted(
+            sample("pulse_jobs_ended_total", queue="mail", kind="greet", outcome="completed"), 3
+        )
+        assert found[sample("pulse_jobs_started_total", queue="mail", kind="greet")] == 3
+        assert found[sample("pulse_jobs_started_total", queue="default", kind="wait")] == 1
+        assert found[sample("pulse_jobs_started_total", queue="default", kind="other")] == 0
+        assert found[sample("pulse_job_run_seconds_count", queue="mail", kind="greet")] == 3
+        assert found[sample("pulse_job_wait_seconds_count", queue="mail")] == 3
+        assert 0 < found[sample("pulse_job_wait_seconds_sum", queue="mail")] < WITHIN
+        assert found[sample("pulse_jobs_running", queue="mail")] == 0
+        assert found[sample("pulse_claim_seconds_count")] >= 2
+        assert found[sample("pulse_worker_slots")] == 100
+        assert found[sample("pulse_database_up")] == 1
+
+
+async def test_readyz_says_that_the_database_is_cut_off_and_healthz_stays_well(
+    handlers: Handlers, address: Address, proxy: Proxy
+) -> None:
+    async with working(handlers, proxy.dsn, **FAST), served(str(address)) as pages:
+        await pages.until("/readyz", 200, "ok")
+        proxy.refuse()
+        proxy.cut()
+        await pages.until("/readyz", 503, "cut off")
+        await pages.until_counted(sample("pulse_database_up"), 0)
+        assert (await pages.get("/healthz")).status_code == 200
+        proxy.forward()
+        await pages.until("/readyz", 200)
+
+
+async def test_a_silent_database_makes_a_worker_unready(handlers: Handlers, address: Address, proxy: Proxy) -> None:
+    async with working(handlers, proxy.dsn, **FAST), served(str(address)) as pages:
+        await pages.until("/readyz", 200)
+        proxy.swallow()
+        await pages.until("/readyz", 503, "cut off")
+        proxy.forward()
+
+
+async def test_a_draining_process_is_not_ready_until_it_ends(dsn: str, processes: Processes) -> None:
+    import signal
+
+    from support.sink import open_sink
+    from support.workers import worker
+
+    async with open_sink(processes.folder) as sink:
+        (job_id,) = enqueue(dsn)
+        running = await worker(processes, dsn, "--http=127.0.0.1:0")
+        at = (await running.line(r"serving /metrics.* at http://(\S+)"))[1]
+        async with served(at) as pages:
+            await sink.until("start", attempt=1)
+            await pages.until("/readyz", 200)
+            running.send(signal.SIGTERM)
+            await pages.until("/readyz", 503, "draining")
+            assert (await pages.get("/healthz")).status_code == 200
+            sink.let_go()
+            await settled(dsn, job_id)
+        assert await running.ended() == 0
+
+
+async def test_an_address_in_use_is_the_callers_fault(dsn: str, processes: Processes, handlers: Handlers) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        at = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ConfigurationError, match=f"{at}.*another process uses this port"):
+            await Worker(handlers, dsn, http=at).run()
+        (processes.folder / "app.py").write_text(
+            "import pulse_trio\nhandlers = pulse_trio.Handlers()\n@handlers.job\ndef work(): ...\n"
+        )
+        for more in ([],):
+            running = await processes.pulse_trio("run", "app:handlers", f"--dsn={dsn}", f"--http={at}", *more)
+            assert await running.ended() == 2
+            assert "another process uses this port" in running.stderr
+
+
+async def test_without_the_extra_the_worker_says_how_to_install_it(dsn: str, processes: Processes) -> None:
+    (processes.folder / "app.py").write_text(
+        "import sys, pulse_trio\nsys.modules['hypercorn'] = None\n"
+        "handlers = pulse_trio.Handlers()\n@handlers.job\ndef work(): ...\n"
+    )
+    running = await processes.pulse_trio("run", "app:handlers", f"--dsn={dsn}", "--http=127.0.0.1:0")
+    assert await running.ended() == 2
+    assert "pip install 'pulse-trio[metrics]'" in running.stderr
+
+
+@pytest.mark.parametrize("text", ["9464", "localhost:", ":9464", "localhost:70000", "::1:9464", "h:²", "h:-1"])
+def test_what_is_no_address_is_refused(text: str, handlers: Handlers) -> None:
+    with pytest.raises(ConfigurationError, match="HOST:PORT"):
+        Worker(handlers, "", http=text)
+
+
+async def raw(pages: Served, request: bytes) -> bytes:
+    """What the server sends before it closes the connection."""
+    with trio.fail_after(WITHIN):
+        async with await trio.open_tcp_stream(pages.host, pages.port) as stream:
+            try:
+                await stream.send_all(request)
+                return b"".join([chunk async for chunk in stream])
+            except trio.BrokenResourceError:
+                return b""
+
+
+async def test_hostile_requests_are_refused_and_harm_nothing(dsn: str, handlers: Handlers, address: Address) -> None:
+    async with working(handlers, dsn, **FAST) as heard, served(str(address)) as pages:
+        assert (await pages.get("/")).status_code == 404
+        assert (await pages.get("/metrics/")).status_code == 404
+        assert (await pages.ask("POST", "/metrics")).status_code == 405
+        assert (await pages.ask("DELETE", "/healthz")).headers["allow"] == "GET, HEAD"
+        head = await pages.ask("HEAD", "/healthz")
+        assert (head.status_code, head.content) == (200, b"")
+        huge = await raw(pages, b"GET /metrics HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 100_000 + b"\r\n\r\n")
+        assert not huge.startswith(b"HTTP/1.1 200")
+        assert not (await raw(pages, b"\x16\x03\x01\x00\xff" * 100)).startswith(b"HTTP/1.1 200")
+        # One that never ends its request is cut off; others are answered meanwhile.
+        slow = await raw(pages, b"GET /metrics HTTP/1.1\r\nHost: x\r\n")
+        assert not slow.startswith(b"HTTP/1.1 200")
+        for accept in (b"\x80" * 1000, b"application/openmetrics-text; version=" + b"9" * 5000 + b".x", b";;=;,,q=z"):
+            asked = await pages.get("/metrics", headers=[(b"accept", accept)])
+            assert asked.status_code == 200, accept
+        SyncClient(dsn).enqueue("greet", queue="mail")
+        await until(dsn, "SELECT 1 FROM pulse.jobs WHERE state = 'completed'")
+    assert heard is not None
