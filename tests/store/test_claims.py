@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from pulse_trio.store import ClaimCursor
+from pulse_trio.store.claimed import cursors_after
 from pulse_trio.worker.claiming.cursors import ClaimCursors
 from support.stores import Window, claim, claim_one, end, open_store, sweep
 
@@ -93,7 +94,6 @@ async def test_a_batch_over_several_slots_is_put_in_their_order(store: WorkerSto
     book.swept((await store.sweep((late_but_first, queue))).found)
 
     claims = (await store.complete_and_claim(100, book.slots)).claims
-    book.claimed(claims)
 
     assert [c.id for c in claims] == high + other + low
 
@@ -174,7 +174,7 @@ async def test_a_row_below_the_cursor_is_left_to_the_sweep(store: WorkerStore, w
     (second,) = await claim(store, queue, 1)
     book = ClaimCursors(None, ClaimCursor)
     book.swept(list((await store.sweep([queue])).found))
-    book.claimed([first, second])
+    book.claimed(cursors_after([first, second]), every=True)
     backdated = window.enqueue(queue)
     window.run("UPDATE job SET run_at = now() - interval '30 min' WHERE id = %s", backdated)
 
@@ -220,9 +220,9 @@ async def test_the_cursor_a_claim_gives_survives_any_date_style(alone: Window) -
         book = ClaimCursors(None, ClaimCursor)
         book.swept((await store.sweep(None)).found)
         for expected in ids:
-            claims = (await store.complete_and_claim(1, book.slots)).claims
-            book.claimed(claims)
-            assert [c.id for c in claims] == [expected]
+            result = await store.complete_and_claim(1, book.slots)
+            book.claimed(result.cursors, every=True)
+            assert [c.id for c in result.claims] == [expected]
 
 
 # Slots

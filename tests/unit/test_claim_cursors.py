@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pulse_trio.jobs import Claim
 from pulse_trio.store import ClaimCursor, Found
+from pulse_trio.store.claimed import cursors_after, in_slot_order
 from pulse_trio.worker.claiming.cursors import _REMEMBERED, _REMEMBERED_FOR, ClaimCursors
 
 
@@ -18,7 +19,7 @@ def found(queue: str, priority: int = 0, next_due_in: float | None = None) -> Fo
 def test_an_empty_book_has_nothing() -> None:
     book = ClaimCursors(None, ClaimCursor)
     assert (book.slots, len(book), book.next_due_in, "q" in book) == ([], 0, None, False)
-    book.claimed([])
+    book.claimed([], every=True)
 
 
 def test_without_a_list_slots_go_by_priority_then_name() -> None:
@@ -39,14 +40,15 @@ def test_with_a_list_slots_go_by_priority_then_its_order() -> None:
 def test_a_cursor_rises_to_the_last_claim_of_its_slot() -> None:
     book = ClaimCursors(None, ClaimCursor)
     book.swept([found("a"), found("b")])
-    book.claimed([claim("a", 0, "t1", 1), claim("b", 0, "t2", 2), claim("a", 0, "t3", 3)])
+    claims = [claim("a", 0, "t1", 1), claim("b", 0, "t2", 2), claim("a", 0, "t3", 3)]
+    book.claimed(cursors_after(claims), every=True)
     assert book.slots == [ClaimCursor("a", 0, "t3", 3), ClaimCursor("b", 0, "t2", 2)]
 
 
 def test_a_sweep_drops_the_cursors() -> None:
     book = ClaimCursors(None, ClaimCursor)
     book.swept([found("a"), found("b")])
-    book.claimed([claim("a", 0, "t", 1)])
+    book.claimed(cursors_after([claim("a", 0, "t", 1)]), every=True)
     book.swept([found("a"), found("b")])
     assert book.slots == [ClaimCursor("a", 0), ClaimCursor("b", 0)]
 
@@ -87,8 +89,7 @@ def test_claims_are_put_in_the_order_of_the_slots_and_stay_first_in_first_out_wi
         claim("b", 0, "4", 4),
         claim("a", 0, "5", 5),
     ]
-    book.claimed(claims)
-    assert [c.id for c in claims] == [3, 2, 4, 1, 5]
+    assert [c.id for c in in_slot_order(claims, book.slots)] == [3, 2, 4, 1, 5]
 
 
 def test_the_next_due_time_is_the_soonest_of_all_slots() -> None:
@@ -104,14 +105,13 @@ def test_slots_that_gave_nothing_to_a_walk_begin_where_it_ended_until_the_next_s
     slots = [found("a"), found("b"), found("c"), found("d")]
     book.swept(slots, swept_at="2026-01-01")
     claims = [claim("b", 0, "2026-01-02", 7), claim("c", 0, "2026-01-03", 8)]
-    book.claimed(claims)
-    book.walked(claims, every=False)
+    book.claimed(cursors_after(claims), every=False)
     cursors = [slot.cursor_run_at for slot in book.slots]
     assert cursors == ["2026-01-01", "2026-01-02", "2026-01-03", "-infinity"]
     book.swept(slots, swept_at="2026-01-04")
-    book.walked([], every=True)
+    book.claimed([], every=True)
     assert {slot.cursor_run_at for slot in book.slots} == {"2026-01-04"}
     # Where no kind is paused, no walk raises a cursor.
     book.swept([found("a")])
-    book.walked([], every=True)
+    book.claimed([], every=True)
     assert {slot.cursor_run_at for slot in book.slots} == {"-infinity"}

@@ -2,7 +2,7 @@
 
 from .allowance import Allowance
 from .beats import Beat
-from .claims import ClaimCursor, ClaimResult
+from .claimed import ClaimCursor, ClaimResult
 from .foreign import run_foreign, run_foreign_sync
 from .limits import Limited
 from .outcomes import Settlement

@@ -6,7 +6,7 @@ with limits, and jobs that killed their worker, have claiming statements of thei
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import trio
@@ -15,10 +15,10 @@ from ..errors import DatabaseUnavailable
 from ..sql import statement
 from .allowance import FIRST, SMALL, Allowance
 from .arrays import numbers, texts
-from .claimed import claims_of
+from .claimed import ClaimCursor, ClaimResult, claims_of, cursors_after, in_slot_order
 from .limits import limited_claims
 from .links import refused_rows
-from .outcomes import Settlement, accepted_of, in_lock_order
+from .outcomes import Settlement, accepted_of, completions, in_lock_order
 from .rows import caused_by_a_row
 from .suspects import claim_suspect, due_suspects
 from .sweeping import Lap, Sweep
@@ -33,30 +33,6 @@ if TYPE_CHECKING:
     from .links import WorkerLink
     from .outcomes import OutcomeWriter
     from .sessions import Sessions
-
-
-class ClaimCursor(NamedTuple):
-    """A slot to claim from, and where to start in it: the greatest (run_at, id) that it gave so far."""
-
-    queue: str
-    priority: int
-    cursor_run_at: str = "-infinity"
-    cursor_id: int = 0
-
-
-class ClaimResult(NamedTuple):
-    """What one claim brought.
-
-    `sent` is Trio's clock just before the statement was sent: leases count from there. `bounded`: it brought fewer jobs than
-    were asked for because these are large. `refused`: the slots that could not be claimed from because a row of theirs made
-    PostgreSQL fail, each with PostgreSQL's message.
-    """
-
-    claims: list[Claim]
-    sent: float
-    settlement: Settlement
-    bounded: bool = False
-    refused: Sequence[tuple[ClaimCursor, str]] = ()
 
 
 class Claims:
@@ -136,7 +112,7 @@ class Claims:
     ) -> ClaimResult:
         ordered = in_lock_order(completed)
         session = self._sessions.current
-        parameters = self._writer.completions(ordered) | {
+        parameters = completions(ordered, keep=self._writer.keep) | {
             "session": session,
             "lease": self._leases.default,
             "leases": self._leases.as_json,
@@ -152,9 +128,9 @@ class Claims:
         cursor = await connection.execute(statement("complete_and_claim", self._schema), parameters, prepare=True)
         rows = await cursor.fetchall()
         tail = rows.pop()
-        claims = claims_of(rows, session)
+        claims = in_slot_order(claims_of(rows, session), slots)
         bounded = self._was_bounded(claims, limit, sent) if limit else False
-        return ClaimResult(claims, sent, accepted_of(ordered, tail), bounded)
+        return ClaimResult(claims, sent, accepted_of(ordered, tail), bounded, cursors_after(claims))
 
     def _was_bounded(self, claims: Sequence[Claim], limit: int, sent: float) -> bool:
         """Whether the allowance kept jobs from being claimed. Also learns from how long the answer took."""

@@ -135,7 +135,7 @@ class OutcomeWriter:
 
     async def _complete(self, connection: TrioConnection[Any], completed: Sequence[Outcome]) -> Settlement:
         ordered = in_lock_order(completed)
-        parameters = {**_NO_CLAIMS, **self.completions(ordered)}
+        parameters = {**_NO_CLAIMS, **completions(ordered, keep=self.keep)}
         try:
             cursor = await connection.execute(statement("complete_and_claim", self._schema), parameters, prepare=True)
             (tail,) = await cursor.fetchall()
@@ -145,17 +145,9 @@ class OutcomeWriter:
 
     async def _complete_unlocked(self, connection: TrioConnection[Any], completed: Sequence[Outcome]) -> Settlement:
         cursor = await connection.execute(
-            statement("complete_unlocked", self._schema), self.completions(completed), prepare=True
+            statement("complete_unlocked", self._schema), completions(completed, keep=self.keep), prepare=True
         )
         return _three_ways(completed, dict(await cursor.fetchall()))
-
-    def completions(self, completed: Sequence[Outcome]) -> dict[str, Any]:
-        """The completing half of complete_and_claim.sql."""
-        return {
-            **fences([o.claim for o in completed]),
-            "results": texts([o.result for o in completed]),
-            "keep": self.keep,
-        }
 
     async def _fail(self, connection: TrioConnection[Any], outcomes: Sequence[Outcome]) -> Settlement:
         moved = await self.end_attempts(
@@ -221,6 +213,15 @@ class OutcomeWriter:
             statement("settled", self._schema), {**fences([o.claim for o in outcomes]), "traceless": texts(traceless)}
         )
         return {job_id for (job_id,) in await cursor.fetchall()}
+
+
+def completions(completed: Sequence[Outcome], *, keep: bool) -> dict[str, Any]:
+    """The completing half of complete_and_claim.sql."""
+    return {
+        **fences([o.claim for o in completed]),
+        "results": texts([o.result for o in completed]),
+        "keep": keep,
+    }
 
 
 def in_lock_order(outcomes: Sequence[Outcome]) -> Sequence[Outcome]:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ..jobs import Claim, Outcome, Progress
     from ..observe import BadRow, JobDied, WorkerStale
     from .beats import Beat
-    from .claims import ClaimCursor, ClaimResult
+    from .claimed import ClaimCursor, ClaimResult
     from .limits import Limited
     from .outcomes import Settlement
     from .schedules import Broken, Fired

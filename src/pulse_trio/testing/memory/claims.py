@@ -10,6 +10,7 @@ import trio
 from ...jobs import Claim, Outcome
 from ...states import FINISHED, Event, State, decide, is_suspect, suspected
 from ...store import ClaimCursor, ClaimResult, Found, Limited, Settlement, Sweep
+from ...store.claimed import cursors_after, in_slot_order
 from .link import MemoryLink
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ class MemoryClaims(MemoryLink):
         settlement = self.write(completed)
         claims = [self._claim(job) for job in self._due(limit, slots)]
         await self.answered("complete_and_claim")
-        return ClaimResult(sorted(claims, key=lambda c: (float(c.run_at), c.id)), sent, settlement)
+        claims = in_slot_order(sorted(claims, key=lambda c: (float(c.run_at), c.id)), slots)
+        return ClaimResult(claims, sent, settlement, cursors=cursors_after(claims))
 
     def _due(self, limit: int, slots: Sequence[ClaimCursor]) -> list[MemoryJob]:
         now = trio.current_time()

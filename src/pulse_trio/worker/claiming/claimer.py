@@ -102,7 +102,7 @@ class Claimer:
     async def _claim(self, limit: int) -> tuple[int, bool]:
         completed = self._carrier.take_completed()
         try:
-            claims, sent, settlement, bounded, refused = await self._store.complete_and_claim(
+            claims, sent, settlement, bounded, cursors, refused = await self._store.complete_and_claim(
                 limit, self._refusals.without(self._cursors.slots), completed
             )
         except BaseException:
@@ -110,8 +110,7 @@ class Claimer:
             self._carrier.put_back(completed)
             raise
         # Do not await anything from here to start(): this worker already owns these jobs.
-        self._cursors.claimed(claims)
-        self._cursors.walked(claims, every=len(claims) < limit and not bounded)
+        self._cursors.claimed(cursors, every=len(claims) < limit and not bounded)
         if claims:
             self._starter.start(claims, sent)
         self._carrier.settled(settlement)

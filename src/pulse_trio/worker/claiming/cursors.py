@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence, Set
 
-    from ...jobs import Claim
     from ...store import ClaimCursor, Found
 
 _REMEMBERED = 16
@@ -71,34 +70,28 @@ class ClaimCursors:
     def _place(self, queue: str) -> int:
         return self._listed[queue] if self._listed is not None else 0
 
-    def claimed(self, claims: list[Claim]) -> None:
-        """Raises the cursors to the claimed jobs, and sorts the claims into the order of the slots (they arrive first in, first
-        out)."""
-        last = {(claim.queue, claim.priority): claim for claim in claims}
-        for key, claim in last.items():
+    def claimed(self, cursors: Sequence[ClaimCursor], *, every: bool) -> None:
+        """Takes what a claim brought: the slots that gave jobs, with their new cursors. `every`: all slots were read; else
+        those before the last one that gave a job."""
+        for slot in cursors:
+            key = slot.queue, slot.priority
             self._gave.pop(key, None)
             self._gave[key] = None
-            self._slots[key] = self._slots[key]._replace(cursor_run_at=claim.run_at, cursor_id=claim.id)
+            self._slots[key] = slot
         while len(self._gave) > _GAVE:
             del self._gave[next(iter(self._gave))]
-        if len(self._slots) > 1:
-            order = {key: place for place, key in enumerate(self._slots)}
-            claims.sort(key=lambda c: order[c.queue, c.priority])
+        if self._swept_at is not None:
+            self._walked(cursors, self._swept_at, every=every)
 
-    def walked(self, claims: Sequence[Claim], *, every: bool) -> None:
+    def _walked(self, cursors: Sequence[ClaimCursor], swept_at: str, *, every: bool) -> None:
         """Where kinds are paused, moves the cursor of each slot that was read to its end without a result up to the time of the
-        last sweep.
-
-        `every`: all slots were read; else those before the last one that gave a job. Only jobs of a paused kind can lie below
-        the new cursors, and without this each claim would read all of them again. The next sweep drops the cursors.
-        """
-        if self._swept_at is None:
-            return
-        gave = {(claim.queue, claim.priority) for claim in claims}
+        last sweep. Only jobs of a paused kind can lie below the new cursors, and without this each claim would read all of them
+        again. The next sweep drops the cursors."""
+        gave = {(slot.queue, slot.priority) for slot in cursors}
         for key in list(self._slots):
             if key in gave:
                 gave.discard(key)
             elif gave or every:
-                self._slots[key] = self._slots[key]._replace(cursor_run_at=self._swept_at)
+                self._slots[key] = self._slots[key]._replace(cursor_run_at=swept_at)
             else:
                 return
