@@ -226,8 +226,8 @@ async def test_slots_share_the_limit_in_the_order_given(house: House, store: Sto
     high = [house.enqueue(priority=1) for _ in range(2)]
     claims = (await store.complete_and_claim(3, [ClaimCursor(house.queue, 1), ClaimCursor(house.queue, 0)])).claims
     assert {c.id for c in claims} == {*high, low[0]}
-    # First in, first out over all slots; the caller puts its slots in order.
-    assert [c.id for c in claims] == [low[0], *high]
+    # In the order of the slots, and first in, first out in each.
+    assert [c.id for c in claims] == [*high, low[0]]
 
 
 async def test_a_cursor_hides_what_stands_below_it_but_not_what_is_recent(house: House, store: Store) -> None:

@@ -11,10 +11,10 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, cast, get_type_hints
 
 import msgspec
+from msgspec.structs import asdict, astuple
 
 from ..describing import message_of, raised_by_ctrl_c, type_name
 from ..errors import ConfigurationError, InvalidArguments
@@ -54,7 +54,7 @@ class UnfitValue(InvalidArguments):
 
 
 class Signature:
-    """A handler's parameters: encodes arguments to JSON and calls the function from JSON."""
+    """A handler's parameters: encodes arguments to JSON, and makes the call of the function from JSON (`bind`)."""
 
     def __init__(self, kind: str, function: Callable[..., Any], upgrade: Upgrade | None = None) -> None:
         self.kind = kind
@@ -69,10 +69,7 @@ class Signature:
         self._positional = [p.name for p in self.parameters if p.kind is not p.KEYWORD_ONLY]
         self._keyword = [p.name for p in self.parameters if p.kind is p.KEYWORD_ONLY]
         self._decoder = msgspec.json.Decoder(self._struct(hints))
-        # One look-up for each job, without a condition.
-        self._read: Callable[[str], Any] = (
-            self._decoder.decode if upgrade is None else partial(self._read_upgraded, upgrade)
-        )
+        self._read = _reader(kind, self._inspected, self._decoder, upgrade)
         first = parameters[0] if parameters else None
         self._job_first = (
             first is not None and first.name == self.job_parameter and first.kind is not first.KEYWORD_ONLY
@@ -123,67 +120,73 @@ class Signature:
 
     def decode(self, args: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """(positional, keyword) arguments of a call. Raises `UnfitArguments`, `MemoryError`."""
-        if len(args) > _PROBED:
-            # Asked for first, because msgspec (0.22) ends the process where there is no memory for a text.
-            bytes(len(args) * (2 if args.isascii() else 6))
-        try:
-            struct = self._read(args)
-        except msgspec.DecodeError as error:
-            # Stored on the job and logged, where arguments must not appear: for a Literal or an enum msgspec quotes the value
-            # itself.
-            said = _QUOTED_VALUE.sub(r"\1\2", str(error))
-            raise UnfitArguments(f"Arguments do not fit {self.kind}{self._inspected}: {said}.") from None
+        struct = self._read(args)
         if not self._keyword:
-            return msgspec.structs.astuple(struct), {}
+            return astuple(struct), {}
         return (
             tuple([getattr(struct, name) for name in self._positional]),
             {name: getattr(struct, name) for name in self._keyword},
         )
 
-    def _read_upgraded(self, upgrade: Upgrade, args: str) -> Any:
-        return self._decoder.decode(self._upgraded(args, upgrade))
-
-    def _upgraded(self, args: str, upgrade: Upgrade) -> str | bytes:
-        old: object = _decode(args.encode())
-        if not isinstance(old, dict):
-            return args
-        try:
-            return _encode(dict(upgrade(cast("dict[str, Any]", old))))
-        except Exception as error:
-            # Its message may contain an argument, which must not be logged.
-            raise UnfitArguments(
-                f"The upgrade of {self.kind!r} failed on these arguments: {type_name(error)}."
-            ) from error
-
     def by_name(self, args: str) -> dict[str, Any]:
         """Every argument of a call by name, defaults included. Raises `UnfitArguments`."""
-        positional, keyword = self.decode(args)
-        return dict(zip(self._positional, positional, strict=False)) | keyword
+        return asdict(self._read(args))
 
     def bind(self, function: Callable[..., Any]) -> Callable[[Job, str], Any]:
         """A call of `function` from a job and its JSON; chosen once, so that the common signatures cost little."""
-        decode = self.decode
+        read = self._read
         if not self.parameters and self.job_parameter is None:
-            return lambda job, args: decode(args) and function()
+            return lambda job, args: read(args) and function()
         if self.job_parameter is None and not self._keyword:
-            return lambda job, args: function(*decode(args)[0])
+            return lambda job, args: function(*astuple(read(args)))
         if self._job_first and not self._keyword:
-            return lambda job, args: function(job, *decode(args)[0])
+            return lambda job, args: function(job, *astuple(read(args)))
         return self._bind_by_name(function)
 
     def _bind_by_name(self, function: Callable[..., Any]) -> Callable[[Job, str], Any]:
-        names = [p.name for p in self.parameters]
-        by_position = inspect.signature(function)
+        read, job_parameter, by_position = self._read, self.job_parameter, inspect.signature(function)
 
         def call(job: Job, args: str) -> Any:
-            positional, keyword = self.decode(args)
-            given = dict(zip(names, positional, strict=False)) | keyword
-            if self.job_parameter is not None:
-                given[self.job_parameter] = job
+            given = asdict(read(args))
+            if job_parameter is not None:
+                given[job_parameter] = job
             bound = inspect.BoundArguments(by_position, cast("Any", {n: given[n] for n in by_position.parameters}))
             return function(*bound.args, **bound.kwargs)
 
         return call
+
+
+def _reader(
+    kind: str, inspected: inspect.Signature, decoder: msgspec.json.Decoder[Any], upgrade: Upgrade | None
+) -> Callable[[str], Any]:
+    """What reads the arguments of one kind from JSON, into the decoder's struct."""
+
+    def read(args: str) -> Any:
+        """Raises `UnfitArguments`, `MemoryError`."""
+        if len(args) > _PROBED:
+            # Asked for first, because msgspec (0.22) ends the process where there is no memory for a text.
+            bytes(len(args) * (2 if args.isascii() else 6))
+        try:
+            return decode(args) if upgrade is None else decode(_upgraded(kind, args, upgrade))
+        except msgspec.DecodeError as error:
+            # Stored on the job and logged, where arguments must not appear: for a Literal or an enum msgspec quotes the value
+            # itself.
+            said = _QUOTED_VALUE.sub(r"\1\2", str(error))
+            raise UnfitArguments(f"Arguments do not fit {kind}{inspected}: {said}.") from None
+
+    decode = decoder.decode
+    return read
+
+
+def _upgraded(kind: str, args: str, upgrade: Upgrade) -> str | bytes:
+    old: object = _decode(args.encode())
+    if not isinstance(old, dict):
+        return args
+    try:
+        return _encode(dict(upgrade(cast("dict[str, Any]", old))))
+    except Exception as error:
+        # Its message may contain an argument, which must not be logged.
+        raise UnfitArguments(f"The upgrade of {kind!r} failed on these arguments: {type_name(error)}.") from error
 
 
 def encode_result(kind: str, value: object) -> str:

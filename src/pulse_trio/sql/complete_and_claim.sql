@@ -1,5 +1,5 @@
 -- The hot path: archives completed jobs and claims new ones in one statement, so that both share one commit (one fsync). Either
--- half may be empty. Returns the claims, first in first out (the caller puts its slots in order), then one row that counts the
+-- half may be empty. Returns the claims, first in first out (store/claims.py puts them in the order of the slots), then one row that counts the
 -- accepted completions (attempt = their number; args = their ids when some were refused, else NULL). That row also tells
 -- clients that wait for one of them.
 --

@@ -104,7 +104,7 @@ class Runner:
         """Takes over claimed jobs. `sent` is Trio's clock before the claim was sent: the leases count from then."""
         if self._on_lease is not None and claims:
             self._on_lease(min(self._terms.of(claim.queue).lease for claim in claims))
-        call_of, same, common = self._calls.get, self._same_terms, self._common
+        call_of, same, common = self._calls.by_kind.get, self._same_terms, self._common
         accepted = [
             RunningJob(claim, call_of(claim.kind) or _never, sent, same or self._terms.of(claim.queue), common)
             for claim in claims

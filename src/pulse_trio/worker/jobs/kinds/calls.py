@@ -27,7 +27,7 @@ Call = Callable[["RunningJob", str], Awaitable[Any]]
 
 
 class Calls:
-    """`calls.get(kind)` is the call of that kind's handler, None if this worker has none; `calls.services` run beside the jobs.
+    """`calls.by_kind` has the call of each handler, made once; `calls.services` run beside the jobs.
 
     Raises `ConfigurationError` if a handler cannot be called the way it asks for.
     """
@@ -58,8 +58,7 @@ class Calls:
         if "process" in kinds:
             self._processes = ProcessCalls(slots=settings.process_slots, cleanup=settings.cleanup)
             self.services.append(self._processes.run)
-        self._by_kind = {handler.kind: self._call_of(handler) for handler in handlers}
-        self.get = self._by_kind.get
+        self.by_kind = {handler.kind: self._call_of(handler) for handler in handlers}
 
     def _call_of(self, handler: Handler[..., Any]) -> Call:
         call = self._plain_call_of(handler)
