@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from pulse_trio.testing.databases import drop_databases
 from support.collecting import has_mark, is_async_test
 from support.databases import Databases
-from support.processes import Processes, open_processes
+from support.forking import Forker, open_forker
+from support.processes import Processes, clean_environment, open_processes
 from support.proxy import Proxy, open_proxy
 from support.server import open_server
 
@@ -141,8 +142,14 @@ async def proxy(dsn: str) -> AsyncGenerator[Proxy]:
         yield proxy
 
 
+@pytest.fixture(scope="session")
+def forker() -> Generator[Forker]:
+    with open_forker(clean_environment()) as forker:
+        yield forker
+
+
 @pytest.fixture
-async def processes(tmp_path: Path) -> AsyncGenerator[Processes]:
+async def processes(tmp_path: Path, forker: Forker) -> AsyncGenerator[Processes]:
     """Starts real processes, in `tmp_path`; whatever still runs at the end of the test is killed."""
-    async with open_processes(tmp_path) as processes:
+    async with open_processes(tmp_path, forker) as processes:
         yield processes

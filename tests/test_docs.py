@@ -14,6 +14,7 @@ import json
 import re
 import tomllib
 import typing
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import psycopg
@@ -21,6 +22,7 @@ import pytest
 
 import pulse_trio
 from pulse_trio import embedded, errors, handlers, migrate, observe, postgres, states
+from pulse_trio.embedded import default_folder, open_embedded
 from support.processes import Processes, clean_environment
 
 ROOT = Path(__file__).parents[1]
@@ -55,12 +57,16 @@ def blocks(page: str) -> list[re.Match[str]]:
 
 @pytest.mark.parametrize("page", PAGES_THAT_RUN)
 async def test_the_pages_commands_do_what_the_page_says(page: str, processes: Processes) -> None:
-    for block in blocks(page):
-        language, *flags = block["info"].split()
-        if (block["note"] or "").startswith("file: "):
-            (processes.folder / block["note"].removeprefix("file: ").strip()).write_text(block["body"])
-        elif language == "console" and "no-run" not in flags:
-            await run_console(processes, block["body"], flags)
+    async with AsyncExitStack() as stack:
+        if page != PAGES_THAT_RUN[0]:
+            # One start of the embedded PostgreSQL a page. Without this user each command starts and stops it, as on the first.
+            await stack.enter_async_context(open_embedded(default_folder(processes.folder)))
+        for block in blocks(page):
+            language, *flags = block["info"].split()
+            if (block["note"] or "").startswith("file: "):
+                (processes.folder / block["note"].removeprefix("file: ").strip()).write_text(block["body"])
+            elif language == "console" and "no-run" not in flags:
+                await run_console(processes, block["body"], flags)
 
 
 def files_of(page: str) -> dict[str, str]:

@@ -61,7 +61,7 @@ def command(processes: Processes, dsn: str) -> Command:
     """Runs `pulse-trio` on the test's database to its end."""
 
     async def run(*arguments: str, code: int = 0) -> Running:
-        running = await processes.pulse_trio(*arguments, env={"PULSE_TRIO_DSN": dsn})
+        running = await processes.command(*arguments, env={"PULSE_TRIO_DSN": dsn})
         assert await running.ended() == code, running.report()
         return running
 

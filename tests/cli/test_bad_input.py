@@ -67,7 +67,7 @@ async def test_wrong_usage_exits_2_before_a_database_is_asked(
     )
     (processes.folder / "badly_named.py").write_text(f"{registry}@handlers.job(queue='a b')\nasync def a(): ...\n")
     (processes.folder / "needy.py").write_text("import no_such_library\n")
-    running = await processes.pulse_trio(*arguments, env={"PULSE_TRIO_DSN": NOWHERE})
+    running = await processes.command(*arguments, env={"PULSE_TRIO_DSN": NOWHERE})
     assert await running.ended() == 2, running.report()
     assert_says(running, what)
 
@@ -93,7 +93,7 @@ async def test_a_job_that_is_not_there_is_told_so(command: Command) -> None:
     ids=" ".join,
 )
 async def test_an_unreachable_database_exits_1(processes: Processes, arguments: list[str]) -> None:
-    running = await processes.pulse_trio(*arguments, "--dsn", NOWHERE)
+    running = await processes.command(*arguments, "--dsn", NOWHERE)
     assert await running.ended() == 1, running.report()
     assert_says(running, r"database error: .*Connection refused\. Is PostgreSQL running there")
 
@@ -133,7 +133,7 @@ async def test_a_supervisor_says_what_is_wrong_with_the_module_before_it_waits(
 async def test_a_missing_schema_exits_1_and_names_the_command(
     processes: Processes, empty_dsn: str, arguments: list[str]
 ) -> None:
-    running = await processes.pulse_trio(*arguments, "--dsn", empty_dsn)
+    running = await processes.command(*arguments, "--dsn", empty_dsn)
     assert await running.ended() == 1, running.report()
     assert_says(running, r"no pulse-trio schema 'pulse'. Create it with: pulse-trio migrate$")
 
@@ -175,7 +175,7 @@ async def test_a_role_without_rights_is_told_so(processes: Processes, empty_dsn:
 
     await trio.to_thread.run_sync(make_role)
     as_nobody = make_conninfo(empty_dsn, options="-crole=pulse_trio_nobody")
-    running = await processes.pulse_trio("migrate", "--dsn", as_nobody)
+    running = await processes.command("migrate", "--dsn", as_nobody)
     assert await running.ended() == 2, running.report()
     assert_says(running, "permission denied.* GRANT CREATE ON DATABASE .* TO pulse_trio_nobody")
 

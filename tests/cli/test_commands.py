@@ -70,7 +70,7 @@ async def test_a_workers_session_is_listed_until_it_has_gone(processes: Processe
         assert listed["id"] == str(window.value("SELECT id FROM session"))
     assert listed["queues"] == ["mail", "default"]
     assert str(worker.pid) in (await command("workers")).stdout
-    worker.process.terminate()
+    worker.send(signal.SIGTERM)
     assert await worker.ended() == 0
     assert "no workers; --all shows those that have gone" in (await command("workers")).stderr
     assert "gone" in (await command("workers", "--all")).stdout

@@ -209,7 +209,7 @@ def test_warnings_alone_are_no_failure(monkeypatch: pytest.MonkeyPatch, capsys: 
 async def test_the_command_exits_1_when_something_is_wrong_and_says_what_to_do(
     processes: Processes, command: Command, dsn: str
 ) -> None:
-    running = await processes.pulse_trio("doctor", "--json", "--dsn", dsn)
+    running = await processes.command("doctor", "--json", "--dsn", dsn)
     code = await running.ended()
     well = json.loads(running.stdout)
     assert code == int(not well["ok"])
@@ -235,7 +235,7 @@ async def test_the_command_exits_1_when_something_is_wrong_and_says_what_to_do(
 
 async def test_without_a_database_or_a_schema_that_is_the_finding(processes: Processes, empty_dsn: str) -> None:
     for dsn, what in ((empty_dsn, "pulse-trio migrate"), ("postgresql://127.0.0.1:1/x", "Is PostgreSQL running there")):
-        running = await processes.pulse_trio("doctor", "--json", "--dsn", dsn)
+        running = await processes.command("doctor", "--json", "--dsn", dsn)
         assert await running.ended() == 1, running.report()
         (finding,) = json.loads(running.stdout)["findings"]
         assert (finding["level"], finding["check"]) == ("error", "connection")

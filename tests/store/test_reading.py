@@ -57,9 +57,9 @@ def test_they_are_not_what_the_program_makes_of_psycopgs() -> None:
 
 
 @pytest.mark.parametrize("name", STATEMENTS)
-def test_every_column_of_a_statement_can_be_read_in_binary(name: str, dsn: str) -> None:
+def test_every_column_of_a_statement_can_be_read_in_binary(name: str, room_dsn: str) -> None:
     text, places = numbered(name, "pulse")
-    with psycopg.connect(dsn, autocommit=True) as connection:
+    with psycopg.connect(room_dsn, autocommit=True) as connection:
         prepared = connection.pgconn.prepare(b"it", text.encode(), None)
         assert prepared.status == pq.ExecStatus.COMMAND_OK, (places, prepared.error_message)
         found = connection.pgconn.describe_prepared(b"it")

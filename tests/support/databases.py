@@ -8,15 +8,12 @@ from typing import TYPE_CHECKING
 
 import psycopg
 from psycopg.conninfo import make_conninfo
-from psycopg.sql import SQL, Composable, Identifier, Literal
+from psycopg.sql import SQL, Identifier, Literal
 
-from pulse_trio.testing.databases import template_of
+from pulse_trio.testing.databases import copy_database, template_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator
-
-
-PLAIN = SQL("")
 
 
 class Databases:
@@ -35,13 +32,15 @@ class Databases:
     @contextmanager
     def empty(self) -> Generator[str]:
         """The DSN of a new database without the schema; dropped afterwards, even with open connections."""
-        with self._copy_of("template0") as dsn:
+        with self._dropped_after() as (name, dsn):
+            copy_database(self._admin, "template0", name)
             yield dsn
 
     @contextmanager
     def migrated(self) -> Generator[str]:
         """The DSN of a new database with the schema; dropped afterwards, even with open connections."""
-        with self._copy_of(template_of(self._admin, self.server_dsn, self._prefix)) as dsn:
+        with self._dropped_after() as (name, dsn):
+            copy_database(self._admin, template_of(self._admin, self.server_dsn, self._prefix), name)
             yield dsn
 
     @contextmanager
@@ -50,19 +49,14 @@ class Databases:
         how = SQL("ENCODING {} LOCALE 'C'").format(Literal(encoding))
         if self._admin.info.server_version >= 150000:
             how += SQL(" LOCALE_PROVIDER libc")
-        with self._copy_of("template0", how) as dsn:
+        with self._dropped_after() as (name, dsn):
+            self._admin.execute(SQL("CREATE DATABASE {} TEMPLATE template0 {}").format(Identifier(name), how))
             yield dsn
 
     @contextmanager
-    def _copy_of(self, template: str, how: Composable = PLAIN) -> Generator[str]:
+    def _dropped_after(self) -> Generator[tuple[str, str]]:
         name = next(self._names)
-        self._admin.execute(
-            SQL("CREATE DATABASE {} TEMPLATE {} {}").format(Identifier(name), Identifier(template), how)
-        )
         try:
-            yield make_conninfo(self.server_dsn, dbname=name)
+            yield name, make_conninfo(self.server_dsn, dbname=name)
         finally:
-            self._drop(name)
-
-    def _drop(self, name: str) -> None:
-        self._admin.execute(SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(Identifier(name)))
+            self._admin.execute(SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(Identifier(name)))

@@ -17,6 +17,8 @@ import trio
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
+    from .forking import Forked, Forker
+
 WITHIN = 20.0  # seconds a step may take on a loaded machine; a step that works takes far less
 
 
@@ -44,7 +46,7 @@ class Output:
 class Running:
     """A process that was started, and what it printed so far."""
 
-    def __init__(self, process: trio.Process, name: str) -> None:
+    def __init__(self, process: trio.Process | Forked, name: str) -> None:
         self.process = process
         self._name = name
         self._out = Output()
@@ -134,8 +136,9 @@ class Running:
 class Processes:
     """Starts processes in `folder`, each in a session of its own."""
 
-    def __init__(self, folder: Path, nursery: trio.Nursery) -> None:
+    def __init__(self, folder: Path, nursery: trio.Nursery, forker: Forker) -> None:
         self.folder = folder
+        self._forker = forker
         self._nursery = nursery
         self._running: list[Running] = []
 
@@ -167,17 +170,29 @@ class Processes:
             cwd=cwd or self.folder,
             start_new_session=True,
         )
-        running = Running(process, " ".join(command))
-        self._running.append(running)
-        self._nursery.start_soon(running.read)
-        return running
+        return self._watched(process, " ".join(command))
+
+    async def command(self, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Running:
+        """Start a command of `pulse-trio` that is soon done: a real process, without the start of a Python (`forking`)."""
+        environment = {**clean_environment(), **(env or {})}
+        if not self._forker.takes(environment):
+            return await self.pulse_trio(*arguments, env=env, cwd=cwd)
+        with trio.CancelScope(shield=True):
+            process = await self._forker.start(arguments, environment, cwd or self.folder)
+        return self._watched(process, " ".join(["pulse-trio", *arguments]))
 
     async def run(self, *arguments: str, code: int = 0, env: Mapping[str, str] | None = None) -> str:
-        """Run `pulse-trio` to its end, which must be exit code `code`; returns its stdout."""
-        running = await self.pulse_trio(*arguments, env=env)
+        """Run a `command` to its end, which must be exit code `code`; returns its stdout."""
+        running = await self.command(*arguments, env=env)
         ended = await running.ended()
         assert ended == code, running.report()
         return running.stdout
+
+    def _watched(self, process: trio.Process | Forked, name: str) -> Running:
+        running = Running(process, name)
+        self._running.append(running)
+        self._nursery.start_soon(running.read)
+        return running
 
     async def kill_all(self) -> None:
         """Kill what runs, with all it started in its session's process group."""
@@ -213,10 +228,10 @@ def is_running(pid: int) -> bool:
 
 
 @asynccontextmanager
-async def open_processes(folder: Path) -> AsyncGenerator[Processes]:
+async def open_processes(folder: Path, forker: Forker) -> AsyncGenerator[Processes]:
     """Start processes in `folder` for as long as the block runs; what is left then is killed."""
     async with trio.open_nursery() as nursery:
-        processes = Processes(folder, nursery)
+        processes = Processes(folder, nursery, forker)
         try:
             yield processes
         finally:

@@ -23,6 +23,14 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 IMAGE = "postgres:18-alpine"
+QUICK = {
+    # Its snapshots keep dead rows from being pruned at moments no test can foresee.
+    "autovacuum": "off",
+    # A test loses nothing: PostgreSQL may crash in it, the machine under it may not. Each database that a test drops costs a
+    # checkpoint, whose fsyncs took longer than the test.
+    "fsync": "off",
+}
+"""Settings of the tests' servers."""
 PROBE_LIMIT = 3  # seconds a Docker engine has to answer
 
 
@@ -67,7 +75,7 @@ def container() -> Generator[TestServer]:
     # Imported here: it costs a third of a second, and most runs have no engine.
     from testcontainers.community.postgres import PostgresContainer
 
-    with PostgresContainer(IMAGE, driver=None).with_command("postgres -c max_connections=200") as postgres:
+    with PostgresContainer(IMAGE, driver=None).with_command("postgres -c max_connections=200 -c fsync=off") as postgres:
         yield TestServer(postgres.get_connection_url(), f"container {IMAGE}")
 
 
@@ -77,8 +85,7 @@ def embedded() -> Generator[TestServer]:
     folder = Path(tempfile.mkdtemp(prefix="pulse-trio-tests-"))
     folder.chmod(0o711)  # root in a container runs PostgreSQL as `nobody`, who has to come through
     try:
-        # No autovacuum: its snapshots keep dead rows from being pruned at moments no test can foresee.
-        with embedded_server(folder / "pg", settings={"autovacuum": "off"}) as server:
+        with embedded_server(folder / "pg", settings=QUICK) as server:
             yield TestServer(server.dsn, f"embedded {server.version}")
     finally:
         shutil.rmtree(folder)
@@ -102,12 +109,11 @@ def of_programs(programs: Path) -> Generator[TestServer]:
             folder,
             nobody,
         )
-        # No autovacuum, as for the embedded one.
         settings = {
+            **QUICK,
             "listen_addresses": "",
             "unix_socket_directories": data,
             "max_connections": 200,
-            "autovacuum": "off",
         }
         with (data / "postgresql.conf").open("a") as conf:
             conf.writelines(f"{name} = '{value}'\n" for name, value in settings.items())

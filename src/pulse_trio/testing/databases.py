@@ -81,11 +81,18 @@ class TemplateDatabases:
         connection = self._connection()
         template = template_of(connection, self.server_dsn, self._prefix)
         name = next(self._names)
-        connection.execute(SQL("CREATE DATABASE {} TEMPLATE {}").format(Identifier(name), Identifier(template)))
+        copy_database(connection, template, name)
         return name
 
     def _drop(self, name: str) -> None:
         self._connection().execute(SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(Identifier(name)))
+
+
+def copy_database(admin: psycopg.Connection[Any], template: str, name: str) -> None:
+    """Makes a database as a copy of a template, the way that costs the server least."""
+    # PostgreSQL's default since 15 writes each page of the copy to its log; copying the files takes half of its time.
+    how = SQL("STRATEGY file_copy" if admin.info.server_version >= 150000 else "")
+    admin.execute(SQL("CREATE DATABASE {} TEMPLATE {} {}").format(Identifier(name), Identifier(template), how))
 
 
 def template_of(admin: psycopg.Connection[Any], server_dsn: str, prefix: str) -> str:
@@ -169,7 +176,9 @@ def _server(named: str | None, run: str) -> Generator[str]:
                 # Passable, because root runs PostgreSQL as another user.
                 folder.mkdir(mode=0o711, exist_ok=True)
                 # No autovacuum: a table that a test fills stays as the test left it.
-                dsn = stack.enter_context(embedded_server(folder / "pg", settings={"autovacuum": "off"})).dsn
+                dsn = stack.enter_context(
+                    embedded_server(folder / "pg", settings={"autovacuum": "off", "fsync": "off"})
+                ).dsn
         yield dsn
 
 

@@ -1,0 +1,196 @@
+"""Commands of `pulse-trio` as real processes without the start of a Python each: forks of one that has imported them.
+
+Starting Python and importing pulse-trio is nine tenths of what a short command costs, and the tests run hundreds of them. A
+fork has its own process, session, folder, environment and streams, and runs the whole of `main`; only the imports are shared.
+The tests of the start itself, of `run` and of signals start the installed program (`Processes.pulse_trio`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import sysconfig
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping, Sequence
+
+NUMBER = struct.Struct("i")
+LONGEST = 200_000
+"""Bytes of a request: arguments and environment."""
+
+
+class Forked:
+    """A command that was forked off; looks like a `trio.Process`."""
+
+    def __init__(self, pid: int, status: trio.lowlevel.FdStream, out: int, err: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self.stdout = trio.lowlevel.FdStream(out)
+        self.stderr = trio.lowlevel.FdStream(err)
+        self._status = status
+        self._one_reads = trio.Lock()
+
+    async def wait(self) -> int:
+        """Wait for the end; returns the exit code (-N: killed by signal N)."""
+        async with self._one_reads:
+            if self.returncode is None:
+                self.returncode = await read_number(self._status)
+                await self._status.aclose()
+        return self.returncode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class Forker:
+    """The process that forks, from the first command on."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = dict(environment)
+        self._open = ExitStack()
+        self._control: socket.socket | None = None
+
+    def takes(self, environment: Mapping[str, str]) -> bool:
+        """Whether a command may be forked: not if a variable means something to Python's own start."""
+        return all(
+            self._environment.get(name) == value
+            for name, value in environment.items()
+            if name.startswith(("PYTHON", "LD_", "LC_", "LANG", "TZ"))
+        )
+
+    async def start(self, arguments: Sequence[str], environment: Mapping[str, str], folder: Path) -> Forked:
+        """Start `pulse-trio` with these arguments, with no input."""
+        status, status_end = os.pipe()
+        out, out_end = os.pipe()
+        err, err_end = os.pipe()
+        asked = json.dumps([list(arguments), dict(environment), str(folder)]).encode()
+        assert len(asked) < LONGEST
+        socket.send_fds(self._connection(), [asked], [status_end, out_end, err_end])
+        for end in (status_end, out_end, err_end):
+            os.close(end)
+        stream = trio.lowlevel.FdStream(status)
+        return Forked(await read_number(stream), stream, out, err)
+
+    def close(self) -> None:
+        """End the process. What it has forked goes on."""
+        self._open.close()
+
+    def _connection(self) -> socket.socket:
+        if self._control is None:
+            self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                process = subprocess.Popen(
+                    [sys.executable, __file__, str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,  # as the commands' are: Python looks at what they are only once
+                    stderr=subprocess.PIPE,
+                    pass_fds=[theirs.fileno()],
+                    env=self._environment,
+                    start_new_session=True,
+                )
+            self._open.enter_context(process)
+            self._open.callback(self._control.close)
+        return self._control
+
+
+@contextmanager
+def open_forker(environment: Mapping[str, str]) -> Generator[Forker]:
+    """For as long as the block runs; `environment` is what the commands' Python starts with."""
+    forker = Forker(environment)
+    try:
+        yield forker
+    finally:
+        forker.close()
+
+
+async def read_number(stream: trio.lowlevel.FdStream) -> int:
+    """One that the other side wrote at once, so that it comes at once."""
+    data = bytes(await stream.receive_some(NUMBER.size))
+    assert len(data) == NUMBER.size, "the process that forks the commands has ended"
+    (number,) = NUMBER.unpack(data)
+    return number
+
+
+# In the other process
+
+
+def serve(control: socket.socket) -> list[str]:
+    """Forks for each request. Returns in the forks alone, with the command's arguments."""
+    while True:
+        asked, ends, _, _ = socket.recv_fds(control, LONGEST, 3)
+        if not asked:
+            os._exit(0)
+        if os.fork() == 0:
+            control.close()
+            arguments, environment, folder = json.loads(asked)
+            if watch(*ends):
+                become(environment, folder, *ends)
+                return arguments
+        for end in ends:
+            os.close(end)
+        while reaped():
+            pass
+
+
+def watch(status: int, out: int, err: int) -> bool:
+    """Forks once more, and tells of the fork's number and its end. Returns in the fork alone: True."""
+    pid = os.fork()
+    if pid == 0:
+        return True
+    os.close(out)
+    os.close(err)
+    try:
+        os.write(status, NUMBER.pack(pid))
+        os.write(status, NUMBER.pack(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
+    except BrokenPipeError:
+        pass  # The test has ended without it.
+    os._exit(0)
+
+
+def become(environment: dict[str, str], folder: str, status: int, out: int, err: int) -> None:
+    """What a new process has of its own."""
+    os.setsid()
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    for end in (status, out, err):
+        os.close(end)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+def reaped() -> bool:
+    try:
+        return os.waitpid(-1, os.WNOHANG)[0] > 0
+    except ChildProcessError:
+        return False
+
+
+def run_commands() -> NoReturn:
+    # As the installed program has it.
+    scripts = sysconfig.get_path("scripts")
+    sys.path[0] = scripts
+    from pulse_trio.cli import main
+
+    with socket.socket(fileno=int(sys.argv[1])) as control:
+        arguments = serve(control)
+    sys.argv = [str(Path(scripts) / "pulse-trio"), *arguments]
+    main()
+
+
+if __name__ == "__main__":
+    run_commands()
