@@ -37,7 +37,7 @@ class Heard:
         """The events of one type so far."""
         return [event for event in self.all if isinstance(event, kind)]
 
-    async def until(self, kind: type[E], **fields: Any) -> E:
+    async def until(self, kind: type[E], /, **fields: Any) -> E:
         """Waits until there is an event of that type with those fields, and gives the first."""
         with trio.move_on_after(WITHIN):
             while True:

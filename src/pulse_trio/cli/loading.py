@@ -48,12 +48,18 @@ def load_handlers(target: str) -> Handlers:
 class Asked:
     """An instrument whose listeners were asked for once: some register their metrics then, and refuse to do it again."""
 
-    def __init__(self, listeners: Mapping[type[Any], Callable[[Any], None]]) -> None:
+    def __init__(self, listeners: Mapping[type[Any], Callable[[Any], None]], instrument: Any = None) -> None:
         self._listeners = listeners
+        self._instrument = instrument
 
     def listeners(self) -> Mapping[type[Any], Callable[[Any], None]]:
         """What the instrument said."""
         return self._listeners
+
+    def spans(self) -> Any:
+        """The instrument's spans, if it makes some."""
+        make = getattr(self._instrument, "spans", None)
+        return make() if make is not None else None
 
 
 def load_instruments(targets: Sequence[str]) -> list[Asked]:
@@ -109,7 +115,7 @@ def _asked(what: str, instrument: Any) -> Asked:
         ) from None
     if not _are_listeners(listeners):
         raise AppError(f"{what}: its listeners() must return {{type of event: function}}, not {listeners!r:.200}")
-    return Asked(listeners)
+    return Asked(listeners, instrument)
 
 
 def _are_listeners(value: object) -> bool:

@@ -20,6 +20,7 @@ from ..errors import InvalidArguments, UnknownBatch, UsageError
 from ..handlers import check_text
 from ..jobs import JobRequest
 from ..store import batches, operations
+from ..tracing import carrying, enqueuing
 from .refs import JobRef, Jobs
 from .requests import request_and_type
 from .streams import AsyncStream, open_stream
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from ..handlers import Handler, Handlers
     from ..store.batches import BatchFailure, BatchStatus
     from ..store.cancelling import CancelResult
+    from ..tracing import Traces
     from .waiting import Waits
     from .writing import Adding
 
@@ -60,6 +62,7 @@ class Means(NamedTuple):
     run_elsewhere: Callable[[operations.Operation[Any]], Awaitable[Any]]
     """On the client's own connections, never in the caller's transaction."""
     waits: Waits | None
+    traces: Traces | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +102,10 @@ class Batch:
         Raises what `Client.enqueue` does, and `InvalidTransition` when the batch has finished.
         """
         request, result_type = request_and_type(handler, self._means.handlers, args, kwargs)
-        stream = AsyncStream([request])
-        (done,) = await write_stream(stream, self._means.adding, self._means.codec, batch=self.id)
+        with enqueuing(self._means.traces, request) as span:
+            stream = AsyncStream([request], span.carried)
+            (done,) = await write_stream(stream, self._means.adding, self._means.codec, batch=self.id)
+            span.done([done.id])
         return self._ref(done, result_type)
 
     async def enqueue_many(
@@ -110,8 +115,12 @@ class Batch:
         progress: Callable[[int], object] | None = None,
     ) -> list[JobRef[Any]]:
         """Enqueues many jobs as members, in one transaction: all of them or none; see `Client.enqueue_many`."""
-        async with open_stream(requests) as stream:
-            done = await write_stream(stream, self._means.adding, self._means.codec, progress=progress, batch=self.id)
+        with enqueuing(self._means.traces) as span:
+            async with open_stream(requests, span.carried) as stream:
+                done = await write_stream(
+                    stream, self._means.adding, self._means.codec, progress=progress, batch=self.id
+                )
+            span.done([one.id for one in done])
         return [self._ref(one, Any) for one in done]
 
     def _ref(self, done: operations.Enqueued, result_type: Any) -> JobRef[Any]:
@@ -120,7 +129,10 @@ class Batch:
     async def close(self) -> None:
         """Closes the batch: it finishes with its last job, at once if it has none. Closing it again changes nothing."""
         _check_callback(self.on_complete)
-        await self._means.run(batches.close(self.id, self.on_complete))
+        callback, traces = self.on_complete, self._means.traces
+        if callback is not None and traces is not None:
+            callback = carrying(callback, traces.current())
+        await self._means.run(batches.close(self.id, callback))
 
     async def status(self) -> BatchStatus:
         """The counts now. Raises `UnknownBatch`."""

@@ -26,6 +26,7 @@ from ..postgres import (
 from ..states import FINISHED
 from ..store import audit, bulk, cancelling, history, operations, queues, run_foreign, schedules, stacks
 from ..store.audit import acting, check_actor
+from ..tracing import enqueuing, traces_of
 from .batches import Means, new_batch, open_batch
 from .cancelling import as_ended, check_waiting, pauses, requester, still_running
 from .refs import JobRef
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from ..codec import Codec
     from ..handlers import Handler, Handlers
     from ..jobs import JobRequest
+    from ..observe import Instrument
     from ..states import State
     from ..store.audit import AuditRecord
     from ..store.queues import QueueRecord
@@ -69,6 +71,7 @@ class Client:
         handlers: Handlers | None = None,
         codec: Codec | None = None,
         actor: str | None = None,
+        instruments: Iterable[Instrument] = (),
     ) -> None:
         known = isinstance(source, (TrioPool, AsyncioPool, psycopg.AsyncConnection))
         self._source: TrioPool | AsyncioPool | psycopg.AsyncConnection[Any] = source
@@ -78,6 +81,7 @@ class Client:
         self._schema = schema
         self._actor = check_actor(actor)
         self._waits = waits
+        self._traces = traces_of([*instruments, *(handlers.instruments if handlers is not None else ())])
         self._home = self
         # Until the database refuses it to this login.
         self._sees_arguments = True
@@ -90,7 +94,7 @@ class Client:
         `AsyncSession` (over psycopg or asyncpg). Raises `ConfigurationError` for anything else.
         """
         used = Client(connection, schema=self._schema, handlers=self._handlers, codec=self._codec, actor=self._actor)
-        used._home = self._home
+        used._home, used._traces = self._home, self._traces
         return used
 
     # Enqueuing
@@ -106,7 +110,9 @@ class Client:
         `UsageError` in a transaction that is aborted already, or `DatabaseUnavailable`.
         """
         request, result_type = request_and_type(handler, self._handlers, args, kwargs)
-        done = await self._run(operations.enqueue(request, self._codec))
+        with enqueuing(self._traces, request) as span:
+            done = await self._run(operations.enqueue(span.carried(request), self._codec))
+            span.done([done.id])
         return JobRef(self, done.id, added=done.added, replaced=done.replaced, result_type=result_type)
 
     async def enqueue_many(
@@ -124,10 +130,14 @@ class Client:
         it raises `PartlyEnqueued` from that error instead.
         """
         check_chunk(chunk, in_callers_transaction=self._is_callers)
-        async with open_stream(requests) as stream:
-            if chunk is None:
-                return self._refs(await write_stream(stream, self._adding, self._codec, progress=progress))
-            return await self._enqueue_in_chunks(stream, chunk, progress)
+        with enqueuing(self._traces) as span:
+            async with open_stream(requests, span.carried) as stream:
+                if chunk is None:
+                    refs = self._refs(await write_stream(stream, self._adding, self._codec, progress=progress))
+                else:
+                    refs = await self._enqueue_in_chunks(stream, chunk, progress)
+                span.done([ref.id for ref in refs])
+        return refs
 
     async def _enqueue_in_chunks(
         self, stream: AsyncStream, chunk: int, progress: Callable[[int], object] | None
@@ -164,7 +174,7 @@ class Client:
 
     def _means(self) -> Means:
         home = self._home
-        return Means(self, self._handlers, self._codec, self._run, self._adding, home._run, home._waits)
+        return Means(self, self._handlers, self._codec, self._run, self._adding, home._run, home._waits, self._traces)
 
     @asynccontextmanager
     async def _adding(self) -> AsyncGenerator[Adding]:
@@ -490,12 +500,14 @@ async def open_client(
     handlers: Handlers | None = None,
     codec: Codec | None = None,
     actor: str | None = None,
+    instruments: Iterable[Instrument] = (),
 ) -> AsyncGenerator[Client]:
     """A client with its own pool, for the duration of the block; under Trio and under asyncio.
 
     With `handlers`, jobs that are enqueued by name are checked like those enqueued by handler. `codec` encodes arguments and
     decodes results; by default it is the handlers'. `actor` is the name under which the audit trail records this client's
-    actions, such as the person that a web application acts for. Raises `DatabaseUnavailable`, or `ConfigurationError` for a
+    actions, such as the person that a web application acts for. `instruments`, and those of `handlers`, may make a span of
+    each enqueue (`pulse_trio.otel`). Raises `DatabaseUnavailable`, or `ConfigurationError` for a
     DSN that cannot be read.
     """
     if sniffio.current_async_library() == "asyncio":
@@ -504,7 +516,9 @@ async def open_client(
             open_asyncio_pool(dsn, max_size=max_connections) as pool,
             open_waits(schema, pool=pool, connect=connect) as waits,
         ):
-            yield Client(pool, schema=schema, waits=waits, handlers=handlers, codec=codec, actor=actor)
+            yield Client(
+                pool, schema=schema, waits=waits, handlers=handlers, codec=codec, actor=actor, instruments=instruments
+            )
     else:
         # Autocommit: one statement is one round trip. Operations of several statements begin a transaction themselves.
         async with open_pool(dsn, min_size=1, max_size=max_connections, own=True, autocommit=True) as pool:
@@ -512,4 +526,12 @@ async def open_client(
                 connect_or_unavailable, dsn, own=True, autocommit=True, application_name="pulse-trio waits"
             )
             async with open_waits(schema, pool=pool, connect=listen) as waits:
-                yield Client(pool, schema=schema, waits=waits, handlers=handlers, codec=codec, actor=actor)
+                yield Client(
+                    pool,
+                    schema=schema,
+                    waits=waits,
+                    handlers=handlers,
+                    codec=codec,
+                    actor=actor,
+                    instruments=instruments,
+                )

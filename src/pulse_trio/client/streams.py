@@ -10,7 +10,7 @@ from ..errors import ConfigurationError, InvalidArguments, PartlyEnqueued, Usage
 from ..jobs import JobRequest
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 
 SLICE = 5000
 """Requests that are written at once."""
@@ -19,13 +19,18 @@ SLICE_SIZE = 4 * 1024 * 1024
 objects, as text and as rows: 2,500 requests of 900 kB in one COPY took 6.7 GB."""
 
 
-class Stream:
-    """Requests from an iterable."""
+def _same(request: JobRequest) -> JobRequest:
+    return request
 
-    def __init__(self, requests: Iterable[JobRequest]) -> None:
+
+class Stream:
+    """Requests from an iterable, each as `changed` returns it."""
+
+    def __init__(self, requests: Iterable[JobRequest], changed: Callable[[JobRequest], JobRequest] = _same) -> None:
         if isinstance(requests, (JobRequest, str)) or not hasattr(requests, "__iter__"):
             raise InvalidArguments(f"enqueue_many takes an iterable of requests, got {requests!r:.200}.")
         self._requests: Iterator[object] = iter(requests)
+        self._changed = changed
         self.ended = False
         """Whether the last request was taken, as far as is known."""
 
@@ -34,7 +39,7 @@ class Stream:
         stream. Raises `InvalidArguments` for an item that is not a request."""
         taken: list[JobRequest] = []
         for request in self._requests:
-            taken.append(checked(request))
+            taken.append(self._changed(checked(request)))
             size -= len(taken[-1].args)
             if len(taken) == count or size <= 0:
                 return taken
@@ -43,15 +48,20 @@ class Stream:
 
 
 class AsyncStream:
-    """Requests from an iterable or an async iterable."""
+    """Requests from an iterable or an async iterable, each as `changed` returns it."""
 
-    def __init__(self, requests: Iterable[JobRequest] | AsyncIterable[JobRequest]) -> None:
+    def __init__(
+        self,
+        requests: Iterable[JobRequest] | AsyncIterable[JobRequest],
+        changed: Callable[[JobRequest], JobRequest] = _same,
+    ) -> None:
         self._is_async = hasattr(requests, "__aiter__")
         self._ended = False
+        self._changed = changed
         if self._is_async:
             self._requests: AsyncIterator[object] = aiter(cast("AsyncIterable[JobRequest]", requests))
         else:
-            self._stream = Stream(cast("Iterable[JobRequest]", requests))
+            self._stream = Stream(cast("Iterable[JobRequest]", requests), changed)
 
     @property
     def ended(self) -> bool:
@@ -65,7 +75,7 @@ class AsyncStream:
         taken: list[JobRequest] = []
         while len(taken) < count and size > 0:
             try:
-                taken.append(checked(await anext(self._requests)))
+                taken.append(self._changed(checked(await anext(self._requests))))
             except StopAsyncIteration:
                 self._ended = True
                 break
@@ -74,10 +84,13 @@ class AsyncStream:
 
 
 @asynccontextmanager
-async def open_stream(requests: Iterable[JobRequest] | AsyncIterable[JobRequest]) -> AsyncGenerator[AsyncStream]:
+async def open_stream(
+    requests: Iterable[JobRequest] | AsyncIterable[JobRequest],
+    changed: Callable[[JobRequest], JobRequest] = _same,
+) -> AsyncGenerator[AsyncStream]:
     """The stream; closes an async generator that was not exhausted, because it may hold resources."""
     try:
-        yield AsyncStream(requests)
+        yield AsyncStream(requests, changed)
     finally:
         if inspect.isasyncgen(requests):
             await requests.aclose()  # noqa: ASYNC102 -- the caller's generator, and the caller's clean-up to shield

@@ -17,6 +17,7 @@ from ..postgres import adapt, connect_sync
 from ..states import FINISHED
 from ..store import audit, bulk, cancelling, history, operations, queues, run_foreign_sync, schedules, stacks
 from ..store.audit import acting, check_actor
+from ..tracing import enqueuing, traces_of
 from .cancelling import as_ended, check_waiting, pauses, requester, still_running
 from .refs import result_of
 from .requests import decoded_record, request_and_type
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from ..codec import Codec
     from ..handlers import Handler, Handlers
     from ..jobs import JobRequest
+    from ..observe import Instrument
     from ..states import State
     from ..store.audit import AuditRecord
     from ..store.queues import QueueRecord
@@ -48,6 +50,7 @@ class SyncClient:
 
     That may be psycopg's `Connection`, SQLAlchemy's `Connection` or `Session`, or `django.db.connection`; anything else raises
     `ConfigurationError`. With `handlers`, jobs that are enqueued by name are checked like those enqueued by handler.
+    `instruments`, and those of `handlers`, may make a span of each enqueue (`pulse_trio.otel`).
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class SyncClient:
         handlers: Handlers | None = None,
         codec: Codec | None = None,
         actor: str | None = None,
+        instruments: Iterable[Instrument] = (),
     ) -> None:
         known = isinstance(dsn_or_connection, (str, psycopg.Connection))
         self._source: str | psycopg.Connection[Any] = dsn_or_connection
@@ -66,13 +70,16 @@ class SyncClient:
         self._sees_arguments = True
         self._actor = check_actor(actor)
         self._handlers = handlers
+        self._traces = traces_of([*instruments, *(handlers.instruments if handlers is not None else ())])
         self._codec = in_schema(codec if codec is not None or handlers is None else handlers.codec, schema)
 
     def using(self, connection: psycopg.Connection[Any] | Any) -> SyncClient:
         """The same client on the caller's connection and in its transaction; see `Client.using`."""
-        return SyncClient(
+        used = SyncClient(
             connection, schema=self._schema, handlers=self._handlers, codec=self._codec, actor=self._actor
         )
+        used._traces = self._traces
+        return used
 
     @overload
     def enqueue(self, handler: Handler[P, R], /, *args: P.args, **kwargs: P.kwargs) -> operations.Enqueued: ...
@@ -83,7 +90,10 @@ class SyncClient:
     def enqueue(self, handler: Handler[Any, Any] | str, /, *args: Any, **kwargs: Any) -> operations.Enqueued:
         """Enqueues one job; see `Client.enqueue`."""
         request, _ = request_and_type(handler, self._handlers, args, kwargs)
-        return self.run(operations.enqueue(request, self._codec))
+        with enqueuing(self._traces, request) as span:
+            done = self.run(operations.enqueue(span.carried(request), self._codec))
+            span.done([done.id])
+        return done
 
     def enqueue_many(
         self,
@@ -94,9 +104,18 @@ class SyncClient:
     ) -> list[operations.Enqueued]:
         """Enqueues many jobs, in one transaction or, with `chunk`, in chunks; see `Client.enqueue_many`."""
         check_chunk(chunk, in_callers_transaction=not isinstance(self._source, str))
-        stream = Stream(requests)
-        if chunk is None:
-            return write_stream_sync(stream, self._adding, self._codec, progress=progress)
+        with enqueuing(self._traces) as span:
+            stream = Stream(requests, span.carried)
+            if chunk is None:
+                done = write_stream_sync(stream, self._adding, self._codec, progress=progress)
+            else:
+                done = self._enqueue_in_chunks(stream, chunk, progress)
+            span.done([one.id for one in done])
+        return done
+
+    def _enqueue_in_chunks(
+        self, stream: Stream, chunk: int, progress: Callable[[int], object] | None
+    ) -> list[operations.Enqueued]:
         done: list[operations.Enqueued] = []
         try:
             while taken := stream.take(chunk, math.inf):

@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ..observe import Observer
     from ..settings import TermsOfQueues, WorkerSettings
+    from .jobs.run_spans import RunSpans
     from .metrics.meter import JobMeter
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What all parts of one worker have in common; made when it starts. `burst`: the worker ends when nothing is due. `meter`
-    counts its jobs, if it has metrics."""
+    counts its jobs, if it has metrics; `spans` has their spans, if an instrument makes some."""
 
     settings: WorkerSettings
     terms: TermsOfQueues
     observer: Observer
     burst: bool = False
     meter: JobMeter | None = None
+    spans: RunSpans | None = None

@@ -27,9 +27,11 @@ from ..logs import LogInstrument, logger
 from ..observe import JobQuarantined, Observer, WorkerStarted, WorkerStopped
 from ..settings import WorkerSettings
 from ..store import WorkerStore
+from ..tracing import traces_of
 from .building import Hooks, build
 from .burst import end_burst
 from .jobs.interrupts import protect
+from .jobs.run_spans import RunSpans
 from .leaving import FAREWELL, end_what_is_left, farewell, leave_the_stuck, withdraw_idle
 from .metrics.figures import Figures
 from .metrics.of_worker import LostLeases, WorkerMetrics
@@ -106,14 +108,13 @@ class Worker:
         # Only when every event is wanted, as with `run --verbose`, is there a line for each job that ends well.
         every_job = logger.isEnabledFor(logging.DEBUG)
         figures = Figures() if self.settings.http else None
-        observer = Observer(
-            [
-                *([LogInstrument(every_job=every_job)] if log else []),
-                *([LostLeases(figures)] if figures is not None else []),
-                *handlers.instruments,
-                *instruments,
-            ]
-        )
+        told = [
+            *([LogInstrument(every_job=every_job)] if log else []),
+            *([LostLeases(figures)] if figures is not None else []),
+            *handlers.instruments,
+            *instruments,
+        ]
+        observer, traces = Observer(told), traces_of(told)
         terms = self.settings.terms(handlers.queue_leases)
         launch = launch_of(app, dsn, self.settings, keep=keep) if app is not None else launch
         self._hooks = Hooks(watch, on_lease, on_stuck, stuck, launch, orders)
@@ -139,7 +140,8 @@ class Worker:
         if figures is not None:
             kinds, named = [h.kind for h in handlers], [*(self.settings.queues or ()), *handlers.queues]
             self._metrics = WorkerMetrics(self.settings, self._store, figures, kinds, named)
-        self._plan = Plan(self.settings, terms, observer, burst, self._metrics and self._metrics.meter)
+        meter, spans = self._metrics and self._metrics.meter, RunSpans(traces) if traces is not None else None
+        self._plan = Plan(self.settings, terms, observer, burst, meter, spans)
         self._declarations = Declarations(self._store.startup, handlers)
         self._stops = Stops()
         self._parts: Parts | None = None

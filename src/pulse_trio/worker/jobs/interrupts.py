@@ -26,7 +26,15 @@ if TYPE_CHECKING:
 
 _ROOT = str(Path(__file__).parents[2])
 """All of pulse-trio."""
-_PACKAGES = ("pulse_trio.worker", "pulse_trio.store", "pulse_trio.postgres", "pulse_trio.states", "pulse_trio.jobs")
+_PACKAGES = (
+    "pulse_trio.worker",
+    "pulse_trio.store",
+    "pulse_trio.postgres",
+    "pulse_trio.states",
+    "pulse_trio.jobs",
+    "pulse_trio.tracing",
+    "pulse_trio.otel",
+)
 _marked: set[str] = set()
 
 

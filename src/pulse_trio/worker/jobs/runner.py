@@ -97,7 +97,7 @@ class Runner:
         # trio.current_time() without the look-up of the clock: each job calls it once.
         self._now = trio.lowlevel.current_clock().current_time
         self._observer = observer
-        self._events = JobEvents(observer)
+        self._events = JobEvents(observer, plan.spans)
         self._meter = plan.meter
 
     def accept(self, claims: Sequence[Claim], sent: float) -> list[RunningJob]:

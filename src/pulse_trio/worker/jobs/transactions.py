@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ...jobs import Claim, Outcome
     from ..plan import Plan
     from .job_table import JobTable
+    from .run_spans import RunSpans
     from .running_job import RunningJob
 
 _LOCKED_PAUSE = 0.01
@@ -96,6 +97,7 @@ class Transactions:
         self._jobs = jobs
         self._codec = codec
         self._margin = plan.terms.least_margin
+        self._spans = plan.spans
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keeps the connections, until cancelled."""
@@ -103,9 +105,13 @@ class Transactions:
             task_status.started()
             await trio.sleep_forever()
 
-    @asynccontextmanager
-    async def open(self, job: RunningJob, result: Any) -> AsyncGenerator[Transaction]:
+    def open(self, job: RunningJob, result: Any) -> AbstractAsyncContextManager[Transaction]:
         """One job's transaction. Raises `RuntimeError` when the job has one open, or a transaction has completed it."""
+        opened = self._open(job, result)
+        return opened if self._spans is None else _traced(self._spans, job.claim, opened)
+
+    @asynccontextmanager
+    async def _open(self, job: RunningJob, result: Any) -> AsyncGenerator[Transaction]:
         job.begin_transaction()
         outcomes: list[Outcome] = []
         begun: Begun | None = None
@@ -175,3 +181,12 @@ class Transactions:
         job.cancel("lease-unproven")
         await trio.lowlevel.checkpoint()
         raise DatabaseUnavailable(f"it is not known whether the transaction of job {job.claim.id} was committed")
+
+
+@asynccontextmanager
+async def _traced(
+    spans: RunSpans, claim: Claim, opened: AbstractAsyncContextManager[Transaction]
+) -> AsyncGenerator[Transaction]:
+    with spans.traces.transaction(claim):
+        async with opened as transaction:
+            yield transaction

@@ -47,6 +47,7 @@ class Calls:
         self.codec = codec
         self.retries = {handler.kind: handler.retries for handler in handlers if handler.retries is not None}
         self._observer = plan.observer
+        self._spans = plan.spans
         self._hooks = {hook.request.kind for hook in death_hooks(handlers)}
         kinds = {handler.runs for handler in handlers}
         # Services that no handler needs are not even made.
@@ -56,11 +57,15 @@ class Calls:
             )
             self.services.append(self._asyncio.run)
         if "process" in kinds:
-            self._processes = ProcessCalls(slots=settings.process_slots, cleanup=settings.cleanup)
+            self._processes = ProcessCalls(slots=settings.process_slots, cleanup=settings.cleanup, spans=plan.spans)
             self.services.append(self._processes.run)
         self.by_kind = {handler.kind: self._call_of(handler) for handler in handlers}
 
     def _call_of(self, handler: Handler[..., Any]) -> Call:
+        call = self._untraced_call_of(handler)
+        return call if self._spans is None else self._spans.traced(call)
+
+    def _untraced_call_of(self, handler: Handler[..., Any]) -> Call:
         call = self._plain_call_of(handler)
         coded = call if self.codec is None else decoding(self.codec, call)
         if handler.kind not in self._hooks:

@@ -102,7 +102,7 @@ class Child:
                 job = Job(claim, runtime)
                 context = copy_context()
                 enter(Given(job), context)
-                value = context.run(self._call_at(order.place), job, claim.args)
+                value = context.run(self._called, order, job)
             finally:
                 self._runtime = None
             return wire.Returned(msgspec.Raw(encode_result(claim.kind, value).encode()))
@@ -111,6 +111,10 @@ class Child:
             if self._told_to_leave and isinstance(error, SystemExit):
                 return wire.Left()  # noqa: ASYNC104 -- told to the worker
             return wire.describe(error)  # noqa: ASYNC104 -- told to the worker
+
+    def _called(self, order: wire.Call, job: Job) -> Any:
+        with _within(order.trace):
+            return self._call_at(order.place)(job, order.claim.args)
 
     def _call_at(self, place: wire.Importable) -> Callable[[Job, str], Any]:
         if place not in self._calls:
@@ -156,6 +160,15 @@ def find(place: wire.Importable) -> Any:
     for name in place.name.split("."):
         found = getattr(found, name)
     return found
+
+
+def _within(trace: tuple[str, str | None] | None) -> AbstractContextManager[object]:
+    """Makes the span of the attempt, which is the worker's, current here."""
+    if trace is None:
+        return nullcontext()
+    from ....otel import attached
+
+    return attached(trace)
 
 
 def _ignore(*_: object) -> None:

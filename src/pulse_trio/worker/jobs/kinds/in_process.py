@@ -34,6 +34,7 @@ from .child import LEAVE, LOG_VARIABLE, find
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from ..run_spans import RunSpans
     from ..running_job import RunningJob
 
 T = TypeVar("T")
@@ -52,9 +53,10 @@ _DEATH_RATTLE = 1.0
 class ProcessCalls:
     """The calls of a worker's process handlers. `run` ends the children; at most `slots` of them run; `cleanup` in seconds."""
 
-    def __init__(self, *, slots: int, cleanup: float) -> None:
+    def __init__(self, *, slots: int, cleanup: float, spans: RunSpans | None = None) -> None:
         self._slots = trio.CapacityLimiter(slots or os.cpu_count() or 1)
         self._cleanup = cleanup
+        self._spans = spans
         self._idle: list[ChildProcess] = []
         self._busy: dict[RunningJob, ChildProcess] = {}
         self._opened = trio.Event()
@@ -123,8 +125,10 @@ class ProcessCalls:
     async def _answer(self, child: ChildProcess, place: wire.Importable, running: RunningJob, args: str) -> Any:
         # The text differs from the claim's when a codec has decoded it.
         claim = running.claim if args is running.claim.args else msgspec.structs.replace(running.claim, args=args)
+        # The span of this attempt, which is current here.
+        trace = None if self._spans is None else self._spans.traces.current()
         try:
-            answer = await child.call(wire.Call(place, claim), running.progress)
+            answer = await child.call(wire.Call(place, claim, trace), running.progress)
         except trio.Cancelled:  # noqa: ASYNC103 -- the child has answered: that is the outcome
             answer = await _shielded(  # noqa: ASYNC102 -- shielded inside
                 partial(child.leave, wire.Cancel(running.take_cancellation(), running.cancel_message), self._cleanup)

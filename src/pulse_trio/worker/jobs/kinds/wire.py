@@ -25,10 +25,11 @@ class Importable(msgspec.Struct, frozen=True):
 
 
 class Call(msgspec.Struct, frozen=True, tag="call"):
-    """To the child: run the handler at `place` for this claim."""
+    """To the child: run the handler at `place` for this claim, within the span that `trace` names."""
 
     place: Importable
     claim: Claim
+    trace: tuple[str, str | None] | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
