@@ -423,7 +423,9 @@ class Blocked(SpanExporter):
 
 async def test_an_exporter_that_blocks_or_raises_keeps_no_job_waiting(dsn: str) -> None:
     exporter, provider = Blocked(), TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=1, max_queue_size=10, max_export_batch_size=5))
+    provider.add_span_processor(
+        BatchSpanProcessor(exporter, schedule_delay_millis=1, max_queue_size=10, max_export_batch_size=5)
+    )
     handlers = Handlers(instruments=[OpenTelemetry(provider)])
 
     @handlers.job

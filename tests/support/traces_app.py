@@ -6,7 +6,7 @@ import os
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from pulse_trio import Handlers
 
@@ -15,10 +15,9 @@ handlers = Handlers()
 
 @handlers.job(runs="process")
 def in_process() -> int:
-    provider = TracerProvider(shutdown_on_exit=False)
+    # As a program's own module does it: the spans are sent in the background, and what is left when the process ends.
+    provider = TracerProvider()
     # Where to: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT.
-    provider.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter()))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     with provider.get_tracer("test").start_as_current_span("in the process"):
-        pid = os.getpid()
-    provider.shutdown()
-    return pid
+        return os.getpid()

@@ -46,6 +46,8 @@ _START = (
 )
 _LONGEST_LINE = 16 * 1024 * 1024
 """Bytes. A result has 1 MiB at most, and the stored part of an exception less: a longer message is not accepted."""
+_LAST_MOMENT = 2.0
+"""Seconds that an idle process may take for its end when the worker stops."""
 _DEATH_RATTLE = 1.0
 """Seconds between the end of a process's line and its own."""
 
@@ -165,6 +167,7 @@ class ChildProcess:
         try:
             await self._process.wait()
         finally:
+            await self._let_it_end()
             self.kill()
             # Processes that the child started may keep its end of the line open: its death does not always close the line.
             try:
@@ -174,6 +177,18 @@ class ChildProcess:
             with trio.CancelScope(shield=True):
                 await self._process.wait()
             self._ended.set()
+
+    async def _let_it_end(self) -> None:
+        """An idle process ends by itself when its line does. It gets a moment for what its code does at the interpreter's end,
+        such as sending the spans that it has recorded."""
+        if not self.usable or not self.alive:
+            return
+        try:
+            self._line.socket.shutdown(socket.SHUT_WR)
+        except OSError:
+            return
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + _LAST_MOMENT):
+            await self._process.wait()
 
     async def ready(self) -> None:
         """Waits until the process has started. Raises `ProcessDied`."""
