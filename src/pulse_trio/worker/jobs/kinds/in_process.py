@@ -167,7 +167,7 @@ class ChildProcess:
         try:
             await self._process.wait()
         finally:
-            await self._let_it_end()
+            await self._let_it_end()  # noqa: ASYNC102 -- shielded inside, with a deadline
             self.kill()
             # Processes that the child started may keep its end of the line open: its death does not always close the line.
             try:
