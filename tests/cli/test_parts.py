@@ -6,6 +6,8 @@ import io
 import json
 import logging
 import re
+import subprocess
+import sys
 import typing
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -29,6 +31,14 @@ from pulse_trio.states import State
 from pulse_trio.text import ago, duration, headline, one_line, shown
 
 ROOT = Path(__file__).parents[2]
+
+
+def test_a_worker_does_not_load_what_only_tables_and_measuring_need() -> None:
+    program = (
+        "import sys, pulse_trio.cli; print([name for name in ('rich.console', 'rich.progress') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 # The reference

@@ -184,6 +184,8 @@ def run_commands() -> NoReturn:
     # As the installed program has it.
     scripts = sysconfig.get_path("scripts")
     sys.path[0] = scripts
+    import rich.table  # noqa: F401 -- by the commands that make tables
+
     from pulse_trio.cli import main
 
     with socket.socket(fileno=int(sys.argv[1])) as control:

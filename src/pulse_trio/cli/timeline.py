@@ -9,8 +9,6 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rich.text import Text
-
 from ..states import FINISHED, State
 from ..text import ago, count_of, duration, headline
 from .output import terminal
@@ -18,6 +16,8 @@ from .output import terminal
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
+
+    from rich.text import Text
 
     from ..records import JobRecord
     from ..store.cancelling import CancellationRecord
@@ -111,6 +111,8 @@ def _end(job: JobRecord, attempts: int, took: float) -> str:
 
 def picture(job: JobRecord, entries: Sequence[Entry], now: datetime) -> list[Text]:
     """The lines to print."""
+    from rich.text import Text
+
     left_out = max(0, len(entries) - _FIRST - _LAST - 2)
     shown = [*entries[: _FIRST + 1], *entries[_FIRST + 1 + left_out :]] if left_out else list(entries)
     axis = _Axis(job, entries, now)
@@ -153,6 +155,8 @@ class _Axis:
 
     def bar(self, entry: Entry, style: str) -> Text:
         """The wait since the last attempt's end, then the entry itself."""
+        from rich.text import Text
+
         if entry.event == "due":
             # The due time may be far in the future.
             return Text(" " * self._width)

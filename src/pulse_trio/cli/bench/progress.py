@@ -6,11 +6,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import trio
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
+
+    from rich.progress import Progress
 
 INTERVAL = 0.25
 
@@ -44,6 +44,10 @@ class Bar:
 @contextmanager
 def open_bar() -> Generator[Bar]:
     """A bar for as long as the block runs; nothing where there is no terminal."""
+    # Imported here: see output.py.
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(
