@@ -428,8 +428,12 @@ class Observer:
         self._listeners: dict[type[Any], list[Callable[[Any], None]]] = defaultdict(list)
         self._failing: list[Callable[[Any], None]] = []
         for instrument in instruments:
-            for event_type, listener in instrument.listeners().items():
-                self._listeners[event_type].append(listener)
+            self.add(instrument)
+
+    def add(self, instrument: Instrument) -> None:
+        """Adds an instrument, before anything is told."""
+        for event_type, listener in instrument.listeners().items():
+            self._listeners[event_type].append(listener)
 
     def emit(self, event: Event) -> None:
         """Calls every listener of the event's type."""

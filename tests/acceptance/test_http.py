@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -15,7 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families as prometheu
 from pulse_trio import ConfigurationError, Handlers, SyncClient, Worker
 from pulse_trio.worker.metrics.catalogue import METRICS
 from support.embedded_workers import working
-from support.workers import enqueue, settled, until
+from support.sink import open_sink
+from support.workers import enqueue, settled, until, worker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -218,11 +221,6 @@ async def test_a_silent_database_makes_a_worker_unready(handlers: Handlers, addr
 
 
 async def test_a_draining_process_is_not_ready_until_it_ends(dsn: str, processes: Processes) -> None:
-    import signal
-
-    from support.sink import open_sink
-    from support.workers import worker
-
     async with open_sink(processes.folder) as sink:
         (job_id,) = enqueue(dsn)
         running = await worker(processes, dsn, "--http=127.0.0.1:0")
@@ -238,6 +236,78 @@ async def test_a_draining_process_is_not_ready_until_it_ends(dsn: str, processes
         assert await running.ended() == 0
 
 
+COMPLETED = sample("pulse_jobs_ended_total", queue="default", kind="held", outcome="completed")
+STARTED = sample("pulse_jobs_started_total", queue="default", kind="held")
+
+
+async def test_one_address_answers_for_all_processes_and_counters_survive_a_killed_one(
+    dsn: str, processes: Processes
+) -> None:
+    async with open_sink(processes.folder) as sink:
+        ids = enqueue(dsn, count=6)
+        supervisor = await worker(processes, dsn, "--processes=2", "--concurrency=5", "--http=127.0.0.1:0")
+        at = (await supervisor.line(r"serving /metrics.* at http://(\S+)"))[1]
+        async with served(at) as pages:
+            starts = await sink.until("start", attempt=1, count=6)
+            await pages.until("/readyz", 200)
+            found = await pages.until_counted(STARTED, 6)
+            assert found[sample("pulse_worker_slots")] == 10
+            assert found[sample("pulse_jobs_running", queue="default")] == 6
+            sink.let_go()
+            for job_id in ids:
+                await settled(dsn, job_id)
+            await pages.until_counted(COMPLETED, 6)
+            os.kill(starts[0].pid, signal.SIGKILL)
+            await supervisor.line(f"{starts[0].pid} .*signal|{starts[0].pid} ended")
+            assert (await pages.metrics())[COMPLETED] == 6
+            # The process that replaces it counts on top.
+            (more,) = enqueue(dsn)
+            await settled(dsn, more)
+            await pages.until_counted(COMPLETED, 7)
+            assert (await pages.metrics())[sample("pulse_job_run_seconds_count", queue="default", kind="held")] == 7
+            await pages.until("/readyz", 200)
+            assert (await pages.metrics())[sample("pulse_worker_slots")] == 10
+            supervisor.send(signal.SIGTERM)
+        assert await supervisor.ended() == 0
+
+
+async def test_the_supervisor_says_which_process_is_blocked_or_drains(dsn: str, processes: Processes) -> None:
+    async with open_sink(processes.folder) as sink:
+        supervisor = await worker(processes, dsn, "--processes=2", "--http=127.0.0.1:0", "--lease=60", "--heartbeat=20")
+        at = (await supervisor.line(r"serving /metrics.* at http://(\S+)"))[1]
+        async with served(at) as pages:
+            await pages.until("/readyz", 200)
+            assert (await pages.get("/healthz")).status_code == 200
+            enqueue(dsn, "blocking", folder=str(processes.folder))
+            (start,) = await sink.until("start", attempt=1)
+            await pages.until("/healthz", 503, f"worker process {start.pid}: nothing was heard of it")
+            await pages.until("/readyz", 503, f"1 of 2 worker processes are ready; worker process {start.pid}")
+            os.kill(start.pid, signal.SIGKILL)
+            await pages.until("/healthz", 200)
+            (processes.folder / "go-2").touch()
+            (processes.folder / "go-1").touch()
+            await pages.until("/readyz", 200)
+            supervisor.send(signal.SIGTERM)
+        assert await supervisor.ended() == 0
+
+
+async def test_a_blocked_loop_does_not_answer_and_its_lag_is_measured(dsn: str, processes: Processes) -> None:
+    async with open_sink(processes.folder) as sink:
+        running = await worker(processes, dsn, "--http=127.0.0.1:0", "--lease=60", "--heartbeat=20")
+        at = (await running.line(r"serving /metrics.* at http://(\S+)"))[1]
+        async with served(at) as pages:
+            await pages.until("/readyz", 200)
+            enqueue(dsn, "blocking", folder=str(processes.folder))
+            await sink.until("start", attempt=1)
+            with pytest.raises(httpx.TimeoutException):
+                await pages.get("/healthz", timeout=2.0)
+            (processes.folder / "go-1").touch()
+            await pages.until("/healthz", 200)
+            assert (await pages.metrics())[sample("pulse_loop_lag_seconds")] > 1
+        running.send(signal.SIGTERM)
+        assert await running.ended() == 0
+
+
 async def test_an_address_in_use_is_the_callers_fault(dsn: str, processes: Processes, handlers: Handlers) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         at = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -246,7 +316,7 @@ async def test_an_address_in_use_is_the_callers_fault(dsn: str, processes: Proce
         (processes.folder / "app.py").write_text(
             "import pulse_trio\nhandlers = pulse_trio.Handlers()\n@handlers.job\ndef work(): ...\n"
         )
-        for more in ([],):
+        for more in ([], ["--processes=2"]):
             running = await processes.pulse_trio("run", "app:handlers", f"--dsn={dsn}", f"--http={at}", *more)
             assert await running.ended() == 2
             assert "another process uses this port" in running.stderr

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import trio
@@ -15,6 +14,7 @@ import trio
 from ..observe import JobQuarantined, Observer
 from ..store import WorkerStore
 from ..worker import Supervisor
+from ..worker.metrics.of_fleet import FleetMetrics
 from ..worker.processes.launch import environment_of
 
 if TYPE_CHECKING:
@@ -50,20 +50,29 @@ class Fleet:
             on_death=observer.emit,
             on_suspect=lambda job_id, kind, crashes: observer.emit(JobQuarantined(job_id, kind, crashes)),
         )
+        self._metrics: FleetMetrics | None = None
+        if settings.http:
+            self._metrics = FleetMetrics(settings, self._store)
+            observer.add(self._metrics)
         self._supervisor = Supervisor(
             [sys.executable, "-m", "pulse_trio.cli", "run", target],
-            {**os.environ, **environment_of(dsn, replace(settings, http=""), flags)},
-            self._store,
+            {**os.environ, **environment_of(dsn, settings, flags)},
+            self._store if self._metrics is None else self._metrics.store,
             settings=settings,
             observer=observer,
             burst=bool(flags["burst"]),
         )
+        if self._metrics is not None:
+            self._supervisor.pass_figures_to(self._metrics)
 
     async def run(self) -> int:
         """Runs until all workers have ended; returns the exit code. Raises `SchemaError` before it starts any."""
         try:
             await self._store.check_schema()
-            return await self._supervisor.run()
+            if self._metrics is None:
+                return await self._supervisor.run()
+            async with self._metrics.serving():
+                return await self._supervisor.run()
         finally:
             with trio.move_on_after(FAREWELL, shield=True):
                 await self._store.aclose()

@@ -204,6 +204,7 @@ class Deployment(Run):
             stuck=inherited_outcomes(),
             launch=self._launch(dsn) if self._orders is None else None,
             orders=self._orders,
+            figures_to=self._line,
             instruments=self.instruments,
             log=False,
         )

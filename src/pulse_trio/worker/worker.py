@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from ..jobs import Outcome
     from ..observe import Instrument
     from .building import Parts
+    from .metrics.of_worker import FiguresLine
     from .processes.orders import Orders
     from .processes.spawning import Launch
 
@@ -73,7 +74,8 @@ class Worker:
 
     `app` says where another process finds the handlers, as in "myapp:handlers": jobs that killed their worker again and again
     then run in a process of their own. Without it they run in this one, when no other job runs or after 30 s. `pulse-trio run`
-    passes `launch`, which starts such a process, and `orders`, the jobs that such a process is to run.
+    passes `launch`, which starts such a process, and `orders`, the jobs that such a process is to run; and `figures_to`, the
+    line to a supervisor that serves `http` for this worker.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Worker:
         app: str | None = None,
         launch: Launch | None = None,
         orders: Orders | None = None,
+        figures_to: FiguresLine | None = None,
         instruments: Iterable[Instrument] = (),
         log: bool = True,
         store: WorkerStore | None = None,
@@ -139,7 +142,7 @@ class Worker:
         self._metrics: WorkerMetrics | None = None
         if figures is not None:
             kinds, named = [h.kind for h in handlers], [*(self.settings.queues or ()), *handlers.queues]
-            self._metrics = WorkerMetrics(self.settings, self._store, figures, kinds, named)
+            self._metrics = WorkerMetrics(self.settings, self._store, figures, kinds, named, figures_to)
         meter, spans = self._metrics and self._metrics.meter, RunSpans(traces) if traces is not None else None
         self._plan = Plan(self.settings, terms, observer, burst, meter, spans)
         self._declarations = Declarations(self._store.startup, handlers)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .catalogue import BY_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 Labels = tuple[str, ...]
 _FEW = 8
@@ -112,7 +112,7 @@ class Figures:
         }
 
     @classmethod
-    def decoded(cls, encoded: dict[str, Any]) -> Figures:
+    def decoded(cls, encoded: Mapping[str, Any]) -> Figures:
         """From `encoded`."""
         made = cls()
         for name, labels, value in encoded["values"]:

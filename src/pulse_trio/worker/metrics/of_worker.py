@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import trio
 
@@ -12,18 +12,20 @@ from ...observe import FenceLost, LeaseUnproven
 from .catalogue import METRICS
 from .figures import Figures
 from .meter import JobMeter
-from .server import serving
+from .server import beside, serving
 from .timed import TimedStore
 from .vital import Vital
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Collection, Mapping
-    from typing import Any
 
     from ...settings import WorkerSettings
     from ...store import WorkerStore
     from ..building import Parts
     from ..stopping import Stops
+
+
+_SEND_EVERY = 1.0
 
 
 class LostLeases:
@@ -43,8 +45,15 @@ class LostLeases:
         self._figures.count("pulse_leases_lost_total", ("lease-unproven",))
 
 
+class FiguresLine(Protocol):
+    """Takes a worker's figures to its supervisor."""
+
+    def tell_figures(self, figures: Mapping[str, Any]) -> None: ...
+
+
 class WorkerMetrics:
-    """`kinds` and `queues` are those that have labels of their own; `figures` are counted by `LostLeases`, too."""
+    """`kinds` and `queues` are those that have labels of their own; `figures` are counted by `LostLeases`, too. With a `line`
+    it serves nothing, but sends its figures there."""
 
     def __init__(
         self,
@@ -53,7 +62,9 @@ class WorkerMetrics:
         figures: Figures,
         kinds: Collection[str],
         queues: Collection[str],
+        line: FiguresLine | None = None,
     ) -> None:
+        self._line = line
         self._settings = settings
         self._figures = figures
         self._timed = TimedStore(store, figures)
@@ -83,9 +94,26 @@ class WorkerMetrics:
     @asynccontextmanager
     async def serving(self) -> AsyncGenerator[None]:
         """Watches, and serves `http`, for as long as the block runs."""
-        async with serving(self._settings.http, self) as nursery:
+        serves = serving(self._settings.http, self) if self._line is None else beside()
+        async with serves as nursery:
             nursery.start_soon(self._vital.run)
-            yield
+            if self._line is None:
+                yield
+                return
+            nursery.start_soon(self._send, self._line)
+            try:
+                yield
+            finally:
+                self._tell(self._line)
+
+    async def _send(self, line: FiguresLine) -> None:
+        while True:
+            self._tell(line)
+            await trio.sleep(_SEND_EVERY)
+
+    def _tell(self, line: FiguresLine) -> None:
+        health = {"unready": self.unready(), "unhealthy": self.unhealthy()}
+        line.tell_figures({**self.figures().encoded(), **health})
 
     # What is served
 

@@ -146,16 +146,23 @@ async def serving(address: str, source: Source) -> AsyncGenerator[trio.Nursery]:
 
     An exception of the block is raised as it is, not in a group."""
     check_installed()
-    raised: Exception | None = None
     with await trio.to_thread.run_sync(listening, address) as listener:
         logger.info("serving /metrics, /healthz and /readyz at http://%s", _shown(listener))
-        async with trio.open_nursery() as nursery:
+        async with beside() as nursery:
             nursery.start_soon(_serve, listener, App(source))
-            try:
-                yield nursery
-            except Exception as error:
-                raised = error
-            nursery.cancel_scope.cancel()
+            yield nursery
+
+
+@asynccontextmanager
+async def beside() -> AsyncGenerator[trio.Nursery]:
+    """A nursery whose tasks end with the block. An exception of the block is raised as it is, not in a group."""
+    raised: Exception | None = None
+    async with trio.open_nursery() as nursery:
+        try:
+            yield nursery
+        except Exception as error:
+            raised = error
+        nursery.cancel_scope.cancel()
     if raised is not None:
         raise raised
 

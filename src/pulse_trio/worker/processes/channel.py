@@ -18,7 +18,7 @@ import select
 import signal
 import socket
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -77,6 +77,11 @@ class Channel:
         room.register(self._stream.socket.fileno(), select.POLLOUT)
         while self._send() and (left := until - time.monotonic()) > 0:
             room.poll(left * 1000)
+
+    def tell_figures(self, figures: Mapping[str, Any]) -> None:
+        """Sends what the supervisor serves at `http`; not while older messages wait for room, for newer figures will follow."""
+        if not self._send():
+            self.tell({"figures": figures})
 
     def tell(self, message: Mapping[str, object]) -> None:
         """Sends one message, at once if there is room."""

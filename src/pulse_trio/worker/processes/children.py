@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
@@ -15,6 +15,7 @@ from .spawning import spawn
 
 if TYPE_CHECKING:
     import signal
+    from collections.abc import Mapping
 
     from ...observe import Observer
     from ..upkeep.watchdog import Watchdog
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
     from .spawning import Launch
 
 _CHUNK = 65536
+
+
+class FiguresSink(Protocol):
+    def heard(self, pid: int, told: Mapping[str, Any]) -> None:
+        """A child has sent its figures."""
+        ...
 
 
 class Children:
@@ -38,6 +45,8 @@ class Children:
         """Set when they have been told to end: no further child is needed."""
         self.first_is_up = trio.Event()
         """Set when a child has begun, or when none needs to any more."""
+        self.figures: FiguresSink | None = None
+        """Takes the figures that they send, where there are metrics."""
 
     # What all are told, and those that are started later
 
@@ -113,3 +122,5 @@ class Children:
                 self.first_is_up.set()
                 if self._quiet:
                     child.hush()
+            if "figures" in message and self.figures is not None:
+                self.figures.heard(child.process.pid, message["figures"])

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ...observe import Observer
     from ...settings import WorkerSettings
     from .child_process import Child
+    from .children import FiguresSink
     from .crash_dump import Words
 
 _LIVED = 60.0
@@ -72,6 +73,10 @@ class Supervisor:
         self._first_is_up = self._children.first_is_up
         self._handing_back = HandingBack(store, observer, self._stopping)
         self._codes: list[int] = []
+
+    def pass_figures_to(self, sink: FiguresSink) -> None:
+        """From now on `sink` receives the figures that the children send."""
+        self._children.figures = sink
 
     # What a caller may ask of it
 

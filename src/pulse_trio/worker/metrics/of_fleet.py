@@ -1,0 +1,114 @@
+"""The metrics and the health of all processes under a supervisor, at one address.
+
+Each child sends its figures over its line once a second, all of them and not what has changed: a message that comes twice or
+never harms nothing. When a child ends, the totals that it sent last are added to those of the children before it, so no counter
+goes back; what a child that was killed had counted in its last second is lost.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from ...observe import ChildEnded, ChildStarted
+from .figures import Figures
+from .server import serving
+from .timed import TimedUpkeep
+from .vital import Vital
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Mapping
+
+    from ...settings import WorkerSettings
+    from ...store import WorkerStore
+    from ..processes.supervisor import SupervisorStore
+
+LATE = 5.0
+"""Seconds of silence after which a child counts as not well: its event loop is blocked, or it is stopped."""
+
+
+class _Told:
+    """What a child has told last."""
+
+    def __init__(self) -> None:
+        self.at: float | None = None
+        self.figures = Figures()
+        self.unready: str | None = "it starts"
+        self.unhealthy: str | None = None
+
+
+class FleetMetrics:
+    """Also an instrument: it hears which children there are."""
+
+    def __init__(self, settings: WorkerSettings, store: WorkerStore) -> None:
+        self._settings = settings
+        self._ended = Figures()
+        """The totals of children that have ended, and the supervisor's own."""
+        self.store: SupervisorStore = TimedUpkeep(store, self._ended)  # pyright: ignore[reportAttributeAccessIssue]
+        self._vital = Vital(store.figures)
+        self._children: dict[int, _Told] = {}
+        self._ended.count("pulse_rescued_total", (), 0)
+
+    def listeners(self) -> Mapping[type[Any], Callable[[Any], None]]:
+        """For the beginning and the end of each child."""
+        return {ChildStarted: self._started, ChildEnded: self._over}
+
+    def _started(self, event: ChildStarted) -> None:
+        self._children[event.pid] = _Told()
+
+    def _over(self, event: ChildEnded) -> None:
+        if (child := self._children.pop(event.pid, None)) is not None:
+            self._ended.add(child.figures, only_totals=True)
+
+    def heard(self, pid: int, told: Mapping[str, Any]) -> None:
+        """A child has sent its figures."""
+        child = self._children.setdefault(pid, _Told())
+        child.at = trio.current_time()
+        child.figures = Figures.decoded(told)
+        child.unready, child.unhealthy = told["unready"], told["unhealthy"]
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncGenerator[None]:
+        """Serves `http` for as long as the block runs."""
+        async with serving(self._settings.http, self) as nursery:
+            nursery.start_soon(self._vital.run)
+            yield
+
+    # What is served
+
+    def figures(self) -> Figures:
+        """All figures at this moment."""
+        figures = Figures()
+        self._vital.tell(figures)
+        figures.add(self._ended)
+        for child in self._children.values():
+            figures.add(child.figures)
+        return figures
+
+    def unhealthy(self) -> str | None:
+        """Which child is not well."""
+        for pid, child in self._children.items():
+            if problem := self._silence(child) or child.unhealthy:
+                return f"worker process {pid}: {problem}"
+        return None
+
+    def unready(self) -> str | None:
+        """Which child does not take jobs now."""
+        ready, not_ready = 0, None
+        for pid, child in self._children.items():
+            if problem := self._silence(child) or child.unready:
+                not_ready = not_ready or f"worker process {pid}: {problem}"
+            else:
+                ready += 1
+        if ready >= self._settings.processes:
+            return None
+        of = f"{ready} of {self._settings.processes} worker processes are ready"
+        return f"{of}; {not_ready}" if not_ready else f"{of}; another is about to start"
+
+    def _silence(self, child: _Told) -> str | None:
+        silent = 0.0 if child.at is None else trio.current_time() - child.at
+        if silent <= LATE:
+            return None
+        return f"nothing was heard of it for {silent:.0f} s (its event loop is blocked, or it is stopped)"
