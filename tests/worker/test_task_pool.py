@@ -180,14 +180,19 @@ async def test_jobs_that_end_at_once_run_in_order_in_few_tasks_and_let_others_ha
     assert max(b - a for a, b in pairwise(turns)) <= 2 * 32
 
 
-async def test_jobs_that_wait_all_begin_within_a_few_turns() -> None:
-    begun: list[object] = []
+def of_jobs_that_wait() -> tuple[TaskPool, list[int]]:
+    """A pool of jobs that never end, and which of them have begun."""
+    begun: list[int] = []
 
-    async def run(claim: object, _place: Place | None) -> None:
+    async def run(claim: int, _place: Place | None) -> None:
         begun.append(claim)
         await trio.sleep_forever()
 
-    places = TaskPool(Run(run))  # type: ignore[arg-type]
+    return TaskPool(Run(run)), begun  # type: ignore[arg-type]
+
+
+async def test_jobs_that_wait_all_begin_within_a_few_turns() -> None:
+    places, begun = of_jobs_that_wait()
     async with trio.open_nursery() as nursery:
         start(places, nursery, *range(300))
         for _ in range(20):
@@ -198,17 +203,11 @@ async def test_jobs_that_wait_all_begin_within_a_few_turns() -> None:
 
 async def test_what_is_due_begins_even_if_a_job_never_gives_up_its_task() -> None:
     """And if the worker is cancelled meanwhile: each job must be run or released by somebody."""
-    begun: list[object] = []
-
-    async def run(claim: object, _place: Place | None) -> None:
-        begun.append(claim)
-        await trio.sleep_forever()
-
-    places = TaskPool(Run(run))  # type: ignore[arg-type]
+    places, begun = of_jobs_that_wait()
     async with trio.open_nursery() as nursery:
         start(places, nursery, *range(50))
         nursery.cancel_scope.cancel()
-    assert sorted(begun) == list(range(50))  # type: ignore[type-var]
+    assert sorted(begun) == list(range(50))
 
 
 # A nursery that the next job takes over
