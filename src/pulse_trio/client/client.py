@@ -1,4 +1,8 @@
-"""The client on Trio and on asyncio."""
+"""The client on Trio and on asyncio.
+
+Longer than 400 lines, because the public client has a method for each thing that a program may ask for; what they do is
+elsewhere.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The client for programs without an event loop."""
+"""The client for programs without an event loop.
+
+Longer than 400 lines, because it has the same methods as `client.py`; what they do is elsewhere.
+"""
 
 from __future__ import annotations
 
