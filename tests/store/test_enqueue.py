@@ -15,7 +15,7 @@ from psycopg.rows import DictRow, dict_row
 from pulse_trio import Client, InvalidArguments, JobRequest, SyncClient, UsageError, open_client
 from pulse_trio.client import request_by_name
 from pulse_trio.postgres import TrioConnection
-from pulse_trio.store import operations
+from pulse_trio.store import new_jobs
 from support.stores import Window, claim_one, end
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def test_deadline_and_expiry_are_moments_by_the_databases_clock_however_a_job_is
     options: dict[str, Any] = {"deadline": 90.5, "expires": timedelta(minutes=1), "timeout": 3}
     requests = [request_by_name("noop", queue=queue, **options) for _ in range(20)]
     client = SyncClient(window.dsn)
-    ids = [window.enqueue(queue, **options), window.do(operations.enqueue_many(requests[:1]))[0].id]
+    ids = [window.enqueue(queue, **options), window.do(new_jobs.enqueue_many(requests[:1]))[0].id]
     ids += [done.id for done in client.enqueue_many(requests)]
     for job_id in ids:
         created = window.job(job_id)["created_at"].timestamp()
@@ -123,7 +123,7 @@ def test_a_past_run_at_is_kept_and_due(window: Window, queue: str) -> None:
 )
 async def test_hostile_kinds_round_trip(kind: str, store: WorkerStore, window: Window, queue: str) -> None:
     one = window.enqueue(queue, kind=kind)
-    (many,) = window.do(operations.enqueue_many([request_by_name(kind, queue=queue)]))
+    (many,) = window.do(new_jobs.enqueue_many([request_by_name(kind, queue=queue)]))
     by_sql = window.value("SELECT enqueue(%s, queue => %s)", kind, queue)
     for job_id in (one, many.id, by_sql):
         claimed = await claim_one(store, queue)
@@ -177,9 +177,9 @@ def refused(window: Window, request: JobRequest) -> None:
     """Both ways of enqueuing say whose fault it is, and write nothing."""
     before = window.value("SELECT count(*) FROM job")
     with pytest.raises(InvalidArguments):
-        window.do(operations.enqueue(request))
+        window.do(new_jobs.enqueue(request))
     with pytest.raises(InvalidArguments):
-        window.do(operations.enqueue_many([JobRequest(kind="fine", args="{}"), request]))
+        window.do(new_jobs.enqueue_many([JobRequest(kind="fine", args="{}"), request]))
     assert window.value("SELECT count(*) FROM job") == before
 
 
@@ -275,7 +275,7 @@ def test_a_batch_answers_in_the_order_of_the_requests_and_counts_its_ids_up(wind
         request_by_name("noop", {"n": n}, queue=f"{queue}.{(7 * n) % 3}", unique_key=f"{(13 * n) % 50}")
         for n in range(50)
     ]
-    done = window.do(operations.enqueue_many(requests))
+    done = window.do(new_jobs.enqueue_many(requests))
     assert [e.added for e in done] == [True] * 50
     assert [e.id for e in done] == list(range(done[0].id, done[0].id + 50))
     assert [window.job(e.id)["args"]["n"] for e in done] == list(range(50))
@@ -284,7 +284,7 @@ def test_a_batch_answers_in_the_order_of_the_requests_and_counts_its_ids_up(wind
 def test_duplicates_inside_one_batch_are_the_first_of_them(window: Window, queue: str) -> None:
     live = window.enqueue(queue, unique_key="live")
     keys = ["a", None, "b", "a", "live", None, "b", "a"]
-    done = window.do(operations.enqueue_many([request_by_name("noop", queue=queue, unique_key=k) for k in keys]))
+    done = window.do(new_jobs.enqueue_many([request_by_name("noop", queue=queue, unique_key=k) for k in keys]))
     assert [e.added for e in done] == [True, True, True, False, False, True, False, False]
     ids = [e.id for e in done]
     assert ids[3] == ids[7] == ids[0]
@@ -318,7 +318,7 @@ def test_batches_carry_every_option(window: Window, queue: str) -> None:
     }
     one = window.enqueue(f"{queue}.1", args={"x": 'q"\\,{}'}, **options)
     (many,) = window.do(
-        operations.enqueue_many([request_by_name("noop", {"x": 'q"\\,{}'}, queue=f"{queue}.2", **options)])
+        new_jobs.enqueue_many([request_by_name("noop", {"x": 'q"\\,{}'}, queue=f"{queue}.2", **options)])
     )
     rows = [window.row(one), window.row(many.id)]
     for row in rows:

@@ -11,7 +11,7 @@ from pulse_trio import SyncClient
 from pulse_trio.client import request_by_name
 from pulse_trio.handlers import schedule
 from pulse_trio.migrate import known_migrations, migrate_sync
-from pulse_trio.store import operations, queues
+from pulse_trio.store import new_jobs, operations, queues
 from pulse_trio.timing import timing
 from support.stores import Window, claim, end, open_store
 
@@ -66,7 +66,7 @@ async def by_statement(window: Window, _: WorkerStore, queue: str) -> None:
 
 async def by_statement_unique(window: Window, _: WorkerStore, queue: str) -> None:
     requests = [request_by_name("noop", queue=queue, unique_key=f"k{n}") for n in range(20)]
-    window.do(operations.enqueue_many(requests))
+    window.do(new_jobs.enqueue_many(requests))
 
 
 async def by_copy(window: Window, _: WorkerStore, queue: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from pulse_trio.handlers import Handlers, QueueLimits, Rate
-from pulse_trio.store import operations
+from pulse_trio.store import new_jobs
 from pulse_trio.store.links import WORKER_SETTINGS
 from support.stores import Window, claim, end, open_store
 
@@ -112,7 +112,7 @@ async def test_jobs_of_every_kind_share_the_limit_and_the_rate_of_one_key(
     async def push() -> None: ...
 
     for handler in (fetch, push, fetch, push):
-        window.do(operations.enqueue(handler.request()))
+        window.do(new_jobs.enqueue(handler.request()))
     first = await take(store, queue)
     assert [c.kind for c in first] == ["fetch", "push"]
     assert await take(other, queue) == []

@@ -13,14 +13,14 @@ import pytest
 
 from pulse_trio import ConfigurationError, Handlers, InvalidTransition, JobExists, SyncClient
 from pulse_trio.client import request_by_name
-from pulse_trio.store import operations
+from pulse_trio.store import new_jobs, operations
 from support.stores import LOCK_WAITED_FOR, Window, claim_one, end
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from pulse_trio.store import WorkerStore
-    from pulse_trio.store.operations import Enqueued
+    from pulse_trio.store.new_jobs import Enqueued
 
 PRODUCERS = 8
 KEYS = 40
@@ -28,7 +28,7 @@ ROUNDS = 5
 
 
 def ask(window: Window, queue: str, key: str = "k", args: Any = None, **options: Any) -> Enqueued:
-    return window.do(operations.enqueue(request_by_name("noop", args, queue=queue, unique_key=key, **options)))
+    return window.do(new_jobs.enqueue(request_by_name("noop", args, queue=queue, unique_key=key, **options)))
 
 
 async def finish(store: WorkerStore, queue: str) -> None:
@@ -280,7 +280,7 @@ def test_keys_are_exact_under_concurrent_producers_of_every_sort(alone: Window) 
             barrier.wait(60)
             if number >= PRODUCERS // 2:
                 return client.enqueue_many(requests)
-            return [operations.run_sync(connection, "pulse", operations.enqueue(r)) for r in requests]
+            return [operations.run_sync(connection, "pulse", new_jobs.enqueue(r)) for r in requests]
 
     with ThreadPoolExecutor(PRODUCERS) as pool:
         answers = [answer for answers in pool.map(produce, range(PRODUCERS)) for answer in answers]

@@ -14,7 +14,7 @@ from psycopg.sql import SQL, Identifier
 from pulse_trio.client import request_by_name
 from pulse_trio.jobs import Claim, Outcome
 from pulse_trio.postgres.pins import pins_query
-from pulse_trio.store import ClaimCursor, WorkerStore, operations
+from pulse_trio.store import ClaimCursor, WorkerStore, new_jobs, operations
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -91,13 +91,13 @@ class Window:
         """Enqueues one job as a client would, on a connection of its own kind; returns its id."""
         request = request_by_name(kind, args, queue=queue, **options)
         with psycopg.connect(self.dsn, autocommit=True) as connection:
-            return operations.run_sync(connection, self.schema, operations.enqueue(request)).id
+            return operations.run_sync(connection, self.schema, new_jobs.enqueue(request)).id
 
     def enqueue_many(self, count: int, queue: str = "default", **options: Any) -> list[int]:
         """Enqueues `count` jobs in one batch; returns their ids."""
         requests = [request_by_name("noop", queue=queue, **options) for _ in range(count)]
         with psycopg.connect(self.dsn, autocommit=True) as connection:
-            return [e.id for e in operations.run_sync(connection, self.schema, operations.enqueue_many(requests))]
+            return [e.id for e in operations.run_sync(connection, self.schema, new_jobs.enqueue_many(requests))]
 
     def do(self, operation: operations.Operation[Any]) -> Any:
         """Runs one of the store's operations."""

@@ -1,6 +1,7 @@
 """The shape of the code: files that can be read in one go, classes with few attributes, parts that are handed over whole.
 
-A file that is longer says why in its first lines, so that its reader knows. The lists of exceptions may only shrink. An entry that is not needed any more fails its test.
+A file that is longer says why in its first lines, so that its reader knows.
+The lists of exceptions may only shrink. An entry that is not needed any more fails its test.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ MANY_ARGUMENTS = {
 }
 MANY_ATTRIBUTES = {
     "worker/jobs/running_job.py RunningJob": "the row of the job table: one for each job, with slots",
-    "postgres/pool.py TrioPool": "its opening of connections is not apart yet",
 }
 CALLED_BACK = {
     "worker/worker.py Worker": "the program's hooks, and a supervisor's",

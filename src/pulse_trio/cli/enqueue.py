@@ -11,7 +11,7 @@ import click
 from ..client import request_by_name
 from ..codec import in_schema
 from ..errors import InvalidArguments
-from ..store import operations
+from ..store import new_jobs
 from ..store.audit import by_hand
 from ..text import shown
 from .database import open_store
@@ -59,7 +59,7 @@ def enqueue(
     request, codec = _request(kind, parse_arguments(text), app, {k: v for k, v in options.items() if v is not None})
     with open_store(dsn, schema) as client:
         done = client.run_together(
-            by_hand(operations.enqueue(request, in_schema(codec, client.schema)), f"{request.queue} {request.kind}")
+            by_hand(new_jobs.enqueue(request, in_schema(codec, client.schema)), f"{request.queue} {request.kind}")
         )
     if as_json:
         print_json({"id": done.id, "added": done.added})

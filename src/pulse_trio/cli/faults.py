@@ -6,7 +6,7 @@ import psycopg
 
 from ..errors import ConfigurationError, DatabaseError, DatabaseUnavailable, PulseTrioError
 from ..states import leaves_of
-from ..store import operations
+from ..store import refusals
 from ..text import one_line, shown
 
 ASKED_BY_LIBPQ = "Is the server running on that host and accepting TCP/IP connections?"
@@ -34,7 +34,7 @@ def _translated(error: BaseException) -> PulseTrioError | None:
     if isinstance(error, PulseTrioError):
         return error
     # Errors that no store operation translated: those of a migration, or of the bench's own statements.
-    return operations.translate(error, "pulse") if isinstance(error, psycopg.Error) else None
+    return refusals.translate(error, "pulse") if isinstance(error, psycopg.Error) else None
 
 
 def exit_code_of(error: PulseTrioError) -> int:

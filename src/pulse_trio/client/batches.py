@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, Protocol, TypeVar,
 from ..errors import InvalidArguments, UnknownBatch, UsageError
 from ..handlers import check_text
 from ..jobs import JobRequest
-from ..store import batches, operations
+from ..store import batches, new_jobs, operations
 from ..tracing import carrying, enqueuing
 from .refs import JobRef, Jobs
 from .requests import request_and_type
@@ -123,7 +123,7 @@ class Batch:
             span.done([one.id for one in done])
         return [self._ref(one, Any) for one in done]
 
-    def _ref(self, done: operations.Enqueued, result_type: Any) -> JobRef[Any]:
+    def _ref(self, done: new_jobs.Enqueued, result_type: Any) -> JobRef[Any]:
         return JobRef(self._means.client, done.id, added=done.added, replaced=done.replaced, result_type=result_type)
 
     async def close(self) -> None:

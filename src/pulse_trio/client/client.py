@@ -28,7 +28,7 @@ from ..postgres import (
     open_pool,
 )
 from ..states import FINISHED
-from ..store import audit, bulk, cancelling, history, operations, queues, run_foreign, schedules, stacks
+from ..store import audit, bulk, cancelling, history, new_jobs, operations, queues, run_foreign, schedules, stacks
 from ..store.audit import acting, check_actor
 from ..tracing import enqueuing, traces_of
 from .batches import Means, new_batch, open_batch
@@ -115,7 +115,7 @@ class Client:
         """
         request, result_type = request_and_type(handler, self._handlers, args, kwargs)
         with enqueuing(self._traces, request) as span:
-            done = await self._run(operations.enqueue(span.carried(request), self._codec))
+            done = await self._run(new_jobs.enqueue(span.carried(request), self._codec))
             span.done([done.id])
         return JobRef(self, done.id, added=done.added, replaced=done.replaced, result_type=result_type)
 
@@ -159,7 +159,7 @@ class Client:
             raise partly(refs, chunk, error) from error
         return refs
 
-    def _refs(self, done: Iterable[operations.Enqueued]) -> list[JobRef[Any]]:
+    def _refs(self, done: Iterable[new_jobs.Enqueued]) -> list[JobRef[Any]]:
         return [JobRef(self, d.id, added=d.added, replaced=d.replaced) for d in done]
 
     # Batches
@@ -188,8 +188,8 @@ class Client:
             foreign = self._foreign
             async with foreign.transaction():
 
-                async def write(requests: Sequence[JobRequest]) -> list[operations.Enqueued]:
-                    return await run_foreign(foreign, schema, operations.enqueue_many(requests, self._codec))
+                async def write(requests: Sequence[JobRequest]) -> list[new_jobs.Enqueued]:
+                    return await run_foreign(foreign, schema, new_jobs.enqueue_many(requests, self._codec))
 
                 yield Adding(partial(run_foreign, foreign, schema), write, foreign.transaction)
         else:

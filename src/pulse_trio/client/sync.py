@@ -18,7 +18,7 @@ from ..errors import DatabaseUnavailable, UsageError
 from ..handlers import queue_limits
 from ..postgres import adapt, connect_sync
 from ..states import FINISHED
-from ..store import audit, bulk, cancelling, history, operations, queues, run_foreign_sync, schedules, stacks
+from ..store import audit, bulk, cancelling, history, new_jobs, operations, queues, run_foreign_sync, schedules, stacks
 from ..store.audit import acting, check_actor
 from ..tracing import enqueuing, traces_of
 from .cancelling import as_ended, check_waiting, pauses, requester, still_running
@@ -85,16 +85,14 @@ class SyncClient:
         return used
 
     @overload
-    def enqueue(self, handler: Handler[P, R], /, *args: P.args, **kwargs: P.kwargs) -> operations.Enqueued: ...
+    def enqueue(self, handler: Handler[P, R], /, *args: P.args, **kwargs: P.kwargs) -> new_jobs.Enqueued: ...
     @overload
-    def enqueue(
-        self, handler: str, args: Mapping[str, Any] | None = None, /, **options: Any
-    ) -> operations.Enqueued: ...
-    def enqueue(self, handler: Handler[Any, Any] | str, /, *args: Any, **kwargs: Any) -> operations.Enqueued:
+    def enqueue(self, handler: str, args: Mapping[str, Any] | None = None, /, **options: Any) -> new_jobs.Enqueued: ...
+    def enqueue(self, handler: Handler[Any, Any] | str, /, *args: Any, **kwargs: Any) -> new_jobs.Enqueued:
         """Enqueues one job; see `Client.enqueue`."""
         request, _ = request_and_type(handler, self._handlers, args, kwargs)
         with enqueuing(self._traces, request) as span:
-            done = self.run(operations.enqueue(span.carried(request), self._codec))
+            done = self.run(new_jobs.enqueue(span.carried(request), self._codec))
             span.done([done.id])
         return done
 
@@ -104,7 +102,7 @@ class SyncClient:
         *,
         chunk: int | None = None,
         progress: Callable[[int], object] | None = None,
-    ) -> list[operations.Enqueued]:
+    ) -> list[new_jobs.Enqueued]:
         """Enqueues many jobs, in one transaction or, with `chunk`, in chunks; see `Client.enqueue_many`."""
         check_chunk(chunk, in_callers_transaction=not isinstance(self._source, str))
         with enqueuing(self._traces) as span:
@@ -118,8 +116,8 @@ class SyncClient:
 
     def _enqueue_in_chunks(
         self, stream: Stream, chunk: int, progress: Callable[[int], object] | None
-    ) -> list[operations.Enqueued]:
-        done: list[operations.Enqueued] = []
+    ) -> list[new_jobs.Enqueued]:
+        done: list[new_jobs.Enqueued] = []
         try:
             while taken := stream.take(chunk, math.inf):
                 done += write_stream_sync(Stream(taken), self._adding, self._codec)
@@ -137,8 +135,8 @@ class SyncClient:
         if self._foreign is not None:
             foreign = self._foreign
 
-            def write(requests: Sequence[JobRequest]) -> list[operations.Enqueued]:
-                return run_foreign_sync(foreign, schema, operations.enqueue_many(requests, self._codec))
+            def write(requests: Sequence[JobRequest]) -> list[new_jobs.Enqueued]:
+                return run_foreign_sync(foreign, schema, new_jobs.enqueue_many(requests, self._codec))
 
             with foreign.transaction():
                 yield AddingSync(partial(run_foreign_sync, foreign, schema), write, foreign.transaction)
@@ -345,7 +343,7 @@ class SyncClient:
         """Removes a schedule; see `Client.remove_schedule`. Raises `UnknownSchedule`."""
         self.run(schedules.remove(name))
 
-    def run_schedule(self, name: str) -> operations.Enqueued:
+    def run_schedule(self, name: str) -> new_jobs.Enqueued:
         """Enqueues a schedule's job now, paused or not. Raises `UnknownSchedule`."""
         return self.run_together(schedules.run_now(name))
 

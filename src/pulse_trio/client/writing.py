@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import anyio
 import anyio.to_thread
 
-from ..store import batches, operations
+from ..store import batches, new_jobs, operations, refusals
 from .spool import Spool
 from .streams import SLICE
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _TRIES = 5
 """How often a call is tried before a deadlock is raised to the caller."""
 
-Done = list[operations.Enqueued]
+Done = list[new_jobs.Enqueued]
 
 
 class Adding(NamedTuple):
@@ -68,9 +68,9 @@ class Tries:
     def pause(self, error: Exception) -> float:
         """Seconds until the next try; raises an error that another try cannot solve."""
         self.count += 1
-        if isinstance(error, operations.Deadlocked) and self.count < _TRIES:
+        if isinstance(error, refusals.Deadlocked) and self.count < _TRIES:
             return random.uniform(0, 0.02 * 2**self.count)  # noqa: S311 -- spreads load, guards nothing
-        if isinstance(error, operations.KeysMovedError) and self.count == 1:
+        if isinstance(error, new_jobs.KeysMovedError) and self.count == 1:
             return 0.0
         raise error
 
@@ -85,7 +85,7 @@ class Answers:
     def __init__(self, progress: Callable[[int], object] | None) -> None:
         self._progress = progress
         self._said = 0
-        self._by_place: list[operations.Enqueued | None] = []
+        self._by_place: list[new_jobs.Enqueued | None] = []
         self._written = 0
 
     def extend(self, count: int) -> range:
@@ -132,13 +132,13 @@ async def write_stream(
                 if batch is not None:
                     await to.run(batches.lock(batch))
                 if _keyed(first):
-                    done = await to.run(operations.enqueue_many(first, codec, one_by_one=tries.one_by_one))
+                    done = await to.run(new_jobs.enqueue_many(first, codec, one_by_one=tries.one_by_one))
                 else:
                     done = await to.write(first)
                 await _join(to, batch, done)
             answers.put(places, done)
             break
-        except (operations.KeysMovedError, operations.Deadlocked) as error:
+        except (new_jobs.KeysMovedError, refusals.Deadlocked) as error:
             await anyio.sleep(tries.pause(error))
     return answers.all
 
@@ -159,11 +159,11 @@ async def _write_slices(
             if not keyed:
                 answers.put(places, await to.write(requests))
             else:
-                ids: list[int] = await to.run(operations.reserve(len(requests)))
+                ids: list[int] = await to.run(new_jobs.reserve(len(requests)))
                 await anyio.to_thread.run_sync(spool.add, *_chosen(keyed, places, ids, requests))
                 if others := sorted(set(range(len(requests))) - set(keyed)):
                     at, new, plain = _chosen(others, places, ids, requests)
-                    answers.put(at, await to.run(operations.enqueue_many(plain, codec, ids=new)))
+                    answers.put(at, await to.run(new_jobs.enqueue_many(plain, codec, ids=new)))
             requests = await stream.take(SLICE)
         tries = Tries()
         while len(spool):
@@ -171,10 +171,10 @@ async def _write_slices(
                 async with to.savepoint():
                     parts = spool.parts()
                     while (part := await anyio.to_thread.run_sync(next, parts, None)) is not None:
-                        write = operations.enqueue_many(part.requests, codec, ids=part.ids, one_by_one=tries.one_by_one)
+                        write = new_jobs.enqueue_many(part.requests, codec, ids=part.ids, one_by_one=tries.one_by_one)
                         answers.put(part.places, await to.run(write))
                 break
-            except (operations.KeysMovedError, operations.Deadlocked) as error:
+            except (new_jobs.KeysMovedError, refusals.Deadlocked) as error:
                 await anyio.sleep(tries.pause(error))
 
 
@@ -203,12 +203,12 @@ def write_stream_sync(
         try:
             with adding() as to:
                 if _keyed(first):
-                    done = to.run(operations.enqueue_many(first, codec, one_by_one=tries.one_by_one))
+                    done = to.run(new_jobs.enqueue_many(first, codec, one_by_one=tries.one_by_one))
                 else:
                     done = to.write(first)
             answers.put(places, done)
             break
-        except (operations.KeysMovedError, operations.Deadlocked) as error:
+        except (new_jobs.KeysMovedError, refusals.Deadlocked) as error:
             time.sleep(tries.pause(error))
     return answers.all
 
@@ -223,19 +223,19 @@ def _write_slices_sync(
             if not keyed:
                 answers.put(places, to.write(requests))
             else:
-                ids: list[int] = to.run(operations.reserve(len(requests)))
+                ids: list[int] = to.run(new_jobs.reserve(len(requests)))
                 spool.add(*_chosen(keyed, places, ids, requests))
                 if others := sorted(set(range(len(requests))) - set(keyed)):
                     at, new, plain = _chosen(others, places, ids, requests)
-                    answers.put(at, to.run(operations.enqueue_many(plain, codec, ids=new)))
+                    answers.put(at, to.run(new_jobs.enqueue_many(plain, codec, ids=new)))
             requests = stream.take(SLICE)
         tries = Tries()
         while len(spool):
             try:
                 with to.savepoint():
                     for part in spool.parts():
-                        write = operations.enqueue_many(part.requests, codec, ids=part.ids, one_by_one=tries.one_by_one)
+                        write = new_jobs.enqueue_many(part.requests, codec, ids=part.ids, one_by_one=tries.one_by_one)
                         answers.put(part.places, to.run(write))
                 break
-            except (operations.KeysMovedError, operations.Deadlocked) as error:
+            except (new_jobs.KeysMovedError, refusals.Deadlocked) as error:
                 time.sleep(tries.pause(error))

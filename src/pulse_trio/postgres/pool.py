@@ -17,7 +17,6 @@ cannot take a connection back from a caller that keeps it.
 from __future__ import annotations
 
 import logging
-import random
 from collections import deque
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
@@ -28,36 +27,20 @@ import trio
 from psycopg import errors as e
 
 from pulse_trio.errors import DatabaseUnavailable, UsageError
-from pulse_trio.postgres.connection import Made
 from pulse_trio.postgres.dsn import redact, shown_dsn
-from pulse_trio.postgres.reconnecting import connect_or_unavailable, reconnect_delay
+from pulse_trio.postgres.pool_slots import Opening, Slot
+from pulse_trio.postgres.pool_statistics import Counters, PoolStatistics
+from pulse_trio.postgres.reconnecting import reconnect_delay
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from pulse_trio.postgres.connection import TrioConnection
+    from pulse_trio.postgres.pool_slots import Connection
     from pulse_trio.postgres.reconnecting import Configure
-
-    Connection = TrioConnection[Any]
 
 logger = logging.getLogger("pulse_trio.postgres")
 
 _CHECK_SECONDS = 5.0
-
-# Like DISCARD ALL, which must be alone, but in one message with the program's own commands and the role's reset.
-_DISCARD = (
-    b"CLOSE ALL; RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; DEALLOCATE ALL; UNLISTEN *; "
-    b"SELECT pg_catalog.pg_advisory_unlock_all(); DISCARD PLANS; DISCARD TEMP; DISCARD SEQUENCES"
-)
-
-
-async def discard_all(connection: Connection) -> None:
-    """For `open_pool(reset=...)`: resets a session in one round trip: settings, roles, locks,
-    temporary tables, prepared statements, cursors, LISTEN. Through a pooler it changes nothing, because the session is the
-    pooler's."""
-    if not connection.pooled:
-        await connection.command(_DISCARD)
-        connection.forget_news()
 
 
 class PoolTimeout(DatabaseUnavailable):
@@ -65,36 +48,10 @@ class PoolTimeout(DatabaseUnavailable):
 
 
 @dataclass(frozen=True)
-class PoolStatistics:
-    """Counters since the pool was opened, and its current state."""
-
-    size: int = 0
-    """Open connections, idle and in use."""
-    idle: int = 0
-    waiting: int = 0
-    """Callers in the queue."""
-    requests: int = 0
-    """Requests for a connection."""
-    queued: int = 0
-    """Requests that had to wait."""
-    wait_seconds: float = 0.0
-    """Total time spent waiting by the requests that were served."""
-    timeouts: int = 0
-    connections: int = 0
-    """Connections opened."""
-    connect_failures: int = 0
-    lost: int = 0
-    """Connections found broken, in use or idle."""
-    retired: int = 0
-    """Connections closed for age or idleness."""
-
-
-@dataclass(frozen=True)
 class _Limits:
     min_size: int
     max_size: int
     timeout: float
-    max_lifetime: float
     max_idle: float
     check_after: float
 
@@ -103,57 +60,31 @@ class _Limits:
             raise UsageError(f"a pool needs 0 <= min_size <= max_size and max_size > 0, not {self}")
 
 
-@dataclass(eq=False, slots=True)
-class _Slot:
-    """A connection and what the pool knows about it."""
-
-    connection: Connection
-    expires_at: float
-    idle_since: float
-    made: Made
-
-
-@dataclass(slots=True)
-class _Counters:
-    requests: int = 0
-    queued: int = 0
-    wait_seconds: float = 0.0
-    timeouts: int = 0
-    connections: int = 0
-    connect_failures: int = 0
-    lost: int = 0
-    retired: int = 0
-
-
 class TrioPool:
     """A pool of connections; created by `open_pool`."""
 
     def __init__(
         self,
-        dsn: str,
+        opening: Opening,
         limits: _Limits,
-        configure: Configure | None,
         reset: Configure | None,
-        options: dict[str, Any],
         nursery: trio.Nursery,
     ) -> None:
-        self._dsn = dsn
+        self._opening = opening
         self._limits = limits
-        self._configure = configure
         self._reset = reset
-        self._options = options
         self._nursery = nursery
-        self._idle: list[_Slot] = []
-        self._lent: set[_Slot] = set()
+        self._idle: list[Slot] = []
+        self._lent: set[Slot] = set()
         self._queue: deque[trio.lowlevel.Task] = deque()
         self._being_made = 0
         self._closed = False
-        self._counters = _Counters()
+        self._counters = Counters()
         self._last_failure: Exception | None = None
         self._nap = trio.CancelScope()
 
     def __repr__(self) -> str:
-        return f"<TrioPool {self._size()}/{self._limits.max_size} {shown_dsn(self._dsn)!r}>"
+        return f"<TrioPool {self._size()}/{self._limits.max_size} {shown_dsn(self._opening.dsn)!r}>"
 
     @property
     def statistics(self) -> PoolStatistics:
@@ -187,7 +118,7 @@ class TrioPool:
         finally:
             await self._take_back(slot)  # noqa: ASYNC102 - bounded by its mode
 
-    async def _acquire(self, seconds: float) -> _Slot:
+    async def _acquire(self, seconds: float) -> Slot:
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._closed:
             raise trio.ClosedResourceError("the pool is closed")
@@ -200,14 +131,14 @@ class TrioPool:
             await self._take_back(slot)
         return await self._wait_in_queue(seconds)
 
-    async def _wait_in_queue(self, seconds: float) -> _Slot:
+    async def _wait_in_queue(self, seconds: float) -> Slot:
         started = trio.current_time()
         self._counters.queued += 1
         with trio.move_on_after(seconds):
             task = trio.lowlevel.current_task()
             self._queue.append(task)
             self._grow()
-            slot: _Slot = await trio.lowlevel.wait_task_rescheduled(lambda _: self._leave_queue(task))
+            slot: Slot = await trio.lowlevel.wait_task_rescheduled(lambda _: self._leave_queue(task))
             self._counters.wait_seconds += trio.current_time() - started
             return slot
         self._counters.timeouts += 1
@@ -220,9 +151,9 @@ class TrioPool:
     def _reason(self) -> str:
         if self._last_failure is None:
             return f" ({len(self._lent)} lent of at most {self._limits.max_size})"
-        return f"; the last attempt to connect failed: {redact(str(self._last_failure), self._dsn)}"
+        return f"; the last attempt to connect failed: {redact(str(self._last_failure), self._opening.dsn)}"
 
-    async def _is_alive(self, slot: _Slot) -> bool:
+    async def _is_alive(self, slot: Slot) -> bool:
         """Whether an idle connection still works; asks the server only if it was idle for long."""
         if slot.connection.was_closed_by_server():
             return False
@@ -240,7 +171,7 @@ class TrioPool:
         slot.connection.abort()
         return False
 
-    async def _take_back(self, slot: _Slot) -> None:
+    async def _take_back(self, slot: Slot) -> None:
         try:
             await slot.connection.make_idle()
         except BaseException:
@@ -261,7 +192,7 @@ class TrioPool:
         else:
             self._nursery.start_soon(self._restore, slot, self._reset, name="pool: reset")
 
-    async def _restore(self, slot: _Slot, reset: Configure) -> None:
+    async def _restore(self, slot: Slot, reset: Configure) -> None:
         try:
             with trio.fail_after(_CHECK_SECONDS):
                 await reset(slot.connection)
@@ -278,19 +209,19 @@ class TrioPool:
         else:
             await self._lay_down(slot)
 
-    async def _lay_down(self, slot: _Slot) -> None:
+    async def _lay_down(self, slot: Slot) -> None:
         self._lent.discard(slot)
         if self._closed or trio.current_time() >= slot.expires_at:
             await self._retire(slot)
         else:
             self._offer(slot)
 
-    def _give_up(self, slot: _Slot) -> None:
+    def _give_up(self, slot: Slot) -> None:
         self._lent.discard(slot)
         self._counters.lost += slot.connection.broken
         self._refill()
 
-    def _offer(self, slot: _Slot) -> None:
+    def _offer(self, slot: Slot) -> None:
         """Give a usable connection to the longest waiter, or make it idle."""
         if self._queue:
             self._lent.add(slot)
@@ -329,7 +260,7 @@ class TrioPool:
         elif slot is not None:
             self._offer(slot)
 
-    async def _make_when_possible(self) -> _Slot | None:
+    async def _make_when_possible(self) -> Slot | None:
         """Try with growing pauses until there is a connection, or none is needed any more."""
         attempt = 0
         while self._queue or self._size() < self._limits.min_size:
@@ -342,16 +273,12 @@ class TrioPool:
             attempt += 1
         return None
 
-    async def make_slot(self) -> _Slot:
-        """Connect once; the lifetime is shortened by up to a tenth, so that a fleet does not reconnect at one
-        moment.
-        """
-        connection = await connect_or_unavailable(self._dsn, self._configure, **self._options)
+    async def make_slot(self) -> Slot:
+        """Connect once."""
+        slot = await self._opening.open()
         self._counters.connections += 1
         self._last_failure = None
-        now = trio.current_time()
-        expires_at = now + self._limits.max_lifetime * random.uniform(0.9, 1.0)  # noqa: S311 -- spreads load, guards nothing
-        return _Slot(connection, expires_at, now, Made(connection))
+        return slot
 
     # Retiring
 
@@ -369,12 +296,12 @@ class TrioPool:
     def _next_retirement(self) -> float:
         return min(map(self._retires_at, self._idle), default=float("inf"))
 
-    def _retires_at(self, slot: _Slot) -> float:
+    def _retires_at(self, slot: Slot) -> float:
         if self._size() <= self._limits.min_size:
             return slot.expires_at
         return min(slot.expires_at, slot.idle_since + self._limits.max_idle)
 
-    async def _retire(self, slot: _Slot) -> None:
+    async def _retire(self, slot: Slot) -> None:
         self._counters.retired += 1
         await slot.connection.close()
         self._refill()
@@ -432,10 +359,10 @@ async def open_pool(
         ConfigurationError: not a connection string.
         UsageError: impossible sizes.
     """
-    limits = _Limits(min_size, max_size, timeout, max_lifetime, max_idle, check_after)
+    limits = _Limits(min_size, max_size, timeout, max_idle, check_after)
     failure: BaseException | None = None
     async with trio.open_nursery() as nursery:
-        pool = TrioPool(dsn, limits, configure, reset, options, nursery)
+        pool = TrioPool(Opening(dsn, configure, options, max_lifetime), limits, reset, nursery)
         try:
             await pool.open()
             nursery.start_soon(pool.run, name="pool: retire")

@@ -15,7 +15,8 @@ from .operations import Query
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
-    from .operations import Enqueued, Operation, Row
+    from .new_jobs import Enqueued
+    from .operations import Operation, Row
 
 T = TypeVar("T")
 

@@ -15,7 +15,8 @@ from ..errors import InvalidArguments, InvalidTransition, UnknownBatch, UsageErr
 from ..jobs import JobRequest
 from ..states import State, storable
 from .arrays import numbers
-from .operations import Query, enqueue
+from .new_jobs import enqueue
+from .operations import Query
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

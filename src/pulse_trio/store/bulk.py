@@ -16,9 +16,10 @@ import psycopg
 
 from ..postgres import OwnAsyncCursor, OwnCursor
 from ..sql import render, statement
-from . import operations
+from . import new_jobs, operations
 from .arrays import texts
-from .operations import Enqueued, encoded_request, refuse_raw_bytes, translate, unsendable
+from .new_jobs import Enqueued, encoded_request
+from .refusals import refuse_raw_bytes, translate, unsendable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,13 +96,13 @@ async def enqueue_many(
 ) -> list[Enqueued]:
     """Adds a batch in the connection's transaction; returns the answers in the order of the requests."""
     if not can_be_copied(requests):
-        return await operations.run(connection, schema, operations.enqueue_many(requests, codec))
+        return await operations.run(connection, schema, new_jobs.enqueue_many(requests, codec))
     try:
         refuse_raw_bytes(connection)
         async with OwnAsyncCursor(connection) as cursor:
             await cursor.execute(statement("reserve_ids", schema), {"count": len(requests)}, binary=True)
             if not (rows := await cursor.fetchall()):
-                return await operations.run(connection, schema, operations.enqueue_many(requests, codec))
+                return await operations.run(connection, schema, new_jobs.enqueue_many(requests, codec))
             reserved = _reserved(rows)
             if codec is not None:
                 requests = [encoded_request(codec, r, new) for r, new in zip(requests, reserved.ids, strict=True)]
@@ -120,13 +121,13 @@ def enqueue_many_sync(
 ) -> list[Enqueued]:
     """The same over a blocking connection."""
     if not can_be_copied(requests):
-        return operations.run_sync(connection, schema, operations.enqueue_many(requests, codec))
+        return operations.run_sync(connection, schema, new_jobs.enqueue_many(requests, codec))
     try:
         refuse_raw_bytes(connection)
         with OwnCursor(connection) as cursor:
             cursor.execute(statement("reserve_ids", schema), {"count": len(requests)}, binary=True)
             if not (rows := cursor.fetchall()):
-                return operations.run_sync(connection, schema, operations.enqueue_many(requests, codec))
+                return operations.run_sync(connection, schema, new_jobs.enqueue_many(requests, codec))
             reserved = _reserved(rows)
             if codec is not None:
                 requests = [encoded_request(codec, r, new) for r, new in zip(requests, reserved.ids, strict=True)]

@@ -15,7 +15,7 @@ import psycopg
 from ..errors import UsageError
 from ..postgres import foreign_failure
 from ..sql import statement
-from .operations import translate
+from .refusals import translate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -23,7 +23,8 @@ from ..sql import statement
 from ..states import storable
 from ..timing import CatchUp, Timing, due
 from .arrays import numbers, texts
-from .operations import Enqueued, Operation, Query, Row, enqueue_many, json_value, run
+from .new_jobs import Enqueued, enqueue_many
+from .operations import Operation, Query, Row, json_value, run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,7 +13,7 @@ from ...client import open_client
 from ...handlers import Handlers
 from ...jobs import Outcome
 from ...postgres import TrioConnection
-from ...store import ClaimCursor, WorkerStore, operations
+from ...store import ClaimCursor, WorkerStore, new_jobs, operations
 from ...worker import Worker
 from ..collector import settle_collector
 from .ground import KIND
@@ -161,7 +161,7 @@ async def _commit_slowly(
     for number in range(jobs):
         await trio.sleep(every)
         await connection.execute(b"BEGIN")
-        await operations.run(connection, schema, operations.enqueue(handlers[KIND].request(number)))
+        await operations.run(connection, schema, new_jobs.enqueue(handlers[KIND].request(number)))
         sent[number] = time.perf_counter()
         await connection.execute(b"COMMIT")
     return sent

@@ -1,0 +1,74 @@
+"""What the database refused a client, and what a connection cannot carry, as one of our errors: by whose fault it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from ..errors import (
+    DatabaseUnavailable,
+    InvalidArguments,
+    InvalidTransition,
+    SchemaError,
+    TookTooLong,
+    UsageError,
+)
+from .disk_full import disk_full
+from .rights import remedy
+
+if TYPE_CHECKING:
+    from ..errors import PulseTrioError
+
+
+class Deadlocked(DatabaseUnavailable):
+    """PostgreSQL ended this transaction (or what came after its last savepoint) to end a deadlock."""
+
+
+def refuse_raw_bytes(connection: psycopg.AsyncConnection[Any] | psycopg.Connection[Any]) -> None:
+    """Raises `UsageError` for a caller's connection that returns every text as bytes of an unknown encoding."""
+    if connection.pgconn.parameter_status(b"client_encoding") == b"SQL_ASCII":
+        raise UsageError("The connection has the client_encoding SQL_ASCII. Run on it: SET client_encoding = 'UTF8'")
+
+
+def unsendable(
+    connection: psycopg.AsyncConnection[Any] | psycopg.Connection[Any], error: UnicodeEncodeError
+) -> UsageError | InvalidArguments:
+    """The error for a text that a caller's connection cannot carry, or that no connection can."""
+    encoding = (connection.pgconn.parameter_status(b"client_encoding") or b"?").decode()
+    wrong = error.object[error.start]
+    if encoding == "UTF8":
+        return InvalidArguments(f"The text has {wrong!r}, half of a character, which cannot be stored.")
+    return UsageError(
+        f"The connection has the client_encoding {encoding}, which has no {wrong!r}. Run on it: SET client_encoding = 'UTF8'"
+    )
+
+
+def translate(error: psycopg.Error, schema: str) -> PulseTrioError:
+    """Turns psycopg's error into one of ours, by whose fault it is. The one place where that is decided for clients."""
+    text = str(error).strip()
+    headline = text.partition("\n")[0]
+    match error:
+        case psycopg.errors.UndefinedTable() | psycopg.errors.InvalidSchemaName() | psycopg.errors.UndefinedFunction():
+            return SchemaError(
+                f"The database has no usable pulse-trio schema {schema!r} ({headline}). Create it with: pulse-trio migrate"
+            )
+        case psycopg.errors.InFailedSqlTransaction():
+            return UsageError("The transaction is aborted already by an earlier error; roll it back before enqueuing.")
+        case psycopg.errors.UniqueViolation():
+            return InvalidTransition("Another live job on that queue has the same unique key.")
+        case (
+            psycopg.errors.CheckViolation()
+            | psycopg.errors.StatementTooComplex()
+            | psycopg.errors.ProgramLimitExceeded()
+            | psycopg.DataError()
+        ):
+            return InvalidArguments(f"The database refused the job: {headline}.")
+        case psycopg.errors.InsufficientPrivilege():
+            return UsageError(f"The database role may not do that: {headline}.{remedy(headline, schema)}")
+        case psycopg.errors.DeadlockDetected():
+            return Deadlocked(f"The database ended a deadlock ({headline}). The writes were rolled back: try again.")
+        case psycopg.errors.QueryCanceled():
+            return TookTooLong(f"The database stopped that, because it took too long ({headline}).")
+        case _:
+            return DatabaseUnavailable(f"The database could not do that: {disk_full(error) or headline}")
