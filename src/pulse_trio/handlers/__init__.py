@@ -2,11 +2,12 @@
 
 from .codecs import Codec
 from .deaths import DEATH_ARGUMENTS, DeathHook, death_hooks, hooks_json
+from .handler import Handler, Runs
 from .limits import QueueLease, QueueLimits, Rate, check_limit, parse_rate, queue_lease, queue_limits
 from .names import check_queue, check_text
 from .options import Defaults, encode_options, given_options, request_of
 from .payloads import refuse_losses
-from .registry import Handler, Handlers, Runs
+from .registry import Handlers
 from .retries import Exponential, Fixed, Linear, RetryContext, RetryPolicy
 from .schedules import Schedule, check_name, schedule
 from .signature import (

@@ -15,7 +15,8 @@ from .options import request_of
 
 if TYPE_CHECKING:
     from ..jobs import JobRequest
-    from .registry import Handler, Handlers
+    from .handler import Handler
+    from .registry import Handlers
 
 DEATH_ARGUMENTS = ("job_id", "kind", "queue", "error", "attempts", "died_at", "args")
 """The arguments that a hook may take; `args` are left out when they are large or cannot be read."""

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from dataclasses import dataclass, field, replace
 from typing import (
     TYPE_CHECKING,
     Any,
     Concatenate,
-    Generic,
-    Literal,
     ParamSpec,
     Protocol,
     TypeVar,
@@ -20,11 +17,12 @@ from typing import (
 
 from ..errors import ConfigurationError, UnknownKind
 from ..timing import timing
+from .declaring import how_it_runs, take_on_death, take_retries, take_upgrade
+from .handler import Handler, where_is
 from .limits import KeyOf, QueueLease, QueueLimits, queue_lease, queue_limits
 from .names import check_text
-from .options import Defaults, HandlerOptions, given_options, request_of
+from .options import Defaults, HandlerOptions, given_options
 from .payloads import readable_result
-from .retries import Exponential, retries_of
 from .schedules import Schedule, schedule
 from .signature import Signature, hints_of
 
@@ -33,64 +31,16 @@ if TYPE_CHECKING:
     from datetime import timedelta
     from typing import Unpack
 
-    from ..jobs import Job, JobRequest
+    from ..jobs import Job
     from ..observe import Instrument
     from ..timing import CatchUp
     from .codecs import Codec
-    from .options import CallOptions
-    from .retries import Retries
-    from .signature import Upgrade
+    from .handler import Runs
 
 P = ParamSpec("P")
 R = TypeVar("R")
 _OF_HANDLERS = ("name", "runs", *HandlerOptions.__optional_keys__)
 """What `handlers.job(...)` takes."""
-Runs = Literal["trio", "asyncio", "thread", "process"]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Handler(Generic[P, R]):
-    """A registered function. Calling it calls the function itself, so that tests can call it directly."""
-
-    kind: str
-    function: Callable[..., Any]
-    runs: Runs
-    defaults: Defaults
-    signature: Signature
-    result_type: Any = field(default=Any)
-    retries: Retries | None = None
-    key_of: KeyOf | None = None
-    on_death: str | None = None
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
-
-    def __repr__(self) -> str:
-        return f"<Handler {self.kind!r} on queue {self.defaults.queue!r}>"
-
-    def options(self, **given: Unpack[CallOptions]) -> Handler[P, R]:
-        """The same handler with other options for one enqueue.
-
-        `delay` and `timeout` are seconds or a `timedelta`; `at` is when the job is due, an aware datetime. A job that has not
-        finished by its `deadline` is cancelled, or never started; a job that has not started when it `expires` never starts.
-        Both are seconds or a `timedelta` from the enqueue, or an aware datetime. Raises `InvalidName` or
-        `ConfigurationError`, before anything is written.
-        """
-        return replace(self, defaults=self.defaults.changed(**given))
-
-    def request(self, *args: P.args, **kwargs: P.kwargs) -> JobRequest:
-        """One job, checked and ready for `client.enqueue_many`. Raises `InvalidArguments`."""
-        return self._request(self.signature.encode(args, kwargs))
-
-    def request_by_name(self, args: Mapping[str, Any]) -> JobRequest:
-        """The same, from arguments by name, as the command line gets them."""
-        return self._request(self.signature.encode((), args))
-
-    def _request(self, encoded: str) -> JobRequest:
-        if self.key_of is None or self.defaults.key is not None:
-            return request_of(self.kind, encoded, self.defaults)
-        key = self.key_of(self.signature.by_name(encoded))
-        return request_of(self.kind, encoded, self.defaults, key)
 
 
 class Handlers:
@@ -311,14 +261,14 @@ class Handlers:
                 f"{function!r} is not a function; wrap it in one, whose parameters are the arguments."
             )
         kind = check_text("kind", name if name is not None else function.__name__, 256)
-        retries = _take_retries(kind, given)
+        retries = take_retries(kind, given)
         key = given.pop("key") if callable(given.get("key")) else None
-        on_death = _take_on_death(kind, given)
-        signature = Signature(kind, function, _take_upgrade(kind, given))
+        on_death = take_on_death(kind, given)
+        signature = Signature(kind, function, take_upgrade(kind, given))
         handler: Handler[..., Any] = Handler(
             kind=kind,
             function=function,
-            runs=_how_it_runs(kind, function, runs),
+            runs=how_it_runs(kind, function, runs),
             defaults=Defaults(**given_options(_OF_HANDLERS, **given)),
             signature=signature,
             result_type=readable_result(kind, hints_of(kind, function).get("return", Any)),
@@ -332,45 +282,10 @@ class Handlers:
     def _add(self, handler: Handler[..., Any]) -> None:
         if (other := self._by_kind.get(handler.kind)) is not None:
             raise ConfigurationError(
-                f"The kind {handler.kind!r} is registered twice: {_where(other)} and {_where(handler)}. "
+                f"The kind {handler.kind!r} is registered twice: {where_is(other)} and {where_is(handler)}. "
                 'Give one of them another name: @handlers.job(name="...").'
             )
         self._by_kind[handler.kind] = handler
-
-
-def _take_retries(kind: str, given: dict[str, Any]) -> Retries | None:
-    """Takes the options about failures out of the given ones. The numbers of `Exponential` are stored on the row like the
-    default's."""
-    about = {name: given.pop(name) for name in ("retry", "retry_on", "discard_on") if name in given}
-    if about.get("retry") is not None and not given.keys().isdisjoint(("backoff_base", "backoff_cap")):
-        raise ConfigurationError(f"Handler {kind!r}: give retry, or backoff_base and backoff_cap, not both.")
-    if isinstance(policy := about.get("retry"), Exponential):
-        given |= {"backoff_base": policy.base, "backoff_cap": policy.cap}
-    return retries_of(kind, **about)
-
-
-def _take_upgrade(kind: str, given: dict[str, Any]) -> Upgrade | None:
-    upgrade: Any = given.pop("upgrade", None)
-    called: object = upgrade
-    if called is not None and (not callable(called) or inspect.iscoroutinefunction(called)):
-        raise ConfigurationError(
-            f"Handler {kind!r}: upgrade must be a plain function from a job's arguments by name to those that the "
-            f"handler takes now, got {upgrade!r}."
-        )
-    return upgrade
-
-
-def _take_on_death(kind: str, given: dict[str, Any]) -> str | None:
-    named: Any = given.pop("on_death", None)
-    if named is None:
-        return None
-    if isinstance(named, Handler):
-        return cast("Handler[..., Any]", named).kind
-    if not isinstance(named, str):
-        raise ConfigurationError(
-            f"Handler {kind!r}: on_death must be a handler of this registry or its kind, got {named!r}."
-        )
-    return named
 
 
 class _Decorator(Protocol):
@@ -402,39 +317,3 @@ class _CronDecorator(Protocol):
     @overload
     def __call__(self, handler: Callable[P, R], /) -> Handler[P, R]: ...
     def __call__(self, handler: Any, /) -> Any: ...
-
-
-def _how_it_runs(kind: str, function: Callable[..., Any], runs: str | None) -> Runs:
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise ConfigurationError(
-            f"Handler {kind!r} is a generator: a job is called once, and its return value is its result."
-        )
-    is_async = inspect.iscoroutinefunction(function)
-    match runs:
-        case None:
-            return "trio" if is_async else "thread"
-        case "trio" | "asyncio" | "thread" | "process":
-            pass
-        case _:
-            raise ConfigurationError(
-                f"Handler {kind!r} has runs={runs!r}; this version knows 'trio', 'asyncio', 'thread' and 'process'."
-            )
-    if (runs in ("trio", "asyncio")) != is_async:
-        wanted = "a plain function" if is_async else "an async function"
-        raise ConfigurationError(f"Handler {kind!r} has runs={runs!r}, which needs {wanted}.")
-    if runs == "process" and "<" in getattr(function, "__qualname__", "<"):
-        raise ConfigurationError(
-            f"Handler {kind!r} has runs='process', so another process must be able to import it, and {_name(function)} is "
-            "not at the top level of its module. Move it there."
-        )
-    return runs
-
-
-def _name(function: Callable[..., Any]) -> str:
-    return f"{function.__module__}:{getattr(function, '__qualname__', repr(function))}"
-
-
-def _where(handler: Handler[..., Any]) -> str:
-    function = inspect.unwrap(handler.function)
-    code = getattr(function, "__code__", None)
-    return f"{function.__qualname__} ({code.co_filename}:{code.co_firstlineno})" if code else repr(function)

@@ -350,9 +350,9 @@ async def open_pool(
         check_after: seconds of idleness after which a connection is checked with a round trip before it is handed out.
         configure: called with each new connection.
         reset: called with each connection that comes back, before it is reused; if it raises, the connection is closed. With
-        it every caller gets its own object, as `configure` left it, which is closed when it comes back. `discard_all` is such
-        a function. options: further arguments of `TrioConnection.connect`: `autocommit`, `row_factory`,
-        `prepare_threshold`...
+            it every caller gets its own object, as `configure` left it, which is closed when it comes back. `discard_all` is
+            such a function.
+        options: further arguments of `TrioConnection.connect`: `autocommit`, `row_factory`, `prepare_threshold`...
 
     Raises:
         DatabaseUnavailable: the first connection could not be made.
