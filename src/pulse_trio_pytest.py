@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
 
     from pulse_trio import Client, Handlers, SyncClient
-    from pulse_trio.testing import PulseWorker
+    from pulse_trio.testing import PulseClock, PulseWorker
     from pulse_trio.testing.databases import TemplateDatabases
 
 _RUN = pytest.StashKey[str]()
@@ -66,10 +66,16 @@ def pulse_databases(request: pytest.FixtureRequest) -> Generator[TemplateDatabas
 
 
 @pytest.fixture
-def pulse_dsn(pulse_databases: TemplateDatabases) -> Generator[str]:
+def pulse_dsn(request: pytest.FixtureRequest, pulse_databases: TemplateDatabases) -> Generator[str]:
     """The DSN of a database of the test's own, with the schema `pulse` in it and nothing else. Dropped after the test."""
-    with pulse_databases.migrated() as dsn:
-        yield dsn
+    if "pulse_clock" in request.fixturenames:
+        from pulse_trio.testing.virtual_time import virtual_time
+
+        with pulse_databases.migrated(clock=True) as dsn, virtual_time():
+            yield dsn
+    else:
+        with pulse_databases.migrated() as dsn:
+            yield dsn
 
 
 @pytest.fixture
@@ -99,8 +105,18 @@ def pulse_sync_client(pulse_dsn: str, pulse_handlers: Any) -> SyncClient:
 
 
 @pytest.fixture
-def pulse_worker(pulse_dsn: str, pulse_handlers: Any) -> PulseWorker:
+def pulse_clock(pulse_dsn: str, pulse_handlers: Any) -> PulseClock:
+    """Virtual time for the test's database: `await pulse_clock.advance(hours=1)`. Nothing waits: `pulse_worker.drain()` moves
+    the clock on until no job waits for its time."""
+    from pulse_trio.testing import PulseClock
+
+    return PulseClock(pulse_dsn, pulse_handlers)
+
+
+@pytest.fixture
+def pulse_worker(request: pytest.FixtureRequest, pulse_dsn: str, pulse_handlers: Any) -> PulseWorker:
     """Runs the due jobs of the test's database: `await pulse_worker.drain()`, or `pulse_worker.drain_sync()`."""
     from pulse_trio.testing import PulseWorker
 
-    return PulseWorker(pulse_dsn, pulse_handlers)
+    clock = request.getfixturevalue("pulse_clock") if "pulse_clock" in request.fixturenames else None
+    return PulseWorker(pulse_dsn, pulse_handlers, clock=clock)

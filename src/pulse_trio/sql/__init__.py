@@ -16,12 +16,17 @@ this one meanwhile.
 from __future__ import annotations
 
 import re
+from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
+from typing import TYPE_CHECKING
 
 from psycopg.sql import Identifier, Literal
 
 from ..states import STORED, State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
 
 _PLACE = re.compile(""":"schema"|:'schema'""")
 
@@ -80,3 +85,18 @@ _STATEMENTS, _PARTS = _read(), _read("parts")
 def statement(name: str, schema: str) -> bytes:
     """The statement of `name`.sql for one schema, as bytes (psycopg then has nothing left to encode)."""
     return render_bound(f"/* pulse-trio {name} */ {bare(_STATEMENTS[name], _PARTS)}", schema)
+
+
+@contextmanager
+def rewritten(rewrite: Callable[[str], str]) -> Generator[None]:
+    """While the block runs, every statement of this process is what `rewrite` makes of its file. For tests on virtual time."""
+    kept = dict(_STATEMENTS), dict(_PARTS)
+    for texts in (_STATEMENTS, _PARTS):
+        texts.update({name: rewrite(text) for name, text in texts.items()})
+    statement.cache_clear()
+    try:
+        yield
+    finally:
+        for texts, before in zip((_STATEMENTS, _PARTS), kept, strict=True):
+            texts.update(before)
+        statement.cache_clear()

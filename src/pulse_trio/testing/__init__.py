@@ -4,8 +4,18 @@ The fixtures (`pulse_dsn`, `pulse_client`, `pulse_sync_client`, `pulse_worker`, 
 which is installed with pulse-trio.
 """
 
+from .clock import PulseClock
 from .draining import PulseWorker
 from .enqueued import assert_enqueued, enqueued, refute_enqueued
 from .running import JobRun, run_job, run_job_sync
 
-__all__ = ["JobRun", "PulseWorker", "assert_enqueued", "enqueued", "refute_enqueued", "run_job", "run_job_sync"]
+__all__ = [
+    "JobRun",
+    "PulseClock",
+    "PulseWorker",
+    "assert_enqueued",
+    "enqueued",
+    "refute_enqueued",
+    "run_job",
+    "run_job_sync",
+]

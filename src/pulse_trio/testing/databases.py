@@ -26,6 +26,7 @@ from ..embedded import embedded_server
 from ..errors import PulseTrioError
 from ..migrate import migrate_sync
 from ..postgres.dsn import redact
+from .virtual_time import give_clock
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -45,15 +46,16 @@ class TemplateDatabases:
         # One thread: PostgreSQL makes one copy of a database at a time.
         self._maker = ThreadPoolExecutor(1, thread_name_prefix="pulse-trio test databases")
         self._admin: psycopg.Connection[Any] | None = None
-        self._spare: Future[str] | None = None
+        self._spares: dict[bool, Future[str]] = {}
 
     @contextmanager
-    def migrated(self) -> Generator[str]:
-        """The DSN of a new database with the schema; dropped afterwards, even if connections are left in it."""
+    def migrated(self, *, clock: bool = False) -> Generator[str]:
+        """The DSN of a new database with the schema; dropped afterwards, even if connections are left in it. With `clock` it is
+        on virtual time (virtual_time.py)."""
         # Taken out first: a copy that failed fails one test, not all that follow.
-        spare, self._spare = self._spare, None
-        name = (spare or self._maker.submit(self._make)).result()
-        self._spare = self._maker.submit(self._make)
+        spare = self._spares.pop(clock, None)
+        name = (spare or self._maker.submit(self._make, clock)).result()
+        self._spares[clock] = self._maker.submit(self._make, clock)
         try:
             yield make_conninfo(self.server_dsn, dbname=name)
         finally:
@@ -61,8 +63,8 @@ class TemplateDatabases:
 
     def close(self) -> None:
         """Drops what is left, and waits for it."""
-        if self._spare is not None:
-            spare, self._spare = self._spare, None
+        while self._spares:
+            _, spare = self._spares.popitem()
             # A copy that could not be made needs no dropping.
             with suppress(Exception):
                 self._maker.submit(self._drop, spare.result())
@@ -77,9 +79,9 @@ class TemplateDatabases:
             self._admin = psycopg.connect(self.server_dsn, autocommit=True, connect_timeout=_CONNECT_WITHIN)
         return self._admin
 
-    def _make(self) -> str:
+    def _make(self, clock: bool) -> str:
         connection = self._connection()
-        template = template_of(connection, self.server_dsn, self._prefix)
+        template = template_of(connection, self.server_dsn, self._prefix, clock=clock)
         name = next(self._names)
         copy_database(connection, template, name)
         return name
@@ -95,23 +97,28 @@ def copy_database(admin: psycopg.Connection[Any], template: str, name: str) -> N
     admin.execute(SQL("CREATE DATABASE {} TEMPLATE {} {}").format(Identifier(name), Identifier(template), how))
 
 
-def template_of(admin: psycopg.Connection[Any], server_dsn: str, prefix: str) -> str:
-    """The name of a run's migrated template. The first process that asks creates it; the others wait for it."""
-    name = f"{prefix}_template"
+def template_of(admin: psycopg.Connection[Any], server_dsn: str, prefix: str, *, clock: bool = False) -> str:
+    """The name of a run's migrated template (one with a clock of its own). The first process that asks creates it; the others
+    wait for it."""
+    name = f"{prefix}_clock" if clock else f"{prefix}_template"
     with admin.transaction():
         admin.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [name])
         if admin.execute("SELECT FROM pg_database WHERE datname = %s", [name]).fetchone() is None:
-            _make_template(server_dsn, name)
+            _make_template(server_dsn, name, clock=clock)
     return name
 
 
-def _make_template(server_dsn: str, name: str) -> None:
+def _make_template(server_dsn: str, name: str, *, clock: bool) -> None:
     # Under another name until it is whole, so that a failed migration is not taken for a template.
     draft = f"{name}_draft"
     with psycopg.connect(server_dsn, autocommit=True, connect_timeout=_CONNECT_WITHIN) as other:
         other.execute(SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(Identifier(draft)))
         other.execute(SQL("CREATE DATABASE {} TEMPLATE template0").format(Identifier(draft)))
-        migrate_sync(make_conninfo(server_dsn, dbname=draft))
+        dsn = make_conninfo(server_dsn, dbname=draft)
+        migrate_sync(dsn)
+        if clock:
+            with psycopg.connect(dsn, autocommit=True) as owner:
+                give_clock(owner)
         other.execute(SQL("ALTER DATABASE {} RENAME TO {}").format(Identifier(draft), Identifier(name)))
 
 

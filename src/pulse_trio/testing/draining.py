@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
@@ -13,83 +14,115 @@ from ..observe import JobEnded, JobStarted
 from ..worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
     from ..handlers import Handlers
     from ..worker import WorkerReport
+    from .clock import PulseClock
 
 
 class _Running:
-    """Which jobs run now."""
+    """Which jobs run now, and how many attempts of each kind have begun."""
 
     def __init__(self) -> None:
         self.jobs: dict[int, str] = {}
+        self.begun = Counter[str]()
 
     def listeners(self) -> Mapping[type[Any], Callable[[Any], None]]:
         return {JobStarted: self._started, JobEnded: self._ended}
 
     def _started(self, event: JobStarted) -> None:
         self.jobs[event.job_id] = event.kind
+        self.begun[event.kind] += 1
 
     def _ended(self, event: JobEnded) -> None:
         self.jobs.pop(event.job_id, None)
 
 
 class PulseWorker:
-    """Runs the jobs of one database with the handlers of an application."""
+    """Runs the jobs of one database with the handlers of an application. With a `clock` it moves that instead of leaving a job
+    that waits for its time."""
 
-    def __init__(self, dsn: str, handlers: Handlers) -> None:
+    def __init__(self, dsn: str, handlers: Handlers, *, clock: PulseClock | None = None) -> None:
         self._dsn = dsn
         self._handlers = handlers
+        self._clock = clock
 
     async def drain(self, *, timeout: float = 30.0, **settings: Any) -> WorkerReport:  # noqa: ASYNC109 -- says who did not end
         """Runs what is due until nothing is due and nothing runs, and says how many jobs ended how.
 
-        What is due later (a retry with its delay, a schedule) is left alone. `settings` are those of `WorkerSettings`, as
-        `concurrency=1`. Under asyncio the worker runs in a thread, with a Trio of its own.
+        What is due later (a retry with its delay, a schedule) is left alone; but with `pulse_clock` the clock moves on until no
+        job waits. `settings` are those of `WorkerSettings`, as `concurrency=1`. Under asyncio the worker runs in a thread, with
+        a Trio of its own.
 
         Raises `TimeoutError` when that has taken `timeout` seconds; it names the jobs that still ran, and their handlers have
         been cancelled.
         """
-        if sniffio.current_async_library() == "trio":
-            return await self._drain(timeout, settings)
-        return await anyio.to_thread.run_sync(lambda: self.drain_sync(timeout=timeout, **settings))
+        if self._clock is not None:
+            return await self._clock.run_until_idle(timeout=timeout, **settings)
+
+        def worker(**given: Any) -> Worker:
+            return Worker(self._handlers, self._dsn, **given)
+
+        return await drain_with(worker, timeout, settings)
 
     def drain_sync(self, *, timeout: float = 30.0, **settings: Any) -> WorkerReport:
         """`drain` for tests without an event loop."""
-        return trio.run(self._drain, timeout, settings)
-
-    async def _drain(self, seconds: float, settings: Mapping[str, Any]) -> WorkerReport:
-        running = _Running()
-        given: dict[str, Any] = {"cleanup": 1.0, **settings}
-        instruments = [running, *given.pop("instruments", ())]
-        worker = Worker(self._handlers, self._dsn, burst=True, instruments=instruments, **given)
-        late: list[str] = []
-
-        async def watch_time() -> None:
-            await trio.sleep(seconds)
-            # Before they are cancelled: afterwards none of them runs.
-            late.append(_not_ended(seconds, running.jobs))
-            worker.stop_now()
-
-        failure: Exception | None = None
-        report: WorkerReport | None = None
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(watch_time)
-            try:
-                report = await worker.run()
-            except (PulseTrioError, HandlerStuck) as error:
-                failure = error  # raised as itself, outside of the nursery
-            nursery.cancel_scope.cancel()
-        if late:
-            raise TimeoutError(late[0]) from failure
-        if failure is not None or report is None:
-            raise failure or RuntimeError("the worker ended without a report")
-        return report
+        return in_trio(lambda: self.drain(timeout=timeout, **settings))
 
 
-def _not_ended(seconds: float, running: Mapping[int, str]) -> str:
-    if not running:
-        return f"drain() did not end within {seconds:g} s, and no job runs: do jobs enqueue others without end?"
-    jobs = ", ".join(f"job {job_id} ({kind})" for job_id, kind in sorted(running.items())[:10])
-    return f"drain() did not end within {seconds:g} s: {jobs} still ran. Does that handler end?"
+async def drain_with(make: Callable[..., Worker], seconds: float, settings: Mapping[str, Any]) -> WorkerReport:
+    """Runs the worker that `make` makes of these settings, in a burst of at most so many seconds. In a thread, where the caller
+    is not on Trio."""
+    if sniffio.current_async_library() == "trio":
+        return await _drain(make, seconds, settings)
+    return await anyio.to_thread.run_sync(lambda: trio.run(_drain, make, seconds, settings))
+
+
+def in_trio(play: Callable[[], Coroutine[Any, Any, WorkerReport]]) -> WorkerReport:
+    """What `play()` returns, in a Trio run of its own."""
+
+    async def main() -> WorkerReport:
+        return await play()
+
+    return trio.run(main)
+
+
+async def _drain(make: Callable[..., Worker], seconds: float, settings: Mapping[str, Any]) -> WorkerReport:
+    running = _Running()
+    given: dict[str, Any] = {"cleanup": 1.0, **settings}
+    instruments = [running, *given.pop("instruments", ())]
+    worker = make(burst=True, instruments=instruments, **given)
+    late: list[str] = []
+
+    async def watch_time() -> None:
+        await trio.sleep(seconds)
+        # Before they are cancelled: afterwards none of them runs.
+        late.append(_not_ended(seconds, running.jobs, running.begun))
+        worker.stop_now()
+
+    failure: Exception | None = None
+    report: WorkerReport | None = None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch_time)
+        try:
+            report = await worker.run()
+        except (PulseTrioError, HandlerStuck) as error:
+            failure = error  # raised as itself, outside of the nursery
+        nursery.cancel_scope.cancel()
+    if late:
+        raise TimeoutError(late[0]) from failure
+    if failure is not None or report is None:
+        raise failure or RuntimeError("the worker ended without a report")
+    return report
+
+
+def _not_ended(seconds: float, running: Mapping[int, str], begun: Counter[str]) -> str:
+    if running:
+        jobs = ", ".join(f"job {job_id} ({kind})" for job_id, kind in sorted(running.items())[:10])
+        return f"drain() did not end within {seconds:g} s: {jobs} still ran. Does that handler end?"
+    often = ", ".join(f"{kind} {times} times" for kind, times in begun.most_common(3))
+    return (
+        f"drain() did not end within {seconds:g} s, and no job runs. Attempts begun: {often or 'none'}. "
+        "Do jobs enqueue others, or put themselves off, without end?"
+    )

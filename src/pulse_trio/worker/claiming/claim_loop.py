@@ -68,6 +68,30 @@ class ClaimLoop:
             # Completions that waited for the next claim are written without one.
             self._idle.rest()
 
+    async def exhaust(self) -> bool:
+        """Claims and starts what is due now, instead of `run`, which goes on: for a program that moves time itself. Returns
+        whether there was anything. It waits for room, and not for the jobs that it has started."""
+        found = False
+        self._wakeups.look_again()
+        while True:
+            await self._sweeps.sweep()
+            if self._suspects is not None and self._suspects.wanted:
+                await self._run_suspect(self._suspects)
+                return True
+            more = self._sweeps.found_slots
+            while more:
+                free = await self._wait_for_room()
+                claimed, left_some = await self._claimer.claim(min(free, self._jobs.batch))
+                found = found or claimed > 0
+                more = claimed > 0 or left_some or self._sweeps.limited_is_due
+            if self._sweeps.whole_lap:
+                return found
+
+    @property
+    def limited_in(self) -> float:
+        """Seconds until a queue's limits may let another job start; infinity if no job waits for that."""
+        return self._sweeps.next_limited()
+
     async def _round(self) -> None:
         if not (free := await self._wait_for_room()):
             return

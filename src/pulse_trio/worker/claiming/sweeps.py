@@ -108,6 +108,16 @@ class Sweeps:
         """Whether a whole lap over all slots found nothing that can be claimed."""
         return self._lap_was_vain and self._last.ended and self._limited.nothing_due
 
+    @property
+    def whole_lap(self) -> bool:
+        """Whether the last sweep ended a lap over all slots."""
+        return self._last.ended
+
+    @property
+    def limited_is_due(self) -> bool:
+        """Whether a limited queue is worth a claim now."""
+        return bool(self._limited) and self._limited.next_try <= trio.current_time()
+
     # Seconds from now until the next reason to look.
 
     def soonest(self) -> float:

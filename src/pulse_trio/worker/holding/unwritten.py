@@ -131,5 +131,6 @@ class Unwritten:
 
     async def emptied(self) -> None:
         """Waits until nothing is pending. Call it only while something is."""
-        self._emptied = self._emptied or trio.Event()
+        if self._emptied is None:
+            self._emptied = trio.Event()
         await self._emptied.wait()

@@ -93,6 +93,12 @@ class Scheduler:
             return _TICK if remaining is None else min(remaining, _TICK)
         return 0 if await self._fire() else _ELSEWHERE
 
+    async def fire_due(self) -> None:
+        """Fires what is due now, instead of `run`, which goes on."""
+        remaining = await self._store.next_schedule()
+        while remaining is not None and remaining <= 0 and await self._fire():
+            remaining = await self._store.next_schedule()
+
     async def _fire(self) -> bool:
         """Fires the schedules that it can lock. Returns False if others had locked all of them."""
         fired, broken = await self._store.fire_schedules()

@@ -1,0 +1,221 @@
+"""The clock that a test moves: retries, snoozes, schedules, deadlines and rates of an hour or a month, without waiting.
+
+The jobs are in a real database, on its own clock (virtual_time.py). A worker runs what is due, moves the clock to the next
+moment at which something falls due, and so on, in the order of time. Nothing else is simulated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, cast
+
+import anyio.to_thread
+import psycopg
+import trio
+
+from ..errors import DatabaseUnavailable
+from ..observe import UnknownKindReleased
+from ..worker import Worker
+from .draining import drain_with, in_trio
+from .virtual_time import MOVE, NOW, jump_statement
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ..handlers import Handlers
+    from ..worker import WorkerReport
+    from ..worker.building import Parts
+
+
+@dataclass
+class _Goal:
+    """How far a worker moves the clock. `by` is a duration from where it stands, or a moment; None: as long as jobs wait for
+    their time."""
+
+    by: timedelta | datetime | None
+    ahead: float
+    """Seconds by which the clock is ahead of PostgreSQL's."""
+
+
+class PulseClock:
+    """The virtual time of one database. It begins as PostgreSQL's, goes on as that does, and jumps when it is told to."""
+
+    def __init__(self, dsn: str, handlers: Handlers) -> None:
+        self._dsn = dsn
+        self._handlers = handlers
+        self._ahead = timedelta()
+
+    def now(self) -> datetime:
+        """Virtual time, in UTC. Python's own clock is not changed."""
+        return datetime.now(UTC) + self._ahead
+
+    async def advance(
+        self,
+        by: timedelta | float = 0.0,
+        /,
+        *,
+        days: float = 0.0,
+        hours: float = 0.0,
+        minutes: float = 0.0,
+        seconds: float = 0.0,
+        timeout: float = 30.0,  # noqa: ASYNC109 -- says who did not end
+        **settings: Any,
+    ) -> WorkerReport:
+        """Lets so much time pass (`by` is seconds or a `timedelta`): runs what is due, then what falls due in that time, in its
+        order, schedules included. Says how many jobs ended how. `advance()` runs what is due now.
+
+        Raises `TimeoutError` when that takes `timeout` seconds of real time, and `LookupError` when there is a job of a kind
+        without a handler.
+        """
+        whole = by if isinstance(by, timedelta) else timedelta(seconds=by)
+        whole += timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+        if whole < timedelta():
+            raise ValueError(f"Time goes forward only, got {whole}.")
+        return await self._play(whole, timeout, settings)
+
+    async def advance_to(
+        self,
+        moment: datetime,
+        /,
+        *,
+        timeout: float = 30.0,  # noqa: ASYNC109 -- says who did not end
+        **settings: Any,
+    ) -> WorkerReport:
+        """The same up to a moment, an aware datetime, as in `datetime(2030, 3, 31, 1, 30, tzinfo=ZoneInfo("Asia/Tokyo"))`."""
+        self._check(moment)
+        return await self._play(moment, timeout, settings)
+
+    async def run_until_idle(
+        self,
+        *,
+        timeout: float = 30.0,  # noqa: ASYNC109 -- says who did not end
+        **settings: Any,
+    ) -> WorkerReport:
+        """Runs all jobs to their end: what is due, then whatever job falls due next, until no job waits for its time. Schedules
+        fire only where their time has come: they never end. This is what `pulse_worker.drain()` does on this clock."""
+        return await self._play(None, timeout, settings)
+
+    async def jump_to(self, moment: datetime, /) -> None:
+        """Moves the clock to a moment, an aware datetime, and runs nothing, as if no worker had run until then. In a
+        test's first line it chooses the day on which the test begins."""
+        await anyio.to_thread.run_sync(self.jump_to_sync, moment)
+
+    def jump_to_sync(self, moment: datetime, /) -> None:
+        """`jump_to` for tests without an event loop."""
+        self._check(moment)
+        with psycopg.connect(self._dsn, autocommit=True) as connection:
+            ((ahead,),) = connection.execute(MOVE, {"until": moment}).fetchall()
+        self._ahead = timedelta(seconds=ahead)
+
+    def _check(self, moment: datetime) -> None:
+        if moment.tzinfo is None:
+            raise ValueError(f"The clock takes an aware datetime, got {moment!r}.")
+        if moment < self.now() - timedelta(seconds=1):
+            raise ValueError(f"Time goes forward only: {moment.isoformat()} is before {self.now().isoformat()}.")
+
+    def advance_sync(self, by: timedelta | float = 0.0, /, **given: Any) -> WorkerReport:
+        """`advance` for tests without an event loop."""
+        return in_trio(lambda: self.advance(by, **given))
+
+    def advance_to_sync(self, moment: datetime, /, **given: Any) -> WorkerReport:
+        """`advance_to` for tests without an event loop."""
+        return in_trio(lambda: self.advance_to(moment, **given))
+
+    def run_until_idle_sync(self, **given: Any) -> WorkerReport:
+        """`run_until_idle` for tests without an event loop."""
+        return in_trio(lambda: self.run_until_idle(**given))
+
+    async def _play(self, by: timedelta | datetime | None, seconds: float, settings: Mapping[str, Any]) -> WorkerReport:
+        goal, unknown = _Goal(by, self._ahead.total_seconds()), _UnknownKinds()
+
+        def worker(**given: Any) -> Worker:
+            given["instruments"] = [*given.get("instruments", ()), unknown]
+            return ClockWorker(self._handlers, self._dsn, goal=goal, unknown=unknown, **given)
+
+        try:
+            report = await drain_with(worker, seconds, settings)
+        finally:
+            self._ahead = timedelta(seconds=goal.ahead)
+        if unknown.kinds:
+            kinds = ", ".join(sorted(unknown.kinds))
+            raise LookupError(
+                f"There are jobs of a kind that pulse_handlers has no handler for, and their time never comes: {kinds}."
+            )
+        return report
+
+
+class _UnknownKinds:
+    def __init__(self) -> None:
+        self.kinds: set[str] = set()
+
+    def listeners(self) -> Mapping[type[Any], Callable[[Any], None]]:
+        return {UnknownKindReleased: self._keep}
+
+    def _keep(self, event: UnknownKindReleased) -> None:
+        self.kinds.add(event.kind)
+
+
+class ClockWorker(Worker):
+    """A worker that moves its database's clock instead of waiting."""
+
+    def __init__(self, handlers: Handlers, dsn: str, *, goal: _Goal, unknown: _UnknownKinds, **given: Any) -> None:
+        # Its own claim loop, scheduler and watchdog do not run: `_play` has their turns.
+        super().__init__(handlers, dsn, watch=False, **given)
+        self._goal = goal
+        self._unknown = unknown
+
+    async def _take_in(self, parts: Parts) -> None:
+        async with trio.open_nursery() as intake:
+            intake.start_soon(self._play, parts)
+            await self._stops.hushed.wait()
+            intake.cancel_scope.cancel()
+
+    async def _play(self, parts: Parts) -> None:
+        parts.services.reports.stay_behind()
+        await self._store.firing.declare_schedules(self._declarations.schedules)
+        until = await self._moment()
+        await self._run_what_is_due(parts)
+        while not self._unknown.kinds and await self._jump(parts, until):
+            await self._run_what_is_due(parts)
+        if until is not None and not self._unknown.kinds:
+            await self._move(MOVE, {"until": until})
+        self.stop()
+
+    async def _run_what_is_due(self, parts: Parts) -> None:
+        more = True
+        while more:
+            await parts.scheduler.fire_due()
+            await self._store.upkeep.rescue()
+            more = await parts.claim_loop.exhaust()
+            await parts.jobs.until_none_runs()
+            await parts.services.reports.drained()
+            more = await parts.services.batches.finish() or more
+
+    async def _jump(self, parts: Parts, until: datetime | None) -> bool:
+        soon = parts.claim_loop.limited_in
+        given = {"until": until, "soon": soon if soon < 1e9 else None}
+        statement = jump_statement(self.settings.schema, schedules=until is not None)
+        return await self._move(statement, given)
+
+    async def _moment(self) -> datetime | None:
+        by = self._goal.by
+        if isinstance(by, timedelta):
+            async with self._store.links.watch.using() as connection:
+                ((now,),) = await (await connection.execute(NOW)).fetchall()
+            return cast("datetime", now) + by
+        return by
+
+    async def _move(self, statement: Any, parameters: Mapping[str, Any]) -> bool:
+        try:
+            async with self._store.links.watch.using() as connection:
+                rows = await (await connection.execute(statement, parameters, prepare=True)).fetchall()
+        except DatabaseUnavailable as error:
+            raise RuntimeError(f"The database's clock cannot be moved: {error}") from error
+        if not rows:
+            return False
+        ahead: float = rows[0][0]
+        # Where this worker believes the database's clock to be: for the deadlines of jobs.
+        self._store.sessions.epoch_offset += ahead - self._goal.ahead
+        self._goal.ahead = ahead
+        return True

@@ -1,0 +1,115 @@
+"""A database whose clock the test moves, and what reads it.
+
+In such a database `pulse_clock.now()` and its like stand wherever the schema's functions, views and defaults have PostgreSQL's
+own, and while `virtual_time()` is open this process's statements have them too. So every rule that has to do with time is the
+one in production, on another clock: what is due, cron, deadlines, rates, leases, retention.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, LiteralString, cast
+
+from psycopg.sql import SQL, Composed, Identifier
+
+from ..sql import rewritten
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    import psycopg
+
+_CLOCKS = ("now", "statement_timestamp", "transaction_timestamp", "clock_timestamp")
+_CALL = re.compile(rf"(?<![\w.\"])(?:pg_catalog\.)?({'|'.join(_CLOCKS)})\(\)")
+
+_SETUP: tuple[LiteralString, ...] = (
+    "CREATE SCHEMA pulse_clock",
+    "CREATE TABLE pulse_clock.clock (ahead interval NOT NULL)",
+    "INSERT INTO pulse_clock.clock VALUES ('0')",
+    "GRANT USAGE ON SCHEMA pulse_clock TO PUBLIC",
+    "GRANT SELECT ON pulse_clock.clock TO PUBLIC",
+)
+_CLOCK = """
+CREATE FUNCTION pulse_clock.{name}() RETURNS timestamptz LANGUAGE sql {volatility}
+AS 'SELECT pg_catalog.{name}() + (SELECT c.ahead FROM pulse_clock.clock c)'
+"""
+_FUNCTIONS = """
+SELECT pg_get_functiondef(oid) FROM pg_proc WHERE pronamespace = %s::regnamespace AND prokind IN ('f', 'p') ORDER BY oid
+"""
+_VIEWS = """
+SELECT relname, reloptions, pg_get_viewdef(oid)
+FROM pg_class WHERE relnamespace = %s::regnamespace AND relkind = 'v' ORDER BY oid
+"""
+_DEFAULTS = """
+SELECT c.relname, a.attname, pg_get_expr(d.adbin, d.adrelid)
+FROM pg_attrdef d JOIN pg_class c ON c.oid = d.adrelid JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = d.adnum
+WHERE c.relnamespace = %s::regnamespace AND a.attgenerated = '' ORDER BY c.relname, a.attnum
+"""
+
+
+def on_virtual_time(text: str) -> LiteralString:
+    """A statement, or what the catalog says of a function or a view, on the clock that the test moves."""
+    # Ours, and the catalog's of what is ours: not a user's text.
+    return cast("LiteralString", _CALL.sub(r"pulse_clock.\1()", text))
+
+
+@contextmanager
+def virtual_time() -> Generator[None]:
+    """While the block runs, the statements of this process are on virtual time: for databases that `give_clock` prepared."""
+    with rewritten(on_virtual_time):
+        yield
+
+
+def give_clock(connection: psycopg.Connection[Any], schema: str = "pulse") -> None:
+    """Gives a migrated database a clock of its own. `connection` is its owner's, in autocommit."""
+    with connection.transaction():
+        for statement in _SETUP:
+            connection.execute(statement)
+        for name in _CLOCKS:
+            volatility = SQL("VOLATILE" if name == "clock_timestamp" else "STABLE")
+            connection.execute(SQL(_CLOCK).format(name=SQL(name), volatility=volatility))
+        for (text,) in connection.execute(_FUNCTIONS, [schema]).fetchall():
+            if (changed := on_virtual_time(text)) != text:
+                connection.execute(changed)
+        for name, options, text in connection.execute(_VIEWS, [schema]).fetchall():
+            if (changed := on_virtual_time(text)) != text:
+                kept = SQL(cast("LiteralString", f"WITH ({', '.join(options)})" if options else ""))
+                view = SQL("CREATE OR REPLACE VIEW {}.{} {} AS ").format(Identifier(schema), Identifier(name), kept)
+                connection.execute(view + SQL(changed))
+        for table, column, text in connection.execute(_DEFAULTS, [schema]).fetchall():
+            if (changed := on_virtual_time(text)) != text:
+                alter = SQL("ALTER TABLE {}.{} ALTER COLUMN {} SET DEFAULT ").format(
+                    Identifier(schema), Identifier(table), Identifier(column)
+                )
+                connection.execute(alter + SQL(changed))
+
+
+_JOBS = """
+(SELECT min(run_at) FROM {0}.job WHERE run_at > pulse_clock.clock_timestamp() AND run_at < 'infinity'),
+(SELECT min(lease_until) FROM {0}.job WHERE lease_until > pulse_clock.clock_timestamp() AND lease_until < 'infinity'),
+pulse_clock.clock_timestamp() + make_interval(secs => %(soon)s::float8)
+"""
+_FIRES = ", (SELECT min(next_due) FROM {0}.schedule WHERE paused_at IS NULL AND next_due < 'infinity')"
+_JUMP = """
+UPDATE pulse_clock.clock SET ahead = greatest(ahead, due.at - clock_timestamp())
+FROM (SELECT least(MOMENTS) AS at OFFSET 0) due
+WHERE due.at IS NOT NULL AND (%(until)s::timestamptz IS NULL OR due.at <= %(until)s::timestamptz)
+RETURNING extract(epoch FROM ahead)::float8
+"""
+
+
+def jump_statement(schema: str, *, schedules: bool) -> Composed:
+    """Moves the clock to the next moment at which something falls due, if that is at most `until` (NULL: whenever it is), and
+    answers the clock's lead in seconds; answers nothing where there is no such moment. `soon`: seconds from now after which a
+    queue's rate lets a job start, or NULL."""
+    moments: LiteralString = _JOBS + _FIRES if schedules else _JOBS
+    return SQL(_JUMP.replace("MOMENTS", moments)).format(Identifier(schema))
+
+
+MOVE = (
+    "UPDATE pulse_clock.clock SET ahead = greatest(ahead, %(until)s::timestamptz - clock_timestamp()) "
+    "RETURNING extract(epoch FROM ahead)::float8"
+)
+"""Moves the clock to a moment, never back, and answers its lead in seconds."""
+NOW = "SELECT pulse_clock.clock_timestamp()"

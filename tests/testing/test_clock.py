@@ -1,0 +1,217 @@
+"""`pulse_clock`: real jobs in a real database, whose clock the test moves."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import psycopg
+import pytest
+
+from pulse_trio import Client, Handlers, Job, RetryAfter, Snooze, SyncClient
+from pulse_trio.testing import PulseClock, PulseWorker, assert_enqueued, enqueued, refute_enqueued
+
+LOG: list[tuple[str, object]] = []
+
+
+@pytest.fixture
+def pulse_handlers() -> Handlers:
+    LOG.clear()
+    handlers = Handlers()
+    handlers.queue("slow", rate="1/m")
+
+    @handlers.job(max_attempts=5)
+    async def flaky(job: Job) -> int:
+        LOG.append(("flaky", job.attempt))
+        if job.attempt < 3:
+            raise RetryAfter(3600)
+        return job.attempt
+
+    @handlers.job
+    async def poll(job: Job) -> str:
+        LOG.append(("poll", job.attempt))
+        if job.attempt < 4:
+            raise Snooze(timedelta(days=1))
+        return "done"
+
+    @handlers.job(queue="slow")
+    async def slow(n: int) -> None:
+        LOG.append(("slow", n))
+
+    @handlers.job
+    async def fails() -> None:
+        raise ValueError("no")
+
+    return handlers
+
+
+@pytest.fixture
+def nightly(pulse_handlers: Handlers) -> Handlers:
+    @pulse_handlers.cron("30 2 * * *", timezone="Europe/Berlin", due_as="due")
+    @pulse_handlers.job
+    async def nightly(due: datetime) -> None:
+        LOG.append(("nightly", due))
+
+    return pulse_handlers
+
+
+@pytest.mark.trio
+async def test_a_drain_retries_a_job_at_once_that_would_wait_an_hour(
+    pulse_clock: PulseClock, pulse_client: Client, pulse_worker: PulseWorker
+) -> None:
+    job = await pulse_client.enqueue("flaky")
+    began = pulse_clock.now()
+    report = await pulse_worker.drain()
+    assert report.ended == {"failed": 2, "completed": 1}
+    assert await job.result() == 3
+    assert timedelta(hours=2) <= pulse_clock.now() - began < timedelta(hours=2, minutes=1)
+
+
+@pytest.mark.trio
+async def test_time_passes_no_further_than_it_is_told_to(
+    pulse_client: Client, pulse_worker: PulseWorker, pulse_clock: PulseClock
+) -> None:
+    job = await pulse_client.enqueue("flaky")
+    assert (await pulse_clock.advance()).ended == {"failed": 1}
+    assert (await pulse_clock.advance(minutes=59)).ended == {}
+    await assert_enqueued(pulse_client, "flaky", state="retryable")
+    assert (await pulse_clock.advance(minutes=1)).ended == {"failed": 1}
+    assert (await pulse_clock.advance(timedelta(hours=1))).ended == {"completed": 1}
+    assert (await pulse_client.job(job.id)).state == "completed"
+    await refute_enqueued(pulse_client, "flaky")
+
+
+@pytest.mark.trio
+async def test_jobs_run_in_the_order_of_time(
+    pulse_client: Client, pulse_worker: PulseWorker, pulse_clock: PulseClock
+) -> None:
+    await pulse_client.enqueue("poll")
+    await pulse_client.enqueue("flaky", delay=86400 * 1.5)
+    await pulse_worker.drain()
+    polls, attempts = [("poll", n) for n in range(1, 5)], [("flaky", n) for n in range(1, 4)]
+    assert [polls[0], polls[1], *attempts, polls[2], polls[3]] == LOG
+
+
+@pytest.mark.trio
+async def test_a_month_of_cron_fires_at_its_times_of_the_calendar(
+    nightly: Handlers, pulse_client: Client, pulse_clock: PulseClock
+) -> None:
+    berlin = ZoneInfo("Europe/Berlin")
+    began = datetime(2030, 3, 1, 12, tzinfo=berlin)
+    await pulse_clock.jump_to(began)
+    report = await pulse_clock.advance(days=31)
+    assert report.ended == {"completed": 31}
+    times = [due.astimezone(berlin) for _, due in LOG]  # type: ignore[attr-defined]
+    assert times[0] == datetime(2030, 3, 2, 2, 30, tzinfo=berlin)
+    assert sorted(times) == times
+    # In the night in which the clocks go forward there is no 2:30.
+    assert [(t.hour, t.minute) for t in times] == [(2, 30)] * 29 + [(3, 0), (2, 30)]
+    assert not await enqueued(pulse_client)
+
+
+@pytest.mark.trio
+async def test_a_rate_of_one_a_minute_takes_a_minute_for_each(
+    pulse_client: Client, pulse_worker: PulseWorker, pulse_clock: PulseClock
+) -> None:
+    for n in range(4):
+        await pulse_client.enqueue("slow", {"n": n})
+    assert (await pulse_clock.advance()).ended == {"completed": 1}
+    assert (await pulse_clock.advance(seconds=65)).ended == {"completed": 1}
+    began = pulse_clock.now()
+    assert (await pulse_worker.drain()).ended == {"completed": 2}
+    assert timedelta(seconds=100) < pulse_clock.now() - began < timedelta(seconds=180)
+
+
+@pytest.mark.trio
+async def test_a_deadline_and_an_expiry_come_in_virtual_time(
+    pulse_client: Client, pulse_worker: PulseWorker, pulse_clock: PulseClock
+) -> None:
+    late = await pulse_client.enqueue("flaky", deadline=5400)
+    stale = await pulse_client.enqueue("flaky", expires=60, delay=120)
+    await pulse_worker.drain()
+    assert (await pulse_client.job(late.id)).state == "cancelled"
+    assert (await pulse_client.job(late.id)).attempt == 3
+    assert (await pulse_client.job(stale.id)).state == "cancelled"
+    assert LOG == [("flaky", 1), ("flaky", 2)]  # neither the third of the one, nor the first of the other
+
+
+@pytest.mark.trio
+async def test_a_unique_key_is_held_for_its_time(pulse_client: Client, pulse_clock: PulseClock) -> None:
+    first = await pulse_client.enqueue("fails", max_attempts=1, unique_key="daily", unique_for=86400)
+    await pulse_clock.advance(hours=23)
+    assert not (await pulse_client.enqueue("fails", unique_key="daily", unique_for=86400)).added
+    await pulse_clock.advance(hours=2)
+    again = await pulse_client.enqueue("fails", unique_key="daily", unique_for=86400)
+    assert again.added
+    assert again.id != first.id
+
+
+@pytest.mark.trio
+async def test_a_job_of_a_worker_that_died_is_rescued_when_its_lease_is_over(
+    pulse_dsn: str, pulse_client: Client, pulse_clock: PulseClock
+) -> None:
+    job = await pulse_client.enqueue("slow", {"n": 1})
+    with psycopg.connect(pulse_dsn) as connection:
+        connection.execute(
+            "UPDATE pulse.job SET state = 2, attempt = 1, locked_by = 7, lease_until = now() + interval '5 minutes'"
+        )
+    await pulse_clock.advance(minutes=4)
+    assert (await pulse_client.job(job.id)).state == "running"
+    await pulse_clock.advance(minutes=3)
+    assert (await pulse_client.job(job.id)).state == "completed"
+
+
+@pytest.mark.trio
+async def test_a_job_without_a_handler_is_named(pulse_client: Client, pulse_dsn: str, pulse_clock: PulseClock) -> None:
+    with psycopg.connect(pulse_dsn) as connection:
+        connection.execute("SELECT pulse.enqueue('unheard_of')")
+    with pytest.raises(LookupError, match="unheard_of"):
+        await pulse_clock.advance(days=1)
+
+
+@pytest.mark.trio
+async def test_a_job_that_is_put_off_for_ever_ends_the_drain_with_its_name(
+    pulse_handlers: Handlers, pulse_client: Client, pulse_worker: PulseWorker, pulse_clock: PulseClock
+) -> None:
+    @pulse_handlers.job
+    async def for_ever() -> None:
+        raise Snooze(3600)
+
+    await pulse_client.enqueue("for_ever")
+    with pytest.raises(TimeoutError, match=r"for_ever \d+ times"):
+        await pulse_worker.drain(timeout=1)
+
+
+@pytest.mark.trio
+async def test_time_goes_forward_only(pulse_clock: PulseClock) -> None:
+    with pytest.raises(ValueError, match="forward only"):
+        await pulse_clock.advance(-1)
+    with pytest.raises(ValueError, match="aware"):
+        await pulse_clock.advance_to(datetime(2030, 1, 1))
+    with pytest.raises(ValueError, match="forward only"):
+        await pulse_clock.advance_to(datetime(2020, 1, 1, tzinfo=UTC))
+
+
+def test_a_test_without_a_loop_moves_the_clock_too(
+    pulse_sync_client: SyncClient, pulse_worker: PulseWorker, pulse_clock: PulseClock
+) -> None:
+    job = pulse_sync_client.enqueue("flaky")
+    assert pulse_clock.advance_sync(minutes=59).ended == {"failed": 1}
+    assert pulse_worker.drain_sync().ended == {"failed": 1, "completed": 1}
+    assert pulse_sync_client.job(job.id).result == 3
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_test_on_asyncio_moves_the_clock_too(
+    pulse_client: Client, pulse_worker: PulseWorker, pulse_clock: PulseClock
+) -> None:
+    job = await pulse_client.enqueue("flaky")
+    await pulse_worker.drain()
+    assert (await pulse_client.job(job.id)).result == 3
+
+
+@pytest.mark.trio
+async def test_without_the_clock_time_is_postgresqls(pulse_client: Client, pulse_worker: PulseWorker) -> None:
+    await pulse_client.enqueue("flaky")
+    assert (await pulse_worker.drain()).ended == {"failed": 1}
