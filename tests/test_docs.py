@@ -49,6 +49,7 @@ PAGES_THAT_RUN = [
     "docs/how-to/roles.md",
     "docs/how-to/audit.md",
     "docs/how-to/traces.md",
+    "docs/how-to/sentry.md",
 ]
 
 

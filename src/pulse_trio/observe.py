@@ -59,7 +59,8 @@ class JobEnded:
 @dataclass(frozen=True, slots=True)
 class AttemptFailed:
     """An attempt ended at the worker by a failure, a timeout or a discard (`outcome`), after `seconds`. `exception` is what the
-    handler raised, as the object with its traceback; None where there is none, or it came from another process."""
+    handler raised, as the object with its traceback; of a handler in another process, one of the same class without it. None
+    where there is none."""
 
     job_id: int
     kind: str

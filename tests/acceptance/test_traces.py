@@ -25,9 +25,12 @@ from pulse_trio.postgres import TrioConnection
 from support import traces_app
 from support.embedded_workers import working
 from support.otlp import CONSUMER, PRODUCER, Received, Receiver, open_provider, open_receiver
+from support.workers import until
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+
+    from support.processes import Processes
 
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -444,6 +447,65 @@ async def test_an_exporter_that_blocks_or_raises_keeps_no_job_waiting(dsn: str) 
     assert not exporter.go.is_set()
     exporter.go.set()
     await trio.to_thread.run_sync(provider.shutdown)
+
+
+APP = """
+import os
+
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from pulse_trio import Handlers
+
+provider = TracerProvider()
+provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+trace.set_tracer_provider(provider)
+handlers = Handlers({instruments})
+
+
+@handlers.job
+async def greet() -> None:
+    with trace.get_tracer("app").start_as_current_span("in the handler"):
+        pass
+
+
+@handlers.job(runs="process")
+def compute() -> None:
+    with trace.get_tracer("app").start_as_current_span("in the process"):
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "more"),
+    [
+        ("", ["--instrument=pulse_trio.otel:OpenTelemetry"]),
+        ("instruments=[__import__('pulse_trio.otel').otel.OpenTelemetry()]", []),
+        ("", ["--instrument=pulse_trio.otel:OpenTelemetry", "--processes=2"]),
+    ],
+    ids=["option", "handlers", "several processes"],
+)
+async def test_a_worker_of_the_command_line_sends_its_spans_and_those_of_its_child_processes(
+    dsn: str, tracing: Tracing, processes: Processes, given: str, more: list[str]
+) -> None:
+    (processes.folder / "app.py").write_text(APP.replace("{instruments}", given))
+    with psycopg.connect(dsn, autocommit=True) as sql:
+        for kind in ("greet", "compute"):
+            sql.execute("SELECT pulse.enqueue(%s, traceparent => %s)", [kind, PARENT])
+    worker = await processes.pulse_trio(
+        "run", "app:handlers", f"--dsn={dsn}", "--poll=0.2", *more,
+        env={"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": tracing.endpoint},
+    )  # fmt: skip
+    await until(dsn, "SELECT FROM pulse.jobs WHERE finished_at IS NOT NULL HAVING count(*) = 2")
+    worker.process.terminate()
+    assert await worker.ended() == 0, worker.report()
+    received = await tracing.received()
+    for kind, inner in [("greet", "in the handler"), ("compute", "in the process")]:
+        run = received.one(f"run {kind}")
+        assert (run.trace, run.parent) == (PARENT[3:35], PARENT[36:52])
+        assert received.one(inner).parent == run.id
+    assert len(received.spans) == 4
 
 
 def test_without_the_package_the_import_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

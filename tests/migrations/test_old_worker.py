@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from pulse_trio import SyncClient
 from pulse_trio.migrate import migrate_sync
 from support.workers import until
 
@@ -106,10 +105,13 @@ async def test_an_old_worker_that_runs_shares_the_work_of_old_and_new_producers_
     assert migrate_sync(empty_dsn) != []
     second = await processes.pulse_trio(*options)
     await until(empty_dsn, "SELECT FROM pulse.session WHERE ended_at IS NULL HAVING count(*) = 2")
-    client = SyncClient(empty_dsn)
-    # One more than a worker runs at once: both have to take some.
-    for n in range(AT_ONCE + 1):
-        client.enqueue("meet", {"n": n})
+    # One more than a worker runs at once: both have to take some. They carry a trace, of which the older version knows nothing.
+    with psycopg.connect(empty_dsn, autocommit=True) as producer:
+        for n in range(AT_ONCE + 1):
+            producer.execute(
+                "SELECT pulse.enqueue('meet', jsonb_build_object('n', %s::int), traceparent => %s, tracestate => 'a=1')",
+                [n, "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"],
+            )
     producers = [
         await processes.python("producer.py", empty_dsn, str(EACH), env=as_old),
         await processes.python("producer.py", empty_dsn, str(EACH)),

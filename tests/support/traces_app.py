@@ -1,4 +1,4 @@
-"""A handler for a child process, with a span of its own there."""
+"""Handlers for a child process: one with a span of its own there, one that fails."""
 
 from __future__ import annotations
 
@@ -21,3 +21,8 @@ def in_process() -> int:
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     with provider.get_tracer("test").start_as_current_span("in the process"):
         return os.getpid()
+
+
+@handlers.job(runs="process", max_attempts=1)
+def fails_in_process() -> None:
+    raise ValueError("of a process")
