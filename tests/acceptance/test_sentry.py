@@ -1,4 +1,4 @@
-"""The instrument of docs/how-to/sentry.md, with the SDK and a transport in place of Sentry's server: exceptions as objects, with
+"""The instrument of docs/how-to/sentry.md, with a transport in place of Sentry's server: exceptions as objects, with
 the job, of all four kinds of handlers."""
 
 from __future__ import annotations
