@@ -19,7 +19,6 @@ from pulse_trio.testing.memory.limits import MemoryLimits
 from pulse_trio.worker.claiming import sweeps
 from pulse_trio.worker.holding.heartbeats import Heartbeats
 from pulse_trio.worker.holding.reports import Reports
-from pulse_trio.worker.holding.unwritten import Unwritten
 from pulse_trio.worker.jobs.running_job import RunningJob
 from pulse_trio.worker.outage import COST_SHARE
 
@@ -177,10 +176,10 @@ def never_beaten(patch: pytest.MonkeyPatch) -> Callable[[int], World]:
 
 
 def reports_dropped(patch: pytest.MonkeyPatch) -> Callable[[int], World]:
-    def put_back(unwritten: Unwritten, outcomes: Sequence[Outcome]) -> None:
-        unwritten.pending -= len(outcomes)
+    def put_back(reports: Reports, outcomes: Sequence[Outcome]) -> None:
+        reports.pending -= len(outcomes)
 
-    patch.setattr(Unwritten, "put_back", put_back)
+    patch.setattr(Reports, "put_back", put_back)
     return WorldOf
 
 

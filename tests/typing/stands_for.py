@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pulse_trio.worker.holding.cancellations import LedgerStore
     from pulse_trio.worker.holding.heartbeats import HeartbeatStore
     from pulse_trio.worker.holding.progress import ProgressStore
-    from pulse_trio.worker.holding.reports import SettleStore
+    from pulse_trio.worker.holding.report_writer import SettleStore
     from pulse_trio.worker.jobs.running_job import DatabaseClock
     from pulse_trio.worker.processes.quarantine import QuarantineStore
     from pulse_trio.worker.upkeep.batches import BatchStore

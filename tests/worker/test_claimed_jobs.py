@@ -55,7 +55,7 @@ async def test_a_job_that_is_lost_or_cancelled_before_its_handler_begins_never_b
         (job,) = parts.runner.accept([claim], trio.current_time())
         happens(parts, job)
         assert await parts.runner.run(job) is None
-        await parts.services.reports.drained()
+        await parts.reports.drained()
         assert (began, list(parts.jobs), parts.jobs.running) == ([], [], 0)
         assert parts.jobs.tally.ended == dict.fromkeys(outcomes or ["lost"], 1)
         assert job.state == state

@@ -23,6 +23,7 @@ from .diagnosis.stuck import StuckHandlers
 from .holding.cancellations import Cancellations
 from .holding.heartbeats import Heartbeats
 from .holding.progress import ProgressReports
+from .holding.report_writer import ReportWriter
 from .holding.reports import Reports
 from .jobs.job_table import JobTable
 from .jobs.kinds import Calls
@@ -66,7 +67,7 @@ class Services:
     """The services: they run beside the jobs for as long as the worker lives."""
 
     calls: Calls
-    reports: Reports
+    report_writer: ReportWriter
     heartbeats: Heartbeats
     cancellations: Cancellations
     progress: ProgressReports
@@ -84,6 +85,7 @@ class Parts:
     """All parts of one worker: the job table, the task pool, the intake and the services."""
 
     jobs: JobTable
+    reports: Reports
     runner: Runner
     pool: TaskPool
     quarantine: Quarantine | None
@@ -105,7 +107,7 @@ def build(
     jobs = JobTable(settings.concurrency, wakeups if hooks.orders is None else hooks.orders)
 
     calls = Calls(handlers, codec, plan)
-    reports = Reports(store.reports, jobs, plan)
+    reports = Reports(jobs, observer)
     progress = ProgressReports(store.progress, observer)
     transactions = Transactions(store.transactions, jobs, codec, plan)
     common = Common(settings.cleanup, settings.timeout or math.inf, stops, transactions, progress, store.sessions)
@@ -137,7 +139,7 @@ def build(
         watchdog.quicken(plan.terms.shortest)
     services = Services(
         calls=calls,
-        reports=reports,
+        report_writer=ReportWriter(store.reports, reports, plan),
         heartbeats=Heartbeats(store, jobs, cancellations, stops, plan),
         cancellations=cancellations,
         progress=progress,
@@ -150,4 +152,4 @@ def build(
         batches=batches,
     )
     scheduler = Scheduler(store.firing, declarations, plan)
-    return Parts(jobs, runner, pool, quarantine, claim_loop, wakeups, scheduler, services)
+    return Parts(jobs, reports, runner, pool, quarantine, claim_loop, wakeups, scheduler, services)

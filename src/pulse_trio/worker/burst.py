@@ -21,7 +21,7 @@ async def end_burst(parts: Parts, stops: Stops) -> None:
         await wakeups.dry.wait()
         # The end of a running job asks for another look, because the job may have enqueued others.
         if not _busy(parts):
-            await parts.services.reports.drained()
+            await parts.reports.drained()
         if wakeups.found_nothing and not _busy(parts):
             if await _finish_batches(parts):
                 # A callback job may be due now.

@@ -56,6 +56,6 @@ async def leave_the_stuck(
         # Polled, once in a process's life, so that no job pays for an event.
         while any(job.outcome is None and job.stuck is None for job in parts.jobs.held):  # noqa: ASYNC110
             await trio.sleep(0.05)
-        await farewell(parts.services.reports, sessions)
+        await farewell(parts.reports, sessions)
     outcomes = map(parts.runner.outcome_of_stuck, parts.services.stuck.jobs)
     on_stuck([outcome for outcome in outcomes if outcome is not None])

@@ -209,7 +209,7 @@ class Worker:
             if self._hooks.orders is None:
                 self._plan.observer.emit(WorkerStarted(session, self.settings.queues, self.settings.concurrency))
             for outcome in self._hooks.left_stuck:
-                parts.services.reports.add(outcome)
+                parts.reports.add(outcome)
             self._warn_of_late_beats()
             task_status.started(self)
             await self._live(parts)
@@ -227,7 +227,7 @@ class Worker:
             finally:
                 try:
                     with trio.CancelScope(shield=True, deadline=trio.current_time() + self._farewell_limit(parts)):
-                        await farewell(parts.services.reports, self._store.sessions)
+                        await farewell(parts.reports, self._store.sessions)
                 finally:
                     # Also when Ctrl-C strikes in farewell(): nothing else ends the shielded services.
                     services.cancel()
@@ -238,7 +238,7 @@ class Worker:
         with scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(services.heartbeats.run)
-                nursery.start_soon(services.reports.run)
+                nursery.start_soon(services.report_writer.run)
                 nursery.start_soon(services.cancellations.run)
                 nursery.start_soon(services.stacks.run)
                 # Not cancelled with the intake: a worker that drains for hours must still receive requests for cancellation.

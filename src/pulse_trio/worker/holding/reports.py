@@ -1,73 +1,99 @@
-"""Writes outcomes, in batches, with the fence.
+"""The outcomes of one worker's jobs that are not written yet: how many they are, and what each waits for.
 
-Completions usually travel with the next claim (`take_completed`): one statement, one commit. Outcomes that do not travel with a
-claim are written here: all but completions, and completions when there is nothing to claim.
-
-Batches are bounded by count and by bytes. Large results go over a connection of their own (large_reports.py).
+Completions usually travel with the next claim (`take_completed`): one statement, one commit. report_writer.py writes the
+outcomes that do not: all but completions, and completions when there is nothing to claim. large_reports.py writes large ones.
 
 An outcome is accepted, refused because the lease was lost, or kept to be sent again. A report whose reply was lost may have
 been written: it is sent again as `unsure`, and counts as accepted if the attempt ended under our own session.
+
+Outcomes wait in the order in which they came, one for each job, because one statement takes one for each job.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import trio
 
-from ...errors import DatabaseUnavailable
-from ...store import Allowance, is_large, size_of
-from ..outage import Outage
-from .large_reports import LargeReports
-from .unwritten import Unwritten, Waiting
+from ...observe import FenceLost
+from ...store import is_large, size_of
+from ..signal import Signal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ...jobs import Outcome
+    from ...observe import Observer
     from ...store import Settlement
     from ..jobs.job_table import JobTable
-    from ..plan import Plan
 
-_LOCKED_PAUSE = 0.5
-"""Seconds until a report for a row that another transaction has locked is sent again."""
+_BATCH = 1000
+"""Outcomes in one statement."""
 _CARRIED = 256 * 1024
 """Characters of results that travel with one claim."""
-
-
-class SettleStore(Protocol):
-    async def settle(self, outcomes: Sequence[Outcome], *, unsure: bool = False) -> Settlement: ...
+_CROWDED = 64 * 1024 * 1024
+"""Characters of large results that may wait to be written. A worker with more claims nothing: handlers make results faster than
+the network takes them, and each would stay in memory."""
 
 
 class Reports:
-    """Writes the outcomes of one worker's jobs. A statement should take a thirtieth of the lease."""
+    """Keeps outcomes until they are written or refused."""
 
-    def __init__(self, store: SettleStore, jobs: JobTable, plan: Plan) -> None:
-        self._store = store
-        self._unwritten = Unwritten(jobs, plan.observer)
-        self._completed = Waiting()
-        self._others = Waiting()
-        self._allowance = Allowance(plan.settings.lease / 30)
-        self._outage = Outage("settler", plan.observer)
-        self._large = LargeReports(store, self._unwritten, jobs, self._outage, plan)
+    def __init__(self, jobs: JobTable, observer: Observer) -> None:
+        self._jobs = jobs
+        self._observer = observer
+        self._completed: dict[int, Outcome] = {}
+        self._others: dict[int, Outcome] = {}
+        self._unsure: dict[int, Outcome] = {}
+        """Outcomes whose reply was lost: each may have been written."""
+        self._large: dict[int, Outcome] = {}
+        self._large_size = 0
+        """Characters of large results that are not written yet, including those being written."""
+        self.pending = 0
+        """The number of outcomes that are not written yet, including those being written."""
+        self._emptied: trio.Event | None = None
+        """Set when nothing is pending; exists only while a task waits for it."""
         self._travelling = True
         """Whether the next claim will soon take completions along."""
+        self.work = Signal()
+        """Given when there is something to write that travels with no claim."""
+        self.large_work = Signal()
+        """Given when there is a large result to write."""
 
     def add(self, outcome: Outcome) -> None:
         """Takes an outcome to write. Never waits."""
-        self._unwritten.pending += 1
+        self.pending += 1
         if outcome.result is not None and is_large(outcome):
-            self._large.add(outcome)
+            self._grow(len(outcome.result))
+            self.put_large(outcome)
         # A completion in spite of a cancellation is written apart from the others, because it also closes the ledger row.
         elif outcome.kind == "completed" and not outcome.cancelling:
-            # Not through `_unwritten.put`: this is the path of every job.
-            if (older := self._completed.put(outcome)) is not None:
-                self._unwritten.displaced(older, self._completed)
+            # Not by `_put`: this is the path of every job.
+            completed, job_id = self._completed, outcome.claim.id
+            if job_id in completed:
+                self._put(completed, outcome)
+            else:
+                completed[job_id] = outcome
             if not self._travelling:
-                self._unwritten.work.give()
+                self.work.give()
         else:
-            self._unwritten.put(self._others, outcome)
-            self._unwritten.work.give()
+            self._put(self._others, outcome)
+            self.work.give()
+
+    def _put(self, waiting: dict[int, Outcome], outcome: Outcome) -> Outcome | None:
+        """Adds an outcome. Of two attempts of one job the newer stays, because the newer claim proves that the older lost its
+        lease: the older is refused and returned. It may be the one that came last: a thread that outlived its lease."""
+        job_id = outcome.claim.id
+        if (other := waiting.get(job_id)) is None:
+            waiting[job_id] = outcome
+            return None
+        older, newer = (other, outcome) if other.claim.attempt <= outcome.claim.attempt else (outcome, other)
+        waiting[job_id] = newer
+        if older.claim is newer.claim:
+            self.pending -= 1
+        else:
+            self.refused([older])
+        return older
 
     # Completions that travel with claims
 
@@ -79,74 +105,107 @@ class Reports:
         """No claim takes completions for now: they are written without one."""
         self._travelling = False
         if self._completed:
-            self._unwritten.work.give()
+            self.work.give()
 
     def take_completed(self) -> list[Outcome]:
         """Gives completions to the claimer, which must pass them to `put_back` or `settled`."""
-        completed = self._completed
-        if not completed:
-            return []
-        return completed.take_all() if completed.size <= _CARRIED else completed.take(_CARRIED)
+        completed = list(self._completed.values())
+        if sum([len(outcome.result) for outcome in completed if outcome.result is not None]) > _CARRIED:
+            return _taken_from(self._completed, _CARRIED)
+        self._completed.clear()
+        return completed
+
+    # What the writers take
+
+    def next_batch(self, size: int) -> tuple[list[Outcome], bool] | None:
+        """Outcomes for one statement, up to `size` characters together but at least one, and whether they are unsure; None if
+        there is nothing to write. They must be passed to `put_back` or `settled`."""
+        for waiting in (self._unsure, self._others, self._completed):
+            if waiting and not (waiting is self._completed and self._travelling):
+                return _taken_from(waiting, size), waiting is self._unsure
+        return None
+
+    def next_large(self, size: int) -> list[Outcome]:
+        """The same for large results. They must be passed to `put_large` or `large_left`."""
+        return _taken_from(self._large, size)
+
+    # What became of them
 
     def settled(self, settlement: Settlement) -> None:
         """Records what became of the reports that were taken."""
         accepted, refused, again = settlement
         for outcome in again:
-            self._unwritten.put(self._others, outcome)
+            self._put(self._others, outcome)
         if again:
-            self._unwritten.work.give()
+            self.work.give()
         if refused:
-            self._unwritten.refused(refused)
-        self._unwritten.accepted(accepted)
+            self.refused(refused)
+        self.accepted(accepted)
 
     def put_back(self, outcomes: Iterable[Outcome]) -> None:
         """The reply was lost: these outcomes may or may not be written."""
-        self._unwritten.put_back(outcomes)
+        for outcome in outcomes:
+            self._put(self._unsure, outcome)
+        self.work.give()
+
+    def put_large(self, outcome: Outcome) -> None:
+        """A large result waits, behind the others."""
+        if (older := self._put(self._large, outcome)) is not None:
+            self.large_left(older)
+        self.large_work.give()
+
+    def large_left(self, outcome: Outcome) -> None:
+        """A large result waits no more, whatever became of it."""
+        self._grow(-len(outcome.result or ""))
+
+    def _grow(self, size: int) -> None:
+        self._large_size += size
+        self._jobs.be_crowded(self._large_size > _CROWDED)
+
+    def accepted(self, outcomes: Sequence[Outcome]) -> None:
+        """These outcomes are written."""
+        self.pending -= len(outcomes)
+        self._jobs.report(outcomes)
+        self._say_empty()
+
+    def refused(self, outcomes: Sequence[Outcome]) -> None:
+        """The lease of these outcomes was lost: they are not reported again."""
+        self.pending -= len(outcomes)
+        self._jobs.report(outcomes)
+        for outcome in outcomes:
+            claim = outcome.claim
+            self._observer.emit(FenceLost(claim.id, claim.kind, claim.attempt, f"report of {outcome.kind}"))
+        self._say_empty()
 
     # Waiting for the end
 
-    @property
-    def pending(self) -> int:
-        """The number of outcomes not yet written, including those being written."""
-        return self._unwritten.pending
-
     async def drained(self) -> None:
         """Waits until nothing is pending."""
-        while self._unwritten.pending:
-            self._unwritten.work.give()
-            self._large.hurry()
-            await self._unwritten.emptied()
+        while self.pending:
+            self.work.give()
+            self.large_work.give()
+            if self._emptied is None:
+                self._emptied = trio.Event()
+            await self._emptied.wait()
 
-    # Writing
+    def _say_empty(self) -> None:
+        if self._emptied is not None and not self.pending:
+            self._emptied.set()
+            self._emptied = None
 
-    async def run(self) -> None:
-        """Writes until cancelled."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._large.run)
-            await self._write()
 
-    async def _write(self) -> None:
-        while True:
-            await self._unwritten.work.wait()
-            while batch := self._next_batch():
-                outcomes, unsure = batch
-                began = trio.current_time()
-                try:
-                    settlement = await self._store.settle(outcomes, unsure=unsure)
-                except DatabaseUnavailable as error:
-                    self._allowance.lost()
-                    self.put_back(outcomes)
-                    await trio.sleep(self._outage.failed(error))
-                    continue
-                self._allowance.took(sum(map(size_of, outcomes)), trio.current_time() - began)
-                self._outage.over()
-                self.settled(settlement)
-                if settlement.again and not settlement.accepted:
-                    await trio.sleep(_LOCKED_PAUSE)
-
-    def _next_batch(self) -> tuple[list[Outcome], bool] | None:
-        unsure = self._unwritten.unsure
-        for waiting in (unsure, self._others, self._completed):
-            if waiting and not (waiting is self._completed and self._travelling):
-                return waiting.take(self._allowance.size), waiting is unsure
-        return None
+def _taken_from(waiting: dict[int, Outcome], size: int) -> list[Outcome]:
+    """Takes outcomes from the front: at least one, up to `size` characters together, and at most as many as fit one
+    statement."""
+    taken: list[Outcome] = []
+    for outcome in waiting.values():
+        if taken and (size <= 0 or len(taken) == _BATCH):
+            break
+        taken.append(outcome)
+        size -= size_of(outcome)
+    if len(taken) == len(waiting):
+        waiting.clear()
+    else:
+        for outcome in taken:
+            del waiting[outcome.claim.id]
+    return taken

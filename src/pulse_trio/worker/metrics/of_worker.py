@@ -121,7 +121,7 @@ class WorkerMetrics:
         """All figures at this moment."""
         figures, parts = Figures(), self._parts
         if parts is not None:
-            self._figures.set("pulse_reports_pending", parts.services.reports.pending)
+            self._figures.set("pulse_reports_pending", parts.reports.pending)
         self._vital.tell(self._figures)
         figures.add(self._figures)
         figures.add(self.meter.figures(parts.jobs if parts is not None else ()))
