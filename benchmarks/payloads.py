@@ -69,7 +69,7 @@ async def work(dsn: str) -> None:
 async def carry(dsn: str, rate: float) -> None:
     """A slow link to `dsn`, until its standard input ends."""
     sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-    from support.proxy import open_proxy
+    from pulse_trio.testing.faults.proxy import open_proxy
 
     async with open_proxy(dsn) as proxy:
         proxy.limit(rate)

@@ -7,6 +7,7 @@ import would cost such a run half a second, and registers functions only.
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,17 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         from pulse_trio.testing.databases import clean_up
 
         clean_up(config, config.stash[_RUN])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """A failure in the body of `async for run in crash_points(...)` says at which point."""
+    noting = sys.modules.get("pulse_trio.testing.crashing.noting")
+    if noting is not None and call.excinfo is not None:
+        noting.explain(call.excinfo.value)
+    if noting is not None and call.when == "teardown":
+        noting.forget()
+    return (yield)
 
 
 def _named(config: pytest.Config) -> object:

@@ -23,7 +23,7 @@ import pytest
 import pulse_trio
 from pulse_trio import embedded, errors, handlers, migrate, observe, postgres, states
 from pulse_trio.embedded import default_folder, open_embedded
-from support.processes import Processes, clean_environment
+from pulse_trio.testing.faults.processes import Processes, clean_environment
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"(?:<!-- (?P<note>[^>]*) -->\n)?^```(?P<info>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)

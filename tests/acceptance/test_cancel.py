@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from pathlib import Path
 
-    from support.processes import Processes
+    from pulse_trio.testing.faults.processes import Processes
 
 SLACK = 2.0  # seconds that a loaded machine may take for what takes milliseconds on an idle one
 

@@ -14,7 +14,7 @@ from pulse_trio import SyncClient
 from support.workers import LEASE, RUN, WATCHDOG, rows, settled, until
 
 if TYPE_CHECKING:
-    from support.processes import Processes, Running
+    from pulse_trio.testing.faults.processes import Processes, Running
 
 DAY = 86400
 SLACK = 30.0

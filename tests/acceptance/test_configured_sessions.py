@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import LiteralString
 
+    from pulse_trio.testing.faults.processes import Processes
     from support.databases import Databases
-    from support.processes import Processes
 
 PLANNER = [
     *(name for name in HOSTILE if name.startswith("enable_")),

@@ -16,7 +16,7 @@ from pulse_trio import SyncClient
 from support.workers import rows, until
 
 if TYPE_CHECKING:
-    from support.processes import Processes, Running
+    from pulse_trio.testing.faults.processes import Processes, Running
 
 WORKERS, SECONDS, KILL_EVERY = (5, 60, 10) if os.environ.get("PULSE_TRIO_CRON") == "full" else (3, 10, 4)
 APP = """

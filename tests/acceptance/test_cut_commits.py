@@ -26,7 +26,7 @@ from support.workers import rows, settled
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from support.proxy import Cut, Direction, Proxy
+    from pulse_trio.testing.faults.proxy import Cut, Direction, Proxy
 
 CALM = {"lease": 60.0, "heartbeat": 20.0, "watchdog": 20.0, "poll": 20.0, "grace": 5.0, "concurrency": 2}
 """Nothing but the job that is tried is said to the database, nearly."""

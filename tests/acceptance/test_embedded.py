@@ -29,7 +29,7 @@ from pulse_trio.errors import ConfigurationError, DatabaseUnavailable
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from support.processes import Processes, Running
+    from pulse_trio.testing.faults.processes import Processes, Running
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="what only root has to go through")
 

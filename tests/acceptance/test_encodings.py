@@ -15,8 +15,8 @@ from pulse_trio.migrate import migrate_sync, migration_sql
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from pulse_trio.testing.faults.processes import Processes
     from support.databases import Databases
-    from support.processes import Processes
 
 SAID = r"encoding {encoding}.*needs UTF8.*CREATE DATABASE .* ENCODING 'UTF8'"
 

@@ -15,7 +15,7 @@ from support.workers import HEARTBEAT, RUN, enqueue, rows, settled, until
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from support.processes import Processes
+    from pulse_trio.testing.faults.processes import Processes
 
 APP = """
 import os

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from pathlib import Path
 
-    from support.processes import Processes
-    from support.proxy import Proxy
+    from pulse_trio.testing.faults.processes import Processes
+    from pulse_trio.testing.faults.proxy import Proxy
 
 SLACK = 2.0  # seconds that a loaded machine may take between a watchdog's tick and its commit
 

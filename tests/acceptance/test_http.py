@@ -23,8 +23,8 @@ from support.workers import enqueue, settled, until, worker
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from support.processes import Processes
-    from support.proxy import Proxy
+    from pulse_trio.testing.faults.processes import Processes
+    from pulse_trio.testing.faults.proxy import Proxy
 
 WITHIN = 30.0
 FAST = {

@@ -12,7 +12,7 @@ from support.workers import RUN, enqueue, settled
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from support.processes import Processes
+    from pulse_trio.testing.faults.processes import Processes
 
 KINDS = ["trio", "asyncio", "thread", "process"]
 

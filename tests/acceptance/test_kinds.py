@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from support.processes import is_running
+from pulse_trio.testing.faults.processes import is_running
 from support.workers import RUN, enqueue, rows, settled, until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from support.processes import Processes
+    from pulse_trio.testing.faults.processes import Processes
 
 APP = """
 import os

@@ -16,7 +16,7 @@ from pulse_trio.client import request_by_name
 from support.workers import rows
 
 if TYPE_CHECKING:
-    from support.processes import Processes, Running
+    from pulse_trio.testing.faults.processes import Processes, Running
 
 LIMIT, WORKERS = 3, 5
 LEASE, WATCHDOG = 3.0, 0.5

@@ -14,7 +14,7 @@ from pulse_trio.client import request_by_name
 from support.workers import RUN, settled, until
 
 if TYPE_CHECKING:
-    from support.processes import Processes
+    from pulse_trio.testing.faults.processes import Processes
 
 APP = """
 from pulse_trio import Handlers

@@ -12,8 +12,8 @@ import trio
 from pulse_trio import DatabaseUnavailable, Handlers, Job, SyncClient
 from pulse_trio.observe import DatabaseFound, DatabaseLost, FenceLost, JobsRescued, JobStarted, LeaseUnproven
 from pulse_trio.store import ClaimCursor, WorkerStore
+from pulse_trio.testing.faults.proxy import open_proxy
 from support.embedded_workers import working
-from support.proxy import open_proxy
 from support.stores import Window, claim_one, end, open_store
 from support.workers import rows, settled, until
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from pulse_trio.jobs import Claim
-    from support.proxy import Proxy
+    from pulse_trio.testing.faults.proxy import Proxy
 
 POLL = 0.5
 SLACK = 0.5  # seconds that a loaded machine may take beyond a deadline of ours

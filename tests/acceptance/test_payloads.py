@@ -16,7 +16,7 @@ from support.stores import Window, claim_one, open_store
 from support.workers import rows, until
 
 if TYPE_CHECKING:
-    from support.proxy import Proxy
+    from pulse_trio.testing.faults.proxy import Proxy
 
 SIZE = 200_000
 RATE = 1_500_000.0

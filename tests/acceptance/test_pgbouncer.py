@@ -18,7 +18,7 @@ from support.workers import rows, settled, until
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from support.processes import Processes
+    from pulse_trio.testing.faults.processes import Processes
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="needs the program pgbouncer, which is not installed here")
 

@@ -16,7 +16,7 @@ from pulse_trio import SyncClient
 from support.workers import rows, settled, until
 
 if TYPE_CHECKING:
-    from support.processes import Processes, Running
+    from pulse_trio.testing.faults.processes import Processes, Running
 
 RUN = ["run", "app:handlers", "--watchdog=0.5", "--poll=0.2"]
 SOON = 20.0

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
     from pathlib import Path
 
-    from support.processes import Processes
+    from pulse_trio.testing.faults.processes import Processes
 
 MARGIN = WorkerSettings(lease=LEASE, heartbeat=HEARTBEAT, cleanup=CLEANUP).margin
 LEFT = "SELECT extract(epoch FROM lease_until - clock_timestamp())::float8 FROM pulse.job WHERE id = %(id)s"

@@ -13,7 +13,7 @@ from support.workers import rows, settled, until
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from support.processes import Processes
+    from pulse_trio.testing.faults.processes import Processes
 
 APP = """
 import time

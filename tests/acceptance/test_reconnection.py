@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from pathlib import Path
 
-    from support.processes import Processes
-    from support.proxy import Proxy
+    from pulse_trio.testing.faults.processes import Processes
+    from pulse_trio.testing.faults.proxy import Proxy
 
 LONG = ["--lease=60", "--heartbeat=2"]
 """A lease that outlives what is tried."""

@@ -16,7 +16,7 @@ from support.embedded_workers import working
 from support.workers import RUN, rows, settled, until
 
 if TYPE_CHECKING:
-    from support.processes import Processes
+    from pulse_trio.testing.faults.processes import Processes
 
 ROOT = Path(__file__).parents[2]
 BEFORE = "34b93827c583e9322fd88c26581864e8447f3128"

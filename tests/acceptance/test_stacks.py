@@ -15,7 +15,7 @@ from support.workers import RUN, enqueue
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from support.processes import Processes, Running
+    from pulse_trio.testing.faults.processes import Processes, Running
 
 APP = """
 import os

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
 
-    from support.processes import Processes, Running
+    from pulse_trio.testing.faults.processes import Processes, Running
 
 COMMAND = f"{sysconfig.get_path('scripts')}/pulse-trio"
 APP = """

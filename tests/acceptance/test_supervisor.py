@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from pulse_trio import SyncClient
-from support.processes import is_running
+from pulse_trio.testing.faults.processes import is_running
 from support.sink import Sink, open_sink
 from support.workers import enqueue, rows, settled, until, worker
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from pathlib import Path
 
-    from support.processes import Processes, Running
+    from pulse_trio.testing.faults.processes import Processes, Running
 
 AT_ONCE = (
     20.0  # seconds a loaded machine may take for what needs no lease to run out: three times that where it is asked

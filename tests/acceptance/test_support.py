@@ -11,8 +11,8 @@ import trio
 import trio.testing
 
 if TYPE_CHECKING:
-    from support.processes import Processes
-    from support.proxy import Proxy
+    from pulse_trio.testing.faults.processes import Processes
+    from pulse_trio.testing.faults.proxy import Proxy
 
 
 async def connect(dsn: str) -> psycopg.Connection:

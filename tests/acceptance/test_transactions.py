@@ -13,7 +13,7 @@ from pulse_trio import SyncClient
 from support.workers import rows
 
 if TYPE_CHECKING:
-    from support.processes import Processes
+    from pulse_trio.testing.faults.processes import Processes
 
 JOBS = 150
 BOTH = """SELECT (SELECT coalesce(json_object_agg(id, result ORDER BY id), '{}') FROM pulse.jobs WHERE state = 'completed'),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pulse_trio.jobs import Claim
     from pulse_trio.postgres import TrioConnection
     from pulse_trio.store import WorkerStore
-    from support.proxy import Proxy
+    from pulse_trio.testing.faults.proxy import Proxy
 
 LEASE = 3.0
 

@@ -11,7 +11,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
 
-    from support.processes import Processes, Running
+    from pulse_trio.testing.faults.processes import Processes, Running
 
     Command = Callable[..., Awaitable[Running]]
 

@@ -11,7 +11,7 @@ import trio
 from psycopg.conninfo import make_conninfo
 
 if TYPE_CHECKING:
-    from support.processes import Processes, Running
+    from pulse_trio.testing.faults.processes import Processes, Running
 
     from .conftest import Command
 

@@ -11,13 +11,13 @@ import psycopg
 import pytest
 import trio
 
-from support.processes import clean_environment
+from pulse_trio.testing.faults.processes import clean_environment
 from support.stores import Window
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from support.processes import Processes
+    from pulse_trio.testing.faults.processes import Processes
 
     from .conftest import Command
 

@@ -13,7 +13,7 @@ from support.stores import Window
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from support.processes import Processes
+    from pulse_trio.testing.faults.processes import Processes
 
     from .conftest import Command
 

@@ -18,7 +18,7 @@ from pulse_trio.store.queues import QueueRecord
 from support.stores import Window, claim, end, open_store
 
 if TYPE_CHECKING:
-    from support.processes import Processes
+    from pulse_trio.testing.faults.processes import Processes
 
     from .conftest import Command
 

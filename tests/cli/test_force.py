@@ -10,7 +10,7 @@ import pytest
 from support.stores import Window
 
 if TYPE_CHECKING:
-    from support.processes import Processes, Running
+    from pulse_trio.testing.faults.processes import Processes, Running
 
     from .conftest import Command
 

@@ -12,7 +12,7 @@ from pulse_trio import SyncClient
 from support.workers import rows
 
 if TYPE_CHECKING:
-    from support.processes import Processes
+    from pulse_trio.testing.faults.processes import Processes
 
     from .conftest import Command
 

@@ -14,7 +14,7 @@ from pulse_trio import SyncClient
 from pulse_trio.client import request_by_name
 
 if TYPE_CHECKING:
-    from support.processes import Processes, Running
+    from pulse_trio.testing.faults.processes import Processes, Running
 
     from .conftest import Command
 

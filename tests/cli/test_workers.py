@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from support.processes import WITHIN
+from pulse_trio.testing.faults.processes import WITHIN
 from support.stores import Window
 
 if TYPE_CHECKING:
-    from support.processes import Processes, Running
+    from pulse_trio.testing.faults.processes import Processes, Running
 
     from .conftest import Command
 

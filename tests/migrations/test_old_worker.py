@@ -14,7 +14,7 @@ from pulse_trio.migrate import migrate_sync
 from support.workers import until
 
 if TYPE_CHECKING:
-    from support.processes import Processes
+    from pulse_trio.testing.faults.processes import Processes
 
 OLD = "34b9382"
 HERE = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ from support.streams import closing
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
-    from support.proxy import Proxy
+    from pulse_trio.testing.faults.proxy import Proxy
 
     Until = Callable[[int, str], Awaitable[None]]
     Work = Callable[[], Awaitable[object]]

@@ -19,7 +19,7 @@ from pulse_trio.postgres.dsn import redact, with_liveliness
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from support.proxy import Proxy
+    from pulse_trio.testing.faults.proxy import Proxy
 
 UNREACHABLE = "postgresql://someone:s3cret-word@127.0.0.1:1/nowhere"
 

@@ -17,7 +17,7 @@ from pulse_trio.postgres import PoolTimeout, TrioConnection, TrioPool, open_pool
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from support.proxy import Proxy
+    from pulse_trio.testing.faults.proxy import Proxy
 
 
 @pytest.fixture

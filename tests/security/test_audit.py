@@ -14,8 +14,8 @@ from pulse_trio import Handlers, InvalidArguments, SyncClient, Worker, open_clie
 from support.stores import Window
 
 if TYPE_CHECKING:
+    from pulse_trio.testing.faults.processes import Processes
     from support.logins import Logins
-    from support.processes import Processes
 
 
 def lines(window: Window) -> list[tuple[Any, ...]]:

@@ -18,7 +18,7 @@ from support.stage import Recorder
 from support.stores import Window
 
 if TYPE_CHECKING:
-    from support.processes import Processes
+    from pulse_trio.testing.faults.processes import Processes
 
 OLD, NEW = bytes(range(32)), bytes(range(32, 64))
 

@@ -24,7 +24,7 @@ from support.workers import until
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from support.processes import Processes
+    from pulse_trio.testing.faults.processes import Processes
 
 LOGINS = ("migrator", "producer", "worker", "operator")
 ACCESS = "local all postgres trust\nlocal all all scram-sha-256\n"

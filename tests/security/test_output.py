@@ -17,8 +17,8 @@ from support.stores import Window, claim_one, end, open_store
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from pulse_trio.testing.faults.processes import Processes
     from support.databases import Databases
-    from support.processes import Processes
 
 HOSTILE = "\x1b]0;taken\x07\x9b2J\u202ecba\nstate           completed\r\u2028more"
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")

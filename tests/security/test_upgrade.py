@@ -13,8 +13,8 @@ from pulse_trio.grants import grant_sync
 from support.stores import Window
 
 if TYPE_CHECKING:
+    from pulse_trio.testing.faults.processes import Processes
     from support.logins import Logins
-    from support.processes import Processes
 
 APP = Path(__file__).parents[1] / "support" / "logins_app.py"
 

@@ -13,8 +13,8 @@ from pulse_trio import Handlers, Job, JobFailed, SyncClient, UsageError, Worker,
 from support.stores import Window
 
 if TYPE_CHECKING:
+    from pulse_trio.testing.faults.processes import Processes
     from support.logins import Logins
-    from support.processes import Processes
 
 
 def app() -> Handlers:

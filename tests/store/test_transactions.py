@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pulse_trio.jobs import Claim
     from pulse_trio.store import WorkerStore
-    from support.proxy import Proxy
+    from pulse_trio.testing.faults.proxy import Proxy
 
 INSERT = "INSERT INTO public.ledger VALUES (%s)"
 

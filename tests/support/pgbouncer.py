@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import trio
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from support.proxy import open_proxy
+from pulse_trio.testing.faults.proxy import open_proxy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

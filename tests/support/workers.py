@@ -10,7 +10,7 @@ import trio
 from pulse_trio import SyncClient
 
 if TYPE_CHECKING:
-    from support.processes import Processes, Running
+    from pulse_trio.testing.faults.processes import Processes, Running
 
 LEASE, HEARTBEAT, WATCHDOG, CLEANUP = 6.0, 2.0, 0.5, 0.5
 RUN = [

@@ -15,13 +15,14 @@ import trio
 
 from pulse_trio import SyncClient
 from pulse_trio.settings import WorkerSettings
+from pulse_trio.testing.faults.server import RestartableServer
 
 from . import handlers, journal
 from .checker import Violation, check, hindered
 from .handlers import CATCH_UP, EVERY, NARROW, TENANT, TENANTS
 from .history import RUNNING, Bounds, History, Limit, read_crashes, read_effects, read_lines, strangers, without
 from .schedule import LEASE, plan
-from .stage import GRACE, Server, open_stage
+from .stage import GRACE, SERVER_SETTINGS, open_stage
 from .strikes import carry_out
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ async def play(
     folder = keep or Path(tempfile.mkdtemp(prefix="pt-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o711)  # root runs PostgreSQL as `nobody`, who has to come through
-    server = await trio.to_thread.run_sync(Server, folder / "pg")
+    server = await trio.to_thread.run_sync(RestartableServer, folder / "pg", SERVER_SETTINGS)
     planned = plan(seed, seconds, workers, kinds) if planned is None else planned
     try:
         epoch = await trio.to_thread.run_sync(clock_offset, server.dsn)

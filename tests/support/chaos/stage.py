@@ -15,22 +15,21 @@ from typing import TYPE_CHECKING, Any, LiteralString
 import psycopg
 import trio
 
-from pulse_trio.embedded.membership import Membership
 from pulse_trio.grants import grant_sync
 from pulse_trio.migrate import migrate_sync
-from support.processes import clean_environment, kill_group
-from support.proxy import open_proxy
+from pulse_trio.testing.faults.processes import children_of, clean_environment, kill_group, send
+from pulse_trio.testing.faults.proxy import open_proxy
 
 from . import journal
 from .handlers import KINDS
 from .recorder import Recorder
 from .schedule import CHILDREN, PRODUCER, STRANGER, groups, proxied
-from .strikes import children_of, send
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from support.proxy import Proxy
+    from pulse_trio.testing.faults.proxy import Proxy
+    from pulse_trio.testing.faults.server import RestartableServer
 
     from .history import Fault, Window
 
@@ -44,30 +43,6 @@ SERVER_SETTINGS = {
     "client_connection_check_interval": "1s",
 }
 GRACE = 2.0
-
-
-class Server:
-    """An embedded PostgreSQL of the run's own; `dsn` stays the same over restarts."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._membership = Membership.join(folder, SERVER_SETTINGS)
-        self.dsn = self._membership.server.dsn
-
-    def restart_fast(self, down: float) -> None:
-        """Stops it fast, and starts it `down` seconds later. Blocks until it accepts connections."""
-        self._membership.leave()
-        time.sleep(down)
-        self._membership = Membership.join(self._folder, SERVER_SETTINGS)
-
-    def restart_immediately(self) -> None:
-        """Stops it at once, without a checkpoint, and starts it again. Blocks until it accepts connections."""
-        os.kill(int((self._folder / "data" / "postmaster.pid").read_text().split("\n")[0]), signal.SIGQUIT)
-        self.restart_fast(0.0)
-
-    def close(self) -> None:
-        """Stops it."""
-        self._membership.leave()
 
 
 class ClaimCursor:
@@ -89,7 +64,7 @@ class Stage:
     """All that runs, and the record of what was done to it."""
 
     def __init__(
-        self, folder: Path, server: Server, settings: dict[str, Any], seed: int, nursery: trio.Nursery
+        self, folder: Path, server: RestartableServer, settings: dict[str, Any], seed: int, nursery: trio.Nursery
     ) -> None:
         self.folder = folder
         self.server = server
@@ -247,7 +222,14 @@ def let_strangers_in(dsn: str) -> None:
 
 @asynccontextmanager
 async def open_stage(
-    folder: Path, server: Server, settings: dict[str, Any], seed: int, *, workers: int, producers: int, rate: float
+    folder: Path,
+    server: RestartableServer,
+    settings: dict[str, Any],
+    seed: int,
+    *,
+    workers: int,
+    producers: int,
+    rate: float,
 ) -> AsyncGenerator[Stage]:
     """A stage on a fresh, journaled schema; whatever runs at the end is killed."""
     await trio.to_thread.run_sync(migrate_sync, server.dsn)

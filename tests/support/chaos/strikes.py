@@ -4,11 +4,9 @@ process, or a time in which nobody could rescue."""
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -17,6 +15,7 @@ import trio
 from pulse_trio import SyncClient
 from pulse_trio.errors import DatabaseUnavailable
 from pulse_trio.postgres import TrioConnection
+from pulse_trio.testing.faults.processes import children_of, send
 
 from . import handlers, strangers
 from .history import Fault, Window
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
     from pathlib import Path
 
-    from support.proxy import Flow
+    from pulse_trio.testing.faults.proxy import Flow
 
     from .schedule import Planned
     from .stage import ClaimCursor, Stage
@@ -123,19 +122,6 @@ def runs_a_job(log: Path, pid: int) -> bool:
     return bool(running)
 
 
-def children_of(parent: int) -> list[int]:
-    """The processes that one has started and that still are, oldest first."""
-    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=True)
-    rows = [line.split() for line in listed.stdout.splitlines()]
-    return sorted(int(pid) for pid, of, state in rows if int(of) == parent and not state.startswith("Z"))
-
-
-def send(pid: int, number: signal.Signals) -> None:
-    """Sends a signal, unless the process is gone."""
-    with suppress(ProcessLookupError):
-        os.kill(pid, number)
-
-
 async def block(stage: Stage, slot: ClaimCursor, seconds: float) -> str:
     """The next handler on Trio of that worker calls `time.sleep` instead of going on."""
     order = stage.folder / f"block-{slot.who}"
@@ -200,9 +186,9 @@ async def strike_server_once(stage: Stage, fault: Planned) -> str | None:
         case "server restart fast" | "server restart immediate":
             with hindering(stage):
                 if fault.kind.endswith("fast"):
-                    await trio.to_thread.run_sync(stage.server.restart_fast, fault.seconds)
+                    await trio.to_thread.run_sync(stage.server.restart, fault.seconds)
                 else:
-                    await trio.to_thread.run_sync(stage.server.restart_immediately)
+                    await trio.to_thread.run_sync(stage.server.crash)
         case "table lock":
             # Whoever waits for it waits behind it: from the moment it is asked for.
             with hindering(stage):

@@ -1,4 +1,4 @@
-"""Real processes for the acceptance tests: started, watched by the lines they print, signalled, killed at the end."""
+"""Real processes for acceptance tests: started, watched by the lines they print, signalled, killed at the end."""
 
 from __future__ import annotations
 
@@ -8,18 +8,48 @@ import signal
 import subprocess
 import sys
 import sysconfig
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator, Mapping, Sequence
 
-    from .forking import Forked, Forker
+WITHIN = 20.0
+"""Seconds a step may take on a loaded machine; a step that works takes far less."""
 
-WITHIN = 20.0  # seconds a step may take on a loaded machine; a step that works takes far less
+
+class ProcessLike(Protocol):
+    """What is needed of a `trio.Process`."""
+
+    @property
+    def stdout(self) -> trio.abc.ReceiveStream | None: ...
+
+    @property
+    def stderr(self) -> trio.abc.ReceiveStream | None: ...
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    async def wait(self) -> int: ...
+
+    def kill(self) -> None: ...
+
+    def send_signal(self, number: signal.Signals, /) -> None: ...
+
+
+class Forker(Protocol):
+    """Starts commands of pulse-trio in copies of a process that has imported it."""
+
+    def takes(self, environment: Mapping[str, str]) -> bool: ...
+
+    async def start(self, arguments: Sequence[str], environment: Mapping[str, str], folder: Path) -> ProcessLike: ...
 
 
 class Output:
@@ -43,12 +73,21 @@ class Output:
         return None
 
 
+@dataclass(frozen=True)
+class Command:
+    """How a process was started."""
+
+    words: tuple[str, ...]
+    env: Mapping[str, str] | None
+    cwd: Path | None
+
+
 class Running:
     """A process that was started, and what it printed so far."""
 
-    def __init__(self, process: trio.Process | Forked, name: str) -> None:
+    def __init__(self, process: ProcessLike, command: Command) -> None:
         self.process = process
-        self._name = name
+        self.command = command
         self._out = Output()
         self._err = Output()
         self._news = trio.Event()
@@ -86,6 +125,18 @@ class Running:
         """Send SIGKILL to this process alone: what it started lives on, as after a crash."""
         self.process.kill()
 
+    def terminate(self) -> None:
+        """Send SIGTERM: a worker drains, and leaves."""
+        self.send(signal.SIGTERM)
+
+    def stop(self) -> None:
+        """Send SIGSTOP: the process does nothing more, and its connections stay open, as on a machine that hangs."""
+        self.send(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Send SIGCONT: a stopped process goes on where it was."""
+        self.send(signal.SIGCONT)
+
     async def ended(self, *, within: float = WITHIN) -> int:
         """Wait for the process's end and its last line; returns its exit code (-N: killed by signal N).
 
@@ -102,15 +153,14 @@ class Running:
     def report(self) -> str:
         """What the process printed, for a failed assertion's message."""
         state = "running" if self.process.returncode is None else f"exit code {self.process.returncode}"
-        return f"{self._name} ({state})\n--- stdout\n{self.stdout}--- stderr\n{self.stderr}---"
+        return f"{' '.join(self.command.words)} ({state})\n--- stdout\n{self.stdout}--- stderr\n{self.stderr}---"
 
     async def read(self) -> None:
         """Take in both streams to their ends."""
-        assert self.process.stdout is not None
-        assert self.process.stderr is not None
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._read, self.process.stdout, self._out)
-            nursery.start_soon(self._read, self.process.stderr, self._err)
+            for stream, output in ((self.process.stdout, self._out), (self.process.stderr, self._err)):
+                if stream is not None:
+                    nursery.start_soon(self._read, stream, output)
 
     @property
     def _silent(self) -> bool:
@@ -136,7 +186,7 @@ class Running:
 class Processes:
     """Starts processes in `folder`, each in a session of its own."""
 
-    def __init__(self, folder: Path, nursery: trio.Nursery, forker: Forker) -> None:
+    def __init__(self, folder: Path, nursery: trio.Nursery, forker: Forker | None = None) -> None:
         self.folder = folder
         self._forker = forker
         self._nursery = nursery
@@ -148,6 +198,33 @@ class Processes:
         """Start the installed `pulse-trio` command; arguments as of `start`."""
         command = str(Path(sysconfig.get_path("scripts")) / "pulse-trio")
         return await self.start(command, *arguments, env=env, cwd=cwd)
+
+    async def worker(
+        self,
+        app: str,
+        dsn: str,
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        within: float = WITHIN,
+    ) -> Running:
+        """Start `pulse-trio run` for the handlers of `app`, as in "app:handlers", and wait until it has registered; other
+        arguments as of `start`. The DSN goes by the environment, where no other user of the machine sees it.
+
+        Raises:
+            AssertionError: it has not registered in `within` seconds, or has ended; the message has what it printed.
+        """
+        running = await self.pulse_trio("run", app, *arguments, env={**(env or {}), "PULSE_TRIO_DSN": dsn}, cwd=cwd)
+        await running.line(r"worker \S+ started", within=within)
+        return running
+
+    async def restart(self, running: Running) -> Running:
+        """Start the same command again, once its process has ended; one that still runs is killed first."""
+        if running.process.returncode is None:
+            running.kill()
+        await running.process.wait()
+        command = running.command
+        return await self.start(*command.words, env=command.env, cwd=command.cwd)
 
     async def python(self, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Running:
         """Start the Python that runs the tests; arguments as of `start`."""
@@ -170,26 +247,27 @@ class Processes:
             cwd=cwd or self.folder,
             start_new_session=True,
         )
-        return self._watched(process, " ".join(command))
+        return self._watched(process, Command(command, env, cwd))
 
     async def command(self, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Running:
-        """Start a command of `pulse-trio` that is soon done: a real process, without the start of a Python (`forking`)."""
+        """Start a command of `pulse-trio` that is soon done; arguments as of `start`."""
         environment = {**clean_environment(), **(env or {})}
-        if not self._forker.takes(environment):
+        if self._forker is None or not self._forker.takes(environment):
             return await self.pulse_trio(*arguments, env=env, cwd=cwd)
         with trio.CancelScope(shield=True):
             process = await self._forker.start(arguments, environment, cwd or self.folder)
-        return self._watched(process, " ".join(["pulse-trio", *arguments]))
+        return self._watched(process, Command(("pulse-trio", *arguments), env, cwd))
 
     async def run(self, *arguments: str, code: int = 0, env: Mapping[str, str] | None = None) -> str:
         """Run a `command` to its end, which must be exit code `code`; returns its stdout."""
         running = await self.command(*arguments, env=env)
         ended = await running.ended()
-        assert ended == code, running.report()
+        if ended != code:
+            raise AssertionError(f"exit code {ended}, not {code}\n{running.report()}")
         return running.stdout
 
-    def _watched(self, process: trio.Process | Forked, name: str) -> Running:
-        running = Running(process, name)
+    def _watched(self, process: ProcessLike, command: Command) -> Running:
+        running = Running(process, command)
         self._running.append(running)
         self._nursery.start_soon(running.read)
         return running
@@ -199,6 +277,20 @@ class Processes:
         for running in self._running:
             kill_group(running.pid)
             await running.process.wait()
+
+
+def children_of(parent: int) -> list[int]:
+    """The processes that one has started and that still are, oldest first: the worker processes of a supervisor."""
+    command = ["ps", "-A", "-o", "pid=,ppid=,stat="]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603 -- a fixed command
+    rows = [line.split() for line in listed.stdout.splitlines()]
+    return sorted(int(pid) for pid, of, state in rows if int(of) == parent and not state.startswith("Z"))
+
+
+def send(pid: int, number: signal.Signals) -> None:
+    """Send a signal, unless the process is gone."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def clean_environment() -> dict[str, str]:
@@ -228,8 +320,9 @@ def is_running(pid: int) -> bool:
 
 
 @asynccontextmanager
-async def open_processes(folder: Path, forker: Forker) -> AsyncGenerator[Processes]:
-    """Start processes in `folder` for as long as the block runs; what is left then is killed."""
+async def open_processes(folder: Path, forker: Forker | None = None) -> AsyncGenerator[Processes]:
+    """Start processes in `folder` for as long as the block runs; what is left then is killed. A `forker` starts short commands
+    of pulse-trio without the start of a Python, for suites that run hundreds of them."""
     async with trio.open_nursery() as nursery:
         processes = Processes(folder, nursery, forker)
         try:

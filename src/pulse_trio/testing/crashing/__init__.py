@@ -1,0 +1,175 @@
+"""`crash_points`: a handler runs again and again, killed at its first checkpoint, at its second, and retried to the end."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import anyio.to_thread
+import sniffio
+import trio
+
+from ...errors import ConfigurationError
+from ...handlers import Handler
+from ..memory import MemoryDatabase
+from .grounds import MemoryGround, open_database
+from .lives import NeverEnds, live
+from .noting import BodyWatch
+from .points import NONE, CrashPoint, point_named
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Generator, Mapping
+
+    from .lives import Life
+    from .points import Place
+
+__all__ = ["CrashRun", "CrashRuns", "NeverEnds", "crash_points"]
+
+
+@dataclass(frozen=True)
+class CrashRun:
+    """One run of the handler, over: it was struck at one point, and then retried until its job had ended."""
+
+    point: str
+    """Which: `none` (no crash), `kill@3` (killed at its third checkpoint), `lost@3` (its lease lost there), `kill@start`
+    (before its first line), `kill@end` (when the attempt had ended, and nothing was reported)."""
+    place: Place | None
+    """The line of the checkpoint: `place.file`, `place.line`, `place.function`."""
+    reached: bool
+    """Whether the run came to that point. One whose handler takes another way each time may not."""
+    job_id: int
+    """The job's. Each run has a job of its own."""
+    state: str
+    """The job's, in the end: `completed`, `dead` or `cancelled`."""
+    attempts: int
+    result: Any
+    error: str | None
+    written: list[str]
+    """Without a database: the statements that `job.transaction()` has committed."""
+    description: str = ""
+    """What was done, where, and how to do it again."""
+
+    def __str__(self) -> str:
+        return self.description
+
+
+def crash_points(
+    handler: Handler[..., Any],
+    /,
+    *args: Any,
+    arguments: Mapping[str, Any] | None = None,
+    only: str | None = None,
+    dsn: str | None = None,
+    timeout: float = 30.0,
+) -> CrashRuns:
+    """`async for run in crash_points(handler, *args): ...` runs the handler's job again and again, each time to its end: first
+    undisturbed, then killed at each of its checkpoints, then losing its lease at each, and killed before its first line and
+    after its last. In the body, assert that the effect happened once.
+
+    `arguments` are further arguments by name. `only` runs one point alone, as a failure says. `dsn` is a PostgreSQL with the
+    schema (the fixture `pulse_dsn`), for handlers with `job.transaction()`; without it the jobs are in memory. `timeout` is
+    seconds for each attempt. Retries are due at once, whatever their delay.
+
+    Works on Trio and asyncio. Raises `InvalidArguments`, `ConfigurationError`; in the loop `NeverEnds` (a `TimeoutError`) for a
+    handler that does not end.
+    """
+    if not isinstance(cast("object", handler), Handler):
+        raise ConfigurationError(f"crash_points takes a handler (a function under @handlers.job), got {handler!r}.")
+    request = handler.request(*args, **(arguments or {}))
+    return CrashRuns(handler, request, None if only is None else point_named(only), dsn, timeout)
+
+
+class CrashRuns:
+    """The runs of `crash_points`, one for each step of `async for`."""
+
+    def __init__(
+        self, handler: Handler[..., Any], request: Any, only: CrashPoint | None, dsn: str | None, seconds: float
+    ) -> None:
+        self._handler = handler
+        self._request = request
+        self._dsn = dsn
+        self._seconds = seconds
+        self._database = MemoryDatabase()
+        self._points = _points(only)
+        self._last: Life | None = None
+        self._watch: BodyWatch | None = None
+
+    def __aiter__(self) -> AsyncIterator[CrashRun]:
+        return self
+
+    async def __anext__(self) -> CrashRun:
+        caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage] -- the loop's own
+        if self._watch is None:
+            self._watch = BodyWatch(caller)
+        self._watch.end()
+        try:
+            point = self._points.send(self._last)  # type: ignore[arg-type] -- None begins it
+        except StopIteration:
+            self._watch.close()
+            raise StopAsyncIteration from None
+        try:
+            life = self._last = await self._live(point)
+        except NeverEnds as error:
+            error.add_note(_described(point, None, self._handler))
+            raise
+        run = CrashRun(
+            point=str(point),
+            place=life.place,
+            reached=life.struck or point is NONE,
+            job_id=life.job_id,
+            state=life.look.state,
+            attempts=life.look.attempt,
+            result=life.look.result,
+            error=life.look.error,
+            written=life.written,
+            description=_described(point, life, self._handler),
+        )
+        self._watch.begin(run.description)
+        return run
+
+    def __del__(self) -> None:
+        if self._watch is not None:
+            self._watch.end()
+
+    async def _live(self, point: CrashPoint) -> Life:
+        if sniffio.current_async_library() == "trio":
+            return await self._live_on_trio(point)
+        return await anyio.to_thread.run_sync(trio.run, self._live_on_trio, point)
+
+    async def _live_on_trio(self, point: CrashPoint) -> Life:
+        # On a clock that a test moves, seconds say nothing.
+        real = type(trio.lowlevel.current_clock()).__module__.startswith("trio._core")
+        seconds = self._seconds if real else float("inf")
+        if self._dsn is None:
+            ground = MemoryGround(self._database)
+            return await live(ground, self._handler, self._request, point, seconds)
+        async with open_database(self._dsn) as ground:
+            return await live(ground, self._handler, self._request, point, seconds)
+
+
+def _points(only: CrashPoint | None) -> Generator[CrashPoint, Life]:
+    """The points in order. What is sent in is how the run at the last point went."""
+    if only is not None:
+        yield only
+        return
+    undisturbed = yield NONE
+    yield CrashPoint("kill", "start")
+    for number in range(1, undisturbed.checkpoints + 1):
+        yield CrashPoint("kill", "at", number)
+        yield CrashPoint("lost", "at", number)
+    for number in range(1, undisturbed.ends + 1):
+        yield CrashPoint("kill", "end", number)
+
+
+def _described(point: CrashPoint, life: Life | None, handler: Handler[..., Any]) -> str:
+    said = point.says(life.place if life is not None else None)
+    if life is not None and not life.struck and point is not NONE:
+        said = f"did not come to {point}"
+    lines = [f"crash_points: the handler {handler.kind!r} {said}"]
+    if life is not None:
+        attempts = "1 attempt" if life.look.attempt == 1 else f"{life.look.attempt} attempts"
+        error = f": {life.look.error}" if life.look.error else ""
+        lines.append(f"Its job was {life.look.state} after {attempts}{error}")
+    lines.append(f'Again: crash_points({handler.kind}, ..., only="{point}")')
+    return "\n".join(lines)

@@ -1,0 +1,186 @@
+"""What the runs of `crash_points` stand on: a database in memory, or a PostgreSQL with pulse-trio's schema."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+import trio
+
+from ...client import open_client
+from ...states import FINISHED
+from ...store import WorkerStore
+from ...worker import Worker
+from ..faults.proxy import open_proxy
+from ..memory import MemoryDatabase, MemoryStore
+from ..memory.worker import MemoryWorker
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+    from contextlib import AbstractAsyncContextManager
+
+    from ...client import Client
+    from ...handlers import Handlers
+    from ...jobs import JobRequest
+    from ..faults.proxy import Proxy
+
+SETTINGS: dict[str, Any] = {"concurrency": 1, "lag_warning": 0.0, "cleanup": 5.0, "grace": 3600.0}
+"""A worker for one job. It is stopped only when its job is lost, and that job ends by itself."""
+_RESCUE_WITHIN = 10.0
+_RESCUE_PAUSE = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A job as the database has it now."""
+
+    state: str
+    attempt: int
+    result: Any
+    error: str | None
+
+    @property
+    def finished(self) -> bool:
+        return self.state in FINISHED
+
+    @property
+    def running(self) -> bool:
+        return self.state == "running"
+
+
+class Ground(Protocol):
+    """Where jobs are enqueued, run and looked at. One worker at a time."""
+
+    @property
+    def written(self) -> list[str]:
+        """What transactions have committed, where that is kept as text."""
+        ...
+
+    async def enqueue(self, request: JobRequest) -> int: ...
+
+    def worker(self, handlers: Handlers, instrument: Any) -> AbstractAsyncContextManager[Worker]:
+        """A worker that is not yet run."""
+        ...
+
+    async def rescue(self, job_id: int, *, dead: bool) -> None:
+        """The worker's jobs go back, as by a supervisor that saw it die; if it is `dead`, its connections are gone."""
+        ...
+
+    async def look(self, job_id: int) -> Look: ...
+
+    async def hasten(self, job_id: int) -> None:
+        """The job is due now."""
+        ...
+
+
+class MemoryGround:
+    """Without a database. What a transaction's `execute` wrote is in `written`, as text."""
+
+    def __init__(self, database: MemoryDatabase) -> None:
+        self._database = database
+        self._store: MemoryStore | None = None
+        self._ledger = len(database.ledger)
+
+    @property
+    def written(self) -> list[str]:
+        return self._database.ledger[self._ledger :]
+
+    async def enqueue(self, request: JobRequest) -> int:
+        return self._database.enqueue(
+            request.kind,
+            request.args,
+            queue=request.queue,
+            priority=request.priority,
+            max_attempts=request.max_attempts,
+            options=request.options,
+        )
+
+    @asynccontextmanager
+    async def worker(self, handlers: Handlers, instrument: Any) -> AsyncGenerator[Worker]:
+        store = self._store = MemoryStore(self._database)
+        # The server has committed, and its answer is on its way: a crash point of its own.
+        store.silence["commit"] = trio.lowlevel.cancel_shielded_checkpoint
+        yield MemoryWorker(
+            handlers, self._database, memory=store, burst=True, instruments=[instrument], log=False, **SETTINGS
+        )
+
+    async def rescue(self, job_id: int, *, dead: bool) -> None:
+        if self._store is None:
+            return
+        if dead:
+            # A dead session's locks are gone, and so are its ears.
+            self._database.locked.clear()
+            self._database.listeners.clear()
+            self._database.idle.clear()
+        await MemoryStore(self._database).rescue_sessions([self._store.session])
+
+    async def look(self, job_id: int) -> Look:
+        job = self._database.jobs[job_id]
+        result = None if job.result is None else msgspec.json.decode(job.result)
+        return Look(str(job.state.value), job.attempt, result, job.error)
+
+    async def hasten(self, job_id: int) -> None:
+        self._database.retry(job_id)
+
+
+class DatabaseGround:
+    """On a PostgreSQL. The worker reaches it through a proxy, which resets its connections when it is killed."""
+
+    def __init__(self, dsn: str, client: Client, proxy: Proxy) -> None:
+        self._dsn = dsn
+        self._client = client
+        self._proxy = proxy
+        self._sessions: list[int] = []
+
+    @property
+    def written(self) -> list[str]:
+        return []
+
+    async def enqueue(self, request: JobRequest) -> int:
+        (ref,) = await self._client.enqueue_many([request])
+        return ref.id
+
+    @asynccontextmanager
+    async def worker(self, handlers: Handlers, instrument: Any) -> AsyncGenerator[Worker]:
+        self._sessions.clear()
+        yield Worker(
+            handlers,
+            self._proxy.dsn,
+            burst=True,
+            watch=False,
+            on_session=self._sessions.append,
+            instruments=[instrument],
+            log=False,
+            **SETTINGS,
+        )
+
+    async def rescue(self, job_id: int, *, dead: bool) -> None:
+        if dead:
+            self._proxy.cut()
+        store = WorkerStore(self._dsn)
+        try:
+            with trio.fail_after(_RESCUE_WITHIN):
+                await store.check_schema()
+                # A row that the dead worker's transaction has locked is free as soon as the server has noticed.
+                while (await self.look(job_id)).running:
+                    await store.rescue_sessions(self._sessions)
+                    await trio.sleep(_RESCUE_PAUSE)
+        finally:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
+                await store.aclose()
+
+    async def look(self, job_id: int) -> Look:
+        job = await self._client.job(job_id)
+        return Look(str(job.state), job.attempt, job.result, job.error)
+
+    async def hasten(self, job_id: int) -> None:
+        await self._client.retry(job_id)
+
+
+@asynccontextmanager
+async def open_database(dsn: str) -> AsyncGenerator[DatabaseGround]:
+    """A ground on a PostgreSQL that has the schema."""
+    async with open_proxy(dsn) as proxy, open_client(dsn) as client:
+        yield DatabaseGround(dsn, client, proxy)

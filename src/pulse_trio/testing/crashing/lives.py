@@ -1,0 +1,156 @@
+# pyright: reportPrivateUsage=false
+"""One life of a job: a worker runs it, is struck at one point, and others run it to its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from ...errors import PulseTrioError
+from ...handlers import Handlers
+from ...observe import JobEnded
+from .process import Process
+from .strikes import Strikes
+from .wrapping import with_points
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ...handlers import Handler
+    from ...jobs import JobRequest
+    from ...worker import Worker
+    from .grounds import Ground, Look
+    from .points import CrashPoint, Place
+
+_ATTEMPTS = 100
+"""A job that has not ended by then is one that never will."""
+_TOLD_WITHIN = 100
+"""Turns of Trio's loop until a worker that was told of a lost lease has cancelled its handler."""
+
+
+class NeverEnds(TimeoutError):
+    """A handler did not end; or its job came back again and again."""
+
+
+@dataclass(frozen=True)
+class Life:
+    """What became of a job."""
+
+    job_id: int
+    look: Look
+    struck: bool
+    place: Place | None
+    checkpoints: int
+    ends: int
+    written: list[str] = field(default_factory=list[str])
+
+
+class _Ends:
+    """Hears of the ends of attempts, before they are reported."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    def listeners(self) -> Mapping[type[Any], Callable[[Any], None]]:
+        return {JobEnded: self._ended}
+
+    def _ended(self, _: JobEnded) -> None:
+        if not self._process.killed and self._process.strikes.ends_dead():
+            self._process.kill()
+
+
+async def live(
+    ground: Ground, handler: Handler[..., Any], request: JobRequest, point: CrashPoint, seconds: float
+) -> Life:
+    """Runs a job until it has ended, struck at `point`. Retries are due at once. Raises `NeverEnds`."""
+    strikes = Strikes(point, handler.function)
+    job_id = await ground.enqueue(request)
+    look = await ground.look(job_id)
+    for _ in range(_ATTEMPTS):
+        await _attempt(ground, handler, strikes, job_id, seconds)
+        look = await ground.look(job_id)
+        if look.finished:
+            return Life(
+                job_id, look, strikes.struck, strikes.place, strikes.checkpoints, strikes.ends, list(ground.written)
+            )
+        if look.state != "available":
+            await ground.hasten(job_id)
+    raise NeverEnds(
+        f"the job of {handler.kind!r} came back {_ATTEMPTS} times and has not ended; it is {look.state}"
+        + (f": {look.error}" if look.error else "")
+    )
+
+
+async def _attempt(ground: Ground, handler: Handler[..., Any], strikes: Strikes, job_id: int, seconds: float) -> None:
+    """One worker, from its start to its end or its death."""
+    process, struck_before = Process(strikes), strikes.struck
+    handlers = Handlers()
+    handlers._add(replace(handler, function=with_points(handler, process)))
+    failed: list[Exception] = []
+
+    async def work(worker: Worker) -> None:
+        try:
+            await worker.run()
+        except PulseTrioError as error:
+            failed.append(error)
+
+    late, dead = "", False
+    trio.lowlevel.add_instrument(process)
+    try:
+        async with ground.worker(handlers, _Ends(process)) as worker, trio.open_nursery() as nursery:
+            process.spawn(nursery, work, worker)
+            if not struck_before:
+                nursery.start_soon(_lose, ground, process, worker, job_id)
+            with trio.move_on_after(seconds) as patience:
+                await process.over()
+            if patience.cancelled_caught:
+                late = _where(worker, handler, process)
+                process.kill()
+                await process.over()
+            dead = process.killed
+            nursery.cancel_scope.cancel()
+    finally:
+        # Also when the test is cancelled: the abandoned tasks end before the instrument goes.
+        with trio.CancelScope(shield=True):
+            process.kill()
+            await process.over()
+        trio.lowlevel.remove_instrument(process)
+    if late:
+        raise NeverEnds(f"the handler {handler.kind!r} did not end within {seconds:g} s: {late}")
+    if failed:
+        raise failed[0]
+    if dead:
+        await ground.rescue(job_id, dead=True)
+
+
+async def _lose(ground: Ground, process: Process, worker: Worker, job_id: int) -> None:
+    """When the time comes: the job is rescued by others, and the worker hears of it from its next heartbeat."""
+    strikes = process.strikes
+    await strikes.losing.wait()
+    worker.quiet()
+    await ground.rescue(job_id, dead=False)
+    parts = worker._parts
+    assert parts is not None  # noqa: S101 -- it runs a job
+    held = list(parts.jobs.held)
+    async with trio.open_nursery() as nursery:
+        for job in held:
+            job.beat_due = trio.current_time()
+        process.spawn(nursery, parts.services.heartbeats._beat, trio.current_time())
+    for _ in range(_TOLD_WITHIN):
+        scopes = [job.scope_nursery.cancel_scope for job in held if job.scope_nursery is not None]
+        if all(scope.cancel_called for scope in scopes):
+            break
+        await trio.lowlevel.checkpoint()
+    strikes.lost()
+    worker.stop()
+
+
+def _where(worker: Worker, handler: Handler[..., Any], process: Process) -> str:
+    if handler.runs == "trio":
+        waiting = [str(place) for place in process.waits_at()]
+    else:
+        parts = worker._parts
+        waiting = [] if parts is None else [parts.services.calls.where_is(job) for job in parts.jobs.held]
+    return "\n".join(["it waits at", *waiting]) if waiting else "no handler runs"

@@ -1,0 +1,200 @@
+"""A worker's process that can be killed inside of the test's own: its Trio tasks, each of them driven by us.
+
+A driver stands between Trio and a task's coroutine and passes every step on. When the process is killed, no coroutine of it is
+resumed any more, and none is closed: neither `except` nor `finally` runs, as after SIGKILL. The driver itself ends its task, so
+that nothing is left in the test's Trio. The abandoned coroutines stay in memory until the test's process ends.
+
+What differs from a process's death: memory is shared with the test, so a module's variables stay as they are, and a lock or a
+limiter in one of them stays taken (a `trio.Lock` says so: BrokenResourceError). Threads go on to their end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from contextvars import ContextVar
+from functools import partial
+from types import coroutine
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import outcome
+import trio
+
+from ...trio_internals import forget, opened_by
+from ...worker.jobs.kinds.asyncio_thread import LoopThread
+from ...worker.jobs.kinds.in_asyncio import AsyncioCalls
+from ...worker.jobs.kinds.in_process import ChildProcess, ProcessCalls
+from ...worker.jobs.running_job import HEARTBEAT
+from .points import place_of_task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Generator
+
+    from .points import Place
+    from .strikes import Strikes
+
+_process: ContextVar[Process | None] = ContextVar("pulse_trio_crashing_process", default=None)
+handling: ContextVar[bool] = ContextVar("pulse_trio_crashing_handler", default=False)
+"""Whether a task was started by the handler."""
+
+_RELEASED_BY_THE_SYSTEM = {
+    function.__code__ for function in (AsyncioCalls.run, LoopThread.run, ProcessCalls.run, ChildProcess.reap)
+}
+"""What stands for the system, which ends a dead process's threads and, by a pipe that closes, its children."""
+
+
+class Dead(BaseException):
+    """Ends a task whose process was killed. No code of the handler or the worker sees it."""
+
+
+class Process(trio.abc.Instrument):
+    """The tasks that were started by `spawn`, and those that they start. `strikes` says at which checkpoint what happens."""
+
+    def __init__(self, strikes: Strikes) -> None:
+        self.strikes = strikes
+        self.killed = False
+        self.thread_parked = False
+        """Whether the handler is a thread that was stopped for ever."""
+        self.handling: set[trio.lowlevel.Task] = set()
+        """Tasks inside the handler's call."""
+        self._tasks: dict[trio.lowlevel.Task, Any] = {}
+        """With the coroutine of each."""
+        self._waiting: dict[trio.lowlevel.Task, Any] = {}
+        self._over = trio.Event()
+
+    def spawn(self, nursery: trio.Nursery, function: Callable[..., Any], *args: Any) -> None:
+        """Starts a task of this process."""
+        token = _process.set(self)
+        try:
+            nursery.start_soon(function, *args)
+        finally:
+            _process.reset(token)
+
+    async def over(self) -> None:
+        """Waits until no task of it is left."""
+        while self._tasks:
+            self._over = trio.Event()
+            await self._over.wait()
+
+    def waits_at(self) -> list[Place]:
+        """Where the handler's tasks wait."""
+        return [place_of_task(coro, self.strikes.handler) for task, coro in self._tasks.items() if self._counts(task)]
+
+    # As Trio's instrument
+
+    def task_spawned(self, task: trio.lowlevel.Task) -> None:
+        if task.context.get(_process) is self:
+            self._tasks[task] = task.coro
+            task.coro = self._driven(task, task.coro)  # type: ignore[assignment]  # a coroutine all the same
+
+    def task_scheduled(self, task: trio.lowlevel.Task) -> None:
+        self._waiting.pop(task, None)
+
+    def task_exited(self, task: trio.lowlevel.Task) -> None:
+        self._waiting.pop(task, None)
+        if task in self._tasks:
+            del self._tasks[task]
+            self._over.set()
+
+    # The kill
+
+    def kill(self) -> None:
+        """Nothing of this process runs any more. The current task may be one of it: it ends at its next checkpoint, so its
+        caller has to wait there."""
+        self.killed = True
+        for task in list(self._waiting):
+            # The end of one may have woken another.
+            if (trap := self._waiting.pop(task, None)) is not None and self._gives_up(trap):
+                trio.lowlevel.reschedule(task, outcome.Error(Dead()))
+
+    def _gives_up(self, trap: Any) -> bool:
+        """Whether what a task waits for has forgotten it, so that the task may be ended."""
+        abort = getattr(trap, "abort_func", None)
+        if abort is None:
+            return False  # a schedule point: it is about to go on
+        if abort(_raise_dead) is trio.lowlevel.Abort.SUCCEEDED:
+            return True
+        # A nursery waits for its tasks, which end too, and a thread is waited for. These two are not told by anyone.
+        return getattr(trap, "of_heartbeat", False) or (
+            self.thread_parked and "to_thread_run_sync" in getattr(abort, "__qualname__", "")
+        )
+
+    async def _driven(self, task: trio.lowlevel.Task, coro: Coroutine[Any, Any, Any]) -> Any:
+        code = getattr(coro, "cr_code", None)
+        step: Callable[[], Any] = partial(coro.send, None)
+        while True:
+            if self.killed and code not in _RELEASED_BY_THE_SYSTEM:
+                break
+            try:
+                trap = stepped(step)
+            except StopIteration as end:
+                return end.value
+            counts = self._counts(task) and not self.killed
+            if counts and self.strikes.waits(coro):
+                self.strikes.losing.set()
+            if self.killed and code not in _RELEASED_BY_THE_SYSTEM:
+                if self._gives_up(trap) or not hasattr(trap, "abort_func") or code is HEARTBEAT:
+                    break
+            else:
+                self._waiting[task] = trap
+                if code is HEARTBEAT:
+                    self._waiting[task] = _Heartbeat(trap)
+            try:
+                value = await passed(trap)
+            except BaseException as error:  # noqa: ASYNC103 -- thrown into the coroutine
+                step = partial(coro.throw, error)
+            else:
+                step = partial(coro.send, value)
+            if counts and not self.killed:
+                if self.strikes.goes_on(coro):
+                    self.kill()
+                elif self.strikes.is_being_lost:
+                    await self.strikes.told()
+        self._abandon(task, coro)
+        return None
+
+    def _counts(self, task: trio.lowlevel.Task) -> bool:
+        return task in self.handling or task.context.get(handling, False)
+
+    def _abandon(self, task: trio.lowlevel.Task, coro: Coroutine[Any, Any, Any]) -> None:
+        keep_for_ever(coro)
+        for nursery in opened_by(task):
+            forget(nursery)
+        opened_by(task).clear()
+
+
+class _Heartbeat:
+    """The trap of a job's heartbeat, which cannot be cancelled."""
+
+    of_heartbeat = True
+
+    def __init__(self, trap: Any) -> None:
+        self.abort_func = trap.abort_func
+
+
+def keep_for_ever(coro: object) -> None:
+    """Takes a reference that is never given back: a coroutine that is freed runs its `finally` blocks."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(coro))
+
+
+def _raise_dead() -> NoReturn:
+    raise Dead
+
+
+def stepped(step: Callable[[], Any]) -> Any:
+    """One step of the user's coroutine. The async generators that it begins are not Trio's to close at the end of the run."""
+    hooks = sys.get_asyncgen_hooks()
+    sys.set_asyncgen_hooks(firstiter=_unregistered)
+    try:
+        return step()
+    finally:
+        sys.set_asyncgen_hooks(firstiter=hooks.firstiter)
+
+
+def _unregistered(_: object) -> None:
+    pass
+
+
+@coroutine
+def passed(trap: Any) -> Generator[Any, Any, Any]:
+    return (yield trap)
