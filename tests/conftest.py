@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from typing import TYPE_CHECKING, Any
 
 from pulse_trio.testing.databases import drop_databases
-from pulse_trio.testing.faults.processes import Processes, open_processes
+from pulse_trio.testing.faults.processes import Processes, clean_environment, open_processes
 from pulse_trio.testing.faults.proxy import Proxy, open_proxy
 from support.collecting import has_mark, is_async_test
 from support.databases import Databases

@@ -256,7 +256,8 @@ class Processes:
             return await self.pulse_trio(*arguments, env=env, cwd=cwd)
         with trio.CancelScope(shield=True):
             process = await self._forker.start(arguments, environment, cwd or self.folder)
-        return self._watched(process, Command(("pulse-trio", *arguments), env, cwd))
+            return self._watched(process, Command(("pulse-trio", *arguments), env, cwd))
+        raise AssertionError("this scope is not cancelled")
 
     async def run(self, *arguments: str, code: int = 0, env: Mapping[str, str] | None = None) -> str:
         """Run a `command` to its end, which must be exit code `code`; returns its stdout."""
