@@ -15,7 +15,7 @@ import trio.testing
 from psycopg.rows import dict_row
 from psycopg.types.numeric import IntLoader
 
-from pulse_trio.postgres import pool
+from pulse_trio.postgres import pool_slots
 from support.stores import Window, claim_one, end, open_store
 
 if TYPE_CHECKING:
@@ -311,7 +311,7 @@ async def test_a_session_that_cannot_be_reset_is_closed(
 ) -> None:
     async with store.transactions.begin() as begun:
         pid = begun.connection.info.backend_pid
-        monkeypatch.setattr(pool, "_DISCARD", b"SELECT pg_terminate_backend(pg_backend_pid())")
+        monkeypatch.setattr(pool_slots, "_DISCARD", b"SELECT pg_terminate_backend(pg_backend_pid())")
     async with store.transactions.begin() as begun:
         assert begun.connection.info.backend_pid != pid
 
