@@ -42,6 +42,7 @@ PAGES_THAT_RUN = [
     "docs/how-to/leases.md",
     "docs/how-to/logs.md",
     "docs/how-to/queues.md",
+    "docs/how-to/resources.md",
     "docs/how-to/exactly-once.md",
     "docs/how-to/cancel.md",
     "docs/how-to/inspect.md",

@@ -20,6 +20,8 @@ from .errors import (
     PartlyEnqueued,
     ProcessDied,
     PulseTrioError,
+    ResourceFailed,
+    ResourceLost,
     SchemaError,
     TookTooLong,
     UnfitResult,
@@ -30,7 +32,7 @@ from .errors import (
     UsageError,
     WorkerSilent,
 )
-from .handlers import Exponential, Fixed, Handler, Handlers, Linear, RetryContext
+from .handlers import INJECTED, Exponential, Fixed, Handler, Handlers, Linear, RetryContext
 from .job_log import JobLogFilter
 from .jobs import Discard, Job, JobRequest, RetryAfter, Snooze
 from .settings import WorkerSettings
@@ -41,6 +43,7 @@ from .store.stacks import JobStack
 from .worker import Worker, WorkerReport
 
 __all__ = [
+    "INJECTED",
     "AeadCodec",
     "Batch",
     "BatchFailure",
@@ -77,6 +80,8 @@ __all__ = [
     "PartlyEnqueued",
     "ProcessDied",
     "PulseTrioError",
+    "ResourceFailed",
+    "ResourceLost",
     "RetryAfter",
     "RetryContext",
     "SchemaError",

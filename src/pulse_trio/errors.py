@@ -68,6 +68,19 @@ class PartlyEnqueued(PulseTrioError):
         self.enqueued = enqueued
 
 
+class ResourceFailed(UsageError):
+    """A resource (`@handlers.resource`) failed when a worker opened it, before it claimed any job. `detail` is the end of the
+    traceback."""
+
+    def __init__(self, message: str, detail: str = "") -> None:
+        super().__init__(message)
+        self.detail = detail
+
+
+class ResourceLost(PulseTrioError):
+    """A resource failed while a worker ran. The worker has stopped, as by `Worker.stop`; no job is lost."""
+
+
 class NoCurrentJob(UsageError, LookupError):
     """`current_job()` was called outside of a job."""
 

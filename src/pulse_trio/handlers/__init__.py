@@ -8,6 +8,7 @@ from .names import check_queue, check_text
 from .options import Defaults, encode_options, given_options, request_of
 from .payloads import refuse_losses
 from .registry import Handlers
+from .resources import INJECTED, BuiltIn, Resource, Resources, Source
 from .retries import Exponential, Fixed, Linear, RetryContext, RetryPolicy
 from .schedules import Schedule, check_name, schedule
 from .signature import (
@@ -23,7 +24,9 @@ from .signature import (
 
 __all__ = [
     "DEATH_ARGUMENTS",
+    "INJECTED",
     "MAX_ARGS",
+    "BuiltIn",
     "Codec",
     "DeathHook",
     "Defaults",
@@ -35,11 +38,14 @@ __all__ = [
     "QueueLease",
     "QueueLimits",
     "Rate",
+    "Resource",
+    "Resources",
     "RetryContext",
     "RetryPolicy",
     "Runs",
     "Schedule",
     "Signature",
+    "Source",
     "UnfitArguments",
     "UnfitValue",
     "check_arguments",

@@ -23,6 +23,7 @@ from .limits import KeyOf, QueueLease, QueueLimits, queue_lease, queue_limits
 from .names import check_text
 from .options import Defaults, HandlerOptions, given_options
 from .payloads import readable_result
+from .resources import Resource, Resources, resource_of
 from .schedules import Schedule, schedule
 from .signature import Signature, hints_of
 
@@ -36,9 +37,11 @@ if TYPE_CHECKING:
     from ..timing import CatchUp
     from .codecs import Codec
     from .handler import Runs
+    from .resources import ResourceRuns
 
 P = ParamSpec("P")
 R = TypeVar("R")
+F = TypeVar("F", bound="Callable[..., Any]")
 _OF_HANDLERS = ("name", "runs", *HandlerOptions.__optional_keys__)
 """What `handlers.job(...)` takes."""
 
@@ -53,6 +56,7 @@ class Handlers:
     def __init__(self, *, codec: Codec | None = None, instruments: Iterable[Instrument] = ()) -> None:
         self.codec = codec
         self.instruments = list(instruments)
+        self.resources = Resources()
         self._by_kind: dict[str, Handler[..., Any]] = {}
         self._schedules: dict[str, Schedule] = {}
         self._queues: dict[str, QueueLimits] = {}
@@ -81,7 +85,10 @@ class Handlers:
         return handler
 
     def include(self, other: Handlers) -> None:
-        """Adds another registry's handlers, schedules and instruments. Raises `ConfigurationError` on a name both have."""
+        """Adds another registry's handlers, schedules, resources and instruments. Raises `ConfigurationError` on a name both
+        have."""
+        for resource in other.resources:
+            self._add_resource(resource)
         for handler in other:
             self._add(handler)
         for declared in other.schedules:
@@ -189,6 +196,37 @@ class Handlers:
 
         return register
 
+    @overload
+    def resource(self, function: F, /) -> F: ...
+    @overload
+    def resource(self, *, name: str | None = None, runs: ResourceRuns | None = None) -> Callable[[F], F]: ...
+    def resource(self, *function: Any, name: str | None = None, runs: ResourceRuns | None = None) -> Any:
+        """Declares what a worker opens once, before its first job, and closes after its last: a generator function that yields
+        it, async or plain.
+
+            @handlers.resource
+            async def http() -> AsyncIterator[httpx.AsyncClient]:
+                async with httpx.AsyncClient() as client:
+                    yield client
+
+        A parameter of a handler, or of another resource, receives it if its annotation is the type that is yielded, or if it
+        has the resource's name (`name`; the function's by default). An async function is opened in each event loop whose
+        handlers ask for it, or only in that of `runs` ("trio" or "asyncio"); a plain one in a thread. Returns the function.
+        Raises `ConfigurationError` for a function that is no generator, a name that is taken, a parameter that could be an
+        argument or a resource, and resources that depend on each other in a circle.
+        """
+
+        def declare(function: Any) -> Any:
+            self._add_resource(resource_of(function, name=name, runs=runs))
+            return function
+
+        return declare(*function) if function else declare
+
+    def _add_resource(self, resource: Resource) -> None:
+        self.resources.add(resource)
+        for handler in self:
+            self.resources.let_ask(handler.signature, handler.runs)
+
     @property
     def schedules(self) -> list[Schedule]:
         """The schedules that `cron` declared, in order."""
@@ -265,10 +303,12 @@ class Handlers:
         key = given.pop("key") if callable(given.get("key")) else None
         on_death = take_on_death(kind, given)
         signature = Signature(kind, function, take_upgrade(kind, given))
+        how = how_it_runs(kind, function, runs)
+        self.resources.let_ask(signature, how)
         handler: Handler[..., Any] = Handler(
             kind=kind,
             function=function,
-            runs=how_it_runs(kind, function, runs),
+            runs=how,
             defaults=Defaults(**given_options(_OF_HANDLERS, **given)),
             signature=signature,
             result_type=readable_result(kind, hints_of(kind, function).get("return", Any)),
@@ -285,6 +325,7 @@ class Handlers:
                 f"The kind {handler.kind!r} is registered twice: {where_is(other)} and {where_is(handler)}. "
                 'Give one of them another name: @handlers.job(name="...").'
             )
+        self.resources.let_ask(handler.signature, handler.runs)
         self._by_kind[handler.kind] = handler
 
 

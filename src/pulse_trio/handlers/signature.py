@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, cast, get_type_hints
 
 import msgspec
@@ -61,19 +61,30 @@ class Signature:
         self._what = f"Arguments of {kind!r}"
         hints = hints_of(kind, function)
         parameters = list(inspect.signature(function).parameters.values())
+        self.hints = hints
         self.job_parameter = _job_parameter(kind, parameters, hints)
-        self.parameters = [p for p in parameters if p.name != self.job_parameter]
+        self.every = [p for p in parameters if p.name != self.job_parameter]
+        """All parameters but the job's: those of its arguments and those that are given resources."""
+        self.parameters = self.every
+        self._upgrade = upgrade
+        self._take_in()
+
+    def leave_out(self, names: Collection[str]) -> None:
+        """From now on these parameters are no arguments: a worker gives them their values (resources.py). In another registry,
+        too: one handler may be in several."""
+        left = [p for p in self.parameters if p.name not in names]
+        if left != self.parameters:
+            self.parameters = left
+            self._take_in()
+
+    def _take_in(self) -> None:
         for p in self.parameters:
-            _refuse_parameter(kind, p)
+            _refuse_parameter(self.kind, p)
         self._inspected = inspect.Signature(self.parameters)
         self._positional = [p.name for p in self.parameters if p.kind is not p.KEYWORD_ONLY]
         self._keyword = [p.name for p in self.parameters if p.kind is p.KEYWORD_ONLY]
-        self._decoder = msgspec.json.Decoder(self._struct(hints))
-        self._read = _reader(kind, self._inspected, self._decoder, upgrade)
-        first = parameters[0] if parameters else None
-        self._job_first = (
-            first is not None and first.name == self.job_parameter and first.kind is not first.KEYWORD_ONLY
-        )
+        self._decoder = msgspec.json.Decoder(self._struct(self.hints))
+        self._read = _reader(self.kind, self._inspected, self._decoder, self._upgrade)
 
     def _struct(self, hints: Mapping[str, Any]) -> type[msgspec.Struct]:
         fields: list[Any] = []
@@ -132,24 +143,31 @@ class Signature:
         """Every argument of a call by name, defaults included. Raises `UnfitArguments`."""
         return asdict(self._read(args))
 
-    def bind(self, function: Callable[..., Any]) -> Callable[[Job, str], Any]:
-        """A call of `function` from a job and its JSON; chosen once, so that the common signatures cost little."""
+    def bind(self, function: Callable[..., Any], resources: dict[str, Any] | None = None) -> Callable[[Job, str], Any]:
+        """A call of `function` from a job and its JSON; chosen once, so that the common signatures cost little. `resources` are
+        the values of the parameters that are no arguments, read at each call."""
         read = self._read
+        if len(self.parameters) < len(self.every):
+            return self._bind_by_name(function, {} if resources is None else resources)
         if not self.parameters and self.job_parameter is None:
             return lambda job, args: read(args) and function()
         if self.job_parameter is None and not self._keyword:
             return lambda job, args: function(*astuple(read(args)))
-        if self._job_first and not self._keyword:
+        first = next(iter(inspect.signature(function).parameters.values()))
+        if first.name == self.job_parameter and first.kind is not first.KEYWORD_ONLY and not self._keyword:
             return lambda job, args: function(job, *astuple(read(args)))
-        return self._bind_by_name(function)
+        return self._bind_by_name(function, {})
 
-    def _bind_by_name(self, function: Callable[..., Any]) -> Callable[[Job, str], Any]:
+    def _bind_by_name(self, function: Callable[..., Any], resources: dict[str, Any]) -> Callable[[Job, str], Any]:
         read, job_parameter, by_position = self._read, self.job_parameter, inspect.signature(function)
+        by_name = all(p.kind is not p.POSITIONAL_ONLY for p in by_position.parameters.values())
 
         def call(job: Job, args: str) -> Any:
-            given = asdict(read(args))
+            given = asdict(read(args)) | resources
             if job_parameter is not None:
                 given[job_parameter] = job
+            if by_name:
+                return function(**given)
             bound = inspect.BoundArguments(by_position, cast("Any", {n: given[n] for n in by_position.parameters}))
             return function(*bound.args, **bound.kwargs)
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from ..jobs import CancelReason, Claim, JobRequest
     from ..store import ClaimCursor, ClaimResult, Limited
+    from ..worker import Worker
     from ..worker.building import Parts
     from .memory import MemoryJob
 
@@ -213,7 +214,7 @@ class _Worker(MemoryWorker):
         self.program = trio.CancelScope()
         """The program around the worker."""
 
-    async def _live(self, parts: Parts) -> None:
+    async def _live(self, parts: Parts, task_status: trio.TaskStatus[Worker]) -> None:
         progress = parts.services.progress
         say = progress.say
 
@@ -222,7 +223,7 @@ class _Worker(MemoryWorker):
             say(claim, fraction, message)
 
         progress.say = keep
-        await super()._live(parts)
+        await super()._live(parts, task_status)
 
 
 class _OneAttempt:

@@ -32,6 +32,7 @@ from .jobs.running_job import Common
 from .jobs.task_pool import TaskPool
 from .jobs.transactions import Transactions
 from .processes.quarantine import Quarantine
+from .resources import WorkerResources
 from .upkeep.batches import Batches
 from .upkeep.scheduler import Scheduler
 from .upkeep.watchdog import Watchdog
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 class Hooks:
     """What the surrounding program gave a worker. `Worker` documents each field."""
 
+    dsn: str
     watch: bool
     on_lease: Callable[[float], None] | None
     on_stuck: Callable[[list[Outcome]], NoReturn] | None
@@ -82,12 +84,13 @@ class Services:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """All parts of one worker: the job table, the task pool, the intake and the services."""
+    """All parts of one worker: the job table, the task pool, the resources, the intake and the services."""
 
     jobs: JobTable
     reports: Reports
     runner: Runner
     pool: TaskPool
+    resources: WorkerResources
     quarantine: Quarantine | None
     claim_loop: ClaimLoop
     wakeups: Wakeups
@@ -106,7 +109,8 @@ def build(
     # A quarantine process claims nothing itself: the worker that gave it the job has to know when the job ended.
     jobs = JobTable(settings.concurrency, wakeups if hooks.orders is None else hooks.orders)
 
-    calls = Calls(handlers, codec, plan)
+    resources = WorkerResources(handlers, hooks.dsn, settings)
+    calls = Calls(handlers, codec, plan, resources)
     reports = Reports(jobs, observer)
     progress = ProgressReports(store.progress, observer)
     transactions = Transactions(store.transactions, jobs, codec, plan)
@@ -152,4 +156,4 @@ def build(
         batches=batches,
     )
     scheduler = Scheduler(store.firing, declarations, plan)
-    return Parts(jobs, reports, runner, pool, quarantine, claim_loop, wakeups, scheduler, services)
+    return Parts(jobs, reports, runner, pool, resources, quarantine, claim_loop, wakeups, scheduler, services)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ..errors import ConfigurationError, HandlerStuck
+from ..errors import ConfigurationError, HandlerStuck, ResourceFailed
 from ..handlers import Handlers, check_queue
 from ..logs import LogInstrument, logger
 from ..observe import JobQuarantined, Observer, WorkerStarted, WorkerStopped
@@ -120,7 +120,7 @@ class Worker:
         observer, traces = Observer(told), traces_of(told)
         terms = self.settings.terms(handlers.queue_leases)
         launch = launch_of(app, dsn, self.settings, keep=keep) if app is not None else launch
-        self._hooks = Hooks(watch, on_lease, on_stuck, stuck, launch, orders)
+        self._hooks = Hooks(dsn, watch, on_lease, on_stuck, stuck, launch, orders)
         self._store = store or WorkerStore(
             dsn,
             direct_dsn=self.settings.direct_dsn,
@@ -187,7 +187,8 @@ class Worker:
         """Claims and runs jobs until `stop`, cancellation, or (with `burst`) until nothing is due.
 
         `nursery.start(worker.run)` returns when the worker is registered. Raises `SchemaError` if the schema is not what
-        this version needs, `DatabaseUnavailable` if the database cannot be reached at the start; later it reconnects.
+        this version needs, `DatabaseUnavailable` if the database cannot be reached at the start; later it reconnects. Raises
+        `ResourceFailed` if a resource cannot be opened (no job was claimed), `ResourceLost` if one failed later.
 
         Raises `HandlerStuck` if a handler is still running `cleanup` + 1 seconds after it was cancelled: then the worker stops
         as by `stop_now`, and keeps that one job's lease until the handler has ended. A program that cannot wait has to end
@@ -211,26 +212,34 @@ class Worker:
             for outcome in self._hooks.left_stuck:
                 parts.reports.add(outcome)
             self._warn_of_late_beats()
-            task_status.started(self)
-            await self._live(parts)
+            await self._live(parts, task_status)
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + FAREWELL):
                 await self._store.aclose()
         return self._report(parts)
 
-    async def _live(self, parts: Parts) -> None:
+    async def _live(self, parts: Parts, task_status: trio.TaskStatus[Worker]) -> None:
+        resources, failed = parts.resources, None
         async with trio.open_nursery() as outer:
             services = trio.CancelScope(shield=True)
             outer.start_soon(self._serve, parts, services)
             try:
-                await self._run_jobs(parts)
+                if await resources.open(parts.services.calls, self._stops):
+                    task_status.started(self)
+                    await self._run_jobs(parts)
+            except ResourceFailed as error:
+                failed = error  # raised as itself, outside of the nursery
             finally:
                 try:
+                    await resources.close()
                     with trio.CancelScope(shield=True, deadline=trio.current_time() + self._farewell_limit(parts)):
                         await farewell(parts.reports, self._store.sessions)
                 finally:
                     # Also when Ctrl-C strikes in farewell(): nothing else ends the shielded services.
                     services.cancel()
+
+        if (failed := failed or resources.lost) is not None:
+            raise failed
 
     async def _serve(self, parts: Parts, scope: trio.CancelScope) -> None:
         # Shielded: a cancelled worker still has to give its leases back. `_live` ends this scope.
@@ -252,6 +261,8 @@ class Worker:
                     )
                 if self.settings.lag_warning:
                     nursery.start_soon(services.lag.run)
+                if parts.resources.any:
+                    nursery.start_soon(parts.resources.run)
                 for service in services.calls.services:
                     nursery.start_soon(service)
                 if self._hooks.watch:

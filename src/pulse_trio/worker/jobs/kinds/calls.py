@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from ....codec import Codec
     from ....handlers import Handler, Handlers
     from ...plan import Plan
+    from ...resources import WorkerResources
     from ..running_job import RunningJob
+    from .asyncio_thread import LoopThread
 
 Call = Callable[["RunningJob", str], Awaitable[Any]]
 
@@ -37,6 +39,7 @@ class Calls:
         handlers: Handlers,
         codec: Codec | None,
         plan: Plan,
+        resources: WorkerResources,
     ) -> None:
         settings = plan.settings
         self._in_threads = {handler.kind for handler in handlers if handler.runs == "thread"}
@@ -49,9 +52,10 @@ class Calls:
         self._observer = plan.observer
         self._spans = plan.spans
         self._hooks = {hook.request.kind for hook in death_hooks(handlers)}
+        self._resources = resources
         kinds = {handler.runs for handler in handlers}
         # Services that no handler needs are not even made.
-        if "asyncio" in kinds:
+        if "asyncio" in kinds or resources.on_asyncio:
             self._asyncio = AsyncioCalls(
                 margin=plan.terms.least_margin, lag_warning=settings.lag_warning, observer=plan.observer
             )
@@ -73,7 +77,7 @@ class Calls:
         return told_of_deaths(handler, self.codec, call, coded, self._observer)
 
     def _plain_call_of(self, handler: Handler[..., Any]) -> Call:
-        call = handler.signature.bind(handler.function)
+        call = handler.signature.bind(handler.function, self._resources.given_to(handler.kind))
         match handler.runs:
             case "trio":
                 return lambda running, args: call(Job(running.claim, running), args)
@@ -85,6 +89,11 @@ class Calls:
             case "process":
                 assert self._processes is not None  # noqa: S101 -- made for this kind
                 return self._processes.call_of(handler)
+
+    async def asyncio_thread(self) -> LoopThread:
+        """The thread of asyncio's loop, once it is open. Only where a handler or a resource needs it."""
+        assert self._asyncio is not None  # noqa: S101 -- made for these
+        return await self._asyncio.opened()
 
     def ends_by_itself(self, kind: str) -> bool:
         """Whether only the handler itself can end a handler of this kind: it keeps its slot, and the process stays."""

@@ -78,16 +78,19 @@ class AsyncioCalls:
                 lag = LagMonitor(warning=self._lag_warning, observer=self._observer)
                 nursery.start_soon(lag.watch, thread.loop.call_soon_threadsafe, thread.ident, self._blocking)
 
+    async def opened(self) -> LoopThread:
+        """The loop's thread, once it is open."""
+        await self._opened.wait()
+        assert self._thread is not None  # noqa: S101 -- opened
+        return self._thread
+
     def call_of(
         self, call: Callable[[Job, str], Coroutine[Any, Any, Any]]
     ) -> Callable[[RunningJob, str], Awaitable[Any]]:
         """The call of an asyncio function."""
 
         async def in_asyncio(running: RunningJob, args: str) -> Any:
-            if self._thread is None:
-                await self._opened.wait()
-                assert self._thread is not None  # noqa: S101 -- opened
-            thread = self._thread
+            thread = self._thread or await self.opened()
             job = Job(running.claim, _OnAsyncio(running, thread))
             called = self._calls[running] = _Call(thread, running, partial(call, job, args), self._observer)
             called.name_job(job)

@@ -1,0 +1,97 @@
+"""Resources under real workers: whose fault a failure is, and clients over a real database."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.workers import RUN, enqueue, rows, settled
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from support.processes import Processes
+
+BROKEN = """
+from pulse_trio import Handlers
+
+handlers = Handlers()
+
+
+@handlers.resource
+async def search():
+    raise ConnectionError("no search engine there")
+    yield 1
+
+
+@handlers.job
+async def held(search) -> None: ...
+"""
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_run_exits_with_2_and_names_a_resource_that_cannot_be_opened(
+    count: int, dsn: str, processes: Processes, tmp_path: Path
+) -> None:
+    (tmp_path / "app.py").write_text(BROKEN)
+    (job,) = enqueue(dsn)
+    worker = await processes.pulse_trio(*RUN, f"--dsn={dsn}", f"--processes={count}")
+    assert await worker.ended() == 2, worker.report()
+    assert "The resource 'search' (search, " in worker.stderr
+    assert "app.py:7) failed when it was opened: ConnectionError: no search engine there" in worker.stderr
+    assert "Traceback" not in worker.stderr.partition("failed when it was opened")[0]
+    assert rows(dsn, "SELECT state, attempt FROM pulse.jobs WHERE id = %(id)s", {"id": job}) == [("available", 0)]
+
+
+CLIENTS = """
+from pathlib import Path
+
+from pulse_trio import Client, Handlers, SyncClient
+
+handlers = Handlers()
+
+
+@handlers.resource
+async def marker(client: Client):
+    yield client
+    Path("closed").touch()
+
+
+@handlers.job(name="trio")
+async def in_trio(n: int, client: Client, marker) -> int:
+    assert marker is client
+    return (await client.enqueue(noted, n)).id
+
+
+@handlers.job(name="asyncio", runs="asyncio")
+async def in_asyncio(n: int, client: Client) -> int:
+    return (await client.enqueue("noted", {"n": n})).id
+
+
+@handlers.job(name="thread")
+def in_thread(n: int, client: SyncClient) -> int:
+    return client.enqueue(noted, n).id
+
+
+@handlers.job
+async def noted(n: int) -> int:
+    return n
+"""
+
+
+async def test_a_handler_of_every_kind_in_the_worker_enqueues_with_a_client_of_the_workers(
+    dsn: str, processes: Processes, tmp_path: Path
+) -> None:
+    (tmp_path / "app.py").write_text(CLIENTS)
+    kinds = ["trio", "asyncio", "thread"]
+    jobs = [enqueue(dsn, kind, n=n)[0] for n, kind in enumerate(kinds)]
+    worker = await processes.pulse_trio(*RUN, f"--dsn={dsn}")
+    for n, job in enumerate(jobs):
+        state, _, made = await settled(dsn, job)
+        assert state == "completed"
+        assert await settled(dsn, made) == ("completed", 1, n)
+    worker.send(signal.SIGTERM)
+    assert await worker.ended() == 0, worker.report()
+    assert (tmp_path / "closed").exists()
