@@ -48,7 +48,7 @@ def opens(stage: Stage, told: list[str]) -> list[Thing]:
         if one.where == "trio":
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(trio.sleep_forever)
-                yield one
+                yield one  # noqa: ASYNC101 -- a resource
                 nursery.cancel_scope.cancel()
         else:
             yield one
@@ -187,7 +187,7 @@ async def test_an_asyncio_resource_has_its_own_loop_to_work_in(stage: Stage) -> 
 
         async with asyncio.TaskGroup() as group:
             task = group.create_task(work())
-            yield given
+            yield given  # noqa: ASYNC101 -- a resource
             task.cancel()
 
     @stage.handlers.job(runs="asyncio")
@@ -300,11 +300,11 @@ async def test_one_that_fails_while_jobs_run_stops_the_worker_and_loses_no_job(
         if kind == "trio":
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(breaks)
-                yield 1
+                yield 1  # noqa: ASYNC101 -- a resource
         else:
             async with asyncio.TaskGroup() as group:
                 group.create_task(breaks())
-                yield 1
+                yield 1  # noqa: ASYNC101 -- a resource
 
     @stage.handlers.job
     async def work() -> None:

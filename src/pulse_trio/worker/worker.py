@@ -231,7 +231,7 @@ class Worker:
                 failed = error  # raised as itself, outside of the nursery
             finally:
                 try:
-                    await resources.close()
+                    await resources.close()  # noqa: ASYNC102 -- shielded inside, with a deadline
                     with trio.CancelScope(shield=True, deadline=trio.current_time() + self._farewell_limit(parts)):
                         await farewell(parts.reports, self._store.sessions)
                 finally:
