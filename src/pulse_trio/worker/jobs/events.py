@@ -19,13 +19,14 @@ _FAILURES = ("failed", "timeout", "discarded")
 class JobEvents:
     """Emits the events of one worker's jobs."""
 
-    __slots__ = ("_failures_wanted", "_observer", "_spans", "ends_wanted", "starts_wanted")
+    __slots__ = ("_ended_wanted", "_failures_wanted", "_observer", "_spans", "ends_wanted", "starts_wanted")
 
     def __init__(self, observer: Observer, spans: RunSpans | None = None) -> None:
         self._observer = observer
         self._spans = spans
         self.starts_wanted = observer.wanted(JobStarted)
-        self.ends_wanted = spans is not None or observer.wanted(JobEnded)
+        self._ended_wanted = observer.wanted(JobEnded)
+        self.ends_wanted = spans is not None or self._ended_wanted
         self._failures_wanted = observer.wanted(AttemptFailed)
 
     def started(self, job: RunningJob) -> None:
@@ -51,5 +52,7 @@ class JobEvents:
         kind, error = (outcome.kind, outcome.error) if outcome is not None else ("lost", None)
         if self._spans is not None:
             self._spans.ended(claim, kind, error, job.said[0] if job.said is not None else None)
+        if not self._ended_wanted:
+            return
         seconds = trio.current_time() - job.sent
         self._observer.emit(JobEnded(claim.id, claim.kind, claim.queue, claim.attempt, kind, seconds, error))
