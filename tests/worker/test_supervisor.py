@@ -336,6 +336,30 @@ async def test_children_that_are_replaced_later_know_that_they_are_to_claim_noth
         supervisor.stop()
 
 
+async def test_what_a_dead_child_held_is_asked_for_once_more_a_second_later(
+    supervisor: Supervisor, kernel: Kernel, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server may still have been executing a claim of the child when it was asked for the first time."""
+    asked: list[tuple[list[int], float]] = []
+
+    async def rescue_sessions(sessions: Sequence[int], limit: int = 1000) -> HandedBack:
+        asked.append(([*sessions], trio.current_time()))
+        await trio.lowlevel.checkpoint()
+        return HandedBack(0, 0)
+
+    monkeypatch.setattr(server, "rescue_sessions", rescue_sessions)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(supervisor.run)
+        first = await kernel.process(0)
+        first.say(session=5)
+        await kernel.process(1)
+        first.end(1)
+        await trio.sleep(10)
+        assert [sessions for sessions, _ in asked] == [[5], [5]]
+        assert asked[1][1] - asked[0][1] == pytest.approx(1)
+        supervisor.stop()
+
+
 @pytest.mark.parametrize("when", ["silent before the stop", "silent with the stop", "stopped twice"])
 async def test_a_server_that_is_silent_does_not_keep_a_stop(
     when: str, supervisor: Supervisor, kernel: Kernel, server: Server
