@@ -15,7 +15,7 @@ TOOLS := build/tools
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-long test-oldest test-postgres chaos lint lock audit clean
+.PHONY: help demo test test-long test-oldest test-postgres coverage chaos lint lock audit clean
 
 help:
 	@echo 'make demo [DIR=path]  run the demonstration on a folder of files (default: this project)'
@@ -23,6 +23,7 @@ help:
 	@echo 'make test-long        the same with ten times the drawn plans, rows and expressions: for a night'
 	@echo 'make test-oldest [ARGS=...]  run what depends on them with the oldest libraries that pyproject.toml allows'
 	@echo 'make test-postgres PG=14 [ARGS=...]  run the tests that talk to a server on PostgreSQL 14 (to 18)'
+	@echo 'make coverage         measure the branches of src/ that the tests take; the page goes to build/coverage/'
 	@echo 'make chaos [SEED=n | SEEDS=1-20] [SECONDS=60] [WORKERS=5]  try to break it; the report page goes to build/chaos/'
 	@echo 'make lint             check style, types and the layers of the code'
 	@echo 'make lock [UPGRADE=1] make requirements/*.txt anew after a change of pyproject.toml (UPGRADE: all to their newest)'
@@ -70,6 +71,14 @@ POSTGRES_TESTS = tests/migrations tests/store tests/client tests/security tests/
 test-postgres: $(VENV)/.dev
 	@programs=$$($(BIN)/python requirements/postgres.py $(PG)) && \
 	  PULSE_TRIO_TEST_PROGRAMS=$$programs $(BIN)/python -m pytest -n 2 $(or $(ARGS),$(POSTGRES_TESTS))
+
+# What kills processes, cuts networks and waits for leases is left out: measured code is two to three times as slow.
+COVERAGE_TESTS = tests/unit tests/worker tests/store tests/client tests/cli tests/postgres tests/security tests/migrations tests/testing
+
+coverage: $(VENV)/.dev
+	@$(BIN)/coverage erase
+	@$(BIN)/coverage run -m pytest -n $(SIDE_BY_SIDE) --dist worksteal --timeout 600 $(or $(ARGS),$(COVERAGE_TESTS)); \
+	  status=$$?; $(BIN)/coverage combine --quiet && $(BIN)/coverage html --quiet -d build/coverage && $(BIN)/coverage report; exit $$status
 
 # The same seed strikes with the same faults; without one the time is the seed.
 chaos: $(VENV)/.dev
