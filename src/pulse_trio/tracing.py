@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Sequence
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from .jobs import Claim, JobRequest
@@ -133,6 +133,14 @@ class Traces:
     def __init__(self, maker: SpanMaker) -> None:
         self._maker = maker
         self._failed = False
+
+    def listeners(self) -> Mapping[type[Any], Callable[[Any], None]]:
+        """No events. With `spans` this is an instrument, for the clients that a worker gives to its handlers."""
+        return {}
+
+    def spans(self) -> SpanMaker:
+        """What makes the spans."""
+        return self._maker
 
     def begin_run(self, claim: Claim, before: OpenSpan | None) -> OpenSpan | None:
         """The span of an attempt, which is current now; see `leave` and `end`."""

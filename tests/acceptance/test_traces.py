@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import SpanKind
 
-from pulse_trio import Handlers, Job, SyncClient, Worker, open_client
+from pulse_trio import Client, Handlers, Job, SyncClient, Worker, open_client
 from pulse_trio.observe import JobEnded
 from pulse_trio.otel import OpenTelemetry
 from pulse_trio.postgres import TrioConnection
@@ -30,7 +30,7 @@ from support.workers import until
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from support.processes import Processes
+    from pulse_trio.testing.faults.processes import Processes
 
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -353,6 +353,32 @@ async def test_a_deaths_hook_and_a_retry_by_hand_stay_in_the_trace(dsn: str, tra
     enqueued = received.one("enqueue fails")
     assert [span.parent for span in [*received.named("run fails"), received.one("run tell")]] == [enqueued.id] * 3
     assert {span.trace for span in received.spans} == {f"{cause.get_span_context().trace_id:032x}"}
+
+
+async def test_what_a_handler_enqueues_with_the_workers_client_belongs_to_its_trace(dsn: str, tracing: Tracing) -> None:
+    handlers = Handlers()
+
+    @handlers.job
+    async def on_trio(client: Client) -> None:
+        await client.enqueue("in_thread")
+
+    @handlers.job(runs="thread")
+    def in_thread(client: SyncClient) -> None:
+        client.enqueue(last)
+
+    @handlers.job
+    async def last() -> None:
+        pass
+
+    with psycopg.connect(dsn, autocommit=True) as sql:
+        sql.execute("SELECT pulse.enqueue('on_trio', traceparent => %s)", [PARENT])
+    async with working(handlers, dsn, instrument=tracing.instrument()) as heard:
+        await heard.until(JobEnded, kind="last")
+    received = await tracing.received()
+    names = ["run on_trio", "enqueue in_thread", "run in_thread", "enqueue last", "run last"]
+    spans = [received.one(name) for name in names]
+    assert [span.parent for span in spans] == [PARENT[36:52], *(span.id for span in spans[:-1])]
+    assert {span.trace for span in spans} == {PARENT[3:35]}
 
 
 async def test_a_schedules_job_is_the_root_of_its_trace(dsn: str, tracing: Tracing) -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
 
     from pulse_trio import Handlers
+    from pulse_trio.observe import Instrument
 
 E = TypeVar("E")
 WITHIN = 40.0  # seconds a step may take on a loaded machine
@@ -49,11 +50,14 @@ class Heard:
 
 
 @asynccontextmanager
-async def working(handlers: Handlers, dsn: str, **settings: Any) -> AsyncGenerator[Heard]:
+async def working(
+    handlers: Handlers, dsn: str, *, instrument: Instrument | None = None, **settings: Any
+) -> AsyncGenerator[Heard]:
     """A worker that runs while the block does, and what it tells."""
+    others = [] if instrument is None else [instrument]
     heard = Heard()
     async with trio.open_nursery() as nursery:
-        worker = Worker(handlers, dsn, instruments=[heard], **settings)
+        worker = Worker(handlers, dsn, instruments=[heard, *others], **settings)
         await nursery.start(worker.run)
         yield heard
         worker.stop()

@@ -109,7 +109,7 @@ def build(
     # A quarantine process claims nothing itself: the worker that gave it the job has to know when the job ended.
     jobs = JobTable(settings.concurrency, wakeups if hooks.orders is None else hooks.orders)
 
-    resources = WorkerResources(handlers, hooks.dsn, settings)
+    resources = WorkerResources(handlers, hooks.dsn, settings, plan.spans)
     calls = Calls(handlers, codec, plan, resources)
     reports = Reports(jobs, observer)
     progress = ProgressReports(store.progress, observer)

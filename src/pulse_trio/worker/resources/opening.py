@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ...handlers import Handler, Handlers, Source
     from ...settings import WorkerSettings
     from ..jobs.kinds import Calls
+    from ..jobs.run_spans import RunSpans
     from ..stopping import Stops
 
 logger = logging.getLogger("pulse_trio")
@@ -78,8 +79,10 @@ class Instance:
 class WorkerResources:
     """The resources that one worker opens. Raises `ConfigurationError` where a handler asks for one that is not declared."""
 
-    def __init__(self, handlers: Handlers, dsn: str, settings: WorkerSettings) -> None:
+    def __init__(self, handlers: Handlers, dsn: str, settings: WorkerSettings, spans: RunSpans | None = None) -> None:
         self._handlers = handlers
+        # What a handler enqueues with the worker's client belongs to its trace.
+        self._instruments = [] if spans is None else [spans.traces]
         self._dsn = dsn
         self._settings = settings
         self._instances: dict[tuple[str, Side], Instance] = {}
@@ -182,9 +185,15 @@ class WorkerResources:
                 schema=self._settings.schema,
                 max_connections=_CONNECTIONS,
                 handlers=self._handlers,
+                instruments=self._instruments,
             )
         else:
-            client = SyncClient(self._dsn, schema=self._settings.schema, handlers=self._handlers)
+            client = SyncClient(
+                self._dsn,
+                schema=self._settings.schema,
+                handlers=self._handlers,
+                instruments=self._instruments,
+            )
             enter = partial(nullcontext, client)
         match instance.side:
             case "trio":
