@@ -41,6 +41,7 @@ PAGES_THAT_RUN = [
     "docs/how-to/handlers.md",
     "docs/how-to/leases.md",
     "docs/how-to/logs.md",
+    "docs/how-to/middleware.md",
     "docs/how-to/queues.md",
     "docs/how-to/resources.md",
     "docs/how-to/exactly-once.md",

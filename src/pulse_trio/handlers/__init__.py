@@ -4,6 +4,7 @@ from .codecs import Codec
 from .deaths import DEATH_ARGUMENTS, DeathHook, death_hooks, hooks_json
 from .handler import Handler, Runs
 from .limits import QueueLease, QueueLimits, Rate, check_limit, parse_rate, queue_lease, queue_limits
+from .middleware import Middleware
 from .names import check_queue, check_text
 from .options import Defaults, encode_options, given_options, request_of
 from .payloads import refuse_losses
@@ -35,6 +36,7 @@ __all__ = [
     "Handler",
     "Handlers",
     "Linear",
+    "Middleware",
     "QueueLease",
     "QueueLimits",
     "Rate",

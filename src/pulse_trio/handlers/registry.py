@@ -20,6 +20,7 @@ from ..timing import timing
 from .declaring import how_it_runs, take_on_death, take_retries, take_upgrade
 from .handler import Handler, where_is
 from .limits import KeyOf, QueueLease, QueueLimits, queue_lease, queue_limits
+from .middleware import Middleware, middleware_of
 from .names import check_text
 from .options import Defaults, HandlerOptions, given_options
 from .payloads import readable_result
@@ -57,6 +58,9 @@ class Handlers:
         self.codec = codec
         self.instruments = list(instruments)
         self.resources = Resources()
+        self._middleware: list[Middleware] = []
+        self._origins: dict[str, Handlers] = {}
+        """By kind: the registry that a handler was included from."""
         self._by_kind: dict[str, Handler[..., Any]] = {}
         self._schedules: dict[str, Schedule] = {}
         self._queues: dict[str, QueueLimits] = {}
@@ -91,6 +95,7 @@ class Handlers:
             self._add_resource(resource)
         for handler in other:
             self._add(handler)
+            self._origins[handler.kind] = other
         for declared in other.schedules:
             self._add_schedule(declared)
         for limits in other.queue_limits:
@@ -195,6 +200,30 @@ class Handlers:
             return self._register(function, **given)
 
         return register
+
+    def middleware(self, function: F) -> F:
+        """Declares a function around every attempt of this registry's jobs, included ones too, whatever their kind:
+
+            @handlers.middleware
+            async def timed(job: Job, call: Callable[[], Awaitable[Any]]) -> Any:
+                began = time.perf_counter()
+                try:
+                    return await call()
+                finally:
+                    print(job.kind, time.perf_counter() - began)
+
+        The first that is declared is the outermost; an included registry's are inside of this one's. It runs in Trio, in the
+        job's own task. It must await `call()` once, return the result and let exceptions through: what it returns is the job's
+        result, what it raises the job's failure. Further parameters are resources. Returns the function. Raises
+        `ConfigurationError` if it is not an async function with these two parameters.
+        """
+        self._middleware.append(middleware_of(function))
+        return function
+
+    def middleware_around(self, kind: str) -> list[Middleware]:
+        """The middleware around the handler of a kind, the outermost first."""
+        origin = self._origins.get(kind)
+        return [*self._middleware, *(origin.middleware_around(kind) if origin is not None else ())]
 
     @overload
     def resource(self, function: F, /) -> F: ...

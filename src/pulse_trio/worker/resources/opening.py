@@ -34,7 +34,10 @@ from ...handlers import BuiltIn
 from . import keepers
 
 if TYPE_CHECKING:
-    from ...handlers import Handler, Handlers, Source
+    import inspect
+    from collections.abc import Collection, Mapping, Sequence
+
+    from ...handlers import Handler, Handlers, Middleware, Runs, Source
     from ...settings import WorkerSettings
     from ..jobs.kinds import Calls
     from ..jobs.run_spans import RunSpans
@@ -90,7 +93,11 @@ class WorkerResources:
         self._running = trio.Event()
         self._nursery: trio.Nursery | None = None
         self.lost: ResourceLost | None = None
-        self._by_kind = {handler.kind: self._given_to(handler) for handler in handlers}
+        self._by_kind = {handler.kind: self._given_to_handler(handler) for handler in handlers}
+        self._by_middleware: dict[Middleware, dict[str, Any]] = {}
+        for each in {m: None for handler in handlers for m in handlers.middleware_around(handler.kind)}:
+            what = f"The middleware {each.name}"
+            self._by_middleware[each] = self._given_to(what, each.parameters, each.hints, "trio", ())
         used = {instance.source for instance in self._instances.values()}
         for resource in handlers.resources:
             if resource not in used:
@@ -102,15 +109,29 @@ class WorkerResources:
         """The values for a handler's parameters, filled in when the resources are open."""
         return self._by_kind[kind]
 
-    def _given_to(self, handler: Handler[..., Any]) -> dict[str, Any]:
-        signature, given = handler.signature, dict[str, Any]()
-        what = f"Handler {handler.kind!r}"
-        asked = self._handlers.resources.asked_by(what, signature.every, signature.hints, handler.runs)
-        taken = {p.name for p in signature.parameters}
-        for p in signature.every:
+    def middleware_around(self, kind: str) -> list[tuple[Middleware, dict[str, Any]]]:
+        """The middleware around a handler, the outermost first, with the values for its parameters."""
+        return [(each, self._by_middleware[each]) for each in self._handlers.middleware_around(kind)]
+
+    def _given_to_handler(self, handler: Handler[..., Any]) -> dict[str, Any]:
+        signature = handler.signature
+        arguments = [p.name for p in signature.parameters]
+        return self._given_to(f"Handler {handler.kind!r}", signature.every, signature.hints, handler.runs, arguments)
+
+    def _given_to(
+        self,
+        what: str,
+        parameters: Sequence[inspect.Parameter],
+        hints: Mapping[str, Any],
+        runs: Runs,
+        arguments: Collection[str],
+    ) -> dict[str, Any]:
+        given = dict[str, Any]()
+        asked = self._handlers.resources.asked_by(what, parameters, hints, runs)
+        for p in parameters:
             if p.name in asked:
-                self._instance(asked[p.name], handler.runs).given.append((given, p.name))
-            elif p.name not in taken:
+                self._instance(asked[p.name], runs).given.append((given, p.name))
+            elif p.name not in arguments:
                 raise _undeclared(what, p.name)
         return given
 

@@ -12,6 +12,7 @@ from ....describing import carried
 from ....handlers import death_hooks
 from ....jobs import Job
 from ...diagnosis.stack import task_tree
+from ..middleware import around
 from .in_asyncio import AsyncioCalls
 from .in_process import ProcessCalls
 from .in_thread import call_in_thread, stack_in_thread
@@ -71,6 +72,8 @@ class Calls:
 
     def _untraced_call_of(self, handler: Handler[..., Any]) -> Call:
         call = self._plain_call_of(handler)
+        for middleware, given in reversed(self._resources.middleware_around(handler.kind)):
+            call = around(call, middleware, given)
         coded = call if self.codec is None else decoding(self.codec, call)
         if handler.kind not in self._hooks:
             return coded
