@@ -113,6 +113,7 @@ FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
         "answer_stack",
         "stack_questions",
         "declare_death_hooks",
+        "take_metrics_turn",
     ),
     "operator": (
         *_ENQUEUE,

@@ -40,8 +40,10 @@ from .observe import (
     QuarantineEnded,
     QuarantineNotStarted,
     QuarantineStarted,
+    QueueBacklog,
     ScheduleBroken,
     ScheduleFired,
+    ScheduleLate,
     SuspectAlone,
     TasksLeftBehind,
     UnfitArgumentsReleased,
@@ -83,6 +85,8 @@ _WARNINGS = (
     ChildSilent,
     NoChildComesUp,
     ScheduleBroken,
+    ScheduleLate,
+    QueueBacklog,
 )
 
 _ERRORS = (JobDied, BadRow, ClaimRefused)
@@ -296,6 +300,13 @@ def sentence(event: Event) -> str:
         case ScheduleFired():
             did = "fired" if event.added else "found its earlier job unfinished:"
             return f"schedule {event.name!r} {did} job {event.job_id}, {duration(event.late)} late"
+        case ScheduleLate():
+            return f"schedule {event.name!r} is {duration(event.seconds)} late: no worker has fired it"
+        case QueueBacklog():
+            return (
+                f"the queue {event.queue!r} falls behind: its oldest job has been due for {duration(event.seconds)}, "
+                f"{event.available} are due"
+            )
         case ScheduleBroken():
             return f"schedule {event.name!r} cannot continue: {headline(event.error)}"
         case ClaimRefused():

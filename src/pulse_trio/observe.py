@@ -296,6 +296,26 @@ class ScheduleFired:
 
 
 @dataclass(frozen=True, slots=True)
+class ScheduleLate:
+    """The next occurrence of the schedule `name` has been due for `seconds`, a minute or more, and no worker has fired it. The
+    process that counts for metrics emits it, once; again if the schedule was late for less than half a minute in between."""
+
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class QueueBacklog:
+    """The oldest available job of a queue that is not paused has been due for `seconds`, a minute or more; `available` jobs are
+    due (10,000: at least as many). The process that counts for metrics emits it, once; again if the queue was below half a
+    minute in between."""
+
+    queue: str
+    available: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class ScheduleBroken:
     """A schedule cannot continue (`error` says why): it has no next occurrence until it is changed or resumed."""
 
@@ -404,7 +424,9 @@ Event = (
     | UnfitArgumentsReleased
     | BadRow
     | ScheduleFired
+    | ScheduleLate
     | ScheduleBroken
+    | QueueBacklog
     | ClaimRefused
     | DatabaseLost
     | DatabaseFound
@@ -430,6 +452,7 @@ class Observer:
     def __init__(self, instruments: Iterable[Instrument] = ()) -> None:
         self._listeners: dict[type[Any], list[Callable[[Any], None]]] = defaultdict(list)
         self._failing: list[Callable[[Any], None]] = []
+        self._wanted_by: dict[type[Any], list[Instrument]] = defaultdict(list)
         for instrument in instruments:
             self.add(instrument)
 
@@ -437,6 +460,7 @@ class Observer:
         """Adds an instrument, before anything is told."""
         for event_type, listener in instrument.listeners().items():
             self._listeners[event_type].append(listener)
+            self._wanted_by[event_type].append(instrument)
 
     def emit(self, event: Event) -> None:
         """Calls every listener of the event's type."""
@@ -456,6 +480,9 @@ class Observer:
                 exc_info=error,
             )
 
-    def wanted(self, event_type: type[E]) -> bool:
-        """Whether an instrument listens for a type: the path of every job checks this once, at start."""
-        return event_type in self._listeners
+    def wanted(self, event_type: type[E], *, besides: type[Any] | None = None) -> bool:
+        """Whether an instrument listens for a type, one that is no `besides`: the path of every job checks this once, at
+        start."""
+        if besides is None:
+            return event_type in self._listeners
+        return not all(isinstance(instrument, besides) for instrument in self._wanted_by.get(event_type, ()))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pulse_trio.testing.faults.proxy import Proxy
 
 WITHIN = 30.0
-FAST = {
+FAST: dict[str, Any] = {
     "lease": 6.0,
     "heartbeat": 2.0,
     "watchdog": 0.5,
@@ -131,9 +131,13 @@ class Address:
         caplog.set_level("INFO", "pulse_trio")
         self._log = caplog
 
+    @property
+    def latest(self) -> str:
+        said = [record.getMessage() for record in self._log.records if "serving /metrics" in record.getMessage()]
+        return said[-1].rpartition("http://")[2]
+
     def __str__(self) -> str:
-        (said,) = [record.getMessage() for record in self._log.records if "serving /metrics" in record.getMessage()]
-        return said.rpartition("http://")[2]
+        return self.latest
 
 
 @pytest.fixture
@@ -306,6 +310,31 @@ async def test_a_blocked_loop_does_not_answer_and_its_lag_is_measured(dsn: str, 
             assert (await pages.metrics())[sample("pulse_loop_lag_seconds")] > 1
         running.send(signal.SIGTERM)
         assert await running.ended() == 0
+
+
+async def test_the_queues_are_counted_by_one_worker_at_a_time(dsn: str, address: Address) -> None:
+    made = Handlers()
+
+    @made.job
+    async def wait() -> None:
+        await trio.sleep_forever()
+
+    client = SyncClient(dsn)
+    for _ in range(3):
+        client.enqueue("wait", queue="mail", delay=3600)
+    client.enqueue("wait")
+    settings: dict[str, Any] = FAST | {"concurrency": 1}
+    async with working(made, dsn, **settings), served(str(address)) as pages:
+        found = await pages.until_counted(sample("pulse_queue_jobs", queue="mail", state="scheduled"), 3)
+        assert found[sample("pulse_queue_oldest_seconds", queue="mail")] == 0
+        assert found[sample("pulse_quarantined_jobs")] == 0
+        other = Worker(made, dsn, **settings)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(other.run)
+            async with served(address.latest) as others:
+                await others.until("/readyz", 200)
+                assert sample("pulse_quarantined_jobs") not in await others.metrics()
+            other.stop_now()
 
 
 async def test_an_address_in_use_is_the_callers_fault(dsn: str, processes: Processes, handlers: Handlers) -> None:

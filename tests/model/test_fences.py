@@ -634,6 +634,7 @@ HARMLESS = {
     "slots": "says where to look; the claim decides",
     "suspects_due": "says where to look; the claim decides",
     "quarantined": "a person's list",
+    "metrics_queues": "a count",
     "prune_permits": "removes what claim_limited does not count",
     "ask_stack()": "a question",
     "stack_questions()": "the open questions to a worker; its answer is fenced",

@@ -64,6 +64,7 @@ READING = {
     "attempts", "audit", "batch_failures", "batch_finished", "batch_live", "batch_status", "batch_unfinished", "cancel_ended",
     "cancel_requested", "running_fences",
     "cancel_ledger", "quarantined", "count_by_state", "doctor_put_back", "doctor_storage", "doctor_ids", "ended", "job",
+    "metrics_queues", "metrics_schedules",
     "jobs", "limits_of_queue", "matching_jobs", "outcome", "paused_kinds", "queue_keys", "queues", "retentions", "running_of",
     "schedule_clock",
     "schedule_fires", "schedule_next", "schedules", "sessions_of", "settled", "suspects_due", "transaction_done",

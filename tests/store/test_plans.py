@@ -51,6 +51,7 @@ STATEMENTS: dict[str, dict[str, Any]] = {
         "most": 256,
     },
     "prune_permits": {},
+    "metrics_queues": {"most": 100},
     "enqueue_unique": {
         "kinds": "{a,b}", "args": '{"{}","{}"}', "queues": "{q0,q1}", "priorities": "{0,0}", "run_ats": "{NULL,NULL}",
         "delays": "{NULL,NULL}", "max_attempts": "{20,20}", "options": "{NULL,NULL}", "unique_keys": "{a,NULL}",
@@ -325,6 +326,9 @@ def test_every_statement_with_a_plan_that_matters_is_tried_here() -> None:
         "doctor_ids",
         "doctor_may_ids",
         "retentions",
+        # One row of another table, and the schedules.
+        "metrics_turn",
+        "metrics_schedules",
     }
     # Schedules stand in tables of their own.
     elsewhere |= {name for name in named if name.startswith("schedule")}

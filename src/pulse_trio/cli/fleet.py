@@ -52,7 +52,7 @@ class Fleet:
         )
         self._metrics: FleetMetrics | None = None
         if settings.http:
-            self._metrics = FleetMetrics(settings, self._store)
+            self._metrics = FleetMetrics(settings, self._store, observer)
             observer.add(self._metrics)
         self._supervisor = Supervisor(
             [sys.executable, "-m", "pulse_trio.cli", "run", target],

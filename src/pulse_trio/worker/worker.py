@@ -24,7 +24,7 @@ import trio
 from ..errors import ConfigurationError, HandlerStuck, ResourceFailed
 from ..handlers import Handlers, check_queue
 from ..logs import LogInstrument, logger
-from ..observe import JobQuarantined, Observer, WorkerStarted, WorkerStopped
+from ..observe import JobQuarantined, Observer, QueueBacklog, ScheduleLate, WorkerStarted, WorkerStopped
 from ..settings import WorkerSettings
 from ..store import WorkerStore
 from ..tracing import traces_of
@@ -35,6 +35,7 @@ from .jobs.run_spans import RunSpans
 from .leaving import FAREWELL, end_what_is_left, farewell, leave_the_stuck, withdraw_idle
 from .metrics.figures import Figures
 from .metrics.of_worker import LostLeases, WorkerMetrics
+from .metrics.sampler import Sampler
 from .plan import Plan
 from .processes.launch import launch_of
 from .processes.orders import obey
@@ -139,10 +140,21 @@ class Worker:
             on_death=observer.emit,
             session=orders.session if orders is not None else None,
         )
+        store, named = self._store, [*(self.settings.queues or ()), *handlers.queues]
         self._metrics: WorkerMetrics | None = None
         if figures is not None:
-            kinds, named = [h.kind for h in handlers], [*(self.settings.queues or ()), *handlers.queues]
-            self._metrics = WorkerMetrics(self.settings, self._store, figures, kinds, named, figures_to)
+            kinds = [handler.kind for handler in handlers]
+            self._metrics = WorkerMetrics(self.settings, store, figures, kinds, named, figures_to)
+        # What the log says of queues and schedules that fall behind is worth no statement.
+        asked = observer.wanted(QueueBacklog, besides=LogInstrument) or observer.wanted(
+            ScheduleLate, besides=LogInstrument
+        )
+        self._sampler: Sampler | None = None
+        if orders is None and (asked or (figures is not None and figures_to is None)):
+            counted = store.figures
+            self._sampler = Sampler(counted, observer, named)
+            if self._metrics is not None:
+                self._metrics.sampler = self._sampler
         meter, spans = self._metrics and self._metrics.meter, RunSpans(traces) if traces is not None else None
         self._plan = Plan(self.settings, terms, observer, burst, meter, spans)
         self._declarations = Declarations(self._store.startup, handlers)
@@ -255,6 +267,8 @@ class Worker:
                 nursery.start_soon(services.transactions.run)
                 nursery.start_soon(services.progress.run)
                 nursery.start_soon(services.stuck.run)
+                if self._sampler is not None:
+                    nursery.start_soon(self._sampler.run)
                 if self._hooks.on_stuck is not None:
                     nursery.start_soon(
                         leave_the_stuck, parts, self._store.sessions, self._hooks.on_stuck, self.settings.cleanup

@@ -14,6 +14,7 @@ import trio
 
 from ...observe import ChildEnded, ChildStarted
 from .figures import Figures
+from .sampler import Sampler
 from .server import serving
 from .timed import TimedUpkeep
 from .vital import Vital
@@ -21,6 +22,7 @@ from .vital import Vital
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
 
+    from ...observe import Observer
     from ...settings import WorkerSettings
     from ...store import WorkerStore
     from ..processes.supervisor import SupervisorStore
@@ -42,12 +44,13 @@ class _Told:
 class FleetMetrics:
     """Also an instrument: it hears which children there are."""
 
-    def __init__(self, settings: WorkerSettings, store: WorkerStore) -> None:
+    def __init__(self, settings: WorkerSettings, store: WorkerStore, observer: Observer) -> None:
         self._settings = settings
         self._ended = Figures()
         """The totals of children that have ended, and the supervisor's own."""
         self.store: SupervisorStore = TimedUpkeep(store, self._ended)  # pyright: ignore[reportAttributeAccessIssue]
         self._vital = Vital(store.figures)
+        self._sampler = Sampler(store.figures, observer, settings.queues or ())
         self._children: dict[int, _Told] = {}
         self._ended.count("pulse_rescued_total", (), 0)
 
@@ -74,6 +77,7 @@ class FleetMetrics:
         """Serves `http` for as long as the block runs."""
         async with serving(self._settings.http, self) as nursery:
             nursery.start_soon(self._vital.run)
+            nursery.start_soon(self._sampler.run)
             yield
 
     # What is served
@@ -82,6 +86,7 @@ class FleetMetrics:
         """All figures at this moment."""
         figures = Figures()
         self._vital.tell(figures)
+        self._sampler.tell(figures)
         figures.add(self._ended)
         for child in self._children.values():
             figures.add(child.figures)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ...store import WorkerStore
     from ..building import Parts
     from ..stopping import Stops
+    from .sampler import Sampler
 
 
 _SEND_EVERY = 1.0
@@ -70,6 +71,8 @@ class WorkerMetrics:
         self._timed = TimedStore(store, figures)
         self._vital = Vital(store.figures)
         self.meter = JobMeter(kinds, queues, store.sessions)
+        self.sampler: Sampler | None = None
+        """Counts the queues, if this process does so."""
         self._parts: Parts | None = None
         self._stops: Stops | None = None
         figures.set("pulse_worker_slots", settings.concurrency)
@@ -124,6 +127,8 @@ class WorkerMetrics:
             self._figures.set("pulse_reports_pending", parts.reports.pending)
         self._vital.tell(self._figures)
         figures.add(self._figures)
+        if self.sampler is not None:
+            self.sampler.tell(figures)
         figures.add(self.meter.figures(parts.jobs if parts is not None else ()))
         return figures
 

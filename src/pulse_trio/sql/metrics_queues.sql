@@ -1,0 +1,57 @@
+-- Live jobs by queue, for metrics: available, scheduled and running, for how many seconds the oldest available one has been due,
+-- and whether the queue is paused. The last row has no queue: the number of suspects. Bounded, whatever producers write: 256 pairs
+-- of queue and priority, 64 queues with keys, and of each at most `most` due and `most` later jobs; 1000 suspects. Running jobs
+-- were claimed from the front, so they are among those.
+WITH RECURSIVE slot(queue, priority, place) AS (
+  (SELECT j.queue::text, j.priority, 1 FROM :"schema".job j WHERE j.key IS NULL ORDER BY j.queue, j.priority, j.run_at, j.id LIMIT 1)
+  UNION ALL
+  SELECT following.queue, following.priority, slot.place + 1 FROM slot
+  CROSS JOIN LATERAL (
+    SELECT j.queue::text, j.priority FROM :"schema".job j
+    WHERE (j.queue, j.priority) > (slot.queue, slot.priority) AND j.key IS NULL
+    ORDER BY j.queue, j.priority, j.run_at, j.id LIMIT 1) following
+  WHERE slot.place < 256
+), keyed(queue, place) AS (
+  (SELECT j.queue::text, 1 FROM :"schema".job j WHERE j.key IS NOT NULL ORDER BY j.queue LIMIT 1)
+  UNION ALL
+  SELECT following.queue, keyed.place + 1 FROM keyed
+  CROSS JOIN LATERAL (
+    SELECT j.queue::text FROM :"schema".job j WHERE j.queue > keyed.queue AND j.key IS NOT NULL ORDER BY j.queue LIMIT 1) following
+  WHERE keyed.place < 64
+), counted AS (
+  SELECT slot.queue, due.available, later.scheduled, due.running, due.oldest FROM slot
+  CROSS JOIN LATERAL (
+    SELECT count(*) FILTER (WHERE d.state <> :state.running) AS available, count(*) FILTER (WHERE d.state = :state.running) AS running,
+           min(d.run_at) FILTER (WHERE d.state <> :state.running) AS oldest
+    FROM (SELECT j.state, j.run_at::timestamptz FROM :"schema".job j
+          WHERE j.queue = slot.queue AND j.priority = slot.priority AND j.key IS NULL AND j.run_at <= statement_timestamp()
+          ORDER BY j.run_at LIMIT %(most)s::int) d) due
+  CROSS JOIN LATERAL (
+    SELECT count(*) AS scheduled
+    FROM (SELECT FROM :"schema".job j
+          WHERE j.queue = slot.queue AND j.priority = slot.priority AND j.key IS NULL AND j.run_at > statement_timestamp()
+          ORDER BY j.run_at LIMIT %(most)s::int) l) later
+  UNION ALL
+  SELECT keyed.queue, due.available, later.scheduled, due.running, due.oldest FROM keyed
+  CROSS JOIN LATERAL (
+    SELECT count(*) FILTER (WHERE d.state <> :state.running) AS available, count(*) FILTER (WHERE d.state = :state.running) AS running,
+           min(d.run_at) FILTER (WHERE d.state <> :state.running) AS oldest
+    FROM ((SELECT j.state, j.run_at::timestamptz FROM :"schema".job j
+           WHERE j.queue = keyed.queue AND j.key IS NOT NULL AND j.run_at <= coalesce(j.ripe_at, j.created_at)
+           LIMIT %(most)s::int)
+          UNION ALL
+          (SELECT j.state, j.run_at::timestamptz FROM :"schema".job j
+           WHERE j.queue = keyed.queue AND j.key IS NOT NULL AND j.run_at > coalesce(j.ripe_at, j.created_at)
+             AND j.run_at <= statement_timestamp() LIMIT %(most)s::int)) d) due
+  CROSS JOIN LATERAL (
+    SELECT count(*) AS scheduled
+    FROM (SELECT FROM :"schema".job j
+          WHERE j.queue = keyed.queue AND j.key IS NOT NULL AND j.run_at > coalesce(j.ripe_at, j.created_at)
+            AND j.run_at > statement_timestamp() LIMIT %(most)s::int) l) later
+)
+SELECT c.queue, sum(c.available)::bigint, sum(c.scheduled)::bigint, sum(c.running)::bigint,
+       greatest(0, extract(epoch FROM statement_timestamp() - :"schema".moment(min(c.oldest))))::float8,
+       EXISTS (SELECT FROM :"schema".queue q WHERE q.name = c.queue AND q.paused_at IS NOT NULL)
+FROM counted c GROUP BY c.queue
+UNION ALL
+SELECT NULL, (SELECT count(*) FROM (SELECT FROM :"schema".job j WHERE j.suspect LIMIT 1000) s), NULL, NULL, NULL, NULL
