@@ -48,6 +48,7 @@ PAGES_THAT_RUN = [
     "docs/how-to/cancel.md",
     "docs/how-to/inspect.md",
     "docs/how-to/testing.md",
+    "docs/how-to/survive.md",
     "docs/how-to/roles.md",
     "docs/how-to/audit.md",
     "docs/how-to/traces.md",

@@ -76,6 +76,11 @@ def crash_points(
     """
     if not isinstance(cast("object", handler), Handler):
         raise ConfigurationError(f"crash_points takes a handler (a function under @handlers.job), got {handler!r}.")
+    if handler.runs == "process":
+        raise ConfigurationError(
+            f"crash_points cannot strike {handler.kind!r}, which has runs='process': test its function with runs='thread', or "
+            "kill a real worker (pulse_trio.testing.faults)."
+        )
     request = handler.request(*args, **(arguments or {}))
     return CrashRuns(handler, request, None if only is None else point_named(only), dsn, timeout)
 
@@ -169,7 +174,7 @@ def _described(point: CrashPoint, life: Life | None, handler: Handler[..., Any])
     lines = [f"crash_points: the handler {handler.kind!r} {said}"]
     if life is not None:
         attempts = "1 attempt" if life.look.attempt == 1 else f"{life.look.attempt} attempts"
-        error = f": {life.look.error}" if life.look.error else ""
+        error = f": {life.look.error.splitlines()[0]}" if life.look.error else ""
         lines.append(f"Its job was {life.look.state} after {attempts}{error}")
     lines.append(f'Again: crash_points({handler.kind}, ..., only="{point}")')
     return "\n".join(lines)

@@ -11,16 +11,25 @@ limiter in one of them stays taken (a `trio.Lock` says so: BrokenResourceError).
 from __future__ import annotations
 
 import ctypes
+import os
+import socket
 import sys
+from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
 from types import coroutine
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import outcome
+import psycopg
 import trio
 
+import pulse_trio
+
+from ...postgres import TrioConnection
 from ...trio_internals import forget, opened_by
+from ...worker.diagnosis.stack import await_frames
+from ...worker.jobs.children import Children
 from ...worker.jobs.kinds.asyncio_thread import LoopThread
 from ...worker.jobs.kinds.in_asyncio import AsyncioCalls
 from ...worker.jobs.kinds.in_process import ChildProcess, ProcessCalls
@@ -43,6 +52,14 @@ _RELEASED_BY_THE_SYSTEM = {
 """What stands for the system, which ends a dead process's threads and, by a pipe that closes, its children."""
 
 
+_PACKAGE = os.path.join(os.path.dirname(pulse_trio.__file__), "")
+_CHILDREN = {
+    function.__code__
+    for function in (Children._run, Children._run_started)  # pyright: ignore[reportPrivateUsage]
+}
+"""Tasks of `job.nursery`: the handler's."""
+
+
 class Dead(BaseException):
     """Ends a task whose process was killed. No code of the handler or the worker sees it."""
 
@@ -53,6 +70,8 @@ class Process(trio.abc.Instrument):
     def __init__(self, strikes: Strikes) -> None:
         self.strikes = strikes
         self.killed = False
+        self.kept = open_descriptors()
+        """What was open before it began."""
         self.thread_parked = False
         """Whether the handler is a thread that was stopped for ever."""
         self.handling: set[trio.lowlevel.Task] = set()
@@ -154,13 +173,19 @@ class Process(trio.abc.Instrument):
         return None
 
     def _counts(self, task: trio.lowlevel.Task) -> bool:
-        return task in self.handling or task.context.get(handling, False)
+        # What pulse-trio starts inside of a handler's call, as a connection for its transaction, is not the handler's.
+        return task in self.handling or (task.context.get(handling, False) and not _is_ours(self._tasks.get(task)))
 
     def _abandon(self, task: trio.lowlevel.Task, coro: Coroutine[Any, Any, Any]) -> None:
-        keep_for_ever(coro)
+        abandon(coro, self.kept)
         for nursery in opened_by(task):
             forget(nursery)
         opened_by(task).clear()
+
+
+def _is_ours(coro: Any) -> bool:
+    code = getattr(coro, "cr_code", None)
+    return code is not None and code.co_filename.startswith(_PACKAGE) and code not in _CHILDREN
 
 
 class _Heartbeat:
@@ -172,9 +197,36 @@ class _Heartbeat:
         self.abort_func = trap.abort_func
 
 
-def keep_for_ever(coro: object) -> None:
-    """Takes a reference that is never given back: a coroutine that is freed runs its `finally` blocks."""
+def open_descriptors() -> frozenset[int]:
+    """The numbers of this process's open files and sockets."""
+    try:
+        return frozenset(map(int, os.listdir("/dev/fd")))
+    except OSError:
+        return frozenset()
+
+
+def abandon(coro: Any, kept: frozenset[int]) -> None:
+    """Leaves a coroutine where it is, for ever. The connections in its variables end, as those of a dead process, but for the
+    descriptors in `kept`, which were there before: a server rolls its open transaction back."""
+    for frame, _ in await_frames(coro):
+        for value in list(frame.f_locals.values()):
+            _hang_up(value, kept)
+    # A reference that is never given back: a coroutine that is freed runs its `finally` blocks.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(coro))
+
+
+def _hang_up(value: Any, kept: frozenset[int]) -> None:
+    # Shut down and not closed: the number stays taken, so nothing that still knows it writes into another file.
+    if not isinstance(
+        value, (socket.socket, psycopg.Connection, psycopg.AsyncConnection, TrioConnection, trio.SocketStream)
+    ):
+        return
+    end: Any = value.socket if isinstance(value, trio.SocketStream) else value
+    with suppress(OSError, psycopg.Error):
+        number = int(end.fileno())
+        if number >= 0 and number not in kept:
+            with socket.socket(fileno=os.dup(number)) as twin:
+                twin.shutdown(socket.SHUT_RDWR)
 
 
 def _raise_dead() -> NoReturn:

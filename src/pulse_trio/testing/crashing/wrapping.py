@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from .points import place_of_frames
-from .process import handling, keep_for_ever, passed, stepped
+from .process import abandon, handling, passed, stepped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -111,7 +111,7 @@ async def _driven(coro: Coroutine[Any, Any, Any], process: Process, token: trio.
                     await asyncio.sleep(0)
             except asyncio.CancelledError as error:  # noqa: ASYNC103 -- thrown into the coroutine
                 step = partial(coro.throw, error)
-    keep_for_ever(coro)
+    abandon(coro, process.kept)
     # Not the handler's: it is abandoned where it waits.
     raise asyncio.CancelledError
 
