@@ -18,7 +18,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
 from types import coroutine
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import outcome
 import psycopg
@@ -221,7 +221,7 @@ def _hang_up(value: Any, kept: frozenset[int]) -> None:
         value, (socket.socket, psycopg.Connection, psycopg.AsyncConnection, TrioConnection, trio.SocketStream)
     ):
         return
-    end: Any = value.socket if isinstance(value, trio.SocketStream) else value
+    end = cast("Any", value.socket if isinstance(value, trio.SocketStream) else value)
     with suppress(OSError, psycopg.Error):
         number = int(end.fileno())
         if number >= 0 and number not in kept:
