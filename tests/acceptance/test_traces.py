@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import signal
 import sys
 import threading
 from typing import TYPE_CHECKING
@@ -524,7 +525,7 @@ async def test_a_worker_of_the_command_line_sends_its_spans_and_those_of_its_chi
         env={"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": tracing.endpoint},
     )  # fmt: skip
     await until(dsn, "SELECT FROM pulse.jobs WHERE finished_at IS NOT NULL HAVING count(*) = 2")
-    worker.process.terminate()
+    worker.process.send_signal(signal.SIGTERM)
     assert await worker.ended() == 0, worker.report()
     received = await tracing.received()
     for kind, inner in [("greet", "in the handler"), ("compute", "in the process")]:

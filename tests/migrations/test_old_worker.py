@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ EACH, AT_ONCE = 100, 4
 
 APP = """
 import os
+import signal
 from pathlib import Path
 
 import trio
@@ -133,6 +135,6 @@ async def test_an_old_worker_that_runs_shares_the_work_of_old_and_new_producers_
         workers = ask("SELECT DISTINCT s.pid FROM pulse.attempts a JOIN pulse.session s ON s.id = a.worker")
     assert {pid for (pid,) in workers} == {first.pid, second.pid}
     for worker in (first, second):
-        worker.process.terminate()
+        worker.process.send_signal(signal.SIGTERM)
         assert await worker.ended() == 0, worker.report()
         assert "permission denied" not in worker.stderr
