@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 handlers = Handlers()
 LARGE = 10_000
 SEED = 6
+CALLS = int(os.environ.get("PULSE_TRIO_CALLS", "120"))
+"""Drawn calls that meet; 400 in `make test-long`. With one order less in a statement, 120 have deadlocked each time it was tried."""
 
 
 @handlers.job
@@ -85,7 +88,7 @@ async def test_random_calls_do_not_deadlock_while_jobs_finish(dsn: str, window: 
             for queue in draw.sample(["q", "r", "s"], 2)
             for request in keyed([draw.randrange(40) for _ in range(draw.randrange(1, 30))], queue=queue)
         ]
-        for _ in range(400)
+        for _ in range(CALLS)
     ]
     # Some in several slices: by size, not by count.
     for requests in calls[::20]:
