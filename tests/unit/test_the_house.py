@@ -29,7 +29,6 @@ MANY_ATTRIBUTES = {
 }
 CALLED_BACK = {
     "worker/worker.py Worker": "the program's hooks, and a supervisor's",
-    "worker/jobs/runner.py Runner": "`on_lease`: the program's hook",
     "worker/jobs/running_job.py RunningJob": "`call`: the handler",
     "worker/diagnosis/lag.py LagMonitor": "`clock`: the system's",
     "worker/claiming/cursors.py ClaimCursors": "`make`: a class of the store's",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from contextvars import ContextVar
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import trio
@@ -14,30 +15,39 @@ import trio.testing
 
 from pulse_trio import Job  # noqa: TC001 -- a handler is annotated with it
 from pulse_trio.worker.jobs import running_job as held
+from pulse_trio.worker.jobs.runner import Runner
 from pulse_trio.worker.jobs.task_pool import Place, TaskPool
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from support.stage import Stage
 
 number: ContextVar[int] = ContextVar("number", default=0)
 
 
-class Run:
-    """A runner whose jobs are the claims themselves."""
+class Run(Runner):
+    """A runner whose jobs are whatever stands for claims here, and which runs them by a function."""
 
     def __init__(self, run: Callable[[Any, Place | None], Awaitable[object]]) -> None:
-        self.run = run
+        self.due: deque[Any] = deque()
+        self._jobs = cast("Any", self)
+        self._pool = TaskPool(self)
+        self._run = run
 
-    def accept(self, claims: Sequence[Any], _sent: float) -> list[Any]:
-        return list(claims)
+    async def run(self, job: Any, place: Place | None = None) -> Any:
+        await self._run(job, place)
 
+    def begin(self, nursery: trio.Nursery, *claims: object) -> None:
+        self._pool.open(nursery, self)
+        self.due.extend(claims)
+        self._pool.send()
 
-def start(places: TaskPool, nursery: trio.Nursery, *claims: object) -> None:
-    """Whatever stands for claims here."""
-    places.open(nursery)
-    places.start(claims, 0.0)  # type: ignore[arg-type]
+    def close(self) -> None:
+        self._pool.close()
+
+    def take(self, place: Place) -> object:
+        return self._take(place)
 
 
 async def test_context_variables_of_a_job_end_with_it(stage: Stage) -> None:
@@ -80,11 +90,11 @@ async def test_the_starters_context_is_seen_by_every_job() -> None:
         seen.append(number.get())
         number.set(-1)
 
-    places = TaskPool(Run(run))  # type: ignore[arg-type]
+    places = Run(run)
     async with trio.open_nursery() as nursery:
         for value in (1, 2, 3):
             number.set(value)
-            start(places, nursery, object())
+            places.begin(nursery, object())
             await trio.testing.wait_all_tasks_blocked()
         places.close()
     assert seen == [1, 2, 3]
@@ -97,10 +107,10 @@ async def test_a_place_that_waits_goes_when_closed_and_one_that_runs_goes_with_i
         if claim == "long":
             await free.wait()
 
-    places = TaskPool(Run(run))  # type: ignore[arg-type]
+    places = Run(run)
     async with trio.open_nursery() as nursery:
         for claim in ("long", "short", "long"):
-            start(places, nursery, claim)
+            places.begin(nursery, claim)
         await trio.testing.wait_all_tasks_blocked()
         waiting = len(nursery.child_tasks)
         places.close()
@@ -113,9 +123,9 @@ async def test_a_cancelled_place_is_not_used_again() -> None:
     async def run(_claim: object, _place: Place | None) -> None:
         pass
 
-    places = TaskPool(Run(run))  # type: ignore[arg-type]
+    places = Run(run)
     async with trio.open_nursery() as nursery:
-        start(places, nursery, object())
+        places.begin(nursery, object())
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
     places.close()
@@ -130,9 +140,9 @@ async def test_many_jobs_at_once_do_not_all_stay_as_places(monkeypatch: pytest.M
         ran.append(claim)
         await free.wait()
 
-    places = TaskPool(Run(run))  # type: ignore[arg-type]
+    places = Run(run)
     async with trio.open_nursery() as nursery:
-        start(places, nursery, *range(10))
+        places.begin(nursery, *range(10))
         await trio.testing.wait_all_tasks_blocked()
         assert sorted(ran) == list(range(10))  # type: ignore[type-var]
         free.set()
@@ -145,10 +155,10 @@ async def test_what_a_job_raises_past_its_runner_ends_the_place() -> None:
     async def run(_claim: object, _place: Place | None) -> None:
         raise KeyError
 
-    places = TaskPool(Run(run))  # type: ignore[arg-type]
+    places = Run(run)
     with pytest.RaisesGroup(KeyError):
         async with trio.open_nursery() as nursery:
-            start(places, nursery, object())
+            places.begin(nursery, object())
     places.close()
 
 
@@ -161,17 +171,17 @@ async def test_jobs_that_end_at_once_run_in_order_in_few_tasks_and_let_others_ha
         assert place is not None
         tasks.add(trio.lowlevel.current_task())
         ran.append(claim)
-        while (due := place.at_hand()) is not None:
-            ran.append(due)
+        while place.at_hand():
+            ran.append(places.take(place))
 
     async def other() -> None:
         while len(ran) < 500:
             await trio.lowlevel.checkpoint()
             turns.append(len(ran))
 
-    places = TaskPool(Run(run))  # type: ignore[arg-type]
+    places = Run(run)
     async with trio.open_nursery() as nursery:
-        start(places, nursery, *range(500))
+        places.begin(nursery, *range(500))
         await other()
         places.close()
     assert ran == list(range(500))
@@ -180,7 +190,7 @@ async def test_jobs_that_end_at_once_run_in_order_in_few_tasks_and_let_others_ha
     assert max(b - a for a, b in pairwise(turns)) <= 2 * 32
 
 
-def of_jobs_that_wait() -> tuple[TaskPool, list[int]]:
+def of_jobs_that_wait() -> tuple[Run, list[int]]:
     """A pool of jobs that never end, and which of them have begun."""
     begun: list[int] = []
 
@@ -188,13 +198,13 @@ def of_jobs_that_wait() -> tuple[TaskPool, list[int]]:
         begun.append(claim)
         await trio.sleep_forever()
 
-    return TaskPool(Run(run)), begun  # type: ignore[arg-type]
+    return Run(run), begun
 
 
 async def test_jobs_that_wait_all_begin_within_a_few_turns() -> None:
     places, begun = of_jobs_that_wait()
     async with trio.open_nursery() as nursery:
-        start(places, nursery, *range(300))
+        places.begin(nursery, *range(300))
         for _ in range(20):
             await trio.lowlevel.checkpoint()
         assert len(begun) == 300
@@ -205,7 +215,7 @@ async def test_what_is_due_begins_even_if_a_job_never_gives_up_its_task() -> Non
     """And if the worker is cancelled meanwhile: each job must be run or released by somebody."""
     places, begun = of_jobs_that_wait()
     async with trio.open_nursery() as nursery:
-        start(places, nursery, *range(50))
+        places.begin(nursery, *range(50))
         nursery.cancel_scope.cancel()
     assert sorted(begun) == list(range(50))
 

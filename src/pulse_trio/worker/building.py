@@ -57,7 +57,6 @@ class Hooks:
 
     dsn: str
     watch: bool
-    on_lease: Callable[[float], None] | None
     on_stuck: Callable[[list[Outcome]], NoReturn] | None
     left_stuck: Sequence[Outcome]
     launch: Launch | None
@@ -115,10 +114,10 @@ def build(
     progress = ProgressReports(store.progress, observer)
     transactions = Transactions(store.transactions, jobs, codec, plan)
     common = Common(settings.cleanup, settings.timeout or math.inf, stops, transactions, progress, store.sessions)
-    runner = Runner(calls, jobs, reports, common, plan, hooks.on_lease)
-    pool = TaskPool(runner)
+    pool = TaskPool(jobs)
+    runner = Runner(calls, jobs, pool, reports, common, plan)
 
-    inline = InlineQuarantine(store, jobs, reports, pool, plan)
+    inline = InlineQuarantine(store, jobs, reports, runner, plan)
     quarantine = None
     if hooks.launch is not None:
         quarantine = Quarantine(store, hooks.launch, stops, wakeups, jobs.tally, plan)
@@ -126,7 +125,7 @@ def build(
     claim_loop = ClaimLoop(
         jobs,
         sweeps,
-        Claimer(store.claims, cursors, limited, reports, pool, observer),
+        Claimer(store.claims, cursors, limited, reports, runner, observer),
         Idle(store.waking, sweeps, wakeups, reports),
         wakeups,
         inline if quarantine is None else None,

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..observe import Observer
     from ..settings import TermsOfQueues, WorkerSettings
     from .jobs.run_spans import RunSpans
@@ -15,7 +17,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What all parts of one worker have in common; made when it starts. `burst`: the worker ends when nothing is due. `meter`
-    counts its jobs, if it has metrics; `spans` has their spans, if an instrument makes some."""
+    counts its jobs, if it has metrics; `spans` has their spans, if an instrument makes some. `on_lease` is the program's hook,
+    where queues have leases of their own: it receives the shortest lease (seconds) among claimed jobs before they begin."""
 
     settings: WorkerSettings
     terms: TermsOfQueues
@@ -23,3 +26,4 @@ class Plan:
     burst: bool = False
     meter: JobMeter | None = None
     spans: RunSpans | None = None
+    on_lease: Callable[[float], None] | None = None

@@ -121,7 +121,7 @@ class Worker:
         observer, traces = Observer(told), traces_of(told)
         terms = self.settings.terms(handlers.queue_leases)
         launch = launch_of(app, dsn, self.settings, keep=keep) if app is not None else launch
-        self._hooks = Hooks(dsn, watch, on_lease, on_stuck, stuck, launch, orders)
+        self._hooks = Hooks(dsn, watch, on_stuck, stuck, launch, orders)
         self._store = store or WorkerStore(
             dsn,
             direct_dsn=self.settings.direct_dsn,
@@ -156,7 +156,7 @@ class Worker:
             if self._metrics is not None:
                 self._metrics.sampler = self._sampler
         meter, spans = self._metrics and self._metrics.meter, RunSpans(traces) if traces is not None else None
-        self._plan = Plan(self.settings, terms, observer, burst, meter, spans)
+        self._plan = Plan(self.settings, terms, observer, burst, meter, spans, on_lease)
         self._declarations = Declarations(self._store.startup, handlers)
         self._stops = Stops()
         self._parts: Parts | None = None
@@ -288,7 +288,7 @@ class Worker:
             enders.start_soon(self._stops.watch_the_parent)
             async with trio.open_nursery() as jobs:
                 self._stops.jobs_scope = jobs.cancel_scope
-                parts.pool.open(jobs)
+                parts.pool.open(jobs, parts.runner)
                 if parts.quarantine is not None:
                     jobs.start_soon(parts.quarantine.run)
                 await self._take_in(parts)
@@ -301,7 +301,7 @@ class Worker:
 
     async def _take_in(self, parts: Parts) -> None:
         if self._hooks.orders is not None:
-            await obey(self._hooks.orders, parts.pool, self._plan.terms, self._stops)
+            await obey(self._hooks.orders, parts.runner, self._plan.terms, self._stops)
         elif not self._stops.hushed.is_set():  # Do not claim at all if the worker was told to stop before it started.
             async with trio.open_nursery() as intake:
                 intake.start_soon(parts.claim_loop.run)

@@ -57,7 +57,7 @@ class CompletionSource(Protocol):
 
 
 class Starter(Protocol):
-    """Runs jobs: the task pool."""
+    """Runs jobs: the runner."""
 
     def start(self, claims: Sequence[Claim], sent: float) -> None: ...
 

@@ -25,6 +25,7 @@ Cost for each job: a dictionary entry and four attribute writes; no event and no
 from __future__ import annotations
 
 import math
+from collections import deque
 from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
@@ -101,9 +102,9 @@ class JobTable:
         "_follower",
         "_held",
         "_next_beat",
-        "batch",
         "beats",
         "crowded",
+        "due",
         "expected",
         "freed",
         "running",
@@ -118,8 +119,8 @@ class JobTable:
         self._adrift: dict[Claim, RunningJob] = {}
         """LOST and COMMITTED: they have no lease to renew."""
         self._next_beat = math.inf
-        self.batch = max(1, math.ceil(concurrency / 2))
-        """The most jobs that one claim may bring."""
+        self.due: deque[RunningJob] = deque()
+        """CLAIMED: no task has taken them yet. The runner takes them from the left."""
         self.running = 0
         """The number of jobs whose handler runs, or is about to."""
         self.crowded = False
@@ -132,6 +133,11 @@ class JobTable:
         self.tally = Tally()
 
     # Counts and look-ups
+
+    @property
+    def batch(self) -> int:
+        """The most jobs that one claim may bring."""
+        return max(1, math.ceil(self._concurrency / 2))
 
     @property
     def free(self) -> int:
@@ -176,12 +182,13 @@ class JobTable:
     # The moves
 
     def add(self, jobs: Collection[RunningJob]) -> None:
-        """Adds claimed jobs: from now on their leases are renewed."""
+        """Adds claimed jobs: they are due, and from now on their leases are renewed."""
         held, soonest = self._held, self._next_beat
         for job in jobs:
             held[job.claim] = job
             if job.beat_due < soonest:
                 soonest = job.beat_due
+        self.due.extend(jobs)
         self.running += len(jobs)
         if soonest < self._next_beat:
             self._next_beat = soonest

@@ -16,6 +16,7 @@ import trio
 from msgspec.structs import force_setattr, replace
 
 from ...codec import same_result
+from ...current import Given, enter
 from ...describing import error_text, leaves_of, original, parted, raised_by_ctrl_c
 from ...handlers import UnfitArguments, UnfitValue
 from ...jobs import Outcome
@@ -28,19 +29,21 @@ from ...observe import (
     UnknownKindReleased,
 )
 from ...states import UnreadableOptions, outcome_of_cancel, outcome_of_error, retry_delay, storable
-from ...trio_internals import forget, opened_by
 from .completion import completed
 from .events import JobEvents
 from .job_states import COMMITTED, LOST
 from .running_job import Common, RunningJob
+from .task_pool import abandon_what_is_left_open, start_task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
+    from contextvars import Context
 
     from ...jobs import Claim
     from ..plan import Plan
     from .job_table import JobTable
     from .kinds import Calls
+    from .task_pool import Place, TaskPool
 
 UNKNOWN_KIND_DELAY = 15.0
 """Seconds before a job of a kind this worker lacks, or whose arguments do not fit its handler, is due again: time for a worker
@@ -54,17 +57,6 @@ _LAST_ATTEMPT = 2**31 - 1
 """No claim can follow this one: the attempt number in the fence would repeat."""
 
 
-class NextJobs(Protocol):
-    """Gives a task that runs one job after another its next job."""
-
-    task: trio.lowlevel.Task
-    spoiled: bool
-
-    def at_hand(self) -> RunningJob | None: ...
-
-    async def next(self) -> RunningJob | None: ...
-
-
 class OutcomeSink(Protocol):
     """Writes outcomes."""
 
@@ -72,25 +64,19 @@ class OutcomeSink(Protocol):
 
 
 class Runner:
-    """Turns claims into outcomes. Where queues have leases of their own, `on_lease` receives the shortest lease (seconds) among
-    jobs before they begin."""
+    """Turns claims into outcomes, in the tasks of `pool`."""
 
     def __init__(
-        self,
-        calls: Calls,
-        jobs: JobTable,
-        reports: OutcomeSink,
-        common: Common,
-        plan: Plan,
-        on_lease: Callable[[float], None] | None = None,
+        self, calls: Calls, jobs: JobTable, pool: TaskPool, reports: OutcomeSink, common: Common, plan: Plan
     ) -> None:
         terms, observer = plan.terms, plan.observer
         self._calls = calls
         self._jobs = jobs
+        self._pool = pool
         self._reports = reports
         self._common = common
         self._terms = terms
-        self._on_lease = on_lease if terms.by_queue else None
+        self._on_lease = plan.on_lease if terms.by_queue else None
         self._same_terms = None if terms.by_queue else terms.own
         # If every job has a timeout, no deadline that another job left in the nursery is close enough to share.
         self._shared = not plan.settings.timeout
@@ -114,11 +100,36 @@ class Runner:
         self._jobs.add(accepted)
         return accepted
 
-    async def run(self, job: RunningJob, place: NextJobs | None = None) -> RunningJob | None:
+    def start(self, claims: Sequence[Claim], sent: float) -> None:
+        """Takes over claimed jobs and runs them, in this order if each ends at once."""
+        self.accept(claims, sent)
+        self._pool.send()
+
+    async def serve(self, place: Place) -> None:
+        """Runs due jobs in the task of `place`, as long as it may take one."""
+        try:
+            due = self._take(place) if place.arrived() else None
+            while due is not None or await place.next():
+                due = await self.run(self._take(place) if due is None else due, place)
+        finally:
+            place.left()
+
+    def run_alone(self, nursery: trio.Nursery, context: Context) -> None:
+        """Runs the first due job in a task of its own, with the variables of `context`."""
+        job = self._jobs.due.popleft()
+        enter(Given(job), context)
+        context.run(start_task, nursery, self.run, job)
+
+    def _take(self, place: Place) -> RunningJob:
+        place.job = job = self._jobs.due.popleft()
+        self._pool.taken(place)
+        return job
+
+    async def run(self, job: RunningJob, place: Place | None = None) -> RunningJob | None:
         """Runs one job to its end.
 
-        With a `place`, then runs the further jobs that it gives this task, as long as each leaves the nursery as it was opened:
-        empty, not cancelled, no scope left open in it. Returns a job that was taken but needs a new nursery.
+        With a `place`, then runs due jobs that this task may take, as long as each leaves the nursery as it was opened: empty,
+        not cancelled, no scope left open in it. Returns a job that was taken but needs a new nursery.
         """
         task = trio.lowlevel.current_task() if place is None else place.task
         self._begin(job, task)
@@ -144,7 +155,7 @@ class Runner:
                             if programs is not None:
                                 # The nursery closes now, perhaps in the very tick in which the first beat falls due.
                                 job.end_heartbeat()
-                                _abandon_what_is_left_open(nursery, place)
+                                abandon_what_is_left_open(nursery, place)
                                 if programs is error:
                                     raise
                                 raise programs from None  # noqa: ASYNC104 -- the program's part of it
@@ -152,17 +163,19 @@ class Runner:
                             nursery.cancel_scope.cancel()
                         job.body_ended()
                         if place is None or not job.left_nothing(nursery, place.task):
-                            _abandon_what_is_left_open(nursery, place)
+                            abandon_what_is_left_open(nursery, place)
                             break
                         self._end(job, outcome)
                         while job.ended:
-                            if (due := place.at_hand()) is None:
+                            if not place.at_hand():
                                 outcome = None  # a result may be a megabyte, and a place may wait for long
-                                due = await place.next()
-                                if due is None or nursery.cancel_scope.cancel_called:
+                                if not await place.next():
+                                    return None
+                                if nursery.cancel_scope.cancel_called:
                                     # The deadline that the last job left passed while no job used the nursery.
-                                    return due
-                            job, claim = due, due.claim
+                                    return self._take(place)
+                            job = self._take(place)
+                            claim = job.claim
                             self._begin(job, task)
             except BaseExceptionGroup as group:
                 if job.ended:
@@ -373,21 +386,6 @@ def _elsewhere(claim: Claim) -> float:
 
 async def _never(_: RunningJob, __: str) -> None:
     """Stands in for the handler of a kind that has none: such a job is not begun."""
-
-
-def _abandon_what_is_left_open(nursery: trio.Nursery, place: NextJobs | None) -> None:
-    """Cancels and forgets nurseries that the handler opened and did not close (most often in an async generator that was never
-    finished), as Trio does when a task ends. The job then fails as for a scope that is left open; its own nursery could not be
-    closed below them. Their generator may still try to close them, in a task that is gone by then, so no other job may run in
-    this task.
-    """
-    opened = opened_by(trio.lowlevel.current_task())
-    while nursery in opened and opened[-1] is not nursery:
-        inner = opened.pop()
-        inner.cancel_scope.cancel(reason="the job's handler ended and left it open")
-        forget(inner)
-        if place is not None:
-            place.spoiled = True
 
 
 def _is_the_programs(error: BaseException) -> bool:

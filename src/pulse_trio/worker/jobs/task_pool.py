@@ -7,25 +7,26 @@ after a job that leaves some, the next gets a new nursery, or a copy of the cont
 
 So one place runs jobs that end at once, one after another; jobs that wait take a place each. While jobs are due a second place
 is on its way; it goes on when the first one's job has to wait. From that the pool learns how many to send for at a time.
+
+The pool has tasks and no jobs: due jobs wait in the job table, and the runner takes them from there. The pool says which task
+may take one, and when.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from contextvars import copy_context
 from operator import is_
 from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from ...current import Given, enter
-from ...trio_internals import lock_owners
+from ...current import enter
+from ...trio_internals import forget, lock_owners, opened_by
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sized
     from contextvars import Context
 
-    from ...jobs import Claim
     from .running_job import RunningJob
 
 _PLACES = 512
@@ -38,20 +39,20 @@ _IN_A_ROW = 32
 
 
 class Place:
-    """One task, and the way to its next job. Code that runs in the task's context finds the place, and through it the current
-    job (current.py)."""
+    """One task, and whether it may take another job. Code that runs in the task's context finds the place, and through it the
+    current job (current.py)."""
 
-    __slots__ = ("_in_a_row", "_places", "context", "job", "origin", "spoiled", "task")
+    __slots__ = ("_in_a_row", "_pool", "context", "job", "origin", "spoiled", "task")
 
     task: trio.lowlevel.Task
     """Set when the task begins."""
 
-    def __init__(self, places: TaskPool, origin: Context) -> None:
-        self._places = places
+    def __init__(self, pool: TaskPool, origin: Context) -> None:
+        self._pool = pool
         self._in_a_row = 0
         self.base_on(origin)
         self.job: RunningJob | None = None
-        """The job that it runs now."""
+        """The job that it runs now; the runner sets it."""
         self.spoiled = False
         """Whether a job left something in the task that another job would meet. Then it was the last."""
 
@@ -61,45 +62,65 @@ class Place:
         self.context = origin.copy()
         enter(self, self.context)
 
-    def at_hand(self) -> RunningJob | None:
-        """Returns a job to run next in this very step of Trio's; None if there is none, or if other tasks must have their turn
-        first."""
+    def arrived(self) -> bool:
+        """The task has begun. Returns whether it may take the first due job."""
+        self.task = trio.lowlevel.current_task()
+        return self._pool.arrived()
+
+    def at_hand(self) -> bool:
+        """Whether the task may take the first due job in this very step of Trio's. If not, nothing is due, or other tasks must
+        have their turn first, or the last job left traces."""
         self._in_a_row += 1
         if self.task in _OWNERS:
             self.spoiled = True
-            return None
-        if self._in_a_row >= _IN_A_ROW or not self._places.same_context(self):
-            return None
-        return self._places.take(self)
+            return False
+        pool = self._pool
+        return (
+            len(pool.jobs.due) > 0
+            and self._in_a_row < _IN_A_ROW
+            and self.origin is pool.context
+            and _are_same(copy_context(), self.context)
+        )
 
-    async def next(self) -> RunningJob | None:
-        """Waits for a job to run next; returns None when none will come."""
-        if self.spoiled:
-            return None
-        due = await self._places.wait(self)
+    async def next(self) -> bool:
+        """Waits until the task may take the first due job. Returns False when it never will."""
+        if self.spoiled or self.task in _OWNERS:
+            return False
+        may = await self._pool.wait(self)
         self._in_a_row = 0
-        return due
+        return may
+
+    def left(self) -> None:
+        """The task ends."""
+        self._pool.left()
+
+
+class DueJobs(Protocol):
+    """Knows the jobs that no task has taken yet: the job table."""
+
+    @property
+    def due(self) -> Sized: ...
 
 
 class JobRunner(Protocol):
-    """Runs jobs."""
+    """Takes due jobs and runs them."""
 
-    def accept(self, claims: Sequence[Claim], sent: float) -> list[RunningJob]:
-        """Makes the claimed jobs this worker's."""
+    async def serve(self, place: Place) -> None:
+        """Runs due jobs in the task of `place`, as long as it may take one."""
         ...
 
-    async def run(self, job: RunningJob, place: Place | None = None) -> RunningJob | None:
-        """Runs one job to its end, and then those that it takes from `place`. May return one that it has taken and not
-        begun."""
+    def run_alone(self, nursery: trio.Nursery, context: Context) -> None:
+        """Runs the first due job in a task of its own."""
         ...
 
 
 class TaskPool:
-    """The tasks of one worker's jobs. `open` sets their nursery."""
+    """The tasks of one worker's jobs. `open` sets their nursery, and what runs in them."""
 
-    def __init__(self, runner: JobRunner) -> None:
-        self._runner = runner
-        self._due: deque[RunningJob] = deque()
+    def __init__(self, jobs: DueJobs) -> None:
+        self.jobs = jobs
+        self.context = copy_context()
+        """The context variables with which jobs start."""
         self._waiting: list[Place] = []
         self._places = 0
         self._coming = 0
@@ -108,42 +129,33 @@ class TaskPool:
         """How many are sent for at a time."""
         self._last: Place | None = None
         self._nursery: trio.Nursery | None = None
-        self._context = copy_context()
+        self._runner: JobRunner | None = None
         self._closed = False
 
-    def open(self, nursery: trio.Nursery) -> None:
-        """From now on jobs run in tasks of `nursery`."""
-        self._nursery = nursery
+    def open(self, nursery: trio.Nursery, runner: JobRunner) -> None:
+        """From now on `runner` runs the due jobs in tasks of `nursery`."""
+        self._nursery, self._runner = nursery, runner
 
-    def start(self, claims: Sequence[Claim], sent: float) -> None:
-        """Runs claimed jobs, in this order if each ends at once. `sent` is Trio's clock before the claim was sent."""
-        if not _are_same(now := copy_context(), self._context):
-            self._context = now
-        self._due.extend(self._runner.accept(claims, sent))
-        self._send_for(min(len(self._due), self._abreast) - self._coming)
+    def send(self) -> None:
+        """More jobs are due. They start with the caller's context variables."""
+        if not _are_same(now := copy_context(), self.context):
+            self.context = now
+        due = len(self.jobs.due)
+        self._send_for(min(due, self._abreast) - self._coming)
 
     def close(self) -> None:
         """No job will follow: due jobs begin, waiting places leave, busy ones leave when their job ends."""
         self._closed = True
-        self._send_for(max(len(self._due) - self._coming, len(self._waiting)))
+        self._send_for(max(len(self.jobs.due) - self._coming, len(self._waiting)))
 
-    def same_context(self, place: Place) -> bool:
-        """Whether the context variables in a place's task are those that a job starts with."""
-        return place.origin is self._context and _are_same(copy_context(), place.context)
-
-    def take(self, place: Place) -> RunningJob | None:
-        """Takes the first due job."""
-        if not self._due:
-            return None
-        due = self._due.popleft()
-        place.job = due
+    def taken(self, place: Place) -> None:
+        """The place has taken a job. If more are due, another place comes."""
         self._last = place
-        if self._due and not self._coming:
-            self._send_for(min(self._abreast, len(self._due)))
-        return due
+        if not self._coming and (due := len(self.jobs.due)):
+            self._send_for(min(self._abreast, due))
 
-    async def wait(self, place: Place) -> RunningJob | None:
-        """Waits until this place is sent for, and takes the first due job; returns None when no more will come."""
+    async def wait(self, place: Place) -> bool:
+        """Waits until this place is sent for and may take the first due job; returns False when no more will come."""
         place.job = None
         while not self._closed:
             self._waiting.append(place)
@@ -153,59 +165,52 @@ class TaskPool:
                 return trio.lowlevel.Abort.SUCCEEDED
 
             await trio.lowlevel.wait_task_rescheduled(give_up)
-            if (due := self._arrived(place)) is not None:
-                return due
-        return None
+            if self.arrived():
+                return True
+        return False
 
-    def _arrived(self, place: Place) -> RunningJob | None:
+    def arrived(self) -> bool:
+        """A place that was sent for is there. Returns whether any job is due."""
         self._coming -= 1
-        if not self._due:
+        if not len(self.jobs.due):
             # Another place has run them all.
             self._abreast = max(1, self._abreast // 2)
-        elif self._last is not None and self._last.job is not None:
+            return False
+        if self._last is not None and self._last.job is not None:
             self._abreast = min(_PLACES, self._abreast * 2)
-        return self.take(place)
+        return True
+
+    def left(self) -> None:
+        """A place is gone."""
+        self._places -= 1
+        if len(self.jobs.due) and not self._coming:
+            # Its task is being cancelled. The due jobs will be too, each in its own way.
+            self._send_for(1)
 
     def _send_for(self, wanted: int) -> None:
         """Sends for places: waiting ones first, then new ones. When there are enough places already, the jobs get tasks of
         their own."""
         for _ in range(min(wanted, len(self._waiting))):
             place = self._waiting.pop()
-            if place.origin is not self._context:
-                place.base_on(self._context)
+            if place.origin is not self.context:
+                place.base_on(self.context)
             # Takes effect when the task goes on.
             place.task.context = place.context.copy()
             trio.lowlevel.reschedule(place.task)
             self._coming += 1
             wanted -= 1
-        if self._nursery is None:
+        if self._nursery is None or self._runner is None:
             return
-        for _ in range(min(wanted, len(self._due) - self._coming, _PLACES - self._places)):
+        for _ in range(min(wanted, len(self.jobs.due) - self._coming, _PLACES - self._places)):
             self._places += 1
             self._coming += 1
-            place = Place(self, self._context)
-            place.context.run(_start, self._nursery, self._serve, place)
-        while self._due and not self._coming:
-            job, context = self._due.popleft(), self._context.copy()
-            enter(Given(job), context)
-            context.run(_start, self._nursery, self._runner.run, job, None)
-
-    async def _serve(self, place: Place) -> None:
-        place.task = trio.lowlevel.current_task()
-        try:
-            due = self._arrived(place)
-            while due is not None or (due := await place.next()) is not None:
-                due = await self._runner.run(due, place)
-                if place.spoiled or place.task in _OWNERS:
-                    break
-        finally:
-            self._places -= 1
-            if self._due and not self._coming:
-                # This task is being cancelled. The due jobs will be too, each in its own way.
-                self._send_for(1)
+            place = Place(self, self.context)
+            place.context.run(start_task, self._nursery, self._runner.serve, place)
+        while len(self.jobs.due) and not self._coming:
+            self._runner.run_alone(self._nursery, self.context.copy())
 
 
-def _start(nursery: trio.Nursery, async_fn: Callable[..., Awaitable[object]], *args: object) -> None:
+def start_task(nursery: trio.Nursery, async_fn: Callable[..., Awaitable[object]], *args: object) -> None:
     """The task gets a copy of the context in which this is called."""
     nursery.start_soon(async_fn, *args, name="job")
 
@@ -218,3 +223,18 @@ def _are_same(now: Context, before: Context) -> bool:
     except Exception:  # a user's __eq__ may raise anything: then they are not the same
         return False
     return equal and all(map(is_, now.values(), before.values()))
+
+
+def abandon_what_is_left_open(nursery: trio.Nursery, place: Place | None) -> None:
+    """Cancels and forgets nurseries that the handler opened and did not close (most often in an async generator that was never
+    finished), as Trio does when a task ends. The job then fails as for a scope that is left open; its own nursery could not be
+    closed below them. Their generator may still try to close them, in a task that is gone by then, so no other job may run in
+    this task.
+    """
+    opened = opened_by(trio.lowlevel.current_task())
+    while nursery in opened and opened[-1] is not nursery:
+        inner = opened.pop()
+        inner.cancel_scope.cancel(reason="the job's handler ended and left it open")
+        forget(inner)
+        if place is not None:
+            place.spoiled = True

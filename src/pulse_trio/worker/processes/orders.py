@@ -87,21 +87,21 @@ def inherited_session() -> int | None:
     return int(text) if text is not None else None
 
 
-async def obey(orders: Orders, pool: Starter, terms: TermsOfQueues, stops: Stops) -> None:
+async def obey(orders: Orders, runner: Starter, terms: TermsOfQueues, stops: Stops) -> None:
     """In a quarantine process: runs the jobs that it is ordered to run, and no others."""
     with trio.CancelScope() as obeying:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_run_ordered, orders, pool, terms, stops)
+            nursery.start_soon(_run_ordered, orders, runner, terms, stops)
             await stops.hushed.wait()
             obeying.cancel()
 
 
-async def _run_ordered(orders: Orders, pool: Starter, terms: TermsOfQueues, stops: Stops) -> None:
+async def _run_ordered(orders: Orders, runner: Starter, terms: TermsOfQueues, stops: Stops) -> None:
     while (due := await orders.next()) is not None:
         claim, sent, lease = due
         # The handlers here may declare another lease than those of the worker that claimed (files were deployed meanwhile): the
         # lease is proven for no longer than the written one.
         sent -= max(0.0, terms.of(claim.queue).lease - lease)
         orders.taken(claim)
-        pool.start([claim], sent)
+        runner.start([claim], sent)
     stops.stop()
