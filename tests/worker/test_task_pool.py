@@ -35,7 +35,7 @@ class Run(Runner):
         self._pool = TaskPool(self)
         self._run = run
 
-    async def run(self, job: Any, place: Place | None = None) -> Any:
+    async def run(self, job: Any, place: Any = None) -> Any:
         await self._run(job, place)
 
     def begin(self, nursery: trio.Nursery, *claims: object) -> None:

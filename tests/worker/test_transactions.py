@@ -395,3 +395,69 @@ async def test_a_job_that_has_ended_has_no_transaction(stage: Stage) -> None:
     with pytest.raises(RuntimeError, match="only while the job runs"):
         async with kept[0].transaction():
             raise AssertionError("never here")
+
+
+@pytest.mark.parametrize("ends", ["while the job is reported", "long after"])
+async def test_a_transaction_that_outlives_its_handler_fails_the_job_and_is_rolled_back(
+    ends: str, stage: Stage, events: Recorder, nursery: trio.Nursery
+) -> None:
+    begun, go_on = trio.Event(), trio.Event()
+    told: list[str] = []
+
+    async def elsewhere(job: Job) -> None:
+        try:
+            async with job.transaction() as tx:
+                await tx.execute("written")
+                begun.set()
+                await go_on.wait()
+        except RuntimeError as error:
+            told.append(str(error))
+
+    @stage.handlers.job(max_attempts=1)
+    async def careless(job: Job) -> str:
+        nursery.start_soon(elsewhere, job)
+        await begun.wait()
+        if ends == "while the job is reported":
+            go_on.set()
+        return "too early"
+
+    job_id = stage.enqueue("careless", max_attempts=1)
+    async with stage.working():
+        await trio.sleep(1)
+        go_on.set()
+        await trio.sleep(1)
+        job = stage.database.jobs[job_id]
+        assert job.state == "dead"
+        assert "its job.transaction() was still open" in (job.error or "")
+    assert stage.database.ledger == []
+    assert [ended.outcome for ended in events.of(JobEnded)] == ["failed"]
+    (said,) = told
+    assert f"the handler of job {job_id} has returned" in said
+
+
+async def test_a_commit_under_way_when_its_handler_returns_is_decided_by_the_fence(
+    stage: Stage, nursery: trio.Nursery
+) -> None:
+    committing, go_on = trio.Event(), trio.Event()
+
+    async def held_back() -> None:
+        committing.set()
+        await go_on.wait()
+
+    async def elsewhere(job: Job) -> None:
+        async with job.transaction() as tx:
+            await tx.execute("written")
+
+    @stage.handlers.job(max_attempts=1)
+    async def careless(job: Job) -> None:
+        nursery.start_soon(elsewhere, job)
+        await committing.wait()
+
+    stage.store.silence["commit"] = held_back  # the server has done it; its answer is on its way
+    job_id = stage.enqueue("careless", max_attempts=1)
+    async with stage.working():
+        await trio.sleep(1)
+        go_on.set()
+        await trio.sleep(1)
+    job = stage.database.jobs[job_id]
+    assert (job.state, stage.database.ledger) == ("completed", ["written"])

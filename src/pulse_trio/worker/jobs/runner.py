@@ -33,7 +33,7 @@ from .completion import completed
 from .events import JobEvents
 from .job_states import COMMITTED, LOST
 from .running_job import Common, RunningJob
-from .task_pool import abandon_what_is_left_open, start_task
+from .tasks import abandon_what_is_left_open, start_task
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ..plan import Plan
     from .job_table import JobTable
     from .kinds import Calls
-    from .task_pool import Place, TaskPool
+    from .tasks import Tasks, Turns
 
 UNKNOWN_KIND_DELAY = 15.0
 """Seconds before a job of a kind this worker lacks, or whose arguments do not fit its handler, is due again: time for a worker
@@ -52,6 +52,10 @@ run is not claimed again and again."""
 
 _KEPT = 4096
 """Characters of arguments that stay with a claim while its handler runs. Longer ones are dropped once they are decoded."""
+
+_LEFT_OPEN = (
+    "the handler has returned, and its job.transaction() was still open: leave the block before the handler returns"
+)
 
 _LAST_ATTEMPT = 2**31 - 1
 """No claim can follow this one: the attempt number in the fence would repeat."""
@@ -67,7 +71,7 @@ class Runner:
     """Turns claims into outcomes, in the tasks of `pool`."""
 
     def __init__(
-        self, calls: Calls, jobs: JobTable, pool: TaskPool, reports: OutcomeSink, common: Common, plan: Plan
+        self, calls: Calls, jobs: JobTable, pool: Tasks, reports: OutcomeSink, common: Common, plan: Plan
     ) -> None:
         terms, observer = plan.terms, plan.observer
         self._calls = calls
@@ -75,8 +79,7 @@ class Runner:
         self._pool = pool
         self._reports = reports
         self._common = common
-        self._terms = terms
-        self._on_lease = plan.on_lease if terms.by_queue else None
+        self._plan = plan
         self._same_terms = None if terms.by_queue else terms.own
         # If every job has a timeout, no deadline that another job left in the nursery is close enough to share.
         self._shared = not plan.settings.timeout
@@ -88,11 +91,12 @@ class Runner:
 
     def accept(self, claims: Sequence[Claim], sent: float) -> list[RunningJob]:
         """Takes over claimed jobs. `sent` is Trio's clock before the claim was sent: the leases count from then."""
-        if self._on_lease is not None and claims:
-            self._on_lease(min(self._terms.of(claim.queue).lease for claim in claims))
+        terms = self._plan.terms
+        if self._plan.on_lease is not None and terms.by_queue and claims:
+            self._plan.on_lease(min(terms.of(claim.queue).lease for claim in claims))
         call_of, same, common = self._calls.by_kind.get, self._same_terms, self._common
         accepted = [
-            RunningJob(claim, call_of(claim.kind) or _never, sent, same or self._terms.of(claim.queue), common)
+            RunningJob(claim, call_of(claim.kind) or _never, sent, same or terms.of(claim.queue), common)
             for claim in claims
         ]
         if self._meter is not None:
@@ -105,7 +109,7 @@ class Runner:
         self.accept(claims, sent)
         self._pool.send()
 
-    async def serve(self, place: Place) -> None:
+    async def serve(self, place: Turns) -> None:
         """Runs due jobs in the task of `place`, as long as it may take one."""
         try:
             due = self._take(place) if place.arrived() else None
@@ -120,12 +124,12 @@ class Runner:
         enter(Given(job), context)
         context.run(start_task, nursery, self.run, job)
 
-    def _take(self, place: Place) -> RunningJob:
+    def _take(self, place: Turns) -> RunningJob:
         place.job = job = self._jobs.due.popleft()
         self._pool.taken(place)
         return job
 
-    async def run(self, job: RunningJob, place: Place | None = None) -> RunningJob | None:
+    async def run(self, job: RunningJob, place: Turns | None = None) -> RunningJob | None:
         """Runs one job to its end.
 
         With a `place`, then runs due jobs that this task may take, as long as each leaves the nursery as it was opened: empty,
@@ -236,6 +240,9 @@ class Runner:
 
     def _end_of_other(self, job: RunningJob, outcome: Outcome | None) -> None:
         """The end of a job that is not `plain`."""
+        if job.transaction in ("open", "settling") and outcome is not None and outcome.kind == "completed":
+            # Its writes are not committed, or that is not known: then this report is refused if they are.
+            outcome = self._failed(job, RuntimeError(_LEFT_OPEN))
         job.outcome = _in_view_of(job, outcome)
         if job.committed is not None:
             self._after_commit(job, job.committed)

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ..metrics.meter import Pair
     from .job_states import JobState
 
-
 _NEVER = math.inf
 
 Fence = tuple[int, int, int]
@@ -245,6 +244,7 @@ class RunningJob:
         if self.scope_nursery is None:
             raise RuntimeError("job.transaction() can be used only while the job runs.")
         self.transaction = "open"
+        self.plain = False
 
     def end_transaction(self) -> None:
         """The transaction was rolled back."""

@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from ...current import enter
-from ...trio_internals import forget, lock_owners, opened_by
+from ...trio_internals import lock_owners
+from .tasks import start_task
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sized
+    from collections.abc import Sized
     from contextvars import Context
 
     from .running_job import RunningJob
@@ -210,11 +211,6 @@ class TaskPool:
             self._runner.run_alone(self._nursery, self.context.copy())
 
 
-def start_task(nursery: trio.Nursery, async_fn: Callable[..., Awaitable[object]], *args: object) -> None:
-    """The task gets a copy of the context in which this is called."""
-    nursery.start_soon(async_fn, *args, name="job")
-
-
 def _are_same(now: Context, before: Context) -> bool:
     """Whether two contexts hold the very same objects. Equality would depend on the objects' classes."""
     try:
@@ -223,18 +219,3 @@ def _are_same(now: Context, before: Context) -> bool:
     except Exception:  # a user's __eq__ may raise anything: then they are not the same
         return False
     return equal and all(map(is_, now.values(), before.values()))
-
-
-def abandon_what_is_left_open(nursery: trio.Nursery, place: Place | None) -> None:
-    """Cancels and forgets nurseries that the handler opened and did not close (most often in an async generator that was never
-    finished), as Trio does when a task ends. The job then fails as for a scope that is left open; its own nursery could not be
-    closed below them. Their generator may still try to close them, in a task that is gone by then, so no other job may run in
-    this task.
-    """
-    opened = opened_by(trio.lowlevel.current_task())
-    while nursery in opened and opened[-1] is not nursery:
-        inner = opened.pop()
-        inner.cancel_scope.cancel(reason="the job's handler ended and left it open")
-        forget(inner)
-        if place is not None:
-            place.spoiled = True

@@ -126,6 +126,12 @@ class Transactions:
                     if (safe := carried(error)) is error:
                         raise
                     raise safe from None  # noqa: ASYNC104 -- it, inside of one of ours
+                if job.ended:
+                    # The job has been reported as failed: another attempt will do the work again.
+                    raise RuntimeError(
+                        f"the handler of job {job.claim.id} has returned, and its job.transaction() was still open: it is "
+                        "rolled back. Leave the block before the handler returns."
+                    )
                 outcomes.append(completed_in_transaction(self._codec, job.claim, transaction.result))
                 job.transaction = "settling"
                 await self._complete(begun, outcomes[0])
@@ -134,7 +140,8 @@ class Transactions:
             raise carrier.original from None
         except _FenceLost:
             job.end_transaction()
-            self._jobs.lose(job)
+            if not job.ended:
+                self._jobs.lose(job)
             job.cancel("fence-lost")
             await trio.lowlevel.checkpoint()  # noqa: ASYNC120 -- the cancellation says more
             raise RuntimeError(f"job {job.claim.id} lost its lease; its transaction was rolled back") from None
@@ -153,6 +160,9 @@ class Transactions:
 
     def _note_commit(self, job: RunningJob, outcome: Outcome) -> None:
         job.transaction = "committed"
+        if job.ended:
+            # The handler returned during COMMIT: the report that it failed finds no row, and is refused.
+            return
         job.plain = False
         job.outcome = job.committed = outcome
         self._jobs.commit(job)
