@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import subprocess
 import sys
+from collections.abc import AsyncIterator  # noqa: TC003 -- read where the resource is declared
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from pulse_trio.errors import ConfigurationError, InvalidArguments
 from pulse_trio.testing import CrashRun, crash_points
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import Iterator
 
     from pulse_trio.handlers import Handler
 
@@ -340,6 +341,42 @@ async def test_a_point_beyond_the_last_is_said_not_to_be_reached() -> None:
     (run,) = await runs_of(send_once, 7, only="kill@99")
     assert (run.reached, run.state) == (False, "completed")
     assert "did not come to kill@99" in str(run)
+
+
+# A handler's surroundings
+
+surrounded = Handlers()
+
+
+class Mailer:
+    pass
+
+
+@surrounded.resource
+async def mailer() -> AsyncIterator[Mailer]:
+    marks.add("opened")
+    yield Mailer()
+
+
+@surrounded.middleware
+async def noted(job: Job, call: Any) -> Any:
+    marks.add("called")
+    return await call()
+
+
+@surrounded.job
+async def mails(job: Job, number: int, mailer: Mailer) -> None:
+    assert isinstance(mailer, Mailer)
+    await trio.lowlevel.checkpoint()
+
+
+async def test_a_handler_has_its_resources_and_middleware() -> None:
+    runs = await runs_of(mails, 7, handlers=surrounded)
+    assert {run.state for run in runs} == {"completed"}
+    assert [run.point for run in runs] == ["none", "kill@start", "kill@1", "lost@1", "kill@end"]
+    assert marks == {"opened", "called"}
+    # The registry is as it was.
+    assert (list(surrounded), mails.request_by_name({"number": 7}).args) == ([mails], '{"number":7}')
 
 
 # Handlers of other kinds

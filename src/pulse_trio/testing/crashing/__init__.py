@@ -21,6 +21,7 @@ from .points import NONE, CrashPoint, point_named
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator, Mapping
 
+    from ...handlers import Handlers
     from .lives import Life
     from .points import Place
 
@@ -61,6 +62,7 @@ def crash_points(
     arguments: Mapping[str, Any] | None = None,
     only: str | None = None,
     dsn: str | None = None,
+    handlers: Handlers | None = None,
     timeout: float = 30.0,
 ) -> CrashRuns:
     """`async for run in crash_points(handler, *args): ...` runs the handler's job again and again, each time to its end: first
@@ -68,8 +70,9 @@ def crash_points(
     after its last. In the body, assert that the effect happened once.
 
     `arguments` are further arguments by name. `only` runs one point alone, as a failure says. `dsn` is a PostgreSQL with the
-    schema (the fixture `pulse_dsn`), for handlers with `job.transaction()`; without it the jobs are in memory. `timeout` is
-    seconds for each attempt. Retries are due at once, whatever their delay.
+    schema (the fixture `pulse_dsn`), for handlers with `job.transaction()`; without it the jobs are in memory. `handlers` is
+    the handler's registry, if it uses resources or middleware. `timeout` is seconds for each attempt. Retries are due at once,
+    whatever their delay.
 
     Works on Trio and asyncio. Raises `InvalidArguments`, `ConfigurationError`; in the loop `NeverEnds` (a `TimeoutError`) for a
     handler that does not end.
@@ -82,18 +85,25 @@ def crash_points(
             "kill a real worker (pulse_trio.testing.faults)."
         )
     request = handler.request(*args, **(arguments or {}))
-    return CrashRuns(handler, request, None if only is None else point_named(only), dsn, timeout)
+    point = None if only is None else point_named(only)
+    return CrashRuns(handler, request, point, ground=(dsn, handlers), seconds=timeout)
 
 
 class CrashRuns:
     """The runs of `crash_points`, one for each step of `async for`."""
 
     def __init__(
-        self, handler: Handler[..., Any], request: Any, only: CrashPoint | None, dsn: str | None, seconds: float
+        self,
+        handler: Handler[..., Any],
+        request: Any,
+        only: CrashPoint | None,
+        *,
+        ground: tuple[str | None, Handlers | None],
+        seconds: float,
     ) -> None:
         self._handler = handler
         self._request = request
-        self._dsn = dsn
+        self._dsn, self._handlers = ground
         self._seconds = seconds
         self._database = MemoryDatabase()
         self._points = _points(only)
@@ -148,9 +158,9 @@ class CrashRuns:
         seconds = self._seconds if real else float("inf")
         if self._dsn is None:
             ground = MemoryGround(self._database)
-            return await live(ground, self._handler, self._request, point, seconds)
+            return await live(ground, self._handler, self._handlers, self._request, point, seconds)
         async with open_database(self._dsn) as ground:
-            return await live(ground, self._handler, self._request, point, seconds)
+            return await live(ground, self._handler, self._handlers, self._request, point, seconds)
 
 
 def _points(only: CrashPoint | None) -> Generator[CrashPoint, Life]:

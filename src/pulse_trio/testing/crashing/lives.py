@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -62,14 +63,19 @@ class _Ends:
 
 
 async def live(
-    ground: Ground, handler: Handler[..., Any], request: JobRequest, point: CrashPoint, seconds: float
+    ground: Ground,
+    handler: Handler[..., Any],
+    registry: Handlers | None,
+    request: JobRequest,
+    point: CrashPoint,
+    seconds: float,
 ) -> Life:
     """Runs a job until it has ended, struck at `point`. Retries are due at once. Raises `NeverEnds`."""
     strikes = Strikes(point, handler.function)
     job_id = await ground.enqueue(request)
     look = await ground.look(job_id)
     for _ in range(_ATTEMPTS):
-        await _attempt(ground, handler, strikes, job_id, seconds)
+        await _attempt(ground, handler, registry, strikes, job_id, seconds)
         look = await ground.look(job_id)
         if look.finished:
             return Life(
@@ -83,11 +89,17 @@ async def live(
     )
 
 
-async def _attempt(ground: Ground, handler: Handler[..., Any], strikes: Strikes, job_id: int, seconds: float) -> None:
+async def _attempt(
+    ground: Ground,
+    handler: Handler[..., Any],
+    registry: Handlers | None,
+    strikes: Strikes,
+    job_id: int,
+    seconds: float,
+) -> None:
     """One worker, from its start to its end or its death."""
     process, struck_before = Process(strikes), strikes.struck
-    handlers = Handlers()
-    handlers._add(replace(handler, function=with_points(handler, process)))
+    handlers = _alone(handler, process, registry)
     failed: list[Exception] = []
 
     async def work(worker: Worker) -> None:
@@ -123,6 +135,15 @@ async def _attempt(ground: Ground, handler: Handler[..., Any], strikes: Strikes,
         raise failed[0]
     if dead:
         await ground.rescue(job_id, dead=True)
+
+
+def _alone(handler: Handler[..., Any], process: Process, registry: Handlers | None) -> Handlers:
+    """The handler with its crash points, among the resources and middleware of its registry."""
+    handlers = Handlers() if registry is None else copy(registry)
+    # Not registered again: that would look for its resources again, in the signature that it shares with the user's.
+    handlers._by_kind = {handler.kind: replace(handler, function=with_points(handler, process))}
+    handlers._schedules, handlers._queues, handlers.codec = {}, {}, None
+    return handlers
 
 
 async def _lose(ground: Ground, process: Process, worker: Worker, job_id: int) -> None:
