@@ -46,11 +46,11 @@ async def exchange_all(dsn: str, batch: int, keep: bool, start: float) -> Row:
     await trio.sleep(max(0.0, start - time.monotonic()))
     cpu = time.process_time()
     while True:
-        claims, _, settlement, *_ = await store.complete_and_claim(batch, book.slots, done)
+        claims, _, settlement, bounded, cursors, _ = await store.complete_and_claim(batch, book.slots, done)
         assert len(settlement.accepted) == len(done), "a fence was lost"
         if not claims and not done:
             break
-        book.claimed(claims)
+        book.claimed(cursors, every=len(claims) < batch and not bounded)
         done = [Outcome(claim, "completed") for claim in claims]
         jobs += len(claims)
         exchanges += 1
