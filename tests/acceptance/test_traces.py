@@ -9,6 +9,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
+import anyio
+import anyio.to_thread
 import httpx
 import psycopg
 import pytest
@@ -50,7 +52,7 @@ class Tracing:
         return OpenTelemetry(self.provider)
 
     async def received(self) -> Receiver:
-        assert await trio.to_thread.run_sync(self.provider.force_flush)
+        assert await anyio.to_thread.run_sync(self.provider.force_flush)
         return self._receiver
 
 
@@ -354,6 +356,27 @@ async def test_a_deaths_hook_and_a_retry_by_hand_stay_in_the_trace(dsn: str, tra
     enqueued = received.one("enqueue fails")
     assert [span.parent for span in [*received.named("run fails"), received.one("run tell")]] == [enqueued.id] * 3
     assert {span.trace for span in received.spans} == {f"{cause.get_span_context().trace_id:032x}"}
+
+
+@pytest.mark.anyio
+async def test_requests_at_once_keep_their_traces_apart_on_both_loops(
+    dsn: str, tracing: Tracing, anyio_backend: str
+) -> None:
+    async def request(client: Client, n: int) -> None:
+        with tracing.tracer.start_as_current_span(f"request {n}"):
+            await client.enqueue("greet", {"n": n})
+
+    async with open_client(dsn, instruments=[tracing.instrument()]) as client, anyio.create_task_group() as group:
+        for n in range(20):
+            group.start_soon(request, client, n)
+    with psycopg.connect(dsn) as sql:
+        stored = dict(sql.execute("SELECT args->>'n', options->>'trace' FROM pulse.job").fetchall())
+    received = await tracing.received()
+    enqueued = {span.parent: span for span in received.named("enqueue greet")}
+    for n in range(20):
+        span = enqueued[received.one(f"request {n}").id]
+        assert stored[str(n)] == f"00-{span.trace}-{span.id}-01"
+    assert len({span.trace for span in enqueued.values()}) == 20
 
 
 async def test_what_a_handler_enqueues_with_the_workers_client_belongs_to_its_trace(dsn: str, tracing: Tracing) -> None:
