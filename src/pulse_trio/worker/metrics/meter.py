@@ -53,6 +53,7 @@ class JobMeter:
 
     def __init__(self, kinds: Collection[str], queues: Collection[str], clock: DatabaseClock) -> None:
         self._kinds = frozenset(kinds)
+        self._own = frozenset(queues)
         self._queues = set(queues)
         self._room = len(self._queues) + QUEUES
         self._clock = clock
@@ -116,7 +117,9 @@ class JobMeter:
     def _pair(self, queue: str, kind: str) -> Pair:
         """The pair of a queue and a kind that were not met together before."""
         labels = (self._label_of(queue), kind if kind in self._kinds else OTHER)
-        if labels not in self._labelled and len(self._labelled) >= PAIRS:
+        # The worker's own pairs are as many as its code has; names that producers made up take nothing from them.
+        own = queue in self._own and kind in self._kinds
+        if not own and labels not in self._labelled and self._foreign() >= PAIRS:
             labels = (OTHER, OTHER)
         pair = self._labelled.get(labels)
         if pair is None:
@@ -125,6 +128,9 @@ class JobMeter:
             # Beyond that, a pair is looked up again each time: its names are a producer's, and may be without end.
             self._pairs[queue, kind] = pair
         return pair
+
+    def _foreign(self) -> int:
+        return sum(pair.queue not in self._own or pair.kind == OTHER for pair in self._labelled.values())
 
     def _label_of(self, queue: str) -> str:
         if queue not in self._queues and len(self._queues) >= self._room:
