@@ -27,6 +27,7 @@ from .database import choose_database, open_database_async
 from .fleet import Fleet
 from .loading import ask_instruments, check_target, load_handlers, load_instruments
 from .options import dsn_option, setting_options
+from .reload import check_reload, run_reloading
 from .stopping import RELEASED, Stopping, flush, leave_at_once
 from .streams import accept_lost_output
 
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     envvar="PULSE_TRIO_INSTRUMENT",
     help="Also send the events to this instrument (or to what this class or function returns). May be repeated.",
 )
+@click.option("--reload", is_flag=True, help="For development: start the worker anew when a .py file changes.")
 def run(
     target: str,
     dsn: str | None,
@@ -66,6 +68,7 @@ def run(
     verbose: bool,
     as_json: bool,
     instruments: tuple[str, ...],
+    reload: bool,
     **given: Any,
 ) -> int:
     """Run a worker for the handlers of a module.
@@ -88,6 +91,11 @@ def run(
     for queue in settings.queues or ():
         check_queue(queue)  # before the database is waited for
     choice = choose_database(dsn)
+    if reload:
+        check_target(target)
+        check_reload()
+        logs.set_up(as_json=as_json, verbose=verbose)
+        return run_reloading()
     stopping = Stopping(settings, supervised=is_supervised(), quiet=inherited_quiet())
     stopping.expect()
     flags: dict[str, bool | str] = {"burst": burst, "verbose": verbose, "json": as_json}

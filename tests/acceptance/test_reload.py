@@ -1,0 +1,73 @@
+"""`run --reload` starts the worker anew when a file changes, after its jobs have ended."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.workers import RUN, enqueue, settled, until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from support.processes import Processes
+
+APP = """
+import trio
+
+from pulse_trio import Handlers
+
+handlers = Handlers()
+
+
+@handlers.job
+async def held(folder: str) -> str:
+    while not await trio.Path(folder, "go").exists():
+        await trio.sleep(0.01)
+    return "old"
+"""
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_changed_file_takes_effect_after_the_running_jobs_have_ended(
+    count: int, dsn: str, processes: Processes, tmp_path: Path
+) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    (first,) = enqueue(dsn, folder=str(tmp_path))
+    worker = await processes.pulse_trio(*RUN, f"--dsn={dsn}", "--reload", f"--processes={count}")
+    await worker.line("watching the .py files in ")
+    await until(dsn, "SELECT 1 FROM pulse.jobs WHERE state = 'running'")
+    (tmp_path / "app.py").write_text(APP.replace('"old"', '"new"'))
+    await worker.line("app.py changed: the worker starts anew")
+    (tmp_path / "go").touch()
+    assert await settled(dsn, first) == ("completed", 1, "old")
+    (second,) = enqueue(dsn, folder=str(tmp_path))
+    assert await settled(dsn, second) == ("completed", 1, "new")
+    worker.send(signal.SIGTERM)
+    assert await worker.ended() == 0, worker.report()
+
+
+async def test_a_broken_file_waits_for_the_next_change(dsn: str, processes: Processes, tmp_path: Path) -> None:
+    (tmp_path / "go").touch()
+    (tmp_path / "app.py").write_text("1 / 0")
+    (job,) = enqueue(dsn, folder=str(tmp_path))
+    worker = await processes.pulse_trio(*RUN, f"--dsn={dsn}", "--reload")
+    await worker.line("the worker ended with exit code 2; waiting for a change")
+    (tmp_path / "app.py").write_text(APP)
+    assert await settled(dsn, job) == ("completed", 1, "old")
+    worker.send(signal.SIGINT)
+    assert await worker.ended() == 0, worker.report()
+
+
+async def test_without_its_library_it_says_how_to_install_it(dsn: str, processes: Processes, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    code = (
+        "import sys; sys.modules['watchfiles'] = None; sys.argv = ['pulse-trio', 'run', 'app:handlers', '--reload']; "
+        "from pulse_trio.cli import main; sys.exit(main())"
+    )
+    done = await processes.start(sys.executable, "-c", code, env={"PULSE_TRIO_DSN": dsn})
+    assert await done.ended() == 2, done.report()
+    assert "pip install 'pulse-trio[reload]'" in done.stderr
