@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ _SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
 def check_reload() -> None:
     """Raises `AppError` where the library that watches files is missing."""
     try:
-        import watchfiles  # noqa: F401 -- an extra
+        import_module("watchfiles")
     except ImportError:
         raise AppError("--reload needs the package watchfiles: pip install 'pulse-trio[reload]'") from None
 
