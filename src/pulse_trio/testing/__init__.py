@@ -1,11 +1,12 @@
 """For tests of applications: which jobs were enqueued, what their handlers do, and whether these survive a crash.
 
-The fixtures (`pulse_dsn`, `pulse_client`, `pulse_sync_client`, `pulse_worker`, `pulse_handlers`) come with pytest's plugin,
+The fixtures (`pulse_dsn`, `pulse_client`, `pulse_sync_client`, `pulse_worker`, `pulse_clock`, `pulse_handlers`) come with pytest's plugin,
 which is installed with pulse-trio.
 """
 
 from .clock import PulseClock
 from .crashing import CrashRun, crash_points
+from .databases import pulse_database
 from .draining import PulseWorker
 from .enqueued import assert_enqueued, enqueued, refute_enqueued
 from .running import JobRun, run_job, run_job_sync
@@ -18,6 +19,7 @@ __all__ = [
     "assert_enqueued",
     "crash_points",
     "enqueued",
+    "pulse_database",
     "refute_enqueued",
     "run_job",
     "run_job_sync",

@@ -18,7 +18,7 @@ from ..errors import DatabaseUnavailable
 from ..observe import UnknownKindReleased
 from ..worker import Worker
 from .draining import drain_with, in_trio
-from .virtual_time import MOVE, NOW, jump_statement
+from .virtual_time import MOVE, STOP, jump_statement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -28,27 +28,31 @@ if TYPE_CHECKING:
     from ..worker.building import Parts
 
 
+_LONGEST = 1e9
+"""Seconds, some thirty years: no rate makes a job wait for longer."""
+
+
 @dataclass
 class _Goal:
     """How far a worker moves the clock. `by` is a duration from where it stands, or a moment; None: as long as jobs wait for
     their time."""
 
     by: timedelta | datetime | None
-    ahead: float
-    """Seconds by which the clock is ahead of PostgreSQL's."""
+    reached: datetime | None = None
+    """Where the clock stands."""
 
 
 class PulseClock:
-    """The virtual time of one database. It begins as PostgreSQL's, goes on as that does, and jumps when it is told to."""
+    """The virtual time of one database: PostgreSQL's until it is first moved, and then it moves only when it is told to."""
 
     def __init__(self, dsn: str, handlers: Handlers) -> None:
         self._dsn = dsn
         self._handlers = handlers
-        self._ahead = timedelta()
+        self._moment: datetime | None = None
 
     def now(self) -> datetime:
         """Virtual time, in UTC. Python's own clock is not changed."""
-        return datetime.now(UTC) + self._ahead
+        return self._moment or datetime.now(UTC)
 
     async def advance(
         self,
@@ -105,8 +109,8 @@ class PulseClock:
         """`jump_to` for tests without an event loop."""
         self._check(moment)
         with psycopg.connect(self._dsn, autocommit=True) as connection:
-            ((ahead,),) = connection.execute(MOVE, {"until": moment}).fetchall()
-        self._ahead = timedelta(seconds=ahead)
+            ((reached,),) = connection.execute(MOVE, {"until": moment}).fetchall()
+        self._moment = cast("datetime", reached).astimezone(UTC)
 
     def _check(self, moment: datetime) -> None:
         if moment.tzinfo is None:
@@ -127,7 +131,7 @@ class PulseClock:
         return in_trio(lambda: self.run_until_idle(**given))
 
     async def _play(self, by: timedelta | datetime | None, seconds: float, settings: Mapping[str, Any]) -> WorkerReport:
-        goal, unknown = _Goal(by, self._ahead.total_seconds()), _UnknownKinds()
+        goal, unknown = _Goal(by), _UnknownKinds()
 
         def worker(**given: Any) -> Worker:
             given["instruments"] = [*given.get("instruments", ()), unknown]
@@ -136,7 +140,7 @@ class PulseClock:
         try:
             report = await drain_with(worker, seconds, settings)
         finally:
-            self._ahead = timedelta(seconds=goal.ahead)
+            self._moment = goal.reached or self._moment
         if unknown.kinds:
             kinds = ", ".join(sorted(unknown.kinds))
             raise LookupError(
@@ -163,6 +167,7 @@ class ClockWorker(Worker):
         # Its own claim loop, scheduler and watchdog do not run: `_play` has their turns.
         super().__init__(handlers, dsn, watch=False, **given)
         self._goal = goal
+        self._moved_at = 0.0
         self._unknown = unknown
 
     async def _take_in(self, parts: Parts) -> None:
@@ -174,9 +179,15 @@ class ClockWorker(Worker):
     async def _play(self, parts: Parts) -> None:
         parts.services.reports.stay_behind()
         await self._store.firing.declare_schedules(self._declarations.schedules)
-        until = await self._moment()
+        until = await self._begin()
         await self._run_what_is_due(parts)
-        while not self._unknown.kinds and await self._jump(parts, until):
+        while not self._unknown.kinds:
+            # What a worker reckons by its own clock (the end of a retry at its job's deadline) has the real time in it that the
+            # attempts took: the clock is moved by so much more, and so is the goal.
+            taken = timedelta(seconds=trio.current_time() - self._moved_at)
+            until = until and until + taken
+            if not await self._jump(parts, until, taken):
+                break
             await self._run_what_is_due(parts)
         if until is not None and not self._unknown.kinds:
             await self._move(MOVE, {"until": until})
@@ -192,19 +203,20 @@ class ClockWorker(Worker):
             await parts.services.reports.drained()
             more = await parts.services.batches.finish() or more
 
-    async def _jump(self, parts: Parts, until: datetime | None) -> bool:
-        soon = parts.claim_loop.limited_in
-        given = {"until": until, "soon": soon if soon < 1e9 else None}
-        statement = jump_statement(self.settings.schema, schedules=until is not None)
-        return await self._move(statement, given)
-
-    async def _moment(self) -> datetime | None:
+    async def _begin(self) -> datetime | None:
+        await self._move(STOP, {})
+        # A sign of life that was sent before a move, and answered after it, would turn this worker's estimate back.
+        self._store.sessions._set_clock = lambda sent, rows: None  # pyright: ignore[reportPrivateUsage]
         by = self._goal.by
-        if isinstance(by, timedelta):
-            async with self._store.links.watch.using() as connection:
-                ((now,),) = await (await connection.execute(NOW)).fetchall()
-            return cast("datetime", now) + by
-        return by
+        return (
+            self._goal.reached + by if isinstance(by, timedelta) and self._goal.reached is not None else cast("Any", by)
+        )
+
+    async def _jump(self, parts: Parts, until: datetime | None, taken: timedelta) -> bool:
+        soon = parts.claim_loop.limited_in
+        # At least as much as the clock can show: a rate's part of a microsecond would take for ever.
+        given = {"until": until, "taken": taken, "soon": max(0.001, soon) if soon < _LONGEST else None}
+        return await self._move(jump_statement(self.settings.schema, schedules=until is not None), given)
 
     async def _move(self, statement: Any, parameters: Mapping[str, Any]) -> bool:
         try:
@@ -214,8 +226,8 @@ class ClockWorker(Worker):
             raise RuntimeError(f"The database's clock cannot be moved: {error}") from error
         if not rows:
             return False
-        ahead: float = rows[0][0]
+        self._goal.reached = reached = cast("datetime", rows[0][0]).astimezone(UTC)
         # Where this worker believes the database's clock to be: for the deadlines of jobs.
-        self._store.sessions.epoch_offset += ahead - self._goal.ahead
-        self._goal.ahead = ahead
+        self._moved_at = trio.current_time()
+        self._store.sessions.epoch_offset = reached.timestamp() - self._moved_at
         return True

@@ -6,30 +6,32 @@ run (pytest-xdist's workers) share.
 
 from __future__ import annotations
 
+import atexit
 import os
 import secrets
 import shutil
 import tempfile
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.sql import SQL, Identifier
 
 from ..embedded import embedded_server
-from ..errors import PulseTrioError
+from ..errors import ConfigurationError, PulseTrioError
 from ..migrate import migrate_sync
 from ..postgres.dsn import redact
-from .virtual_time import give_clock
+from .virtual_time import give_clock, virtual_time
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+
+    import pytest
 
 _PREFIX = "pulse_test"
 _CONNECT_WITHIN = 10
@@ -69,6 +71,11 @@ class TemplateDatabases:
             with suppress(Exception):
                 self._maker.submit(self._drop, spare.result())
         self._maker.shutdown()
+        if self._admin is not None:
+            self._admin.close()
+
+    def abandon(self) -> None:
+        """Instead of `close`, when the interpreter ends and threads start no more: what is left is for `drop_databases`."""
         if self._admin is not None:
             self._admin.close()
 
@@ -165,7 +172,13 @@ def open_databases(config: pytest.Config) -> Generator[TemplateDatabases]:
     with ExitStack() as stack:
         if process == "main":
             stack.callback(clean_up, config, run)
-        databases = TemplateDatabases(stack.enter_context(_server(named_dsn(config), run)), f"{_PREFIX}_{run}", process)
+        try:
+            server_dsn = stack.enter_context(_server(named_dsn(config), run))
+        except ConfigurationError as error:
+            import pytest
+
+            raise pytest.UsageError(str(error)) from None
+        databases = TemplateDatabases(server_dsn, f"{_PREFIX}_{run}", process)
         stack.callback(databases.close)
         yield databases
 
@@ -204,7 +217,7 @@ def _told(what: str) -> Generator[None]:
     try:
         yield
     except (psycopg.Error, PulseTrioError, OSError) as error:
-        raise pytest.UsageError(
+        raise ConfigurationError(
             f"pulse_dsn has no PostgreSQL: {what}: {redact(str(error).strip())}\n"
             "Name one with --pulse-dsn (a role that may create databases), or install pulse-trio[embedded]."
         ) from None
@@ -216,3 +229,38 @@ def _safe(dsn: str) -> str:
     except psycopg.ProgrammingError:
         return "(not a DSN)"
     return make_conninfo(**{key: str(value) for key, value in parts.items() if "password" not in key})
+
+
+# Without pytest
+
+_of_this_process: dict[str | None, TemplateDatabases] = {}
+
+
+@contextmanager
+def pulse_database(server: str | None = None, *, clock: bool = False) -> Generator[str]:
+    """The DSN of a new database with the schema, dropped afterwards: what the fixture `pulse_dsn` gives, for tests without
+    pytest.
+
+    `server` is the DSN of a role that may create databases (default: PULSE_TRIO_TEST_DSN, else an embedded PostgreSQL in a
+    temporary folder, for as long as the process lives). With `clock` the database is for a `PulseClock`: while the block runs
+    this process's clients and workers are on that clock. Raises `ConfigurationError`, which says what to do, without a server.
+    """
+    named = server or os.environ.get("PULSE_TRIO_TEST_DSN")
+    if named not in _of_this_process:
+        _of_this_process[named] = _open_for_this_process(named)
+    with _of_this_process[named].migrated(clock=clock) as dsn, virtual_time() if clock else nullcontext():
+        yield dsn
+
+
+def _open_for_this_process(named: str | None) -> TemplateDatabases:
+    run = secrets.token_hex(6)
+    with ExitStack() as stack:
+        if named is None:
+            stack.callback(shutil.rmtree, folder_of(run), ignore_errors=True)
+        dsn = stack.enter_context(_server(named, run))
+        databases = TemplateDatabases(dsn, f"{_PREFIX}_{run}", "main")
+        if named is not None:
+            stack.callback(drop_databases, named, f"{_PREFIX}_{run}")
+        stack.callback(databases.abandon)
+        atexit.register(stack.pop_all().close)
+    return databases

@@ -3,6 +3,8 @@
 In such a database `pulse_clock.now()` and its like stand wherever the schema's functions, views and defaults have PostgreSQL's
 own, and while `virtual_time()` is open this process's statements have them too. So every rule that has to do with time is the
 one in production, on another clock: what is due, cron, deadlines, rates, leases, retention.
+
+The clock is PostgreSQL's until it is first moved. From then on it stands still between two moves.
 """
 
 from __future__ import annotations
@@ -25,14 +27,14 @@ _CALL = re.compile(rf"(?<![\w.\"])(?:pg_catalog\.)?({'|'.join(_CLOCKS)})\(\)")
 
 _SETUP: tuple[LiteralString, ...] = (
     "CREATE SCHEMA pulse_clock",
-    "CREATE TABLE pulse_clock.clock (ahead interval NOT NULL)",
-    "INSERT INTO pulse_clock.clock VALUES ('0')",
+    "CREATE TABLE pulse_clock.clock (moment timestamptz)",
+    "INSERT INTO pulse_clock.clock VALUES (NULL)",
     "GRANT USAGE ON SCHEMA pulse_clock TO PUBLIC",
     "GRANT SELECT ON pulse_clock.clock TO PUBLIC",
 )
 _CLOCK = """
 CREATE FUNCTION pulse_clock.{name}() RETURNS timestamptz LANGUAGE sql {volatility}
-AS 'SELECT pg_catalog.{name}() + (SELECT c.ahead FROM pulse_clock.clock c)'
+AS 'SELECT coalesce((SELECT c.moment FROM pulse_clock.clock c), pg_catalog.{name}())'
 """
 _FUNCTIONS = """
 SELECT pg_get_functiondef(oid) FROM pg_proc WHERE pronamespace = %s::regnamespace AND prokind IN ('f', 'p') ORDER BY oid
@@ -86,30 +88,32 @@ def give_clock(connection: psycopg.Connection[Any], schema: str = "pulse") -> No
 
 
 _JOBS = """
-(SELECT min(run_at) FROM {0}.job WHERE run_at > pulse_clock.clock_timestamp() AND run_at < 'infinity'),
-(SELECT min(lease_until) FROM {0}.job WHERE lease_until > pulse_clock.clock_timestamp() AND lease_until < 'infinity'),
-pulse_clock.clock_timestamp() + make_interval(secs => %(soon)s::float8)
+(SELECT min(run_at) FROM {0}.job WHERE run_at > pulse_clock.now() AND run_at < 'infinity'),
+(SELECT min(lease_until) + interval '1 ms' FROM {0}.job
+ WHERE lease_until >= pulse_clock.now() AND lease_until < 'infinity'),
+pulse_clock.now() + make_interval(secs => %(soon)s::float8)
 """
 _FIRES = ", (SELECT min(next_due) FROM {0}.schedule WHERE paused_at IS NULL AND next_due < 'infinity')"
 _JUMP = """
-UPDATE pulse_clock.clock SET ahead = greatest(ahead, due.at - clock_timestamp())
+UPDATE pulse_clock.clock SET moment = greatest(moment, due.at) + %(taken)s::interval
 FROM (SELECT least(MOMENTS) AS at OFFSET 0) due
 WHERE due.at IS NOT NULL AND (%(until)s::timestamptz IS NULL OR due.at <= %(until)s::timestamptz)
-RETURNING extract(epoch FROM ahead)::float8
+RETURNING moment
 """
 
 
 def jump_statement(schema: str, *, schedules: bool) -> Composed:
     """Moves the clock to the next moment at which something falls due, if that is at most `until` (NULL: whenever it is), and
-    answers the clock's lead in seconds; answers nothing where there is no such moment. `soon`: seconds from now after which a
-    queue's rate lets a job start, or NULL."""
+    answers where it stands; answers nothing where there is none. `taken` is added to the moment. `soon`: seconds from now after
+    which a queue's rate lets a job start, or NULL."""
     moments: LiteralString = _JOBS + _FIRES if schedules else _JOBS
     return SQL(_JUMP.replace("MOMENTS", moments)).format(Identifier(schema))
 
 
+STOP = "UPDATE pulse_clock.clock SET moment = coalesce(moment, clock_timestamp()) RETURNING moment"
+"""Lets the clock stand still, and answers where it stands."""
 MOVE = (
-    "UPDATE pulse_clock.clock SET ahead = greatest(ahead, %(until)s::timestamptz - clock_timestamp()) "
-    "RETURNING extract(epoch FROM ahead)::float8"
+    "UPDATE pulse_clock.clock SET moment = greatest(coalesce(moment, clock_timestamp()), %(until)s::timestamptz) "
+    "RETURNING moment"
 )
-"""Moves the clock to a moment, never back, and answers its lead in seconds."""
-NOW = "SELECT pulse_clock.clock_timestamp()"
+"""Moves the clock to a moment, never back, and answers where it stands."""
