@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 import trio
 import trio.testing
+from pulse_trio.worker.holding.unwritten import Unwritten, Waiting
 
 from pulse_trio.jobs import Claim, Outcome
 from pulse_trio.observe import FenceLost, Observer
-from pulse_trio.worker.holding.unwritten import Unwritten, Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """For tests of applications: which jobs were enqueued, what their handlers do, and whether these survive a crash.
 
-The fixtures (`pulse_dsn`, `pulse_client`, `pulse_sync_client`, `pulse_worker`, `pulse_clock`, `pulse_handlers`) come with pytest's plugin,
-which is installed with pulse-trio.
+The fixtures (`pulse_dsn`, `pulse_client`, `pulse_sync_client`, `pulse_worker`, `pulse_clock`, `pulse_handlers`) come with
+pytest's plugin, which is installed with pulse-trio.
 """
 
 from .clock import PulseClock

@@ -177,7 +177,7 @@ class ClockWorker(Worker):
             intake.cancel_scope.cancel()
 
     async def _play(self, parts: Parts) -> None:
-        parts.services.reports.stay_behind()
+        parts.reports.stay_behind()
         await self._store.firing.declare_schedules(self._declarations.schedules)
         until = await self._begin()
         await self._run_what_is_due(parts)
@@ -200,7 +200,7 @@ class ClockWorker(Worker):
             await self._store.upkeep.rescue()
             more = await parts.claim_loop.exhaust()
             await parts.jobs.until_none_runs()
-            await parts.services.reports.drained()
+            await parts.reports.drained()
             more = await parts.services.batches.finish() or more
 
     async def _begin(self) -> datetime | None:
