@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from .clock import PulseClock
 
 
+_MANY = 10
+"""Attempts of one kind after which it is more likely that they do not end than that one of them does not."""
+
+
 class _Running:
     """Which jobs run now, and how many attempts of each kind have begun."""
 
@@ -118,11 +122,9 @@ async def _drain(make: Callable[..., Worker], seconds: float, settings: Mapping[
 
 
 def _not_ended(seconds: float, running: Mapping[int, str], begun: Counter[str]) -> str:
-    if running:
-        jobs = ", ".join(f"job {job_id} ({kind})" for job_id, kind in sorted(running.items())[:10])
-        return f"drain() did not end within {seconds:g} s: {jobs} still ran. Does that handler end?"
+    late = f"drain() did not end within {seconds:g} s"
     often = ", ".join(f"{kind} {times} times" for kind, times in begun.most_common(3))
-    return (
-        f"drain() did not end within {seconds:g} s, and no job runs. Attempts begun: {often or 'none'}. "
-        "Do jobs enqueue others, or put themselves off, without end?"
-    )
+    if running and max(begun[kind] for kind in running.values()) < _MANY:
+        jobs = ", ".join(f"job {job_id} ({kind})" for job_id, kind in sorted(running.items())[:10])
+        return f"{late}: {jobs} still ran. Does that handler end?"
+    return f"{late}. Attempts begun: {often or 'none'}. Do jobs enqueue others, or put themselves off, without end?"
