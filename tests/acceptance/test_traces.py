@@ -31,7 +31,7 @@ from support.otlp import CONSUMER, PRODUCER, Received, Receiver, open_provider, 
 from support.workers import until
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Awaitable, Callable, Generator
 
     from pulse_trio.testing.faults.processes import Processes
 
@@ -377,6 +377,32 @@ async def test_requests_at_once_keep_their_traces_apart_on_both_loops(
         span = enqueued[received.one(f"request {n}").id]
         assert stored[str(n)] == f"00-{span.trace}-{span.id}-01"
     assert len({span.trace for span in enqueued.values()}) == 20
+
+
+async def test_a_middlewares_span_lies_between_that_of_the_attempt_and_those_of_the_handler(
+    dsn: str, tracing: Tracing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", tracing.endpoint)
+    handlers = Handlers(instruments=[tracing.instrument()])
+    handlers.include(traces_app.handlers)
+
+    @handlers.middleware
+    async def timed(job: Job, call: Callable[[], Awaitable[object]]) -> object:
+        with tracing.tracer.start_as_current_span(f"around {job.kind}"):
+            return await call()
+
+    @handlers.job(runs="thread")
+    def in_thread() -> None:
+        tracing.tracer.start_span("in in_thread").end()
+
+    SyncClient(dsn).enqueue(in_thread)
+    SyncClient(dsn).enqueue(traces_app.in_process)
+    await Worker(handlers, dsn, burst=True).run()
+    received = await tracing.received()
+    for kind, inner in [("in_thread", "in in_thread"), ("in_process", "in the process")]:
+        around = received.one(f"around {kind}")
+        assert around.parent == received.one(f"run {kind}").id
+        assert received.one(inner).parent == around.id
 
 
 async def test_what_a_handler_enqueues_with_the_workers_client_belongs_to_its_trace(dsn: str, tracing: Tracing) -> None:
