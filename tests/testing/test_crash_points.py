@@ -16,6 +16,7 @@ import trio
 from pulse_trio import Discard, Handlers, Job, RetryAfter, Snooze
 from pulse_trio.errors import ConfigurationError, InvalidArguments
 from pulse_trio.testing import CrashRun, crash_points
+from support.points_app import append
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -436,6 +437,24 @@ async def test_a_thread_is_stopped_for_ever_before_a_line() -> None:
     await runs_of(in_a_thread, 7, only="kill@2")
     assert sent == [7]
     assert len(await runs_of(in_a_thread, 7)) < 40, "a loop's lines are points twice, not a hundred times"
+
+
+async def test_a_process_is_killed_before_a_line(tmp_path: Path) -> None:
+    world = tmp_path / "world"
+    points: list[str] = []
+    with pytest.raises(AssertionError) as failed:
+        await writes_once(world, points)
+    note = "".join(failed.value.__notes__)
+    assert f"points_app.py:{line_of(append, 'it was written')} in append" in note
+    # The last is before the file is closed: what was written is in the dead process's memory.
+    assert points == ["none", "kill@start", "kill@1", "kill@2", "kill@3", "kill@4"]
+
+
+async def writes_once(world: Path, points: list[str]) -> None:
+    async for run in crash_points(append, str(world)):
+        assert (world.read_text(), run.state) == ("x", "completed")  # noqa: ASYNC240 -- a file of a byte
+        world.unlink()  # noqa: ASYNC240
+        points.append(run.point)
 
 
 # Where it runs

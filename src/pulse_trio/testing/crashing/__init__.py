@@ -79,11 +79,6 @@ def crash_points(
     """
     if not isinstance(cast("object", handler), Handler):
         raise ConfigurationError(f"crash_points takes a handler (a function under @handlers.job), got {handler!r}.")
-    if handler.runs == "process":
-        raise ConfigurationError(
-            f"crash_points cannot strike {handler.kind!r}, which has runs='process': test its function with runs='thread', or "
-            "kill a real worker (pulse_trio.testing.faults)."
-        )
     request = handler.request(*args, **(arguments or {}))
     point = None if only is None else point_named(only)
     return CrashRuns(handler, request, point, ground=(dsn, handlers), seconds=timeout)
@@ -106,7 +101,7 @@ class CrashRuns:
         self._dsn, self._handlers = ground
         self._seconds = seconds
         self._database = MemoryDatabase()
-        self._points = _points(only)
+        self._points = _points(only, can_lose=handler.runs != "process")
         self._last: Life | None = None
         self._watch: BodyWatch | None = None
 
@@ -163,7 +158,7 @@ class CrashRuns:
             return await live(ground, self._handler, self._handlers, self._request, point, seconds)
 
 
-def _points(only: CrashPoint | None) -> Generator[CrashPoint, Life]:
+def _points(only: CrashPoint | None, *, can_lose: bool) -> Generator[CrashPoint, Life]:
     """The points in order. What is sent in is how the run at the last point went."""
     if only is not None:
         yield only
@@ -172,7 +167,8 @@ def _points(only: CrashPoint | None) -> Generator[CrashPoint, Life]:
     yield CrashPoint("kill", "start")
     for number in range(1, undisturbed.checkpoints + 1):
         yield CrashPoint("kill", "at", number)
-        yield CrashPoint("lost", "at", number)
+        if can_lose:
+            yield CrashPoint("lost", "at", number)
     for number in range(1, undisturbed.ends + 1):
         yield CrashPoint("kill", "end", number)
 

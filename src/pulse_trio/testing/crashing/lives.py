@@ -129,6 +129,8 @@ async def _attempt(
             process.kill()
             await process.over()
         trio.lowlevel.remove_instrument(process)
+        if process.child is not None:
+            process.child.collect()
     if late:
         raise NeverEnds(f"the handler {handler.kind!r} did not end within {seconds:g} s: {late}")
     if failed:

@@ -39,6 +39,7 @@ from .points import place_of_task
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
 
+    from .in_child import InChild
     from .points import Place
     from .strikes import Strikes
 
@@ -72,6 +73,8 @@ class Process(trio.abc.Instrument):
         self.killed = False
         self.kept = open_descriptors()
         """What was open before it began."""
+        self.child: InChild | None = None
+        """Where a handler in a process of its own notes its points."""
         self.thread_parked = False
         """Whether the handler is a thread that was stopped for ever."""
         self.handling: set[trio.lowlevel.Task] = set()

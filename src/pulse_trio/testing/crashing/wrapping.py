@@ -6,27 +6,26 @@ A thread cannot be killed: it is stopped before a line for ever, and ends with t
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 import trio
 
+from .in_child import InChild
+from .lines import LinesOf
 from .points import place_of_frames
 from .process import abandon, handling, passed, stepped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
-    from types import CodeType, FrameType
+    from types import FrameType
 
     from ...handlers import Handler
     from .process import Process
 
 _TURNS = 5
 """Of asyncio's loop, until a cancellation of the handler has reached the tasks of its groups."""
-VISITS = 2
-"""How often a line of a plain function is a crash point: the second round of a loop differs from the first."""
 
 
 def with_points(handler: Handler[..., Any], process: Process) -> Callable[..., Any]:
@@ -36,7 +35,10 @@ def with_points(handler: Handler[..., Any], process: Process) -> Callable[..., A
             return _in_trio(handler.function, process)
         case "asyncio":
             return _on_asyncio(handler.function, process, trio.lowlevel.current_trio_token())
-        case _:
+        case "process":
+            process.child = InChild(handler.function, process.strikes)
+            return process.child.function
+        case "thread":
             return _in_thread(handler.function, process)
 
 
@@ -151,35 +153,3 @@ def _park(process: Process) -> None:
     process.thread_parked = True
     trio.from_thread.run_sync(process.kill)
     threading.Event().wait()
-
-
-class LinesOf:
-    """Calls `at_line(frame)` before each line of a function, and of the functions inside it, the first `VISITS` times. A
-    debugger or a coverage tool that traces this thread sees nothing of it meanwhile."""
-
-    def __init__(self, function: Callable[..., Any], at_line: Callable[[FrameType], None]) -> None:
-        self._codes = set(_codes_of(function.__code__))
-        self._at_line = at_line
-        self._visits: dict[tuple[CodeType, int], int] = {}
-
-    def __enter__(self) -> None:
-        self._before = sys.gettrace()
-        sys.settrace(self._called)
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(self._before)
-
-    def _called(self, frame: FrameType, event: str, arg: object) -> Any:
-        return self._lines if frame.f_code in self._codes else None
-
-    def _lines(self, frame: FrameType, event: str, arg: object) -> Any:
-        if event == "line":
-            key = (frame.f_code, frame.f_lineno)
-            seen = self._visits[key] = self._visits.get(key, 0) + 1
-            if seen <= VISITS:
-                self._at_line(frame)
-        return self._lines
-
-
-def _codes_of(code: CodeType) -> list[CodeType]:
-    return [code, *(inner for const in code.co_consts if hasattr(const, "co_code") for inner in _codes_of(const))]
