@@ -40,6 +40,7 @@ PAGES_THAT_RUN = [
     "docs/how-to/limits.md",
     "docs/how-to/handlers.md",
     "docs/how-to/leases.md",
+    "docs/how-to/metrics.md",
     "docs/how-to/logs.md",
     "docs/how-to/middleware.md",
     "docs/how-to/queues.md",
