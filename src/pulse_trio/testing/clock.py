@@ -194,10 +194,11 @@ class ClockWorker(Worker):
         self.stop()
 
     async def _run_what_is_due(self, parts: Parts) -> None:
+        # Once for each move: while the clock stands still, neither an occurrence nor a lease's end can come.
+        await parts.scheduler.fire_due()
+        await self._store.upkeep.rescue()
         more = True
         while more:
-            await parts.scheduler.fire_due()
-            await self._store.upkeep.rescue()
             more = await parts.claim_loop.exhaust()
             await parts.jobs.until_none_runs()
             await parts.reports.drained()
