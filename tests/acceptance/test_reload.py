@@ -13,7 +13,7 @@ from support.workers import RUN, enqueue, settled, until
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from support.processes import Processes
+    from pulse_trio.testing.faults.processes import Processes
 
 APP = """
 import trio

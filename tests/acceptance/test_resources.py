@@ -12,7 +12,7 @@ from support.workers import RUN, enqueue, rows, settled
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from support.processes import Processes
+    from pulse_trio.testing.faults.processes import Processes
 
 BROKEN = """
 from pulse_trio import Handlers
