@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio.to_thread
 import sniffio
 import trio
+import trio.testing
 
 from ...errors import ConfigurationError
 from ...handlers import Handler
@@ -149,8 +150,8 @@ class CrashRuns:
 
     async def _live_on_trio(self, point: CrashPoint) -> Life:
         # On a clock that a test moves, seconds say nothing.
-        real = type(trio.lowlevel.current_clock()).__module__.startswith("trio._core")
-        seconds = self._seconds if real else float("inf")
+        moved = isinstance(trio.lowlevel.current_clock(), trio.testing.MockClock)
+        seconds = float("inf") if moved else self._seconds
         if self._dsn is None:
             ground = MemoryGround(self._database)
             return await live(ground, self._handler, self._handlers, self._request, point, seconds)
