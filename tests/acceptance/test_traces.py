@@ -422,7 +422,7 @@ async def test_what_a_handler_enqueues_with_the_workers_client_belongs_to_its_tr
 
     with psycopg.connect(dsn, autocommit=True) as sql:
         sql.execute("SELECT pulse.enqueue('on_trio', traceparent => %s)", [PARENT])
-    async with working(handlers, dsn, instrument=tracing.instrument()) as heard:
+    async with working(handlers, dsn, tracing.instrument()) as heard:
         await heard.until(JobEnded, kind="last")
     received = await tracing.received()
     names = ["run on_trio", "enqueue in_thread", "run in_thread", "enqueue last", "run last"]

@@ -51,7 +51,7 @@ class Heard:
 
 @asynccontextmanager
 async def working(
-    handlers: Handlers, dsn: str, *, instrument: Instrument | None = None, **settings: Any
+    handlers: Handlers, dsn: str, instrument: Instrument | None = None, /, **settings: Any
 ) -> AsyncGenerator[Heard]:
     """A worker that runs while the block does, and what it tells."""
     others = [] if instrument is None else [instrument]
