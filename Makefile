@@ -91,7 +91,8 @@ lint: SOURCES = $(shell find $(wildcard src tests benchmarks examples) -name '*.
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/flake8-async --enable=ASYNC101,ASYNC102,ASYNC103,ASYNC104,ASYNC111,ASYNC113,ASYNC120 $(SOURCES)
+	@echo flake8-async
+	@$(BIN)/flake8-async --enable=ASYNC101,ASYNC102,ASYNC103,ASYNC104,ASYNC111,ASYNC113,ASYNC120 $(SOURCES)
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/codespell --ignore-words-list=brin,nam,nigthly src tests migrations benchmarks examples docs README.md Makefile
