@@ -49,6 +49,25 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """A test fails whose `assert_enqueued(...)` on a `Client` was not awaited: it has asserted nothing."""
+    try:
+        result = yield
+    except BaseException as error:
+        for said in _not_awaited():
+            error.add_note(said)
+        raise
+    if forgotten := _not_awaited():
+        pytest.fail("\n".join(forgotten), pytrace=False)
+    return result
+
+
+def _not_awaited() -> list[str]:
+    asked = sys.modules.get("pulse_trio.testing.enqueued")
+    return asked.not_awaited() if asked is not None else []
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
     """A failure in the body of `async for run in crash_points(...)` says at which point."""
     noting = sys.modules.get("pulse_trio.testing.crashing.noting")

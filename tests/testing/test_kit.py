@@ -247,6 +247,110 @@ def test_a_message_shows_the_nearest_job_and_the_difference(
         assert line in said, line
 
 
+WRONGLY_REFUTED = """
+def _refuted(client, handler, **expected):
+    with pytest.raises(AssertionError, match="expected no job"):
+        refute_enqueued(client, handler, **expected)
+
+
+def test_a_tuple(pulse_sync_client):
+    pulse_sync_client.enqueue(count, ["a", "b"])
+    _refuted(pulse_sync_client, count, args={"words": ("a", "b")})
+
+
+def test_a_key_that_is_a_number(pulse_sync_client):
+    pulse_sync_client.enqueue(table, {1: "one"})
+    _refuted(pulse_sync_client, table, args={"rows": {1: "one"}})
+
+
+def test_a_default(pulse_sync_client):
+    pulse_sync_client.enqueue(welcome, "Ada")
+    _refuted(pulse_sync_client, welcome, args={"name": "Ada", "template": "plain"})
+    refute_enqueued(pulse_sync_client, welcome, args={"name": "Ada", "template": "vip"})
+
+
+def undecorated():
+    pass
+
+
+@pytest.mark.parametrize(
+    ("handler", "expected", "said"),
+    [
+        (undecorated, {}, "a function under @handlers.job"),
+        (welcome, {"state": "complete"}, 'state= takes .*completed.* or "any", got .complete.'),
+        (welcome, {"args": {"nmae": "Ada"}}, "'welcome' has no argument 'nmae': there are 'name', 'template'"),
+        (welcome, {"args": ["Ada"]}, "args= takes a mapping of arguments by name, got"),
+        (welcome, {"args": {"name": object()}}, "args= cannot be written as JSON"),
+        (welcome, {"at": datetime(2030, 1, 1)}, "at= takes an aware datetime"),
+        (welcome, {"priority": "high"}, "priority= takes a whole number"),
+    ],
+)
+@pytest.mark.parametrize("check", [assert_enqueued, refute_enqueued, enqueued])
+def test_what_no_job_can_have(pulse_sync_client, check, handler, expected, said):
+    pulse_sync_client.enqueue(welcome, "Ada")
+    with pytest.raises(TypeError, match=said):
+        check(pulse_sync_client, handler, **expected)
+"""
+
+
+def test_arguments_are_compared_as_json_with_defaults_and_what_no_job_can_have_is_refused(
+    project: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    more = """
+from datetime import datetime
+
+
+@handlers.job
+async def table(rows: dict[int, str]) -> None:
+    pass
+"""
+    done = project(more + WRONGLY_REFUTED)
+    assert "24 passed" in outcomes(done), done.stdout + done.stderr
+
+
+NOT_AWAITED = """
+@pytest.mark.trio
+async def test_assert(pulse_client):
+    assert_enqueued(pulse_client, welcome)
+
+
+@pytest.mark.trio
+async def test_refute(pulse_client):
+    await sign_up(pulse_client, "Ada")
+    refute_enqueued(pulse_client, welcome)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_enqueued(anyio_backend, pulse_client):
+    assert enqueued(pulse_client, welcome)
+
+
+@pytest.mark.trio
+async def test_a_failure_of_its_own(pulse_client):
+    assert_enqueued(pulse_client, welcome)
+    raise ValueError("its own")
+
+
+@pytest.mark.trio
+async def test_that_awaits(pulse_client):
+    asked = refute_enqueued(pulse_client, welcome)
+    await asked
+"""
+
+
+def test_a_test_fails_whose_assertion_was_not_awaited(
+    project: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    done = project(NOT_AWAITED)
+    assert "4 failed, 1 passed" in outcomes(done), done.stdout + done.stderr
+    assert "assert_enqueued(...) was not awaited, test_app.py:8" in done.stdout
+    assert "refute_enqueued(...) was not awaited, test_app.py:14" in done.stdout
+    assert "\nenqueued(...) was not awaited, test_app.py:20" in done.stdout
+    assert "ValueError: its own" in done.stdout
+    assert "never awaited" not in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -69,6 +69,11 @@ class Signature:
         self._upgrade = upgrade
         self._take_in()
 
+    @property
+    def upgrades(self) -> bool:
+        """Whether it takes arguments of earlier versions, which may have other names."""
+        return self._upgrade is not None
+
     def leave_out(self, names: Collection[str]) -> None:
         """From now on these parameters are no arguments: a worker gives them their values (resources.py). In another registry,
         too: one handler may be in several."""

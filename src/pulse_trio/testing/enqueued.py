@@ -6,21 +6,27 @@ enqueued are seen through `client.using(connection)`. The idea is Oban.Testing's
 
 from __future__ import annotations
 
+import inspect
+import os
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypedDict, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar, cast, overload
 
 import msgspec
 
 from ..client import Client, SyncClient
 from ..handlers import Handler
+from ..states import State
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping
+    from collections.abc import Coroutine
     from typing import Unpack
 
-    from ..states import State
     from ..store.operations import JobRecord
+
+T = TypeVar("T")
 
 _PAGE = 500
 _WAITING = ("scheduled", "available", "retryable")
@@ -51,6 +57,9 @@ class Expected(TypedDict, total=False):
 class _Wanted:
     kind: str | None
     expected: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The arguments as JSON gives them back: a job has lists and text where its caller had tuples and datetimes."""
+    defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Of the handler's parameters. A job is stored without the arguments that its caller left out."""
 
     def differences(self, job: JobRecord) -> list[str]:
         """One line for each thing in which a job is not what is wanted."""
@@ -65,7 +74,7 @@ class _Wanted:
             found.append(f"state: {str(job.state)!r}, not {str(state)!r}")
         for name, value in self.expected.items():
             if name == "args":
-                found += _arguments_differ(job.args, msgspec.to_builtins(value))
+                found += _arguments_differ({**self.defaults, **job.args}, value)
             elif name == "at":
                 if abs(job.run_at - value) > timedelta(seconds=1):
                     found.append(f"at: {job.run_at.isoformat()}, not {value.isoformat()}")
@@ -113,7 +122,7 @@ def enqueued(
     async def find() -> list[JobRecord]:
         return _matching(wanted, await _all_of(client))
 
-    return find()
+    return _watched("enqueued", find())
 
 
 @overload
@@ -153,7 +162,7 @@ def assert_enqueued(
     async def check() -> JobRecord:
         return _asserted(wanted, await _all_of(client), count)
 
-    return check()
+    return _watched("assert_enqueued", check())
 
 
 @overload
@@ -175,15 +184,87 @@ def refute_enqueued(
     async def check() -> None:
         _refuted(wanted, await _all_of(client))
 
-    return check()
+    return _watched("refute_enqueued", check())
 
 
-def _wanted(handler: Handler[Any, Any] | str | None, expected: Mapping[str, Any]) -> _Wanted:
+class _Call(NamedTuple):
+    said: str
+    coroutine: Coroutine[Any, Any, Any]
+
+
+_calls: list[_Call] = []
+"""Those of the test that pytest runs now."""
+
+
+def _watched(name: str, coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+    """Keeps the coroutine until the end of the test that pytest runs: not awaited, it would pass whatever was enqueued."""
+    if "PYTEST_CURRENT_TEST" in os.environ:
+        caller = sys._getframe(2)  # pyright: ignore[reportPrivateUsage] -- the line of the test
+        place = f"{os.path.basename(caller.f_code.co_filename)}:{caller.f_lineno}"
+        _calls.append(_Call(f"{name}(...) was not awaited, {place}", coroutine))
+    return coroutine
+
+
+def not_awaited() -> list[str]:
+    """Forgets the calls of this test; says which of them were not awaited, and where they are."""
+    forgotten = [call for call in _calls if inspect.getcoroutinestate(call.coroutine) == inspect.CORO_CREATED]
+    _calls.clear()
+    for call in forgotten:
+        call.coroutine.close()  # it has been told: Python need not warn too
+    return [call.said for call in forgotten]
+
+
+_TYPES: Mapping[str, tuple[type[Any] | tuple[type[Any], ...], str]] = {
+    "args": (Mapping, "a mapping of arguments by name"),
+    "queue": (str, "text"),
+    "priority": (int, "a whole number"),
+    "key": ((str, type(None)), "text or None"),
+    "unique_key": ((str, type(None)), "text or None"),
+    "max_attempts": (int, "a whole number"),
+    "at": (datetime, "an aware datetime"),
+    "state": (str, "a state"),
+}
+
+
+def _wanted(handler: object, expected: Mapping[str, Any]) -> _Wanted:
+    """What is asked for, checked: what no job can have would be refuted whatever was enqueued."""
+    if handler is not None and not isinstance(handler, (Handler, str)):
+        raise TypeError(f"expected a handler (a function under @handlers.job) or its kind as text, got {handler!r}")
     unknown = expected.keys() - Expected.__annotations__.keys()
     if unknown:
         names = ", ".join(sorted(Expected.__annotations__))
         raise TypeError(f"a job has no {', '.join(sorted(unknown))} to expect: there are {names}")
-    return _Wanted(handler.kind if isinstance(handler, Handler) else handler, expected)
+    for name, value in expected.items():
+        allowed, said = _TYPES[name]
+        if not isinstance(value, allowed) or (name == "at" and value.tzinfo is None):
+            raise TypeError(f"{name}= takes {said}, got {value!r}")
+    if expected.get("state", "any") not in ("any", *State):
+        raise TypeError(f'state= takes {", ".join(State)} or "any", got {expected["state"]!r}')
+    args = cast("Mapping[Any, Any]", expected.get("args", {}))
+    known = cast("Handler[Any, Any]", handler) if isinstance(handler, Handler) else None
+    checked = {**expected, "args": _through_json(args)} if "args" in expected else expected
+    if known is None:
+        return _Wanted(cast("str | None", handler), checked)
+    return _Wanted(known.kind, checked, _defaults_of(known, args))
+
+
+def _defaults_of(handler: Handler[Any, Any], args: Mapping[Any, Any]) -> dict[str, Any]:
+    """The defaults of these arguments. Raises `TypeError` for a name that the handler does not have."""
+    parameters = {p.name: p for p in handler.signature.parameters}
+    unknown = [name for name in args if name not in parameters]
+    # A handler with an upgrade may have jobs of its earlier signatures.
+    if unknown and not handler.signature.upgrades:
+        names = ", ".join(map(repr, parameters)) or "none"
+        raise TypeError(f"the handler {handler.kind!r} has no argument {unknown[0]!r}: there are {names}")
+    found = {name: parameters[name].default for name in args if name in parameters}
+    return _through_json({name: value for name, value in found.items() if value is not inspect.Parameter.empty})
+
+
+def _through_json(args: Mapping[Any, Any]) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(msgspec.json.encode(dict(args)))
+    except Exception as error:
+        raise TypeError(f"args= cannot be written as JSON, so no job has them: {error}") from error
 
 
 def _all(client: SyncClient) -> list[JobRecord]:
