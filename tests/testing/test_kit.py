@@ -278,7 +278,7 @@ def undecorated():
     [
         (undecorated, {}, "a function under @handlers.job"),
         (welcome, {"state": "complete"}, 'state= takes .*completed.* or "any", got .complete.'),
-        (welcome, {"args": {"nmae": "Ada"}}, "'welcome' has no argument 'nmae': there are 'name', 'template'"),
+        (welcome, {"args": {"named": "Ada"}}, "'welcome' has no argument 'named': there are 'name', 'template'"),
         (welcome, {"args": ["Ada"]}, "args= takes a mapping of arguments by name, got"),
         (welcome, {"args": {"name": object()}}, "args= cannot be written as JSON"),
         (welcome, {"at": datetime(2030, 1, 1)}, "at= takes an aware datetime"),
