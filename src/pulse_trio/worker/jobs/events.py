@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from ...observe import AttemptFailed, JobEnded, JobStarted
+from .job_states import LOST
 
 if TYPE_CHECKING:
     from ...observe import Observer
@@ -48,7 +49,8 @@ class JobEvents:
 
     def ended(self, job: RunningJob) -> None:
         """The job has ended."""
-        claim, outcome = job.claim, job.outcome
+        # What a thread returns after its job was lost is reported all the same, and refused: another attempt counts.
+        claim, outcome = job.claim, None if job.state is LOST else job.outcome
         kind, error = (outcome.kind, outcome.error) if outcome is not None else ("lost", None)
         if self._spans is not None:
             self._spans.ended(claim, kind, error, job.said[0] if job.said is not None else None)

@@ -253,7 +253,7 @@ class Runner:
             # The events say how it ended; its report is what its cancellation meant.
             job.outcome = self.outcome_of_stuck(job)
         if self._meter is not None:
-            self._meter.ended(job, job.outcome, self._now())
+            self._meter.ended(job, None if job.state is LOST else job.outcome, self._now())
 
     def _refuses(self, job: RunningJob) -> bool:
         """Ends a job that cannot be begun. Returns whether it did."""

@@ -142,8 +142,7 @@ class RunningJob:
         """Whether the runner has finished with it."""
         self.asked = False
         self.cancel_message: str | None = None
-        # No deadline of the whole job, no request for its cancellation, no transaction of its own, no failure: for most jobs
-        # the runner checks only this.
+        # Neither deadline nor request to cancel, transaction, failure, lost lease: for most jobs the runner checks only this.
         self.plain = True
         self.scope_nursery: trio.Nursery | None = None
         self.outcome: Outcome | None = None
@@ -306,6 +305,7 @@ class RunningJob:
         # The row may be gone because our own transaction has just completed the job: then the answer to COMMIT is on its way.
         if self.transaction == "settling":
             return
+        self.plain = False
         self._wake_heartbeat()
         if not self._heartbeat_joined:
             # No heartbeat will cancel it: it was not begun when the beat was sent.
