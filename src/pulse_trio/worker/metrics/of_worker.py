@@ -91,7 +91,7 @@ class WorkerMetrics:
         return cast("WorkerStore", self._timed)
 
     def registered(self, parts: Parts, stops: Stops) -> None:
-        """The worker is registered and about to claim."""
+        """The worker is registered; it opens its resources next, and claims then."""
         self._parts, self._stops = parts, stops
 
     @asynccontextmanager
@@ -148,8 +148,10 @@ class WorkerMetrics:
             return "starting: the worker is not registered yet"
         if self._stops.hushed.is_set():
             return "draining: the worker claims nothing more"
-        if not self._vital.database_up:
+        if self._vital.database_up is False:
             return "cut off: the database does not answer"
+        if self._timed.claims.fail is None:
+            return "starting: the worker has not looked for jobs yet; its resources are opened first"
         if self._timed.claims.fail:
             return "cut off: the worker cannot claim"
         return None

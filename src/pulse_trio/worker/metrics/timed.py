@@ -42,8 +42,8 @@ class _Part:
 class TimedClaims(_Part):
     """`WorkerStore.claims`."""
 
-    fail = False
-    """Whether the last claim, or look for due jobs, could not reach the database."""
+    fail: bool | None = None
+    """Whether the last claim, or look for due jobs, could not reach the database; None before the first."""
 
     @contextmanager
     def _reaching(self) -> Generator[None]:

@@ -32,7 +32,8 @@ class Vital:
         self._store = store
         self._lags: deque[tuple[float, float]] = deque()
         self._due = math.inf
-        self.database_up = False
+        self.database_up: bool | None = None
+        """Whether the database answered last; None before its first answer is there, or too late."""
 
     async def run(self) -> None:
         """Watches until cancelled."""
@@ -43,7 +44,8 @@ class Vital:
     def tell(self, figures: Figures) -> None:
         """Adds these figures to the others."""
         figures.set("pulse_loop_lag_seconds", self.lag)
-        figures.set("pulse_database_up", int(self.database_up))
+        if self.database_up is not None:
+            figures.set("pulse_database_up", int(self.database_up))
 
     @property
     def lag(self) -> float:
