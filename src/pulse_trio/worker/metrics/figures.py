@@ -113,13 +113,18 @@ class Figures:
 
     @classmethod
     def decoded(cls, encoded: Mapping[str, Any]) -> Figures:
-        """From `encoded`."""
+        """From `encoded`. Leaves out what this version does not know: the other process may be of another."""
         made = cls()
         for name, labels, value in encoded["values"]:
-            made.values.setdefault(name, {})[tuple(labels)] = value
+            if (metric := BY_NAME.get(name)) and metric.type != "histogram" and len(labels) == len(metric.labels):
+                made.values.setdefault(name, {})[tuple(labels)] = value
         for name, labels, counts, total in encoded["histograms"]:
-            histogram = made.histogram(name, tuple(labels))
-            histogram.counts, histogram.sum = counts, total
+            metric = BY_NAME.get(name)
+            if metric is None or metric.type != "histogram" or len(labels) != len(metric.labels):
+                continue
+            if len(counts) == len(metric.bounds) + 1:
+                histogram = made.histogram(name, tuple(labels))
+                histogram.counts, histogram.sum = counts, total
         return made
 
 

@@ -7,6 +7,7 @@ goes back; what a child that was killed had counted in its last second is lost.
 
 from __future__ import annotations
 
+import logging
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -27,15 +28,21 @@ if TYPE_CHECKING:
     from ...store import WorkerStore
     from ..processes.supervisor import SupervisorStore
 
+logger = logging.getLogger("pulse_trio")
 LATE = 5.0
-"""Seconds of silence after which a child counts as not well: its event loop is blocked, or it is stopped."""
+"""Seconds of silence after which a child counts as not ready: its event loop is blocked, or it is stopped. It counts as not
+well a lease later: until then a handler that blocks its loop is tolerated, and the supervisor replaces it sooner than that."""
+BEGINS = 60.0
+"""Seconds that a child may take, beside the wait for the database, until it says something: it imports the program."""
 
 
 class _Told:
     """What a child has told last."""
 
     def __init__(self) -> None:
-        self.at: float | None = None
+        self.at = trio.current_time()
+        self.begins = True
+        """Whether it has said nothing yet."""
         self.figures = Figures()
         self.unready: str | None = "it starts"
         self.unhealthy: str | None = None
@@ -52,6 +59,7 @@ class FleetMetrics:
         self._vital = Vital(store.figures)
         self._sampler = Sampler(store.figures, observer, settings.queues or ())
         self._children: dict[int, _Told] = {}
+        self._unreadable = False
         self._ended.count("pulse_rescued_total", (), 0)
 
     def listeners(self) -> Mapping[type[Any], Callable[[Any], None]]:
@@ -66,11 +74,20 @@ class FleetMetrics:
             self._ended.add(child.figures, only_totals=True)
 
     def heard(self, pid: int, told: Mapping[str, Any]) -> None:
-        """A child has sent its figures."""
+        """A child has sent its figures. Raises nothing: what cannot be read harms only this child's figures."""
         child = self._children.setdefault(pid, _Told())
-        child.at = trio.current_time()
-        child.figures = Figures.decoded(told)
-        child.unready, child.unhealthy = told["unready"], told["unhealthy"]
+        child.at, child.begins = trio.current_time(), False
+        try:
+            figures = Figures.decoded(told)
+            child.unready, child.unhealthy = told["unready"], told["unhealthy"]
+        except (AttributeError, KeyError, TypeError, ValueError):
+            if not self._unreadable:
+                self._unreadable = True
+                logger.exception(
+                    "the figures of the worker process %s cannot be read; later failures are not logged", pid
+                )
+        else:
+            child.figures = figures
 
     @asynccontextmanager
     async def serving(self) -> AsyncGenerator[None]:
@@ -95,7 +112,7 @@ class FleetMetrics:
     def unhealthy(self) -> str | None:
         """Which child is not well."""
         for pid, child in self._children.items():
-            if problem := self._silence(child) or child.unhealthy:
+            if problem := self._silence(child, LATE + self._settings.lease) or child.unhealthy:
                 return f"worker process {pid}: {problem}"
         return None
 
@@ -103,7 +120,7 @@ class FleetMetrics:
         """Which child does not take jobs now."""
         ready, not_ready = 0, None
         for pid, child in self._children.items():
-            if problem := self._silence(child) or child.unready:
+            if problem := self._silence(child, LATE) or child.unready:
                 not_ready = not_ready or f"worker process {pid}: {problem}"
             else:
                 ready += 1
@@ -112,8 +129,8 @@ class FleetMetrics:
         of = f"{ready} of {self._settings.processes} worker processes are ready"
         return f"{of}; {not_ready}" if not_ready else f"{of}; another is about to start"
 
-    def _silence(self, child: _Told) -> str | None:
-        silent = 0.0 if child.at is None else trio.current_time() - child.at
-        if silent <= LATE:
+    def _silence(self, child: _Told, limit: float) -> str | None:
+        silent = trio.current_time() - child.at
+        if silent <= (BEGINS + self._settings.connect_timeout if child.begins else limit):
             return None
         return f"nothing was heard of it for {silent:.0f} s (its event loop is blocked, or it is stopped)"
