@@ -93,6 +93,7 @@ async def test_jobs_are_counted_by_queue_and_state_with_and_without_keys(dsn: st
             assert 90 <= oldest["mail"] < 900
             assert oldest["a.b/c"] == oldest["z"] == 0
             assert sample.quarantined == 1
+            assert not sample.cut_short
             # Bounded: one job of each queue, priority and state, and of those with keys.
             few = await store.figures.sample(1, 10)
             assert {found.queue: found.scheduled for found in few.queues} == {"mail": 3 + 1, "a.b/c": 1, "z": 0}
@@ -105,6 +106,7 @@ async def test_very_many_queues_and_priorities_are_walked_up_to_a_bound(dsn: str
         async with open_store(dsn) as store:
             sample = await store.figures.sample(10, 10)
     assert len(sample.queues) == 256 + 64
+    assert sample.cut_short
     assert QueueFigure("q1", 1, 0, 0, sample.queues[0].oldest, False)._replace(oldest=0) in [
         found._replace(oldest=0) for found in sample.queues
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -11,6 +11,9 @@ from pulse_trio.observe import Observer, QueueBacklog, ScheduleLate
 from pulse_trio.store.figures import QueueFigure, Sample
 from pulse_trio.worker.metrics.figures import Figures
 from pulse_trio.worker.metrics.sampler import Alarm, Sampler
+
+if TYPE_CHECKING:
+    import pytest
 
 
 class Schema:
@@ -24,6 +27,9 @@ class Schema:
         self.takes = 0.0
         self.paused = False
         self.away = False
+        self.rows_in_time = 10_000
+        self.cut_short = False
+        self.asked: list[int] = []
         self.samples: list[float] = []
 
     async def take_turn(self, who: int, seconds: float) -> bool:
@@ -35,10 +41,13 @@ class Schema:
         return True
 
     async def sample(self, most: int, schedules: int) -> Sample:
+        self.asked.append(most)
+        if most > self.rows_in_time:
+            raise DatabaseUnavailable("canceling statement due to statement timeout")
         await trio.sleep(self.takes)
         self.samples.append(trio.current_time())
         mail = QueueFigure("mail", 20_000, 1, 2, self.oldest, self.paused)
-        return Sample([mail], 3, {"nightly": self.late})
+        return Sample([mail], 3, {"nightly": self.late}, self.cut_short)
 
 
 class Heard:
@@ -98,6 +107,55 @@ async def test_figures_that_are_no_longer_this_processs_are_not_shown(autojump_c
         schema.away = False
         await trio.sleep(60)
         assert told(sampler) != {}
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_count_that_takes_too_long_counts_fewer_jobs_and_then_more_again(
+    autojump_clock: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    schema, heard = Schema(), Heard()
+    schema.rows_in_time, schema.takes, schema.oldest = 700, 0.3, 100
+    sampler = Sampler(schema, Observer([heard]))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(sampler.run)
+        await trio.sleep(60)
+        assert told(sampler)["pulse_queue_oldest_seconds"] == {("mail",): 100}
+        await trio.sleep(300)
+        assert schema.asked[:3] == [10_000, 2500, 625]
+        assert set(schema.asked[3:]) == {625}
+        schema.rows_in_time, schema.takes = 10_000, 0.001
+        await trio.sleep(120)
+        assert schema.asked[-1] == 10_000
+        nursery.cancel_scope.cancel()
+    assert [type(event) for event in heard.events] == [QueueBacklog]
+    assert ["could not be counted" in record.message for record in caplog.records] == [True]
+
+
+async def test_a_process_that_cannot_count_gives_its_turn_to_one_that_can(autojump_clock: object) -> None:
+    schema, unfit = Schema(), Schema()
+    unfit.rows_in_time = 0
+    unfit.take_turn = schema.take_turn
+    other = Sampler(schema, Observer())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Sampler(unfit, Observer()).run)
+        await trio.sleep(1)
+        nursery.start_soon(other.run)
+        await trio.sleep(60)
+        assert told(other) != {}
+        nursery.cancel_scope.cancel()
+    assert schema.holder is None
+
+
+async def test_a_queue_that_may_not_have_been_counted_is_not_shown_with_0(autojump_clock: object) -> None:
+    schema = Schema()
+    sampler = Sampler(schema, Observer(), ["empty"])
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(sampler.run)
+        await trio.sleep(1)
+        assert told(sampler)["pulse_queue_oldest_seconds"] == {("mail",): 0, ("empty",): 0}
+        schema.cut_short = True
+        await trio.sleep(60)
+        assert told(sampler)["pulse_queue_oldest_seconds"] == {("mail",): 0}
         nursery.cancel_scope.cancel()
 
 

@@ -134,7 +134,8 @@ Labels are bounded, whatever producers write into rows:
 
 - `kind`: the kinds that the worker has a handler for; `other` for all else.
 - `queue`: the queues that the worker serves or its code declares, and the first {QUEUES} others that it meets; `other` for all
-  else. Beside the pairs of those queues and kinds, at most {PAIRS} pairs of a queue and a kind have labels of their own.
+  else. `pulse_queue_jobs` and `pulse_queue_oldest_seconds` leave out all else. Beside the pairs of those queues and kinds, at
+  most {PAIRS} pairs of a queue and a kind have labels of their own.
 - `schedule`: the first {SCHEDULES} schedules by name.
 - `outcome`, `state` and `reason`: the words in the table.
 

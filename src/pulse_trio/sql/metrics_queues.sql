@@ -1,5 +1,6 @@
 -- Live jobs by queue, for metrics: available, scheduled and running, for how many seconds the oldest available one has been due,
--- and whether the queue is paused. The last row has no queue: the number of suspects. Bounded, whatever producers write: 256 pairs
+-- and whether the queue is paused. The last row has no queue: the number of suspects, and whether a walk over the queues has
+-- reached its bound, so that queues may be missing. Bounded, whatever producers write: 256 pairs
 -- of queue and priority, 64 queues with keys, and of each at most `most` due and `most` later jobs; 1000 suspects. Running jobs
 -- were claimed from the front, so they are among those.
 WITH RECURSIVE slot(queue, priority, place) AS (
@@ -54,4 +55,5 @@ SELECT c.queue, sum(c.available)::bigint, sum(c.scheduled)::bigint, sum(c.runnin
        EXISTS (SELECT FROM :"schema".queue q WHERE q.name = c.queue AND q.paused_at IS NOT NULL)
 FROM counted c GROUP BY c.queue
 UNION ALL
-SELECT NULL, (SELECT count(*) FROM (SELECT FROM :"schema".job j WHERE j.suspect LIMIT 1000) s), NULL, NULL, NULL, NULL
+SELECT NULL, (SELECT count(*) FROM (SELECT FROM :"schema".job j WHERE j.suspect LIMIT 1000) s), NULL, NULL, NULL,
+       EXISTS (SELECT FROM slot WHERE slot.place = 256) OR EXISTS (SELECT FROM keyed WHERE keyed.place = 64)

@@ -27,11 +27,13 @@ class QueueFigure(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """All queues with live jobs, the number of jobs in quarantine, and for how many seconds each schedule is late."""
+    """All queues with live jobs, the number of jobs in quarantine, and for how many seconds each schedule is late. `cut_short`:
+    there are more queues, or may be."""
 
     queues: list[QueueFigure]
     quarantined: int
     late: dict[str, float]
+    cut_short: bool = False
 
 
 class QueueFigures:
@@ -65,9 +67,9 @@ class QueueFigures:
                 cursor = await connection.execute(
                     statement("metrics_queues", self._schema), {"most": most}, prepare=True
                 )
-                *rows, (_, quarantined, *_) = await cursor.fetchall()
+                *rows, (_, quarantined, *_, cut_short) = await cursor.fetchall()
                 cursor = await connection.execute(
                     statement("metrics_schedules", self._schema), {"most": schedules}, prepare=True
                 )
                 late = {name: max(0.0, seconds) for name, seconds in await cursor.fetchall()}
-                return Sample([QueueFigure(*row) for row in rows], quarantined, late)
+                return Sample([QueueFigure(*row) for row in rows], quarantined, late, cut_short)

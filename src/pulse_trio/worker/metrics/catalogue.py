@@ -67,8 +67,10 @@ METRICS: Final = (
         "pulse_queue_jobs",
         "gauge",
         ("queue", "state"),
-        "Live jobs of a queue: available (due), scheduled (due later) or running. Counted up to a bound of 10000 rows (less "
-        "where there are many queues): at the bound it means at least as many. Reported by one worker of the schema at a time.",
+        "Live jobs of a queue: available (due), scheduled (due later) or running. Available and running jobs are counted "
+        "together, up to a bound of 10000 rows (less where there are many queues), and so are scheduled ones: at the bound the "
+        "values are at least as high. Use pulse_queue_oldest_seconds for alerts. Reported by one worker of the schema at a "
+        "time.",
         "max",
     ),
     Metric(
@@ -122,7 +124,13 @@ METRICS: Final = (
         "The longest delay of the event loop in the last 15 seconds. A handler that blocks it makes it grow.",
         "max",
     ),
-    Metric("pulse_database_up", "gauge", (), "1 if the database answers this worker, else 0.", "min"),
+    Metric(
+        "pulse_database_up",
+        "gauge",
+        (),
+        "1 if the database answers this worker, else 0. Missing until it has answered first, or has not in time.",
+        "min",
+    ),
     Metric(
         "pulse_schedule_late_seconds",
         "gauge",

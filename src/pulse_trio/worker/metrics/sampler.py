@@ -3,10 +3,14 @@
 A turn lasts a little longer than the time to the next sample, so that another process takes over when this one is gone. A
 sample that took t seconds is not repeated for 1000 t, at least 5 s and at most a minute: scraped once a second, metrics cost
 PostgreSQL less than a millisecond a scrape, however many jobs there are.
+
+A sample that fails, for it takes too long, is tried again with fewer jobs. A process that fails with the fewest gives its turn
+to another.
 """
 
 from __future__ import annotations
 
+import logging
 import secrets
 from typing import TYPE_CHECKING, Protocol
 
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
     from ...store.figures import Sample
     from .figures import Figures
 
+logger = logging.getLogger("pulse_trio")
 BACKLOG = 60.0
 """Seconds that a queue's oldest job may have been due before `QueueBacklog`."""
 LATE = 60.0
@@ -33,8 +38,10 @@ _CALM = 0.5
 _SOONEST, _LATEST, _SHARE = 5.0, 60.0, 1000
 _MORE = 10.0
 """Seconds by which a turn is longer than the time to the next sample."""
-_COUNTED, _ALL = 10_000, 40_000
-"""Jobs counted in a queue, priority and state, and in all of them together."""
+_COUNTED, _ALL, _FEWEST = 10_000, 40_000, 100
+"""Jobs counted in a queue, priority and state; in all of them together; and in a queue, priority and state at least."""
+_QUICK = 0.05
+"""Seconds: after a sample that took no longer, one that had to count fewer jobs counts more again."""
 _GOODBYE = 1.0
 
 
@@ -54,7 +61,10 @@ class Sampler:
         self._who = secrets.randbits(62) + 1
         self._sample: Sample | None = None
         self._valid_until = 0.0
-        self._most = _COUNTED
+        self._holds = False
+        """Whether it has the turn, as far as it knows."""
+        self._most = self._bound = _COUNTED
+        self._failed = False
         self._backlogs, self._late = Alarm(BACKLOG), Alarm(LATE)
 
     async def run(self) -> None:
@@ -66,16 +76,17 @@ class Sampler:
                 try:
                     pause = await self._turn(pause)
                 except (DatabaseUnavailable, SchemaError):
-                    # Others report what is wrong with the database; a count that takes too long is tried again later.
+                    # Others report what is wrong with the database.
                     pause = _LATEST
         except trio.ClosedResourceError:
             return  # the worker has ended
         finally:
-            if self._sample is not None:
+            if self._holds:
                 with trio.move_on_after(_GOODBYE, shield=True):
                     await self._give_back()
 
     async def _give_back(self) -> None:
+        self._holds = False
         try:
             await self._store.take_turn(self._who, 0)
         except (DatabaseUnavailable, SchemaError, trio.ClosedResourceError):
@@ -86,27 +97,51 @@ class Sampler:
         expected = max(before, _SOONEST)
         began = trio.current_time()
         mine = await self._store.take_turn(self._who, expected + _MORE)
-        if mine is False or (mine is None and self._sample is None):
-            self._sample = None
+        if mine is False or (mine is None and not self._holds):
+            self._holds, self._sample = False, None
             self._backlogs.forget()
             self._late.forget()
             return _SOONEST
+        self._holds = True
         counting = trio.current_time()
-        self._sample = sample = await self._store.sample(self._most, SCHEDULES)
-        pause = max(_SOONEST, rest_after(trio.current_time() - counting, share=_SHARE, longest=_LATEST))
-        self._most = max(100, min(_COUNTED, _ALL // max(1, 2 * len(sample.queues))))
+        try:
+            self._sample = sample = await self._store.sample(self._most, SCHEDULES)
+        except (DatabaseUnavailable, SchemaError) as error:
+            return await self._count_fewer(error)
+        took = trio.current_time() - counting
+        pause = max(_SOONEST, rest_after(took, share=_SHARE, longest=_LATEST))
+        if took <= _QUICK:
+            self._bound = min(_COUNTED, 2 * self._bound)
+        self._most = max(_FEWEST, min(self._bound, _ALL // max(1, 2 * len(sample.queues))))
         if pause > expected:
             await self._store.take_turn(self._who, pause + _MORE)
         self._valid_until = began + pause + _MORE
         self._notice(sample)
         return pause
 
+    async def _count_fewer(self, error: Exception) -> float:
+        """A sample has failed. Returns the seconds until the next."""
+        if not self._failed:
+            self._failed = True
+            logger.warning(
+                "the queues could not be counted for metrics, QueueBacklog and ScheduleLate; this is tried again, and later "
+                "failures are not logged: %s",
+                error,
+            )
+        if self._most > _FEWEST:
+            self._most = self._bound = max(_FEWEST, self._most // 4)
+            return _MORE
+        # Another process may be able to.
+        await self._give_back()
+        return _LATEST
+
     def tell(self, figures: Figures) -> None:
         """Adds what this process has counted, if it is its turn."""
         sample = self._sample
         if sample is None or trio.current_time() > self._valid_until:
             return
-        for queue in self._queues - {found.queue for found in sample.queues}:
+        # A queue that is missing is known to be empty only if all queues were counted.
+        for queue in set[str]() if sample.cut_short else self._queues - {found.queue for found in sample.queues}:
             self._tell_queue(figures, queue, 0, 0, 0, 0.0)
         for found in sample.queues:
             if found.queue not in self._queues and len(self._queues) < QUEUES:
