@@ -5,19 +5,26 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
+import time
+from collections.abc import AsyncIterator  # noqa: TC003 -- read at run time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 import trio
+import trio.testing
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families as prometheus_text
 
-from pulse_trio import ConfigurationError, Handlers, SyncClient, Worker
+from pulse_trio import ConfigurationError, Handlers, Job, SyncClient, Worker
+from pulse_trio.observe import JobEnded
 from pulse_trio.worker.metrics.catalogue import METRICS
+from pulse_trio.worker.metrics.server import beside, serving
 from support.embedded_workers import working
 from support.sink import open_sink
+from support.stores import Window
 from support.workers import enqueue, settled, until, worker
 
 if TYPE_CHECKING:
@@ -25,6 +32,7 @@ if TYPE_CHECKING:
 
     from pulse_trio.testing.faults.processes import Processes
     from pulse_trio.testing.faults.proxy import Proxy
+    from pulse_trio.worker.metrics.figures import Figures
 
 WITHIN = 30.0
 FAST: dict[str, Any] = {
@@ -284,15 +292,95 @@ async def test_the_supervisor_says_which_process_is_blocked_or_drains(dsn: str, 
             assert (await pages.get("/healthz")).status_code == 200
             enqueue(dsn, "blocking", folder=str(processes.folder))
             (start,) = await sink.until("start", attempt=1)
-            await pages.until("/healthz", 503, f"worker process {start.pid}: nothing was heard of it")
-            await pages.until("/readyz", 503, f"1 of 2 worker processes are ready; worker process {start.pid}")
+            said = f"1 of 2 worker processes are ready; worker process {start.pid}: nothing was heard of it"
+            await pages.until("/readyz", 503, said)
+            # The supervisor replaces it when its lease is over; all of them are not to be replaced before that.
+            assert (await pages.get("/healthz")).status_code == 200
             os.kill(start.pid, signal.SIGKILL)
-            await pages.until("/healthz", 200)
             (processes.folder / "go-2").touch()
             (processes.folder / "go-1").touch()
             await pages.until("/readyz", 200)
             supervisor.send(signal.SIGTERM)
         assert await supervisor.ended() == 0
+
+
+STUBBORN = """
+import pulse_trio, trio
+handlers = pulse_trio.Handlers()
+
+@handlers.job
+async def stubborn(job: pulse_trio.Job) -> None:
+    while job.attempt == 1:
+        with trio.CancelScope(shield=True):
+            await trio.sleep_forever()
+"""
+
+
+async def test_a_worker_that_replaces_itself_serves_at_the_same_address(dsn: str, processes: Processes) -> None:
+    (processes.folder / "app.py").write_text(STUBBORN)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        at = f"127.0.0.1:{taken.getsockname()[1]}"
+    job_id = SyncClient(dsn).enqueue("stubborn", max_attempts=5, timeout=0.2).id
+    running = await processes.pulse_trio("run", "app:handlers", f"--dsn={dsn}", f"--http={at}", "--cleanup=0.2")
+    assert (await settled(dsn, job_id))[:2] == ("completed", 2)
+    async with served(at) as pages:
+        await pages.until("/readyz", 200)
+    running.send(signal.SIGTERM)
+    assert await running.ended() == 0
+    assert running.stderr.count("serving /metrics") == 2
+
+
+async def test_a_worker_is_not_ready_while_its_resources_are_opened(dsn: str, address: Address) -> None:
+    made, entered, go_on = Handlers(), trio.Event(), trio.Event()
+
+    @made.resource
+    @asynccontextmanager
+    async def pool() -> AsyncIterator[int]:
+        entered.set()
+        await go_on.wait()
+        yield 1
+
+    @made.job
+    async def work(pool: int) -> None: ...
+
+    worker = Worker(made, dsn, **FAST)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(worker.run)
+        with trio.fail_after(WITHIN):
+            await entered.wait()
+        async with served(str(address)) as pages:
+            # The database has answered, and still nothing is claimed.
+            await pages.until_counted(sample("pulse_database_up"), 1)
+            answer = await pages.get("/readyz")
+            assert (answer.status_code, answer.text.split(":")[0]) == (503, "starting")
+            go_on.set()
+            await pages.until("/readyz", 200)
+        worker.stop_now()
+
+
+async def test_an_attempt_that_was_lost_does_not_count_as_completed(dsn: str, address: Address) -> None:
+    made, begun = Handlers(), threading.Event()
+
+    @made.job
+    def slow(job: Job) -> int:
+        begun.set()
+        while job.cancel_reason is None:
+            time.sleep(0.01)
+        return 7
+
+    async with working(made, dsn, **FAST) as heard, served(str(address)) as pages:
+        SyncClient(dsn).enqueue("slow")
+        await trio.to_thread.run_sync(begun.wait, WITHIN)
+        with Window(dsn) as window:
+            # Another attempt owns it.
+            window.run("UPDATE job SET attempt = attempt + 1, locked_by = 99, lease_until = now() + interval '1 h'")
+            lost = sample("pulse_jobs_ended_total", queue="default", kind="slow", outcome="lost")
+            found = await pages.until_counted(lost, 1)
+            assert (
+                found.get(sample("pulse_jobs_ended_total", queue="default", kind="slow", outcome="completed"), 0) == 0
+            )
+            ended = await heard.until(JobEnded, kind="slow")
+            assert ended.outcome == "lost"
 
 
 async def test_a_blocked_loop_does_not_answer_and_its_lag_is_measured(dsn: str, processes: Processes) -> None:
@@ -398,3 +486,66 @@ async def test_hostile_requests_are_refused_and_harm_nothing(dsn: str, handlers:
         SyncClient(dsn).enqueue("greet", queue="mail")
         await until(dsn, "SELECT 1 FROM pulse.jobs WHERE state = 'completed'")
     assert heard is not None
+
+
+async def test_a_client_that_does_not_read_does_not_keep_the_worker_from_ending(
+    dsn: str, handlers: Handlers, address: Address
+) -> None:
+    with socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        with trio.fail_after(3 * WITHIN):
+            async with working(handlers, dsn, **FAST), served(str(address)) as pages:
+                deaf.connect((pages.host, pages.port))
+                deaf.setblocking(False)
+                # Until the server takes no more requests, because it waits to send an answer.
+                with trio.move_on_after(1) as waited:
+                    while not waited.cancelled_caught:
+                        try:
+                            deaf.send(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 100)
+                            waited.deadline = trio.current_time() + 1
+                        except BlockingIOError:
+                            pass
+                        await trio.sleep(0.01)
+                assert (await pages.get("/healthz")).status_code == 200
+
+
+class Unwell:
+    """What is served, by a program with a fault."""
+
+    def figures(self) -> Figures:
+        raise RuntimeError("no figures")
+
+    def unhealthy(self) -> str | None:
+        return None
+
+    def unready(self) -> str | None:
+        return None
+
+
+async def test_a_page_that_fails_is_a_500_and_is_logged_once(
+    address: Address, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving("127.0.0.1:0", Unwell()), served(str(address)) as pages:
+        for _ in range(2):
+            assert (await pages.get("/metrics")).status_code == 500
+        assert (await pages.get("/healthz")).status_code == 200
+    assert [record.message for record in caplog.records if record.exc_info] == [
+        "a page of the worker's HTTP server failed; later failures are not logged. No job is concerned"
+    ]
+
+
+async def test_what_the_block_raises_comes_before_what_its_helpers_raise_at_the_end() -> None:
+    async def fails_when_cancelled() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            raise OSError("at the end")
+
+    async def block() -> None:
+        async with beside() as nursery:
+            nursery.start_soon(fails_when_cancelled)
+            await trio.testing.wait_all_tasks_blocked()
+            raise ConfigurationError("the block")
+
+    with pytest.raises(ConfigurationError, match="the block"):
+        await block()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import socket
 from contextlib import asynccontextmanager
 from importlib import import_module
@@ -34,8 +33,12 @@ HOW_TO_INSTALL = "pip install 'pulse-trio[metrics]'"
 _HEADERS = 16 * 1024
 _PATIENCE = 5
 """Seconds that a client has to send its request, and until an idle connection is closed."""
+_UNREAD = 10_000
+"""Milliseconds until the kernel ends a connection whose client takes nothing of what was sent. Hypercorn sends in a shielded
+scope: without this limit such a client would keep the worker from ending."""
 _AGAIN = 1.0
 _PLAIN = "text/plain; charset=utf-8"
+_FAILED = "the server of /metrics failed; it starts again. No job is concerned"
 
 
 class Source(Protocol):
@@ -59,8 +62,23 @@ class App:
 
     def __init__(self, source: Source) -> None:
         self._source = source
+        self._failed = False
+        # Of its own: jobs in threads may have taken all of Trio's.
+        self._limiter = trio.CapacityLimiter(1)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request. Hypercorn answers 500 where this raises, and says nothing of it: we log the first time."""
+        try:
+            await self._serve(scope, receive, send)
+        except Exception:
+            if not self._failed:
+                self._failed = True
+                logger.exception(
+                    "a page of the worker's HTTP server failed; later failures are not logged. No job is concerned"
+                )
+            raise
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             for _ in range(2):
                 await send({"type": f"{(await receive())['type']}.complete"})
@@ -88,7 +106,9 @@ class App:
         from .exposition import render
 
         # In a thread: the text of thousands of buckets takes milliseconds, in which the loop goes on.
-        body, content_type = await trio.to_thread.run_sync(render, self._source.figures(), accept)
+        body, content_type = await trio.to_thread.run_sync(
+            render, self._source.figures(), accept, limiter=self._limiter
+        )
         return 200, body, [(b"content-type", content_type.encode())]
 
 
@@ -117,9 +137,13 @@ def listening(address: str) -> socket.socket:
     try:
         family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         # Closed when another program is executed in place of this one, or started by it.
-        return socket.create_server(where[:2], family=family)
+        listener = socket.create_server(where[:2], family=family)
     except (OSError, UnicodeError) as error:
         raise ConfigurationError(f"Cannot listen at {address} (the setting 'http'): {_why(error)}") from None
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        # Linux hands it on to the connections that are accepted.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD)
+    return listener
 
 
 def _shown(listener: socket.socket) -> str:
@@ -157,25 +181,32 @@ async def serving(address: str, source: Source) -> AsyncGenerator[trio.Nursery]:
 async def beside() -> AsyncGenerator[trio.Nursery]:
     """A nursery whose tasks end with the block. An exception of the block is raised as it is, not in a group."""
     raised: Exception | None = None
-    async with trio.open_nursery() as nursery:
-        try:
-            yield nursery
-        except Exception as error:
-            raised = error
-        nursery.cancel_scope.cancel()
-    if raised is not None:
-        raise raised
+    try:
+        async with trio.open_nursery() as nursery:
+            try:
+                yield nursery
+            except Exception as error:
+                raised = error
+            nursery.cancel_scope.cancel()
+    finally:
+        # Before whatever the tasks raise as they are cancelled.
+        if raised is not None:
+            raise raised
 
 
 async def _serve(listener: socket.socket, app: App) -> None:
-    from hypercorn.config import Config
+    from hypercorn.config import Config, Sockets
 
     serve: Any = import_module("hypercorn.trio").serve
 
+    class Ours(Config):
+        def create_sockets(self) -> Sockets:
+            # Hypercorn's own would pass the port on to every program that is executed in place of this one: a worker that
+            # replaces itself could not listen again.
+            return Sockets([], [ours], [])
+
     while True:
-        config = Config()
-        # The server closes it when it ends.
-        config.bind = [f"fd://{os.dup(listener.fileno())}"]
+        config = Ours()
         config.errorlog = None
         config.include_server_header = False
         config.h11_max_incomplete_size = config.h2_max_header_list_size = _HEADERS
@@ -183,7 +214,15 @@ async def _serve(listener: socket.socket, app: App) -> None:
         config.read_timeout = _PATIENCE
         config.graceful_timeout = 0
         try:
-            await serve(app, config, mode="asgi")
+            # The server closes it when it ends.
+            with listener.dup() as ours:
+                await serve(app, config, mode="asgi")
         except Exception:
-            logger.exception("the server of /metrics failed; it starts again. No job is concerned")
+            logger.exception(_FAILED)
+        except BaseExceptionGroup as group:  # noqa: ASYNC103 -- the program's part is raised
+            failed, programs = group.split(Exception)
+            if failed is not None:
+                logger.error(_FAILED, exc_info=failed)
+            if programs is not None:
+                raise programs from None  # noqa: ASYNC104 -- the program's part of it
         await trio.sleep(_AGAIN)
