@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from pulse_trio import Client, Handlers, Job, RetryAfter, Snooze, SyncClient
+from pulse_trio.errors import ConfigurationError
 from pulse_trio.testing import PulseClock, PulseWorker, assert_enqueued, enqueued, refute_enqueued
 
 LOG: list[tuple[str, object]] = []
@@ -171,6 +172,31 @@ async def test_a_job_without_a_handler_is_named(pulse_client: Client, pulse_dsn:
         connection.execute("SELECT pulse.enqueue('unheard_of')")
     with pytest.raises(LookupError, match="unheard_of"):
         await pulse_clock.advance(days=1)
+
+
+@pytest.mark.trio
+async def test_a_drain_without_the_clock_names_a_job_without_a_handler(
+    pulse_client: Client, pulse_dsn: str, pulse_worker: PulseWorker
+) -> None:
+    with psycopg.connect(pulse_dsn) as connection:
+        connection.execute("SELECT pulse.enqueue('unheard_of')")
+    with pytest.raises(LookupError, match="without a handler here: unheard_of"):
+        await pulse_worker.drain()
+
+
+@pytest.mark.trio
+async def test_a_drain_needs_real_time(pulse_handlers: Handlers, autojump_clock: object) -> None:
+    with pytest.raises(ConfigurationError, match="use pulse_clock, not autojump_clock"):
+        await PulseWorker("host=127.0.0.1 port=1", pulse_handlers).drain()
+
+
+@pytest.mark.trio
+async def test_a_database_without_a_clock_is_told_how_to_get_one(pulse_dsn: str, pulse_handlers: Handlers) -> None:
+    clock = PulseClock(pulse_dsn, pulse_handlers)
+    with pytest.raises(ConfigurationError, match=r"pulse_database\(clock=True\)"):
+        await clock.advance(seconds=1)
+    with pytest.raises(ConfigurationError, match=r"pulse_database\(clock=True\)"):
+        await clock.jump_to(datetime(2099, 1, 1, tzinfo=UTC))
 
 
 @pytest.mark.trio

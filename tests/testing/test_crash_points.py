@@ -338,10 +338,25 @@ def test_wrong_arguments_are_refused_before_anything_runs() -> None:
         crash_points(send_once.function, 7)  # type: ignore[arg-type]
 
 
-async def test_a_point_beyond_the_last_is_said_not_to_be_reached() -> None:
-    (run,) = await runs_of(send_once, 7, only="kill@99")
-    assert (run.reached, run.state) == (False, "completed")
-    assert "did not come to kill@99" in str(run)
+async def test_a_point_alone_that_the_handler_does_not_come_to_is_an_error() -> None:
+    with pytest.raises(
+        ConfigurationError, match="did not come to kill@99; undisturbed, it had 2 checkpoints in 1 attempt"
+    ):
+        await runs_of(send_once, 7, only="kill@99")
+    with pytest.raises(ConfigurationError, match="did not come to kill@end2"):
+        await runs_of(send_once, 7, only="kill@end2")
+    (run,) = await runs_of(send_once, 7, only="kill@2")
+    assert run.reached
+
+
+def test_a_process_has_no_lease_to_lose_at_a_point() -> None:
+    with pytest.raises(ConfigurationError, match=r"'lost@1'.* is not lost here, only kill@N"):
+        crash_points(append, "a file", only="lost@1")
+
+
+async def test_a_database_needs_real_time(autojump_clock: object) -> None:
+    with pytest.raises(ConfigurationError, match="talks to PostgreSQL, so it needs real time: no autojump_clock"):
+        await runs_of(send_once, 7, dsn="host=127.0.0.1 port=1")
 
 
 # A handler's surroundings

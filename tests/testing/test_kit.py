@@ -16,6 +16,10 @@ import pytest
 from psycopg.conninfo import make_conninfo
 from psycopg.sql import SQL, Identifier, Literal
 
+from pulse_trio.errors import ConfigurationError
+from pulse_trio.testing import pulse_database
+from pulse_trio.testing.databases import _of_environment
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
@@ -359,6 +363,10 @@ def test_a_test_fails_whose_assertion_was_not_awaited(
             "pulse_dsn has no PostgreSQL: --pulse-dsn host=127.0.0.1 port=1:",
         ),
         (["--pulse-dsn", "no dsn at all"], "pulse_dsn has no PostgreSQL: --pulse-dsn (not a DSN):"),
+        (
+            ["-o", "pulse_dsn=host=127.0.0.1 port=1 password=hush"],
+            "pulse_dsn has no PostgreSQL: pulse_dsn in pytest's configuration: host=127.0.0.1 port=1:",
+        ),
         (["-o", "pulse_handlers="], "No handlers are known: set pulse_handlers"),
         (["-o", "pulse_handlers=app:nothing"], "pulse_handlers = 'app:nothing': The module 'app'"),
     ],
@@ -366,11 +374,44 @@ def test_a_test_fails_whose_assertion_was_not_awaited(
 def test_what_is_missing_is_named_within_seconds(
     project: Callable[..., subprocess.CompletedProcess[str]], server_dsn: str, arguments: list[str], said: str
 ) -> None:
-    named = None if "--pulse-dsn" in arguments else server_dsn
+    named = None if "port=1" in arguments[1] or "--pulse-dsn" in arguments else server_dsn
     done = project(THREE_LOOPS, "-k", "without_a_loop", *arguments, dsn=named)
     assert done.returncode == 1
     assert said in done.stdout
     assert "hush" not in done.stdout.partition("short test summary")[2]
+
+
+def test_an_empty_variable_names_no_server_and_a_wrong_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PULSE_TRIO_TEST_DSN", "")
+    assert _of_environment() is None
+    monkeypatch.setenv("PULSE_TRIO_TEST_DSN", "host=127.0.0.1 port=1")
+    with (
+        pytest.raises(ConfigurationError, match=r"no PostgreSQL: PULSE_TRIO_TEST_DSN: host=127\.0\.0\.1"),
+        pulse_database(),
+    ):
+        pass
+
+
+FORKING = """
+import os, sys
+from pulse_trio.testing import pulse_database
+
+with pulse_database(sys.argv[1]) as dsn:
+    child = os.fork()
+    if not child:
+        with pulse_database(sys.argv[1]) as own:
+            same = own == dsn
+        sys.exit(same)  # and so with the functions of atexit
+    assert os.waitpid(child, 0)[1] == 0
+with pulse_database(sys.argv[1]):
+    print("still there")
+"""
+
+
+def test_a_forked_child_has_databases_of_its_own(creator_dsn: str) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FORKING, creator_dsn]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "still there\n", done.stderr
 
 
 def test_a_suite_that_uses_none_of_it_imports_none_of_it(

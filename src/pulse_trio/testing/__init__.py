@@ -5,7 +5,7 @@ pytest's plugin, which is installed with pulse-trio.
 """
 
 from .clock import PulseClock
-from .crashing import CrashRun, crash_points
+from .crashing import CrashRun, NeverEnds, crash_points
 from .databases import pulse_database
 from .draining import PulseWorker
 from .enqueued import assert_enqueued, enqueued, refute_enqueued
@@ -14,6 +14,7 @@ from .running import JobRun, run_job, run_job_sync
 __all__ = [
     "CrashRun",
     "JobRun",
+    "NeverEnds",
     "PulseClock",
     "PulseWorker",
     "assert_enqueued",

@@ -14,20 +14,23 @@ import anyio.to_thread
 import psycopg
 import trio
 
-from ..errors import DatabaseUnavailable
-from ..observe import UnknownKindReleased
+from ..errors import ConfigurationError, DatabaseUnavailable, SchemaError
 from ..worker import Worker
-from .draining import drain_with, in_trio
+from .draining import UnknownKinds, drain_with, in_trio
 from .virtual_time import MOVE, STOP, jump_statement
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from ..handlers import Handlers
     from ..worker import WorkerReport
     from ..worker.building import Parts
 
 
+_NO_CLOCK = (
+    "This database has no clock that can be moved: make it with pulse_database(clock=True), or put pulse_clock among the "
+    "test's arguments (or those of a fixture that it uses)."
+)
 _LONGEST = 1e9
 """Seconds, some thirty years: no rate makes a job wait for longer."""
 
@@ -40,6 +43,8 @@ class _Goal:
     by: timedelta | datetime | None
     reached: datetime | None = None
     """Where the clock stands."""
+    lacks_clock: bool = False
+    """Whether the database has none that can be moved."""
 
 
 class PulseClock:
@@ -109,7 +114,10 @@ class PulseClock:
         """`jump_to` for tests without an event loop."""
         self._check(moment)
         with psycopg.connect(self._dsn, autocommit=True) as connection:
-            ((reached,),) = connection.execute(MOVE, {"until": moment}).fetchall()
+            try:
+                ((reached,),) = connection.execute(MOVE, {"until": moment}).fetchall()
+            except psycopg.errors.UndefinedTable:
+                raise ConfigurationError(_NO_CLOCK) from None
         self._moment = cast("datetime", reached).astimezone(UTC)
 
     def _check(self, moment: datetime) -> None:
@@ -131,7 +139,7 @@ class PulseClock:
         return in_trio(lambda: self.run_until_idle(**given))
 
     async def _play(self, by: timedelta | datetime | None, seconds: float, settings: Mapping[str, Any]) -> WorkerReport:
-        goal, unknown = _Goal(by), _UnknownKinds()
+        goal, unknown = _Goal(by), UnknownKinds()
 
         def worker(**given: Any) -> Worker:
             given["instruments"] = [*given.get("instruments", ()), unknown]
@@ -141,29 +149,16 @@ class PulseClock:
             report = await drain_with(worker, seconds, settings)
         finally:
             self._moment = goal.reached or self._moment
-        if unknown.kinds:
-            kinds = ", ".join(sorted(unknown.kinds))
-            raise LookupError(
-                f"There are jobs of a kind that pulse_handlers has no handler for, and their time never comes: {kinds}."
-            )
+        if goal.lacks_clock:
+            raise ConfigurationError(_NO_CLOCK)
+        unknown.refuse()
         return report
-
-
-class _UnknownKinds:
-    def __init__(self) -> None:
-        self.kinds: set[str] = set()
-
-    def listeners(self) -> Mapping[type[Any], Callable[[Any], None]]:
-        return {UnknownKindReleased: self._keep}
-
-    def _keep(self, event: UnknownKindReleased) -> None:
-        self.kinds.add(event.kind)
 
 
 class ClockWorker(Worker):
     """A worker that moves its database's clock instead of waiting."""
 
-    def __init__(self, handlers: Handlers, dsn: str, *, goal: _Goal, unknown: _UnknownKinds, **given: Any) -> None:
+    def __init__(self, handlers: Handlers, dsn: str, *, goal: _Goal, unknown: UnknownKinds, **given: Any) -> None:
         # Its own claim loop, scheduler and watchdog do not run: `_play` has their turns.
         super().__init__(handlers, dsn, watch=False, **given)
         self._goal = goal
@@ -179,7 +174,15 @@ class ClockWorker(Worker):
     async def _play(self, parts: Parts) -> None:
         parts.reports.stay_behind()
         await self._store.firing.declare_schedules(self._declarations.schedules)
-        until = await self._begin()
+        try:
+            until = await self._begin()
+        except SchemaError as error:
+            if "pulse_clock" not in str(error):
+                raise
+            # Raised by the caller, as itself and not in the groups of the worker's nurseries.
+            self._goal.lacks_clock = True
+            self.stop()
+            return
         await self._run_what_is_due(parts)
         while not self._unknown.kinds:
             # What a worker reckons by its own clock (the end of a retry at its job's deadline) has the real time in it that the

@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -155,9 +155,28 @@ def run_of(config: pytest.Config) -> tuple[str, str]:
     return str(about["testrunuid"])[:12], str(about["workerid"])
 
 
-def named_dsn(config: pytest.Config) -> str | None:
-    """The server that the user names, if they do."""
-    return config.getoption("--pulse-dsn") or config.getini("pulse_dsn") or os.environ.get("PULSE_TRIO_TEST_DSN")
+_VARIABLE = "PULSE_TRIO_TEST_DSN"
+
+
+class NamedServer(NamedTuple):
+    """A server that the user names, and where they do: the option, the configuration file or the environment."""
+
+    dsn: str
+    source: str
+
+
+def named_server(config: pytest.Config) -> NamedServer | None:
+    """The server that the user names, if they do. An empty name is none: for libpq it would be its default server."""
+    if dsn := config.getoption("--pulse-dsn"):
+        return NamedServer(str(dsn), "--pulse-dsn")
+    if dsn := config.getini("pulse_dsn"):
+        return NamedServer(str(dsn), "pulse_dsn in pytest's configuration:")
+    return _of_environment()
+
+
+def _of_environment() -> NamedServer | None:
+    dsn = os.environ.get(_VARIABLE)
+    return NamedServer(dsn, f"{_VARIABLE}:") if dsn else None
 
 
 def folder_of(run: str) -> Path:
@@ -173,7 +192,7 @@ def open_databases(config: pytest.Config) -> Generator[TemplateDatabases]:
         if process == "main":
             stack.callback(clean_up, config, run)
         try:
-            server_dsn = stack.enter_context(_server(named_dsn(config), run))
+            server_dsn = stack.enter_context(_server(named_server(config), run))
         except ConfigurationError as error:
             import pytest
 
@@ -184,12 +203,12 @@ def open_databases(config: pytest.Config) -> Generator[TemplateDatabases]:
 
 
 @contextmanager
-def _server(named: str | None, run: str) -> Generator[str]:
+def _server(named: NamedServer | None, run: str) -> Generator[str]:
     with ExitStack() as stack:
         if named is not None:
-            with _told(f"--pulse-dsn {_safe(named)}"):
-                psycopg.connect(named, connect_timeout=_CONNECT_WITHIN).close()
-            dsn = named
+            with _told(f"{named.source} {_safe(named.dsn)}"):
+                psycopg.connect(named.dsn, connect_timeout=_CONNECT_WITHIN).close()
+            dsn = named.dsn
         else:
             folder = folder_of(run)
             with _told("the embedded PostgreSQL"):
@@ -204,12 +223,12 @@ def _server(named: str | None, run: str) -> Generator[str]:
 
 def clean_up(config: pytest.Config, run: str) -> None:
     """Takes away what the processes of a run shared, once they have all ended."""
-    named = named_dsn(config)
+    named = named_server(config)
     if named is None:
         shutil.rmtree(folder_of(run), ignore_errors=True)
     else:
         with suppress(psycopg.Error):
-            drop_databases(named, f"{_PREFIX}_{run}")
+            drop_databases(named.dsn, f"{_PREFIX}_{run}")
 
 
 @contextmanager
@@ -219,7 +238,8 @@ def _told(what: str) -> Generator[None]:
     except (psycopg.Error, PulseTrioError, OSError) as error:
         raise ConfigurationError(
             f"pulse_dsn has no PostgreSQL: {what}: {redact(str(error).strip())}\n"
-            "Name one with --pulse-dsn (a role that may create databases), or install pulse-trio[embedded]."
+            "Name one (a role that may create databases) with --pulse-dsn or PULSE_TRIO_TEST_DSN, or install "
+            "pulse-trio[embedded]."
         ) from None
 
 
@@ -233,7 +253,8 @@ def _safe(dsn: str) -> str:
 
 # Without pytest
 
-_of_this_process: dict[str | None, TemplateDatabases] = {}
+_of_processes: dict[tuple[int, str | None], TemplateDatabases] = {}
+"""By the process's id: a forked child has neither the thread nor the connection of its parent's."""
 
 
 @contextmanager
@@ -245,14 +266,15 @@ def pulse_database(server: str | None = None, *, clock: bool = False) -> Generat
     temporary folder, for as long as the process lives). With `clock` the database is for a `PulseClock`: while the block runs
     this process's clients and workers are on that clock. Raises `ConfigurationError`, which says what to do, without a server.
     """
-    named = server or os.environ.get("PULSE_TRIO_TEST_DSN")
-    if named not in _of_this_process:
-        _of_this_process[named] = _open_for_this_process(named)
-    with _of_this_process[named].migrated(clock=clock) as dsn, virtual_time() if clock else nullcontext():
+    named = NamedServer(server, "pulse_database(server=)") if server else _of_environment()
+    key = os.getpid(), named.dsn if named else None
+    if key not in _of_processes:
+        _of_processes[key] = _open_for_this_process(named)
+    with _of_processes[key].migrated(clock=clock) as dsn, virtual_time() if clock else nullcontext():
         yield dsn
 
 
-def _open_for_this_process(named: str | None) -> TemplateDatabases:
+def _open_for_this_process(named: NamedServer | None) -> TemplateDatabases:
     run = secrets.token_hex(6)
     with ExitStack() as stack:
         if named is None:
@@ -260,7 +282,13 @@ def _open_for_this_process(named: str | None) -> TemplateDatabases:
         dsn = stack.enter_context(_server(named, run))
         databases = TemplateDatabases(dsn, f"{_PREFIX}_{run}", "main")
         if named is not None:
-            stack.callback(drop_databases, named, f"{_PREFIX}_{run}")
+            stack.callback(drop_databases, named.dsn, f"{_PREFIX}_{run}")
         stack.callback(databases.abandon)
-        atexit.register(stack.pop_all().close)
+        atexit.register(_close_in, os.getpid(), stack.pop_all())
     return databases
+
+
+def _close_in(process: int, stack: ExitStack) -> None:
+    # A forked child has its parent's atexit functions, and must not take the server from under it.
+    if os.getpid() == process:
+        stack.close()

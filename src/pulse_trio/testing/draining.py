@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import anyio.to_thread
 import sniffio
 import trio
+import trio.testing
 
-from ..errors import HandlerStuck, PulseTrioError
-from ..observe import JobEnded, JobStarted
+from ..errors import ConfigurationError, HandlerStuck, PulseTrioError
+from ..observe import JobEnded, JobStarted, UnknownKindReleased
 from ..worker import Worker
 
 if TYPE_CHECKING:
@@ -43,6 +44,25 @@ class _Running:
         self.jobs.pop(event.job_id, None)
 
 
+class UnknownKinds:
+    """The kinds of claimed jobs that the worker has no handler for. It put them off, for a worker that has."""
+
+    def __init__(self) -> None:
+        self.kinds: set[str] = set()
+
+    def listeners(self) -> Mapping[type[Any], Callable[[Any], None]]:
+        return {UnknownKindReleased: self._keep}
+
+    def _keep(self, event: UnknownKindReleased) -> None:
+        self.kinds.add(event.kind)
+
+    def refuse(self) -> None:
+        """Raises `LookupError` if there are any."""
+        if self.kinds:
+            kinds = ", ".join(sorted(self.kinds))
+            raise LookupError(f"There are jobs of a kind without a handler here: {kinds}. They have not run.")
+
+
 class PulseWorker:
     """Runs the jobs of one database with the handlers of an application. With a `clock` it moves that instead of leaving a job
     that waits for its time."""
@@ -60,15 +80,20 @@ class PulseWorker:
         a Trio of its own.
 
         Raises `TimeoutError` when that has taken `timeout` seconds; it names the jobs that still ran, and their handlers have
-        been cancelled.
+        been cancelled. Raises `LookupError` when a job has no handler, and `ConfigurationError` on Trio's `autojump_clock`. A
+        handler that fails raises nothing here: the report counts it.
         """
         if self._clock is not None:
             return await self._clock.run_until_idle(timeout=timeout, **settings)
 
         def worker(**given: Any) -> Worker:
+            given["instruments"] = [*given.get("instruments", ()), unknown]
             return Worker(self._handlers, self._dsn, **given)
 
-        return await drain_with(worker, timeout, settings)
+        unknown = UnknownKinds()
+        report = await drain_with(worker, timeout, settings)
+        unknown.refuse()
+        return report
 
     def drain_sync(self, *, timeout: float = 30.0, **settings: Any) -> WorkerReport:
         """`drain` for tests without an event loop."""
@@ -79,6 +104,10 @@ async def drain_with(make: Callable[..., Worker], seconds: float, settings: Mapp
     """Runs the worker that `make` makes of these settings, in a burst of at most so many seconds. In a thread, where the caller
     is not on Trio."""
     if sniffio.current_async_library() == "trio":
+        if isinstance(trio.lowlevel.current_clock(), trio.testing.MockClock):
+            raise ConfigurationError(
+                "The worker talks to PostgreSQL, so it needs real time: use pulse_clock, not autojump_clock."
+            )
         return await _drain(make, seconds, settings)
     return await anyio.to_thread.run_sync(lambda: trio.run(_drain, make, seconds, settings))
 

@@ -76,12 +76,16 @@ def crash_points(
     whatever their delay.
 
     Works on Trio and asyncio. Raises `InvalidArguments`, `ConfigurationError`; in the loop `NeverEnds` (a `TimeoutError`) for a
-    handler that does not end.
+    handler that does not end, and `ConfigurationError` for a handler that does not come to the point of `only`.
     """
     if not isinstance(cast("object", handler), Handler):
         raise ConfigurationError(f"crash_points takes a handler (a function under @handlers.job), got {handler!r}.")
     request = handler.request(*args, **(arguments or {}))
     point = None if only is None else point_named(only)
+    if point is not None and point.strike == "lost" and handler.runs == "process":
+        raise ConfigurationError(
+            f"crash_points(only={only!r}): the lease of a handler that runs in a process is not lost here, only kill@N."
+        )
     return CrashRuns(handler, request, point, ground=(dsn, handlers), seconds=timeout)
 
 
@@ -102,6 +106,7 @@ class CrashRuns:
         self._dsn, self._handlers = ground
         self._seconds = seconds
         self._database = MemoryDatabase()
+        self._alone = only is not None
         self._points = _points(only, can_lose=handler.runs != "process")
         self._last: Life | None = None
         self._watch: BodyWatch | None = None
@@ -124,6 +129,8 @@ class CrashRuns:
         except NeverEnds as error:
             error.add_note(_described(point, None, self._handler))
             raise
+        if self._alone and point is not NONE and not life.struck:
+            raise ConfigurationError(_not_reached(point, life, self._handler))
         run = CrashRun(
             point=str(point),
             place=life.place,
@@ -155,6 +162,10 @@ class CrashRuns:
         if self._dsn is None:
             ground = MemoryGround(self._database)
             return await live(ground, self._handler, self._handlers, self._request, point, seconds)
+        if moved:
+            raise ConfigurationError(
+                "crash_points(dsn=) talks to PostgreSQL, so it needs real time: no autojump_clock."
+            )
         async with open_database(self._dsn) as ground:
             return await live(ground, self._handler, self._handlers, self._request, point, seconds)
 
@@ -172,6 +183,15 @@ def _points(only: CrashPoint | None, *, can_lose: bool) -> Generator[CrashPoint,
             yield CrashPoint("lost", "at", number)
     for number in range(1, undisturbed.ends + 1):
         yield CrashPoint("kill", "end", number)
+
+
+def _not_reached(point: CrashPoint, life: Life, handler: Handler[..., Any]) -> str:
+    checkpoints = "1 checkpoint" if life.checkpoints == 1 else f"{life.checkpoints} checkpoints"
+    attempts = "1 attempt" if life.ends == 1 else f"{life.ends} attempts"
+    return (
+        f'crash_points(only="{point}"): the handler {handler.kind!r} did not come to {point}; '
+        f"undisturbed, it had {checkpoints} in {attempts}."
+    )
 
 
 def _described(point: CrashPoint, life: Life | None, handler: Handler[..., Any]) -> str:

@@ -132,7 +132,12 @@ async def _attempt(
         if process.child is not None:
             process.child.collect()
     if late:
-        raise NeverEnds(f"the handler {handler.kind!r} did not end within {seconds:g} s: {late}")
+        held = (
+            ". A killed attempt may still hold a lock (of a connection that crash_points cannot cut)"
+            if struck_before
+            else ""
+        )
+        raise NeverEnds(f"the handler {handler.kind!r} did not end within {seconds:g} s: {late}{held}")
     if failed:
         raise failed[0]
     if dead:
