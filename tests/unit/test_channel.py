@@ -13,6 +13,7 @@ import trio
 import trio.testing
 
 from pulse_trio.jobs import Claim, Outcome
+from pulse_trio.worker.processes import channel
 from pulse_trio.worker.processes.channel import Channel
 from pulse_trio.worker.processes.handover import (
     QUIET_VARIABLE,
@@ -83,6 +84,24 @@ async def test_what_finds_no_room_in_the_line_is_sent_later_and_whole(
     assert lacking
     told = [json.loads(text)["session"] for text in came.splitlines()]
     assert [session for session in told if session >= 0] == list(range(5000))
+
+
+async def test_the_alarm_clock_is_set_with_the_first_session(
+    ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It killed a worker whose resource took two leases to open, again and again."""
+    alarms: list[float] = []
+    # pytest may use the real one.
+    monkeypatch.setattr(channel, "_set_alarm", alarms.append)
+    _, theirs = ends
+    line = Channel(theirs)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(line.run, lambda: None, lease=lambda: 30.0))
+        await trio.testing.wait_all_tasks_blocked()
+        assert alarms == []
+        line.tell_session(1)
+        assert alarms == [60.0]
+        nursery.cancel_scope.cancel()
 
 
 async def test_what_is_said_last_waits_for_a_supervisor_that_reads_slowly(

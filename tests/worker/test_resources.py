@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import sniffio
 import trio
+import trio.testing
 
 from pulse_trio import INJECTED, ConfigurationError, Handlers, ResourceFailed, ResourceLost
+from pulse_trio.observe import WorkerStarted, WorkerStopped
 
 if TYPE_CHECKING:
     from support.stage import Stage
@@ -328,6 +330,8 @@ async def test_one_that_fails_while_jobs_run_stops_the_worker_and_loses_no_job(
     assert stage.outcomes() == ["completed"]
     assert len(caplog.records) == 1
     assert "ConnectionError: gone" in caplog.text
+    # The event of the worker's end was missing.
+    assert len(stage.events.of(WorkerStopped)) == 1
 
 
 async def test_one_that_does_not_close_in_time_is_cancelled(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
@@ -344,6 +348,68 @@ async def test_one_that_does_not_close_in_time_is_cancelled(stage: Stage, caplog
         await stage.burst(cleanup=0.1)
     assert stage.outcomes() == ["completed"]
     assert "did not close within 0.1 s: it is cancelled" in caplog.text
+
+
+async def test_one_of_asyncio_that_does_not_close_in_time_is_cancelled_before_those_that_it_needs_close(
+    stage: Stage, told: list[str]
+) -> None:
+    """It was left to run: a nursery raises `Cancelled` in a group, which `except trio.Cancelled` does not catch."""
+
+    @stage.handlers.resource(runs="asyncio")
+    async def first() -> AsyncIterator[int]:
+        yield 1
+        told.append("first closed")
+
+    @stage.handlers.resource(runs="asyncio")
+    async def slow(first: int) -> AsyncIterator[int]:
+        yield 2
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            told.append("slow cancelled")
+            raise
+
+    @stage.handlers.job(runs="asyncio")
+    async def work(slow: int) -> None: ...
+
+    stage.enqueue("work")
+    with trio.fail_after(20):
+        await stage.burst(cleanup=0.1)
+    assert stage.outcomes() == ["completed"]
+    assert told == ["slow cancelled", "first closed"]
+
+
+@pytest.mark.parametrize("how", ["stop", "stop now"])
+async def test_all_that_do_not_close_have_the_cleanup_time_together_and_less_when_the_worker_stops_now(
+    how: str, stage: Stage, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Each had the clean-up time of its own, however often the worker was told to stop now."""
+    closing = trio.Event()
+
+    def slow(name: str) -> None:
+        @asynccontextmanager
+        async def one() -> AsyncIterator[str]:
+            yield name
+            closing.set()
+            await trio.sleep_forever()
+
+        stage.handlers.resource(name=name)(one)
+
+    for number in range(5):
+        slow(f"slow_{number}")
+
+    @stage.handlers.job
+    async def work() -> None: ...
+
+    async with trio.open_nursery() as nursery:
+        worker: Any = await nursery.start(stage.worker(cleanup=20.0).run)
+        worker.stop()
+        await closing.wait()
+        began = trio.current_time()
+        if how == "stop now":
+            worker.stop_now()
+    limit = 20 if how == "stop" else 5
+    assert limit <= trio.current_time() - began <= limit + 1
 
 
 @pytest.mark.parametrize("how", ["stopped", "cancelled"])
@@ -370,6 +436,61 @@ async def test_a_worker_can_be_stopped_while_one_is_opening(how: str, stage: Sta
             else:
                 nursery.cancel_scope.cancel()
     assert stage.store.settled == []
+
+
+async def test_a_worker_that_is_stopped_while_one_is_opening_counts_as_started(stage: Stage) -> None:
+    """`nursery.start(worker.run)` raised a RuntimeError of Trio's."""
+    opening = trio.Event()
+
+    @stage.handlers.resource
+    async def slow() -> AsyncIterator[int]:
+        opening.set()
+        await trio.sleep_forever()
+        yield 1
+
+    @stage.handlers.job
+    async def work(slow: int) -> None: ...
+
+    worker = stage.worker()
+
+    async def stop() -> None:
+        await opening.wait()
+        worker.stop()
+
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stop)
+            assert await nursery.start(worker.run) is worker
+
+
+async def test_a_session_is_told_when_all_are_open_and_before_the_first_claim(
+    stage: Stage, told: list[str], opens: list[Thing]
+) -> None:
+    """A supervisor kills a child that is silent after its first session: one whose resources open slowly never came up."""
+
+    @stage.handlers.job
+    async def work(thing: Thing) -> None:
+        told.append("worked")
+
+    stage.enqueue("work")
+    await stage.worker(burst=True, on_session=lambda session: told.append(f"session {session}")).run()
+    assert told == ["opened", f"session {stage.store.session}", "worked", "closed"]
+
+
+async def test_a_session_is_not_told_when_one_cannot_be_opened(stage: Stage, told: list[str]) -> None:
+    @stage.handlers.resource
+    async def thing() -> AsyncIterator[int]:
+        raise ConnectionError
+        yield 1
+
+    @stage.handlers.job
+    async def work(thing: int) -> None: ...
+
+    with pytest.raises(ResourceFailed):
+        await stage.worker(burst=True, on_session=lambda session: told.append(f"session {session}")).run()
+    assert told == []
+    # The worker has started and stopped, whatever has stopped it.
+    assert len(stage.events.of(WorkerStarted)) == len(stage.events.of(WorkerStopped)) == 1
 
 
 async def test_a_cancelled_worker_closes_them_after_its_jobs(stage: Stage, told: list[str], opens: list[Thing]) -> None:

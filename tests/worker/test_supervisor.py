@@ -16,7 +16,7 @@ import trio
 
 from pulse_trio.errors import DatabaseUnavailable
 from pulse_trio.jobs import Claim, Outcome
-from pulse_trio.observe import ChildNotStarted, ChildSilent, Observer, WorkerStale
+from pulse_trio.observe import ChildEnded, ChildNotStarted, ChildSilent, Observer, WorkerStale
 from pulse_trio.settings import WorkerSettings
 from pulse_trio.store import HandedBack, Rescue, Settlement
 from pulse_trio.worker import Supervisor
@@ -435,3 +435,48 @@ async def test_a_supervisors_watchdog_looks_often_enough_for_its_childrens_short
     pauses = [after - before for before, after in pairwise(looks[1:])]
     assert pauses == pytest.approx([2.0] * len(pauses), abs=0.1)
     assert len(pauses) >= 5
+
+
+async def test_a_replaced_child_that_cannot_open_a_resource_is_tried_again_and_ends_no_other(
+    supervisor: Supervisor, kernel: Kernel, events: Recorder
+) -> None:
+    """A restart of what the resource connects to took the whole fleet down, with the exit code of wrong usage."""
+    codes: list[int] = []
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def run() -> None:
+            codes.append(await supervisor.run())
+
+        healthy = await kernel.process(0)
+        healthy.say(session=5)
+        for number in range(1, 6):
+            unlucky = await kernel.process(number)
+            unlucky.say(unopened=True)
+            unlucky.end(2)
+            healthy.say(alive=True)
+        replaced = await kernel.process(6)
+        replaced.say(session=6)
+        assert healthy.told == []
+        assert all(event.again_in is not None for event in events.of(ChildEnded))
+        supervisor.stop()
+    assert codes == [0]
+
+
+@pytest.mark.parametrize("said", [{}, {"unopened": True}], ids=["usage", "resource"])
+async def test_a_first_child_that_ends_with_a_usage_error_ends_everything(
+    said: dict[str, bool], supervisor: Supervisor, kernel: Kernel
+) -> None:
+    codes: list[int] = []
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def run() -> None:
+            codes.append(await supervisor.run())
+
+        first = await kernel.process(0)
+        if said:
+            first.say(**said)
+        first.end(2)
+    assert codes == [2]
+    assert len(kernel.started) == 1

@@ -13,6 +13,7 @@ import click
 import trio
 
 from .. import logs
+from ..errors import ResourceFailed
 from ..handlers import check_queue
 from ..postgres import wait_for_database
 from ..settings import load_settings
@@ -280,7 +281,11 @@ async def _run_beside(line: Channel | None, worker: Worker) -> WorkerReport:
     line.tell_leases(*worker.leases)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(partial(line.run, _drain_alone, lease=lambda: worker.shortest_held))
-        report = await worker.run()
+        try:
+            report = await worker.run()
+        except ResourceFailed:
+            line.tell_unopened()
+            raise
         nursery.cancel_scope.cancel()
     return report
 

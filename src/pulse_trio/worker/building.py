@@ -57,6 +57,7 @@ class Hooks:
 
     dsn: str
     watch: bool
+    on_session: Callable[[int], None] | None
     on_stuck: Callable[[list[Outcome]], NoReturn] | None
     left_stuck: Sequence[Outcome]
     launch: Launch | None

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import Any, NoReturn
 
+    from ..errors import ResourceLost
     from ..jobs import Outcome
     from ..observe import Instrument
     from .building import Parts
@@ -67,11 +68,11 @@ class Worker:
 
     Args: `dsn` as libpq takes it; every setting of `WorkerSettings` by name (times in seconds); `burst` ends `run` when nothing
     is due and nothing runs; `keep` False deletes completed jobs instead of archiving them; `watch` False leaves the watchdog to
-    another process (a supervisor); `on_session` receives each session before it claims; `on_lease`, where queues have leases of
-    their own, the shortest lease (seconds) among jobs before they begin. `on_stuck` must end the process when handlers do not
-    end. It receives their outcomes, which the next process takes as `stuck`. `instruments` get the events of
-    `pulse_trio.observe`. `log` False keeps the events out of the logger `pulse_trio`; otherwise they go there, as with
-    `pulse-trio run`: events that need attention as warnings and errors, the rest at INFO.
+    another process (a supervisor); `on_session` receives each session before it claims, when the resources are open;
+    `on_lease`, where queues have leases of their own, the shortest lease (seconds) among jobs before they begin. `on_stuck`
+    must end the process when handlers do not end. It receives their outcomes, which the next process takes as `stuck`.
+    `instruments` get the events of `pulse_trio.observe`. `log` False keeps the events out of the logger `pulse_trio`; otherwise
+    they go there, as with `pulse-trio run`: events that need attention as warnings and errors, the rest at INFO.
 
     `app` says where another process finds the handlers, as in "myapp:handlers": jobs that killed their worker again and again
     then run in a process of their own. Without it they run in this one, when no other job runs or after 30 s. `pulse-trio run`
@@ -121,7 +122,7 @@ class Worker:
         observer, traces = Observer(told), traces_of(told)
         terms = self.settings.terms(handlers.queue_leases)
         launch = launch_of(app, dsn, self.settings, keep=keep) if app is not None else launch
-        self._hooks = Hooks(dsn, watch, on_stuck, stuck, launch, orders)
+        self._hooks = Hooks(dsn, watch, on_session, on_stuck, stuck, launch, orders)
         self._store = store or WorkerStore(
             dsn,
             direct_dsn=self.settings.direct_dsn,
@@ -134,7 +135,7 @@ class Worker:
             keep=keep,
             stale=self.settings.stale,
             unfit_patience=self.settings.unfit_patience,
-            on_session=on_session,
+            on_session=self._session_opened,
             on_bad_row=observer.emit,
             on_suspect=self._job_suspected,
             on_death=observer.emit,
@@ -198,7 +199,8 @@ class Worker:
     async def run(self, *, task_status: trio.TaskStatus[Worker] = trio.TASK_STATUS_IGNORED) -> WorkerReport:
         """Claims and runs jobs until `stop`, cancellation, or (with `burst`) until nothing is due.
 
-        `nursery.start(worker.run)` returns when the worker is registered. Raises `SchemaError` if the schema is not what
+        `nursery.start(worker.run)` returns when the worker is registered and its resources are open, or when it was told to
+        stop before that. Raises `SchemaError` if the schema is not what
         this version needs, `DatabaseUnavailable` if the database cannot be reached at the start; later it reconnects. Raises
         `ResourceFailed` if a resource cannot be opened (no job was claimed), `ResourceLost` if one failed later.
 
@@ -224,34 +226,37 @@ class Worker:
             for outcome in self._hooks.left_stuck:
                 parts.reports.add(outcome)
             self._warn_of_late_beats()
-            await self._live(parts, task_status)
+            failed = await self._live(parts, task_status)
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + FAREWELL):
                 await self._store.aclose()
-        return self._report(parts)
+        return self._report(parts, failed)
 
-    async def _live(self, parts: Parts, task_status: trio.TaskStatus[Worker]) -> None:
+    async def _live(self, parts: Parts, task_status: trio.TaskStatus[Worker]) -> ResourceFailed | ResourceLost | None:
+        """Runs until the worker is told to stop. Returns the failure of a resource, if one has ended the worker."""
         resources, failed = parts.resources, None
         async with trio.open_nursery() as outer:
             services = trio.CancelScope(shield=True)
             outer.start_soon(self._serve, parts, services)
             try:
-                if await resources.open(parts.services.calls, self._stops):
-                    task_status.started(self)
+                opened = await resources.open(parts.services.calls, self._stops)
+                # Also when it was told to stop meanwhile: `nursery.start` takes a return without this for an error.
+                task_status.started(self)
+                if opened:
+                    self._session_opened(self._store.sessions.current)
                     await self._run_jobs(parts)
             except ResourceFailed as error:
-                failed = error  # raised as itself, outside of the nursery
+                failed = error  # told and raised when the worker has ended
             finally:
                 try:
-                    await resources.close()  # noqa: ASYNC102 -- shielded inside, with a deadline
+                    await resources.close(self._stops.now, self._closing_limit(parts))  # noqa: ASYNC102 -- shielded inside, with a deadline
                     with trio.CancelScope(shield=True, deadline=trio.current_time() + self._farewell_limit(parts)):
                         await farewell(parts.reports, self._store.sessions)
                 finally:
                     # Also when Ctrl-C strikes in farewell(): nothing else ends the shielded services.
                     services.cancel()
 
-        if (failed := failed or resources.lost) is not None:
-            raise failed
+        return failed or resources.lost
 
     async def _serve(self, parts: Parts, scope: trio.CancelScope) -> None:
         # Shielded: a cancelled worker still has to give its leases back. `_live` ends this scope.
@@ -332,13 +337,27 @@ class Worker:
                     its.lease,
                 )
 
-    def _farewell_limit(self, parts: Parts) -> float:
-        """Seconds that the last reports may take: few when the program waits for the worker to end."""
-        cancelled = trio.current_effective_deadline() == -math.inf
-        hurried = cancelled or self._stops.now.is_set() or parts.jobs.tally.released > 0
-        return FAREWELL if hurried else max(FAREWELL, self.settings.lease)
+    def _session_opened(self, session: int) -> None:
+        """Tells a new session, but none before the resources are open: before, the worker claims nothing, and a
+        supervisor must not end it for its silence, because what opens a resource may block for long."""
+        tell = self._hooks.on_session
+        if tell is not None and self._parts is not None and self._parts.resources.are_open:
+            tell(session)
 
-    def _report(self, parts: Parts) -> WorkerReport:
+    def _is_hurried(self, parts: Parts) -> bool:
+        """Whether the program waits for the worker to end."""
+        cancelled = trio.current_effective_deadline() == -math.inf
+        return cancelled or self._stops.now.is_set() or parts.jobs.tally.released > 0
+
+    def _closing_limit(self, parts: Parts) -> float:
+        """Seconds that all resources together may take to close."""
+        return min(self.settings.cleanup, FAREWELL) if self._is_hurried(parts) else self.settings.cleanup
+
+    def _farewell_limit(self, parts: Parts) -> float:
+        """Seconds that the last reports may take."""
+        return FAREWELL if self._is_hurried(parts) else max(FAREWELL, self.settings.lease)
+
+    def _report(self, parts: Parts, failed: ResourceFailed | ResourceLost | None) -> WorkerReport:
         tally, stuck = parts.jobs.tally, parts.services.stuck.jobs
         if self._hooks.orders is None:
             self._plan.observer.emit(WorkerStopped(tally.released))
@@ -347,7 +366,11 @@ class Worker:
             self._hooks.on_stuck([])
         if stuck:
             names = ", ".join(f"{job.claim.id} ({job.claim.kind})" for job in stuck)
-            raise HandlerStuck(f"The handler of job {names} did not end when it was cancelled: the worker has stopped.")
+            raise HandlerStuck(
+                f"The handler of job {names} did not end when it was cancelled: the worker has stopped."
+            ) from failed
+        if failed is not None:
+            raise failed
         return WorkerReport(dict(tally.ended), tally.released)
 
     def _job_suspected(self, job_id: int, kind: str, crashes: int) -> None:

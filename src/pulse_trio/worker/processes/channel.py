@@ -45,12 +45,18 @@ class Channel:
         self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
         self._unsent = b""
         self._lease = math.inf
+        self._claims = False
+        """Whether a session has been told, so that there may be jobs."""
         self._order, self.orders = trio.open_memory_channel[bytes](math.inf)
         """Lines that the other end sent."""
 
     def tell_session(self, session: int) -> None:
         """The worker has a new session: what to rescue when the worker dies. Sent before the session claims anything."""
         self.tell({"session": session})
+        if not self._claims:
+            self._claims = True
+            if self._lease < math.inf:
+                _set_alarm(2 * self._lease)
 
     def tell_leases(self, shortest: float, longest: float) -> None:
         """The shortest and the longest lease (seconds) that this worker may ever hold."""
@@ -65,7 +71,13 @@ class Channel:
         if lease != self._lease:
             self._lease = lease
             self.tell({"lease": lease})
-        _set_alarm(2 * lease)
+        # Before its first session it holds no job, and what opens its resources may block for long.
+        if self._claims:
+            _set_alarm(2 * lease)
+
+    def tell_unopened(self) -> None:
+        """A resource could not be opened: a worker that is started later may succeed."""
+        self.tell({"unopened": True})
 
     def tell_stuck(self, outcomes: Sequence[Outcome]) -> None:
         """Sends the outcomes to report, after this process is gone, of jobs whose handlers do not end. Blocks the loop: the

@@ -49,6 +49,8 @@ class Child:
     """Ends when the child was silent for so long that its lease is nearly over."""
     quiet: bool = False
     """It has been told to claim nothing."""
+    unopened: bool = False
+    """It could not open a resource."""
     unread: bytes = b""
     """The start of an incomplete line."""
     stuck: list[Outcome] = field(default_factory=list["Outcome"])
@@ -91,6 +93,8 @@ class Child:
         self.patience.deadline = self._patient_until()
         if "session" in message:
             self.sessions.append(message["session"])
+        if "unopened" in message:
+            self.unopened = True
         if "stuck" in message:
             self.stuck.append(decode_outcome(message["stuck"]))
 
@@ -102,7 +106,7 @@ class Child:
                 await trio.sleep_forever()
             heard = self.heard
             await trio.sleep(_SECOND_LOOK)
-            # Before its first session a child may be waiting for the database, or importing for long.
+            # Before its first session a child may be importing for long, waiting for the database, or opening its resources.
             if self.sessions and self.heard == heard:
                 self.doomed = True
                 # The caller waits for the child's end, which would cancel this task.

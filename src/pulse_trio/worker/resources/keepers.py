@@ -46,14 +46,16 @@ def in_thread(enter: Callable[[], AbstractContextManager[Any]]) -> Keeper:
 
     async def keep(closing: trio.Event, started: trio.TaskStatus[Any]) -> None:
         manager = enter()
-        started.started(await _called(manager.__enter__))
+        # Not the program's own limiter: threads of its that hang would keep the worker from opening and closing.
+        own = trio.CapacityLimiter(1)
+        started.started(await _called(manager.__enter__, own))
         await closing.wait()
-        await _called(lambda: manager.__exit__(None, None, None))
+        await _called(lambda: manager.__exit__(None, None, None), own)
 
     return keep
 
 
-async def _called(function: Callable[[], Any]) -> Any:
+async def _called(function: Callable[[], Any], limiter: trio.CapacityLimiter) -> Any:
     def harmless() -> Any:
         try:
             return function()
@@ -62,7 +64,7 @@ async def _called(function: Callable[[], Any]) -> Any:
                 raise
         raise safe
 
-    return await trio.to_thread.run_sync(harmless, abandon_on_cancel=True)
+    return await trio.to_thread.run_sync(harmless, abandon_on_cancel=True, limiter=limiter)
 
 
 def on_asyncio(enter: Callable[[], AbstractAsyncContextManager[Any]], thread: LoopThread) -> Keeper:
@@ -79,11 +81,12 @@ def on_asyncio(enter: Callable[[], AbstractAsyncContextManager[Any]], thread: Lo
                     nursery.start_soon(kept.close_after, closing)
                     await kept.ended.wait()
                     nursery.cancel_scope.cancel()
-        except trio.Cancelled:
-            thread.on_asyncio(kept.cancel)
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + _ABANDONED):
-                await kept.ended.wait()
-            raise
+        finally:
+            # Not `except trio.Cancelled`: a nursery raises it in a group.
+            if not kept.ended.is_set():
+                thread.on_asyncio(kept.cancel)
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + _ABANDONED):
+                    await kept.ended.wait()
         if kept.error is not None:
             raise kept.error
 

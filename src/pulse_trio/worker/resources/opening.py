@@ -31,6 +31,7 @@ from ...describing import (
 )
 from ...errors import ConfigurationError, ResourceFailed, ResourceLost
 from ...handlers import BuiltIn
+from ..leaving import FAREWELL
 from . import keepers
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ logger = logging.getLogger("pulse_trio")
 
 _CONNECTIONS = 4
 """Of a client that handlers ask for, at most."""
+_MOMENT = 0.1
+"""Seconds that a resource has to close when those before it have taken the time of all."""
 _CANCELLED = 1.0
 """Seconds that a resource has to end once it was cancelled, before the log says that it does not."""
 _TOLD = 5
@@ -91,6 +94,8 @@ class WorkerResources:
         self._instances: dict[tuple[str, Side], Instance] = {}
         """In the order in which they are opened."""
         self._running = trio.Event()
+        self.are_open = False
+        """Set when all are: from then on the worker may claim."""
         self._nursery: trio.Nursery | None = None
         self.lost: ResourceLost | None = None
         self._by_kind = {handler.kind: self._given_to_handler(handler) for handler in handlers}
@@ -172,6 +177,7 @@ class WorkerResources:
     async def open(self, calls: Calls, stops: Stops) -> bool:
         """Opens all resources. Returns False if the worker was told to stop meanwhile. Raises `ResourceFailed`."""
         if not self._instances:
+            self.are_open = True
             return True
         failed: ResourceFailed | None = None
         async with trio.open_nursery() as nursery:
@@ -183,7 +189,8 @@ class WorkerResources:
             nursery.cancel_scope.cancel()
         if failed is not None:
             raise failed
-        return not stops.stopping.is_set()
+        self.are_open = not stops.stopping.is_set()
+        return self.are_open
 
     async def _open_each(self, calls: Calls, stops: Stops) -> None:
         await self._running.wait()
@@ -261,21 +268,32 @@ class WorkerResources:
         logger.error("%s failed while jobs may use it, so the worker stops: %s", instance.title, said)
         stops.stop()
 
-    async def close(self) -> None:
-        """Closes what is open, in the opposite order. Each has the clean-up time; then it is cancelled."""
+    async def close(self, now: trio.Event, limit: float) -> None:
+        """Closes what is open, in the opposite order. All together have `limit` seconds, and `FAREWELL` at most once `now` is
+        set; what is open then is cancelled."""
+        opened = [instance for instance in reversed(self._instances.values()) if instance.is_open]
+        if not opened:
+            return
+        began = trio.current_time()
         with trio.CancelScope(shield=True):
-            for instance in reversed(self._instances.values()):
-                if instance.is_open:
-                    await self._close(instance)
+            async with trio.open_nursery() as nursery:
+                with trio.move_on_after(limit) as patience:
+                    nursery.start_soon(_shorten_after, now, patience)
+                    for instance in opened:
+                        instance.closing.set()
+                        await instance.ended.wait()
+                nursery.cancel_scope.cancel()
+            for instance in opened:
+                await self._end(instance, trio.current_time() - began)
 
-    async def _close(self, instance: Instance) -> None:
+    async def _end(self, instance: Instance, passed: float) -> None:
+        """The time of all is over: what has not been asked to close yet gets a moment, then it is cancelled."""
         instance.closing.set()
-        limit = self._settings.cleanup
-        with trio.move_on_after(limit):
+        with trio.move_on_after(_MOMENT):
             await instance.ended.wait()
         if instance.ended.is_set():
             return
-        logger.error("%s did not close within %g s: it is cancelled", instance.title, limit)
+        logger.error("%s did not close within %g s: it is cancelled", instance.title, round(passed, 1))
         instance.scope.cancel()
         with trio.move_on_after(_CANCELLED):
             await instance.ended.wait()
@@ -319,6 +337,11 @@ def _undeclared(what: str, parameter: str) -> ConfigurationError:
 
 def _is_the_programs(error: BaseException) -> bool:
     return raised_by_ctrl_c(error) or issubclass(type(error), trio.Cancelled)
+
+
+async def _shorten_after(now: trio.Event, patience: trio.CancelScope) -> None:
+    await now.wait()
+    patience.deadline = min(patience.deadline, trio.current_time() + FAREWELL)
 
 
 async def _cancel_after(event: trio.Event, scope: trio.CancelScope) -> None:
