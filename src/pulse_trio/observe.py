@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from datetime import datetime  # noqa: TC003 -- instruments may read the annotations
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import trio
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
@@ -467,10 +469,12 @@ class Observer:
         for listener in self._listeners.get(type(event), ()):
             try:
                 listener(event)
-            except Exception as error:
+            except (KeyboardInterrupt, trio.Cancelled):
+                raise
+            except BaseException as error:  # a SystemExit too: it must not come between a job's end and its report
                 self._report(listener, event, error)
 
-    def _report(self, listener: Callable[[Any], None], event: Event, error: Exception) -> None:
+    def _report(self, listener: Callable[[Any], None], event: Event, error: BaseException) -> None:
         if listener not in self._failing:
             self._failing.append(listener)
             logging.getLogger("pulse_trio").error(

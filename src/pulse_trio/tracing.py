@@ -16,6 +16,7 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
+import trio
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -192,7 +193,9 @@ class Traces:
     def _asked(self, ask: Callable[[], T]) -> T | None:
         try:
             return ask()
-        except Exception as error:
+        except (KeyboardInterrupt, trio.Cancelled):
+            raise
+        except BaseException as error:  # a SystemExit too: it must not come between a job's end and its report
             if not self._failed:
                 self._failed = True
                 logging.getLogger("pulse_trio").error(

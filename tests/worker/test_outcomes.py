@@ -406,15 +406,16 @@ async def test_a_failed_attempt_is_told_with_its_exception_as_an_object(stage: S
     assert raised.__traceback__ is not None
 
 
+@pytest.mark.parametrize("raised", [ZeroDivisionError, SystemExit, Odd])
 async def test_an_instrument_that_raises_costs_no_job_and_is_reported_once(
-    stage: Stage, caplog: pytest.LogCaptureFixture
+    raised: type[BaseException], stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken:
         def listeners(self) -> dict[Any, Any]:
             return dict.fromkeys((JobStarted, JobEnded), self.fail)
 
         def fail(self, event: Any) -> None:
-            raise ZeroDivisionError("in the instrument")
+            raise raised("in the instrument")
 
     @stage.handlers.job
     async def fine() -> int:
