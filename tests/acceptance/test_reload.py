@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import signal
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import trio
+import trio.testing
 
+from pulse_trio.cli.reload import Reloader
 from support.workers import RUN, enqueue, settled, until
 
 if TYPE_CHECKING:
@@ -48,6 +51,35 @@ async def test_a_changed_file_takes_effect_after_the_running_jobs_have_ended(
     assert await settled(dsn, second) == ("completed", 1, "new")
     worker.send(signal.SIGTERM)
     assert await worker.ended() == 0, worker.report()
+
+
+async def test_the_worker_ends_with_its_terminal(dsn: str, processes: Processes, tmp_path: Path) -> None:
+    """It was left behind: it is of a session of its own, and nothing passed the terminal's SIGHUP on."""
+    (tmp_path / "app.py").write_text(APP)
+    (job,) = enqueue(dsn, folder=str(tmp_path))
+    worker = await processes.pulse_trio(*RUN, f"--dsn={dsn}", "--reload")
+    await until(dsn, "SELECT 1 FROM pulse.jobs WHERE state = 'running'")
+    worker.send(signal.SIGHUP)
+    await worker.line("SIGTERM: draining")
+    (tmp_path / "go").touch()
+    assert await worker.ended() == 0, worker.report()
+    assert await settled(dsn, job) == ("completed", 1, "old")
+
+
+async def test_a_worker_that_is_being_started_when_the_signal_comes_ends_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    open_process = trio.lowlevel.open_process
+
+    async def slow(*command: Any, **how: Any) -> trio.Process:
+        signal.raise_signal(signal.SIGTERM)
+        process = await open_process(*command, **how)
+        await trio.testing.wait_all_tasks_blocked()
+        return process
+
+    monkeypatch.setattr(trio.lowlevel, "open_process", slow)
+    with trio.fail_after(20):
+        await Reloader([sys.executable, "-c", "import time; time.sleep(3600)"], tmp_path).run()
 
 
 async def test_a_broken_file_waits_for_the_next_change(dsn: str, processes: Processes, tmp_path: Path) -> None:

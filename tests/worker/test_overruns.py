@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
@@ -190,3 +191,46 @@ async def test_a_shutdown_too_finds_who_does_not_end(stage: Stage, release: trio
             nursery.start_soon(stop)
     assert [event.reason for event in stage.events.of(HandlerOverran)] == ["shutdown"]
     assert stage.outcomes() == ["released"]
+
+
+@pytest.mark.real_clock
+async def test_a_middleware_around_a_thread_that_does_not_end_is_noticed_when_the_thread_has_ended(
+    stage: Stage,
+) -> None:
+    """Handlers in threads are left out, and what was around one held its job for ever, unseen."""
+    begun, thread_may_end = threading.Event(), threading.Event()
+    stuck_may_end = trio.Event()
+
+    @stage.handlers.middleware
+    async def around(job: Job, call: Any) -> Any:
+        with trio.CancelScope(shield=True):
+            value = await call()
+            await stuck_may_end.wait()
+        return value
+
+    @stage.handlers.job
+    def work() -> None:
+        begun.set()
+        thread_may_end.wait()
+
+    stage.enqueue("work")
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            worker = stage.worker(cleanup=0.1)
+
+            @nursery.start_soon
+            async def run() -> None:
+                with pytest.raises(HandlerStuck):
+                    await worker.run()
+
+            await trio.to_thread.run_sync(begun.wait)
+            worker.stop_now()
+            # Longer than the middleware has: the thread's time is not its.
+            await trio.sleep(2)
+            assert stage.events.of(HandlerOverran) == []
+            thread_may_end.set()
+            while not stage.events.of(HandlerOverran):  # noqa: ASYNC110 -- a recorder tells nobody
+                await trio.sleep(0.01)
+            stuck_may_end.set()
+    (overran,) = stage.events.of(HandlerOverran)
+    assert "stuck_may_end.wait()" in overran.stack

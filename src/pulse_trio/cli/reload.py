@@ -27,6 +27,8 @@ _LOOK = 500
 _NAMED = 5
 """How many changed files the log names."""
 _SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
+_TERMINAL_CLOSED = signal.SIGHUP
+"""Passed on as SIGTERM: the command is of a session of its own, so the terminal's end does not reach it."""
 
 
 def check_reload() -> None:
@@ -54,7 +56,9 @@ class Reloader:
 
     async def run(self) -> int:
         """Runs until it is told to stop, or the command ends well by itself; returns the exit code."""
-        with trio.open_signal_receiver(*_SIGNALS) as signals:
+        # Under nohup it is ignored.
+        heeded = signal.getsignal(_TERMINAL_CLOSED) is not signal.SIG_IGN
+        with trio.open_signal_receiver(*_SIGNALS, *[_TERMINAL_CLOSED] * heeded) as signals:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._pass_on, signals)
                 await nursery.start(self._watch)
@@ -78,6 +82,9 @@ class Reloader:
         # Of its own session: a Ctrl-C in the terminal is passed on once, not twice.
         process = await trio.lowlevel.open_process(self._command, start_new_session=True)
         self._process = process
+        if self._told:
+            # It was being started when the signal came.
+            process.send_signal(signal.SIGTERM)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._end_after_change, process)
@@ -100,7 +107,7 @@ class Reloader:
             self._told = True
             if self._process is not None:
                 with suppress(ProcessLookupError):
-                    self._process.send_signal(number)
+                    self._process.send_signal(signal.SIGTERM if number == _TERMINAL_CLOSED else number)
             self._changed.set()
 
     async def _watch(self, *, task_status: trio.TaskStatus[None]) -> None:

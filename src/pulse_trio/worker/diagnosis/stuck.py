@@ -2,7 +2,7 @@
 
 Neither Trio nor Python can end such a task; only the end of the process does. So when a handler still runs `patience` seconds
 (`cleanup` + 1) after its cancellation, the worker releases all other jobs and is replaced. Handlers in threads are left out: no
-Cancelled reaches them, and they keep their slot.
+Cancelled reaches them, and they keep their slot. Middleware around one is not: its time counts from the end of the thread.
 
 Cost: a scan over the held jobs, a few times in `patience`; nothing for each job.
 """
@@ -52,9 +52,7 @@ class StuckHandlers:
                 job: cancelled.get(job, now)
                 for job in self._jobs.unended()
                 # One that has not begun has no handler that could be stuck.
-                if job.task is not None
-                and not self._calls.ends_by_itself(job.claim.kind)
-                and job.cancel_reason is not None
+                if job.task is not None and not self._calls.ends_by_itself(job) and job.cancel_reason is not None
             }
             for job, since in cancelled.items():
                 if now - since >= self._patience and job.stuck is None:

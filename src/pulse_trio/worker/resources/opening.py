@@ -276,13 +276,13 @@ class WorkerResources:
             return
         began = trio.current_time()
         with trio.CancelScope(shield=True):
-            async with trio.open_nursery() as nursery:
-                with trio.move_on_after(limit) as patience:
+            with trio.move_on_after(limit) as patience:
+                async with trio.open_nursery() as nursery:
                     nursery.start_soon(_shorten_after, now, patience)
                     for instance in opened:
                         instance.closing.set()
                         await instance.ended.wait()
-                nursery.cancel_scope.cancel()
+                    nursery.cancel_scope.cancel()
             for instance in opened:
                 await self._end(instance, trio.current_time() - began)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-import trio
-
 from ....codec import decoding
 from ....describing import carried
 from ....handlers import death_hooks
@@ -15,7 +13,7 @@ from ...diagnosis.stack import task_tree
 from ..middleware import around
 from .in_asyncio import AsyncioCalls
 from .in_process import ProcessCalls
-from .in_thread import call_in_thread, stack_in_thread
+from .in_thread import ThreadCalls
 from .of_deaths import told_of_deaths
 
 if TYPE_CHECKING:
@@ -43,11 +41,12 @@ class Calls:
         resources: WorkerResources,
     ) -> None:
         settings = plan.settings
-        self._in_threads = {handler.kind for handler in handlers if handler.runs == "thread"}
+        in_threads = [handler.kind for handler in handlers if handler.runs == "thread"]
+        guarded = [kind for kind in in_threads if resources.middleware_around(kind)]
+        self._threads = ThreadCalls(in_threads, guarded, settings.concurrency)
         self._asyncio: AsyncioCalls | None = None
         self._processes: ProcessCalls | None = None
         self.services: list[Callable[[], Awaitable[None]]] = []
-        self._threads = trio.CapacityLimiter(settings.concurrency)
         self.codec = codec
         self.retries = {handler.kind: handler.retries for handler in handlers if handler.retries is not None}
         self._observer = plan.observer
@@ -88,7 +87,7 @@ class Calls:
                 assert self._asyncio is not None  # noqa: S101 -- made for this kind
                 return self._asyncio.call_of(_harmless(call))
             case "thread":
-                return call_in_thread(call, self._threads)
+                return self._threads.call_of(handler.kind, call)
             case "process":
                 assert self._processes is not None  # noqa: S101 -- made for this kind
                 return self._processes.call_of(handler)
@@ -98,9 +97,9 @@ class Calls:
         assert self._asyncio is not None  # noqa: S101 -- made for these
         return await self._asyncio.opened()
 
-    def ends_by_itself(self, kind: str) -> bool:
-        """Whether only the handler itself can end a handler of this kind: it keeps its slot, and the process stays."""
-        return kind in self._in_threads
+    def ends_by_itself(self, job: RunningJob) -> bool:
+        """Whether only the job's handler itself can end it now: it keeps its slot, and the process stays."""
+        return self._threads.ends_by_itself(job)
 
     def where_is(self, job: RunningJob) -> str:
         """The stack of the job's handler; empty if it has not begun, or has ended."""
@@ -110,9 +109,7 @@ class Calls:
 
     def stack_of(self, running: RunningJob) -> str | None:
         """The stack of a handler that does not run in its job's own Trio task; None for one that does."""
-        if running.claim.kind in self._in_threads:
-            return stack_in_thread(running)
-        for calls in (self._asyncio, self._processes):
+        for calls in (self._threads, self._asyncio, self._processes):
             if calls is not None and (stack := calls.stack_of(running)) is not None:
                 return stack
         return None

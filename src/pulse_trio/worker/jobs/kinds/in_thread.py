@@ -19,12 +19,48 @@ from ...diagnosis.stack import frames_text
 from .outside import OutsideTrio
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Collection, Iterator
     from types import FrameType
 
     from ..running_job import RunningJob
 
 _CALLER = Signature.__module__
+
+
+class ThreadCalls:
+    """The calls of a worker's handlers with `runs="thread"`. `guarded` are the kinds that have middleware, which is no thread:
+    it can be cancelled, and so it can be stuck."""
+
+    def __init__(self, kinds: Collection[str], guarded: Collection[str], slots: int) -> None:
+        self._kinds = frozenset(kinds)
+        self._guarded = frozenset(guarded)
+        self._limiter = trio.CapacityLimiter(slots)
+        self._within: set[RunningJob] = set()
+        """The jobs of guarded kinds whose handler runs."""
+
+    def call_of(self, kind: str, call: Callable[[Job, str], Any]) -> Callable[[RunningJob, str], Awaitable[Any]]:
+        """The call of a plain function."""
+        in_thread = call_in_thread(call, self._limiter)
+        if kind not in self._guarded:
+            return in_thread
+
+        async def noted(running: RunningJob, args: str) -> Any:
+            self._within.add(running)
+            try:
+                return await in_thread(running, args)
+            finally:
+                self._within.discard(running)
+
+        return noted
+
+    def ends_by_itself(self, running: RunningJob) -> bool:
+        """Whether a thread is all that runs of a job: nothing can cancel it."""
+        kind = running.claim.kind
+        return kind in self._kinds and (kind not in self._guarded or running in self._within)
+
+    def stack_of(self, running: RunningJob) -> str | None:
+        """The stack of a job's thread; None if it has none now."""
+        return stack_in_thread(running) if running.claim.kind in self._kinds else None
 
 
 def call_in_thread(
