@@ -118,6 +118,7 @@ DO $block$
 DECLARE
   made regprocedure; before regprocedure;
   one record;
+  dependants text;
 BEGIN
   SELECT max(p.oid) FILTER (WHERE p.pronargs = 16), max(p.oid) FILTER (WHERE p.pronargs = 14) INTO STRICT made, before
   FROM pg_proc p WHERE p.pronamespace = quote_ident(:'schema')::regnamespace AND p.proname = 'enqueue';
@@ -128,6 +129,18 @@ BEGIN
                    CASE one.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(one.grantee)) END,
                    CASE WHEN one.is_grantable THEN ' WITH GRANT OPTION' ELSE '' END);
   END LOOP;
+  -- A view's dependence is that of its rule.
+  SELECT string_agg(DISTINCT CASE WHEN v.oid IS NULL THEN pg_describe_object(d.classid, d.objid, d.objsubid)
+                                  ELSE pg_describe_object(v.tableoid, v.oid, 0) END, ', ')
+  INTO dependants
+  FROM pg_depend d
+  LEFT JOIN pg_rewrite r ON d.classid = 'pg_rewrite'::regclass AND r.oid = d.objid
+  LEFT JOIN pg_class v ON v.oid = r.ev_class
+  WHERE d.refclassid = 'pg_proc'::regclass AND d.refobjid = before;
+  IF dependants IS NOT NULL THEN
+    RAISE EXCEPTION 'this migration replaces the function enqueue, and these use it: %; note their definitions, '
+      'drop them, migrate, and create them again', dependants USING ERRCODE = 'dependent_objects_still_exist';
+  END IF;
   EXECUTE format('DROP FUNCTION %s', before);
 END $block$;
 

@@ -66,6 +66,8 @@ def translate(error: psycopg.Error, schema: str) -> PulseTrioError:
             return InvalidArguments(f"The database refused the job: {headline}.")
         case psycopg.errors.InsufficientPrivilege():
             return UsageError(f"The database role may not do that: {headline}.{remedy(headline, schema)}")
+        case psycopg.errors.DependentObjectsStillExist():
+            return UsageError(f"Nothing was dropped: {headline}.")
         case psycopg.errors.DeadlockDetected():
             return Deadlocked(f"The database ended a deadlock ({headline}). The writes were rolled back: try again.")
         case psycopg.errors.QueryCanceled():
