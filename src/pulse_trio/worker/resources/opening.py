@@ -31,7 +31,6 @@ from ...describing import (
 )
 from ...errors import ConfigurationError, ResourceFailed, ResourceLost
 from ...handlers import BuiltIn
-from ..leaving import FAREWELL
 from . import keepers
 
 if TYPE_CHECKING:
@@ -48,6 +47,8 @@ logger = logging.getLogger("pulse_trio")
 
 _CONNECTIONS = 4
 """Of a client that handlers ask for, at most."""
+_HURRIED = 5.0
+"""Seconds that all have to close once the worker is told to stop now."""
 _MOMENT = 0.1
 """Seconds that a resource has to close when those before it have taken the time of all."""
 _CANCELLED = 1.0
@@ -269,7 +270,7 @@ class WorkerResources:
         stops.stop()
 
     async def close(self, now: trio.Event, limit: float) -> None:
-        """Closes what is open, in the opposite order. All together have `limit` seconds, and `FAREWELL` at most once `now` is
+        """Closes what is open, in the opposite order. All together have `limit` seconds, and `_HURRIED` at most once `now` is
         set; what is open then is cancelled."""
         opened = [instance for instance in reversed(self._instances.values()) if instance.is_open]
         if not opened:
@@ -341,7 +342,7 @@ def _is_the_programs(error: BaseException) -> bool:
 
 async def _shorten_after(now: trio.Event, patience: trio.CancelScope) -> None:
     await now.wait()
-    patience.deadline = min(patience.deadline, trio.current_time() + FAREWELL)
+    patience.deadline = min(patience.deadline, trio.current_time() + _HURRIED)
 
 
 async def _cancel_after(event: trio.Event, scope: trio.CancelScope) -> None:
