@@ -21,7 +21,9 @@ from prometheus_client.parser import text_string_to_metric_families as prometheu
 from pulse_trio import ConfigurationError, Handlers, Job, SyncClient, Worker
 from pulse_trio.observe import JobEnded
 from pulse_trio.worker.metrics.catalogue import METRICS
+from pulse_trio.worker.metrics.figures import Figures
 from pulse_trio.worker.metrics.server import beside, serving
+from pulse_trio.worker.metrics.vital import Vital
 from support.embedded_workers import working
 from support.sink import open_sink
 from support.stores import Window
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
 
     from pulse_trio.testing.faults.processes import Processes
     from pulse_trio.testing.faults.proxy import Proxy
-    from pulse_trio.worker.metrics.figures import Figures
 
 WITHIN = 30.0
 FAST: dict[str, Any] = {
@@ -507,6 +508,42 @@ async def test_a_client_that_does_not_read_does_not_keep_the_worker_from_ending(
                             pass
                         await trio.sleep(0.01)
                 assert (await pages.get("/healthz")).status_code == 200
+
+
+async def test_metrics_are_served_while_jobs_have_taken_all_threads(
+    dsn: str, handlers: Handlers, address: Address
+) -> None:
+    async with working(handlers, dsn, **FAST), served(str(address)) as pages:
+        limiter = trio.to_thread.current_default_thread_limiter()
+        # The one token that is left is this task's.
+        limiter.total_tokens = 1
+        async with limiter:
+            assert (await pages.get("/metrics")).status_code == 200
+
+
+class Away:
+    """A database that answers when it may."""
+
+    def __init__(self) -> None:
+        self.back = trio.Event()
+
+    async def answers(self, patience: float) -> None:
+        await self.back.wait()
+
+
+async def test_whether_the_database_is_up_is_not_said_before_its_first_answer() -> None:
+    database, figures = Away(), Figures()
+    vital = Vital(database)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(vital.run)
+        await trio.testing.wait_all_tasks_blocked()
+        vital.tell(figures)
+        assert "pulse_database_up" not in figures.values
+        database.back.set()
+        await trio.testing.wait_all_tasks_blocked()
+        vital.tell(figures)
+        assert figures.values["pulse_database_up"] == {(): 1}
+        nursery.cancel_scope.cancel()
 
 
 class Unwell:
