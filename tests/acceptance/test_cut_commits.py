@@ -158,6 +158,8 @@ async def test_a_job_is_completed_once_and_its_writes_are_there_once(
         for limit in positions(total):
             assert (await complete())[:2] == ("completed", 1), (limit, total)
             cut = cuts[-1]
+            # PostgreSQL shows the job completed before its answer has come through the proxy.
+            await quiet(cut)
             done += cut.done
             cut.limit = math.inf  # what was not cut yet is left alone: the next job is of another position
         assert done > 1
