@@ -154,7 +154,7 @@ async def test_a_table_locked_for_two_leases_ends_its_handlers_before_anyone_els
         ends = leases_end(window)
         with psycopg.connect(dsn) as other:
             # In a thread: a transaction of the worker's may hold the table, and ends only while Trio's loop turns.
-            await trio.to_thread.run_sync(other.execute, "LOCK TABLE pulse.job IN ACCESS EXCLUSIVE MODE")
+            await trio.to_thread.run_sync(lambda: other.execute("LOCK TABLE pulse.job IN ACCESS EXCLUSIVE MODE"))
             await heard.until(LeaseUnproven, job_id=job_id)
             ((now, nearly),) = other.execute(
                 "SELECT extract(epoch FROM clock_timestamp())::float8, extract(epoch FROM max(lease_until))::float8 "
