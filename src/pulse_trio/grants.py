@@ -114,6 +114,8 @@ FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
         "stack_questions",
         "declare_death_hooks",
         "take_metrics_turn",
+        "start_children",
+        "recheck_jobs",
     ),
     "operator": (
         *_ENQUEUE,

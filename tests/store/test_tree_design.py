@@ -109,20 +109,22 @@ class Teller:
         return job, attempt
 
     def start(self, parent: tuple[int, int], *keys: str, queue: str = "children", block: int = 0) -> int | None:
-        return self.value(
-            "SELECT start_children(%s, %s, %s, %s, %s, 'child', %s)",
+        n = len(keys)
+        rows = self.run(
+            f"SELECT added, refused FROM start_children({', '.join(['%s'] * 17)}, NULL)",
             *parent,
             self.session,
             block,
             list(keys),
-            queue,
+            *([column] * n for column in (None, "child", "{}", queue, 0, None, None, None, None, 20, None, None)),
         )
+        return None if any(refused for _, refused in rows) else sum(added for added, _ in rows)
 
     def suspend(
         self, parent: tuple[int, int], *, blocks: Sequence[int] = (0,), events: Sequence[str] = ()
     ) -> bool | None:
         return self.value(
-            "SELECT suspend(%s, %s, %s, %s, %s, %s, NULL)",
+            "SELECT try_suspend(%s, %s, %s, %s, %s, %s, NULL)",
             *parent,
             self.session,
             list(blocks),
@@ -179,7 +181,7 @@ def test_while_a_line_is_written_beats_go_on_and_no_attempt_ends(workers: list[T
     with b.open():
         b.session = a.session
         assert b.run(
-            "SELECT job_id FROM write_lines(%s, %s, %s, %s, %s, %s)", *([x] for x in (*parent, 1001, 1, "k", "1"))
+            "SELECT job_id FROM try_write_lines(%s, %s, %s, %s, %s, %s)", *([x] for x in (*parent, 1001, 1, "k", "1"))
         )
         assert a.beat(parent) == [(0, True, None)]
         assert a.fail(parent, outcome="rescued") == [(parent[0], *[None] * 8)]
@@ -190,7 +192,7 @@ def test_while_a_line_is_written_beats_go_on_and_no_attempt_ends(workers: list[T
             a.run("SELECT cancel_jobs(ARRAY[%s::bigint])", parent[0])
     assert a.fail(parent, outcome="rescued")[0][1] == "retryable"
     assert not b.run(
-        "SELECT job_id FROM write_lines(%s, %s, %s, %s, %s, %s)", *([x] for x in (*parent, 1001, 2, "k", "1"))
+        "SELECT job_id FROM try_write_lines(%s, %s, %s, %s, %s, %s)", *([x] for x in (*parent, 1001, 2, "k", "1"))
     )
 
 
@@ -198,7 +200,9 @@ def test_a_line_that_is_sent_again_after_a_lost_commit_is_the_same_line(workers:
     a, *_ = workers
     parent = a.root("q")
     for _ in range(2):
-        lines = a.run("SELECT * FROM write_lines(%s, %s, %s, %s, %s, %s)", *([x] for x in (*parent, 1001, 1, "k", "1")))
+        lines = a.run(
+            "SELECT * FROM try_write_lines(%s, %s, %s, %s, %s, %s)", *([x] for x in (*parent, 1001, 1, "k", "1"))
+        )
         assert lines == [(parent[0], 1)]
 
 
@@ -278,7 +282,7 @@ def test_an_event_whose_sender_commits_after_the_parent_slept_wakes_it(workers: 
     a, b, watch = workers
     parent = a.root("q")
     with b.open():
-        assert b.value("SELECT send_event(%s, 'approved', '1')", parent[0])
+        assert b.value("SELECT try_send_event(%s, 'approved', '1')", parent[0])
         assert a.beat(parent) == [(0, True, None)]
         assert a.suspend(parent, blocks=(), events=("approved",))
         watch.recheck()
@@ -294,7 +298,7 @@ def test_what_comes_while_the_parent_goes_to_sleep_is_left_to_a_look_that_can_se
     parent = a.root("q")
     with a.open():
         assert a.suspend(parent, blocks=(), events=("approved",))
-        b.value("SELECT send_event(%s, 'approved', '1')", parent[0])
+        b.value("SELECT try_send_event(%s, 'approved', '1')", parent[0])
         # It would take the parent for one that runs, and that looks for itself.
         assert watch.recheck() == 1
     assert suspended(watch, parent[0])
@@ -311,8 +315,8 @@ def test_a_row_that_a_stranger_holds_for_long_keeps_no_other_parent_waiting(work
     with b.open():
         b.run("SELECT FROM job WHERE id = %s FOR UPDATE", held[0])
         for _ in range(150):
-            watch.value("SELECT send_event(%s, 'e', '1')", held[0])
-        watch.value("SELECT send_event(%s, 'e', '1')", free[0])
+            watch.value("SELECT try_send_event(%s, 'e', '1')", held[0])
+        watch.value("SELECT try_send_event(%s, 'e', '1')", free[0])
         assert watch.recheck() == 100
         watch.recheck()
         assert state(watch, free[0]) == "available"
@@ -401,8 +405,8 @@ def test_a_cancelled_job_with_a_history_runs_once_more_when_its_compensation_is_
     a, b, _ = workers
     parent = a.root("q")
     a.start(parent, "0")
-    a.run("SELECT job_id FROM write_lines(%s, %s, %s, %s, %s, %s)", *([x] for x in (*parent, 1001, 1, "k", "1")))
-    a.run("SELECT cancel_tree(%s)", parent[0])
+    a.run("SELECT job_id FROM try_write_lines(%s, %s, %s, %s, %s, %s)", *([x] for x in (*parent, 1001, 1, "k", "1")))
+    a.run("SELECT try_cancel_tree(%s)", parent[0])
     # As a watchdog of the version before, or a worker that does not know the kind, ends it.
     assert a.fail(parent, outcome=cut_short_by)[0][1] == "cancelled"
     assert state(b, parent[0]) == "available"
@@ -469,7 +473,7 @@ def test_no_child_is_born_after_its_parents_cancellation_and_none_before_it_esca
     (child,) = a.claim("children")
     with a.open():
         assert a.start(child, "in flight", queue="grandchildren") == 1
-        cancelling = threading.Thread(target=b.value, args=["SELECT cancel_tree(%s)", parent[0]])
+        cancelling = threading.Thread(target=b.value, args=["SELECT try_cancel_tree(%s)", parent[0]])
         cancelling.start()
         # It waits for nothing but the parent's own row: the child's, which is locked, is left to the next look.
         cancelling.join()
@@ -494,14 +498,14 @@ def test_a_cancel_that_sweeps_below_one_job_before_it_has_the_next_deadlocks_wit
     b.run("SET deadlock_timeout = '10s'")
     with a.open():
         # One pass: the first, its child, and only then the second.
-        a.run("SELECT cancel_tree(%s)", first[0])
+        a.run("SELECT try_cancel_tree(%s)", first[0])
         ended: list[Exception] = []
         completing = threading.Thread(target=catch, args=[ended, lambda: b.complete(second, child)])
         completing.start()
         wait_for_lock(watch, b)
         a.run("SET LOCAL deadlock_timeout = '10ms'")
         with pytest.raises(psycopg.errors.DeadlockDetected), a.open():
-            a.run("SELECT cancel_tree(%s)", second[0])
+            a.run("SELECT try_cancel_tree(%s)", second[0])
     completing.join()
     assert ended == []
     # Two passes: what was asked for in the order of ids, then what is below, which nobody waits for.
@@ -584,7 +588,7 @@ def test_every_operation_on_a_tree_at_once_deadlocks_nowhere_loses_no_wake_and_l
                 elif what < 0.8:
                     teller.fail(job, outcome="discarded")
                 elif what < 0.85:
-                    teller.run("SELECT cancel_tree(%s)", job[0])
+                    teller.run("SELECT try_cancel_tree(%s)", job[0])
                     held.append(job)
                 else:
                     teller.complete(job)
