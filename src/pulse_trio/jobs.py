@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
 import msgspec
 import sniffio
@@ -19,10 +19,18 @@ import trio
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
-CancelReason = Literal["user", "timeout", "deadline", "fence-lost", "lease-unproven", "shutdown", "parent"]
-"""Why a handler was cancelled: a cancellation was requested, the attempt's time was up, the whole job's time was up, another
-attempt owns the job, the lease could not be proven in time, the worker stops, or the program around the worker was
-cancelled."""
+CancelReason = Literal["user", "timeout", "deadline", "parent", "sibling", "fence-lost", "lease-unproven", "shutdown"]
+"""Why a handler was cancelled: a cancellation was requested, the attempt's time was up, the whole job's time was up, the job
+that started it was cancelled or has ended, another child of the same durable nursery has failed, another attempt owns the job,
+the lease could not be proven in time, or the worker stops, perhaps because the program around it was cancelled."""
+
+
+class CancelRequest(NamedTuple):
+    """A request to cancel a running job: why (`user`, `deadline`, `parent` or `sibling`), and what the asker said."""
+
+    reason: CancelReason = "user"
+    message: str | None = None
+
 
 OutcomeKind = Literal["completed", "failed", "timeout", "discarded", "cancelled", "snoozed", "released", "rescued"]
 

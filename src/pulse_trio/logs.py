@@ -236,6 +236,7 @@ def sentence(event: Event) -> str:
             )
         case CancellationDelivered():
             why = f": {headline(event.message)}" if event.message else ""
+            why = why if event.reason == "user" else f" ({event.reason})"
             return f"job {event.job_id} ({event.kind}) is being cancelled{why}"
         case FenceLost():
             return (

@@ -102,12 +102,14 @@ class DeathArgumentsLeftOut:
 
 @dataclass(frozen=True, slots=True)
 class CancellationDelivered:
-    """A request to cancel a job has reached its handler; `message` is the reason that was given."""
+    """A request to cancel a job has reached its handler: `message` is what the person said who asked; `reason` is
+    `user`, or `parent`, `sibling` or `deadline` for a member of a tree."""
 
     job_id: int
     kind: str
     attempt: int
     message: str | None
+    reason: str = "user"
 
 
 @dataclass(frozen=True, slots=True)

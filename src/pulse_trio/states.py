@@ -290,9 +290,9 @@ def outcome_of_cancel(
             return _failure(claim, "timeout", error, f"TimeoutError: {error}", retries)
         case "user":
             return Outcome(claim, "cancelled", error=storable(message or "user"))
-        case "deadline":
-            return Outcome(claim, "cancelled", error="deadline")
-        case "shutdown" | "parent" | "lease-unproven":
+        case "deadline" | "parent" | "sibling":
+            return Outcome(claim, "cancelled", error=reason)
+        case "shutdown" | "lease-unproven":
             # An unproven lease may still be ours: the fenced release then gives the job back sooner than the watchdog.
             return Outcome(claim, "released", error=None)
         case "fence-lost":

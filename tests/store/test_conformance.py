@@ -12,7 +12,7 @@ import trio
 
 from pulse_trio.client import request_by_name
 from pulse_trio.handlers import QueueLimits, Rate, schedule
-from pulse_trio.jobs import Progress
+from pulse_trio.jobs import CancelRequest, Progress
 from pulse_trio.store import ClaimCursor, WorkerStore, cancelling, stacks
 from pulse_trio.testing.memory import MemoryDatabase, MemoryStore
 from pulse_trio.timing import timing
@@ -657,8 +657,8 @@ async def test_the_row_says_which_attempt_is_to_be_cancelled_and_why(house: Hous
     house.cancel(silent.id)
     ids = [asked.id, silent.id, untouched.id, waiting.id, 2**62]
     assert await store.requested(ids) == {
-        (asked.id, asked.attempt, store.session): "why",
-        (silent.id, silent.attempt, store.session): None,
+        (asked.id, asked.attempt, store.session): CancelRequest(message="why"),
+        (silent.id, silent.attempt, store.session): CancelRequest(),
     }
 
 

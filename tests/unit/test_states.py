@@ -233,8 +233,8 @@ def test_a_wish_takes_seconds_or_a_timedelta_and_nothing_else(wish: type[Snooze]
 @pytest.mark.parametrize(
     ("reason", "kind"),
     [
-        ("user", "cancelled"), ("timeout", "timeout"), ("shutdown", "released"), ("parent", "released"),
-        ("lease-unproven", "released"),
+        ("user", "cancelled"), ("timeout", "timeout"), ("deadline", "cancelled"), ("parent", "cancelled"),
+        ("sibling", "cancelled"), ("shutdown", "released"), ("lease-unproven", "released"),
     ],
 )  # fmt: skip
 def test_a_cancellation_means_what_its_reason_says(reason: Any, kind: str) -> None:

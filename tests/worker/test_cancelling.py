@@ -11,6 +11,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from pulse_trio import Discard, Job, Snooze
+from pulse_trio.jobs import CancelRequest
 from pulse_trio.observe import CancellationDelivered, JobEnded, JobStarted
 from pulse_trio.testing.memory import EPOCH, unavailable
 from support.stage import parts
@@ -18,6 +19,7 @@ from support.stage import parts
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pulse_trio.jobs import CancelReason
     from pulse_trio.testing.memory import MemoryJob
     from support.stage import Recorder, Stage
 
@@ -89,6 +91,21 @@ async def test_a_notification_cancels_the_handler_at_once_with_its_reason(
     assert sleeper.outcomes() == ["cancelled"]
 
 
+@pytest.mark.parametrize("notify", [True, False])
+@pytest.mark.parametrize("cause", ["parent", "sibling", "deadline"])
+async def test_a_member_of_a_tree_is_told_why_it_is_cancelled(
+    cause: CancelReason, notify: bool, sleeper: Stage, log: Log, events: Recorder
+) -> None:
+    job = sleeper.database.jobs[sleeper.enqueue("sleeper")]
+    async with sleeper.working():
+        await trio.sleep(3)
+        sleeper.database.cancel(job.id, cause=cause, notify=notify)
+        await trio.sleep(20)
+        assert log.entries[-1][1] == (cause, None)
+        assert state_of(job) == ("cancelled", cause)
+    assert events.of(CancellationDelivered) == [CancellationDelivered(job.id, "sleeper", 1, None, cause)]
+
+
 async def test_when_the_notification_is_lost_the_next_beat_brings_it(sleeper: Stage, log: Log) -> None:
     job = sleeper.database.jobs[sleeper.enqueue("sleeper")]
     async with sleeper.working():
@@ -147,10 +164,10 @@ async def test_a_notification_that_anybody_can_forge_changes_nothing(payload: st
 async def test_a_request_about_another_attempt_or_session_is_not_obeyed(part: str, sleeper: Stage) -> None:
     job = sleeper.database.jobs[sleeper.enqueue("sleeper", seconds=5)]
 
-    async def another(job_ids: Sequence[int]) -> dict[tuple[int, int, int], str | None]:
+    async def another(job_ids: Sequence[int]) -> dict[tuple[int, int, int], CancelRequest]:
         assert list(job_ids) == [job.id]
         fence = {"id": job.id, "attempt": job.attempt, "session": job.session} | {part: 12345}
-        return {(fence["id"], fence["attempt"], fence["session"]): None}
+        return {(fence["id"], fence["attempt"], fence["session"]): CancelRequest()}
 
     async with sleeper.working():
         await trio.sleep(1)

@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from pulse_trio.jobs import Claim, Job
+from pulse_trio.jobs import CancelRequest, Claim, Job
 from pulse_trio.worker.jobs.job_states import LOST, REPORTED
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def lose(parts: Parts, job: RunningJob) -> None:
 
 
 def ask(parts: Parts, job: RunningJob) -> None:
-    parts.services.cancellations.reach(job, "please")
+    parts.services.cancellations.reach(job, CancelRequest(message="please"))
 
 
 def stop(parts: Parts, _job: RunningJob) -> None:

@@ -204,7 +204,7 @@ async def test_a_cancelled_program_ends_the_handler(kind: str, stage: Stage, ear
         nursery.start_soon(stage.worker(**SETTINGS).run)
         await ear.hear("started")
         nursery.cancel_scope.cancel()
-    assert (await ear.hear("ended"))["reason"] == "parent"
+    assert (await ear.hear("ended"))["reason"] == "shutdown"
     assert stage.database.state(job_id) == "available"
 
 

@@ -159,7 +159,7 @@ async def test_one_that_calls_twice_fails_the_attempt_and_the_handler_runs_once(
 
 
 @pytest.mark.parametrize("calls", [True, False])
-@pytest.mark.parametrize("reason", ["timeout", "user", "shutdown", "parent"])
+@pytest.mark.parametrize("reason", ["timeout", "user", "shutdown", "program"])
 async def test_one_that_swallows_a_cancellation_does_not_change_the_outcome(
     calls: bool, reason: str, stage: Stage
 ) -> None:
@@ -187,13 +187,13 @@ async def test_one_that_swallows_a_cancellation_does_not_change_the_outcome(
             stage.database.cancel(job_id, None)
         if reason == "shutdown":
             worker.stop_now()
-        elif reason == "parent":
+        elif reason == "program":
             nursery.cancel_scope.cancel()
         else:
             while not stage.store.settled:  # noqa: ASYNC110 -- the store in memory tells nobody
                 await trio.sleep(0.5)
             worker.stop()
-    expected = {"timeout": "timeout", "user": "cancelled", "shutdown": "released", "parent": "released"}
+    expected = {"timeout": "timeout", "user": "cancelled", "shutdown": "released", "program": "released"}
     assert stage.outcomes() == [expected[reason]]
 
 

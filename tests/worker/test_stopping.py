@@ -309,7 +309,7 @@ async def test_a_cancelled_worker_drains_nothing_and_gives_its_leases_back(sleep
         await worker.run()
     assert scope.cancelled_caught
     assert trio.current_time() - began == pytest.approx(15, abs=0.2)
-    assert seen == ["parent"] * 3
+    assert seen == ["shutdown"] * 3
     jobs = [sleeper.database.jobs[i] for i in ids]
     assert [(j.state, j.failures, j.max_attempts) for j in jobs] == [("available", 0, 21)] * 3
     assert sleeper.database.sessions == {sleeper.store.session: False}
@@ -354,7 +354,7 @@ async def test_handlers_see_the_reason_before_the_cancellation_and_within_cleanu
     job_id = stage.enqueue("tidy")
     with trio.move_on_after(5):
         await stage.worker().run()
-    assert seen == ["parent", ("parent", "running")]
+    assert seen == ["shutdown", ("shutdown", "running")]
     assert stage.database.state(job_id) == "available"
 
 
@@ -478,5 +478,5 @@ async def test_a_program_error_in_the_store_ends_the_worker_and_gives_its_jobs_b
             await trio.sleep(1)
             sleeper.store.trouble["sweep"] = broken
             await trio.sleep_forever()
-    assert seen == ["parent"]
+    assert seen == ["shutdown"]
     assert sleeper.database.state(job_id) == "available"

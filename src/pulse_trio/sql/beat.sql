@@ -1,9 +1,9 @@
 -- One heartbeat for a batch of running jobs. Renewed rows come back true; rows that are still ours but locked by another
 -- transaction come back false (they are not lost: SKIP LOCKED keeps one job's transaction from fencing the whole worker); rows
 -- that do not come back are lost. clock_timestamp(), because the lease counts from the write, not from the transaction. A
--- renewed row whose cancellation was requested also returns the reason ('' when none was given), because its notification may
--- have been lost. `leases` has the leases of queues with their own, by name: one statement for all due jobs. Answers go by
--- place in the batch, not by id: two attempts of one job may be in it, and only one of them is alive.
+-- renewed row whose cancellation was requested also returns why (a person, or what became of its tree) and what the person said,
+-- because its notification may have been lost. `leases` has the leases of queues with their own, by name: one statement for all
+-- due jobs. Answers go by place in the batch, not by id: two attempts of one job may be in it, and only one of them is alive.
 WITH report AS MATERIALIZED (
   SELECT * FROM unnest(%(ids)s::bigint[], %(attempts)s::int[], %(sessions)s::bigint[])
     WITH ORDINALITY AS r(id, attempt, session, place)
@@ -20,8 +20,10 @@ WITH report AS MATERIALIZED (
   RETURNING h.place, j.id, j.cancelling
 )
 SELECT place - 1, true AS renewed,
-       CASE WHEN cancelling THEN coalesce(
-         (SELECT c.reason FROM :"schema".cancellation c WHERE c.job_id = renewed.id AND c.ended_at IS NULL LIMIT 1), '') END
+       CASE WHEN cancelling THEN 'user' END,
+       CASE WHEN cancelling THEN
+         (SELECT c.reason FROM :"schema".cancellation c WHERE c.job_id = renewed.id AND c.ended_at IS NULL ORDER BY c.id LIMIT 1)
+       END
 FROM renewed
 UNION ALL
-SELECT place - 1, false, NULL FROM ours WHERE place NOT IN (SELECT place FROM renewed)
+SELECT place - 1, false, NULL, NULL FROM ours WHERE place NOT IN (SELECT place FROM renewed)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import trio
 
+from ..jobs import CancelRequest
 from ..sql import statement
 from .arrays import fences
 from .outcomes import forgive_crash
@@ -14,19 +15,19 @@ from .outcomes import forgive_crash
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ..jobs import Claim
+    from ..jobs import CancelReason, Claim
     from .leases import Leases
     from .links import WorkerLink
 
 
 class Beat(NamedTuple):
     """The answer to one heartbeat: leases renewed, or still ours but locked by another transaction. The others are lost. Of the
-    renewed ones, `cancelling` has the jobs whose cancellation was requested, and the reason that was given."""
+    renewed ones, `cancelling` has the jobs whose cancellation was requested, and why."""
 
     sent: float
     renewed: frozenset[Claim]
     locked: frozenset[Claim]
-    cancelling: Mapping[Claim, str | None] = MappingProxyType({})
+    cancelling: Mapping[Claim, CancelRequest] = MappingProxyType({})
 
 
 class Beats:
@@ -47,14 +48,14 @@ class Beats:
                 prepare=True,
             )
             # By place in the batch, not by id: two attempts of one job may be in it.
-            rows = cast("list[tuple[int, bool, str | None]]", await cursor.fetchall())
+            rows = cast("list[tuple[int, bool, CancelReason | None, str | None]]", await cursor.fetchall())
             if len(rows) < len(claims):
-                ours = {place for place, _, _ in rows}
+                ours = {place for place, *_ in rows}
                 lost = [claim for place, claim in enumerate(claims) if place not in ours]
                 await forgive_crash(connection, self._schema, lost)
         return Beat(
             sent,
-            renewed=frozenset([claims[place] for place, renewed, _ in rows if renewed]),
-            locked=frozenset([claims[place] for place, renewed, _ in rows if not renewed]),
-            cancelling={claims[place]: reason or None for place, _, reason in rows if reason is not None},
+            renewed=frozenset([claims[place] for place, renewed, *_ in rows if renewed]),
+            locked=frozenset([claims[place] for place, renewed, *_ in rows if not renewed]),
+            cancelling={claims[place]: CancelRequest(why, said) for place, _, why, said in rows if why is not None},
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+from ..jobs import CancelRequest
 from ..sql import statement
 from .arrays import fences, numbers
 from .links import missing_privileges
@@ -27,13 +28,13 @@ class Requests:
         self._link = link
         self._schema = schema
 
-    async def requested(self, job_ids: Sequence[int]) -> dict[Fence, str | None]:
-        """Of these jobs, the running attempts whose cancellation was requested (id, attempt, session), each with its reason."""
+    async def requested(self, job_ids: Sequence[int]) -> dict[Fence, CancelRequest]:
+        """Of these jobs, the running attempts whose cancellation was requested (id, attempt, session), each with why."""
         async with self._link.using() as connection:
             cursor = await connection.execute(
                 statement("cancel_requested", self._schema), {"ids": numbers(job_ids)}, prepare=True
             )
-            return {(job_id, attempt, session): why for job_id, attempt, session, why in await cursor.fetchall()}
+            return {(row[0], row[1], row[2]): CancelRequest(row[3], row[4]) for row in await cursor.fetchall()}
 
     async def running_fences(self, job_ids: Sequence[int]) -> set[Fence]:
         """The running attempts of these jobs, by id, attempt and session."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ..handlers import DeathHook, QueueLimits, Schedule
-    from ..jobs import Claim, Outcome, Progress
+    from ..jobs import CancelRequest, Claim, Outcome, Progress
     from ..observe import BadRow, JobDied, WorkerStale
     from .beats import Beat
     from .claimed import ClaimCursor, ClaimResult
@@ -232,7 +232,7 @@ class WorkerStore:
         """See Upkeep."""
         await self.upkeep.prune_results(retention)
 
-    async def requested(self, job_ids: Sequence[int]) -> dict[tuple[int, int, int], str | None]:
+    async def requested(self, job_ids: Sequence[int]) -> dict[tuple[int, int, int], CancelRequest]:
         """See Requests."""
         return await self.requests.requested(job_ids)
 

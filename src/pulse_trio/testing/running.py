@@ -86,7 +86,8 @@ async def run_job(
         attempt: which attempt this is. The ones before it count as failed.
         cancel_after: seconds after its start at which it is cancelled.
         cancel_reason: what `job.cancel_reason` then says: "user" (a client asked for it, with `cancel_message`), "shutdown",
-            "fence-lost", "lease-unproven" or "parent". For "timeout" and "deadline" use the handler's options.
+            "fence-lost", "lease-unproven", "parent" or "sibling" (as for a child in a durable nursery). For "timeout" and
+            "deadline" use the handler's options.
         within: seconds of real time after which it is given up.
         handlers: the registry that the handler belongs to, for what is declared there beside it.
         settings: the worker's, by name.
@@ -211,8 +212,6 @@ class _Worker(MemoryWorker):
     def __init__(self, *args: Any, **given: Any) -> None:
         super().__init__(*args, **given)
         self.said: list[tuple[float, str | None]] = []
-        self.program = trio.CancelScope()
-        """The program around the worker."""
 
     async def _live(self, parts: Parts, task_status: trio.TaskStatus[Worker]) -> None:
         progress = parts.services.progress
@@ -262,8 +261,7 @@ class _OneAttempt:
                 nursery.start_soon(self._cancel, worker, watch, job)
                 nursery.start_soon(limit.run)
                 try:
-                    with worker.program:
-                        await worker.run()
+                    await worker.run()
                 except HandlerStuck as error:
                     failure = error  # raised as itself, outside of the nursery
                 nursery.cancel_scope.cancel()
@@ -296,10 +294,8 @@ class _OneAttempt:
                 memory.trouble["beat"] = unavailable
             case "shutdown":
                 worker.stop_now()
-            case "parent":
-                worker.program.cancel()
             case _:
-                memory.database.cancel(job.id, how.message)
+                memory.database.cancel(job.id, how.message if how.reason == "user" else None, cause=how.reason)
 
 
 class _Limit:

@@ -6,7 +6,7 @@ To stop, the worker cancels the intake; running jobs get the grace period. Jobs 
 clean-up time and are released; heartbeats keep every lease until the last job has ended. Then the last reports are written, and
 the heartbeats end.
 
-A worker that is cancelled from outside does the same without any grace: its handlers see `Cancelled` with the reason "parent"
+A worker that is cancelled from outside does the same without any grace: its handlers see `Cancelled` with the reason "shutdown"
 at once, and the worker gives their leases back under a shield with a deadline.
 
 building.py makes the parts. They share the job table (jobs/job_table.py), the store and the plan (plan.py).

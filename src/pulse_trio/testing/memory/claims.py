@@ -144,7 +144,7 @@ class MemoryClaims(MemoryLink):
                 job.error = None
             if event is Event.CANCEL:
                 told = outcome.error if outcome.kind == "cancelled" else None
-                job.cancel_reason, job.error = told or job.wished or "user", None
+                job.cancel_reason, job.error = told or job.wished or job.cause, None
             return
         job.crashes += decided.crashes
         job.deaths += decided.deaths

@@ -17,6 +17,7 @@ from .rows import MIDNIGHT, MemoryBatch, MemoryJob, MemorySchedule
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
+    from ...jobs import CancelReason
     from .store import MemoryStore
 
 
@@ -123,15 +124,20 @@ class MemoryDatabase(SessionRows, QueueRows):
         job.attempt, job.session, job.lease_until = job.attempt + 1, next(self.new_session), math.inf
         return job.session
 
-    def cancel(self, job_id: int, reason: str | None = None, *, notify: bool = True) -> None:
-        """Requests a job's cancellation; `notify` False: the notification is lost."""
+    def cancel(
+        self, job_id: int, reason: str | None = None, *, cause: CancelReason = "user", notify: bool = True
+    ) -> None:
+        """Requests a job's cancellation, as a person does, or with the cause that its tree has; `notify` False: the
+        notification is lost."""
         job = self.jobs[job_id]
+        if not job.cancelling:
+            job.cause = cause
         if job.state is State.RUNNING:
             job.cancelling, job.wished = True, job.wished or reason
             for listener in self.listeners if notify else ():
                 listener(f"look_for_cancel {job.id}")
         elif job.finished is None:
-            job.finished, job.cancel_reason = next_state(job.state, Event.CANCEL), reason or "user"
+            job.finished, job.cancel_reason = next_state(job.state, Event.CANCEL), reason or cause
 
     def retry(self, job_id: int) -> bool:
         """A person retries a job: a finished one goes back, one that waits is due now. False for the others."""

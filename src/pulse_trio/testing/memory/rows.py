@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
-from ...jobs import DEFAULT_OPTIONS, JobOptions
+from ...jobs import DEFAULT_OPTIONS, CancelReason, JobOptions
 from ...states import State
 
 if TYPE_CHECKING:
@@ -75,6 +75,8 @@ class MemoryJob(CountedJob):
     cancelling: bool = False
     wished: str | None = None
     """The reason that the request for its cancellation gave."""
+    cause: CancelReason = "user"
+    """Why its cancellation was requested."""
     cancel_reason: str | None = None
     delivered: bool = False
     progress: tuple[float, str | None] | None = None

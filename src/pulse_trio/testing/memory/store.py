@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from ...errors import DatabaseUnavailable
-from ...jobs import Claim, Outcome, Progress
+from ...jobs import CancelRequest, Claim, Outcome, Progress
 from ...observe import WorkerStale
 from ...states import State, excused
 from ...store import Beat, Broken, Fired, HandedBack, Rescue
@@ -77,7 +77,7 @@ class MemoryStore(MemoryClaims):
         self.sent_beats.append((sent, list(claims)))
         await self.answered("beat")
         wished = {claim: self.database.jobs[claim.id] for claim in renewed}
-        cancelling = {claim: job.wished for claim, job in wished.items() if job.cancelling}
+        cancelling = {claim: CancelRequest(job.cause, job.wished) for claim, job in wished.items() if job.cancelling}
         return Beat(sent, renewed, locked, cancelling)
 
     async def rescue(self, limit: int = 1000) -> Rescue:
@@ -103,11 +103,11 @@ class MemoryStore(MemoryClaims):
                 ends.append(job.state)
         return Rescue(ends.count(State.AVAILABLE), ends.count(State.DEAD))
 
-    async def requested(self, job_ids: Sequence[int]) -> dict[tuple[int, int, int], str | None]:
+    async def requested(self, job_ids: Sequence[int]) -> dict[tuple[int, int, int], CancelRequest]:
         await self.trip("requested")
         jobs = [self.database.jobs[i] for i in job_ids if i in self.database.jobs]
         return {
-            (job.id, job.attempt, job.session): job.wished
+            (job.id, job.attempt, job.session): CancelRequest(job.cause, job.wished)
             for job in jobs
             if job.cancelling and job.state is State.RUNNING
         }

@@ -62,7 +62,7 @@ class StuckHandlers:
         """Handles a cancelled handler that has not ended: the worker releases all other jobs and its process is replaced."""
         claim = job.claim
         stack = self._calls.where_is(job)
-        reason = job.cancel_reason or "parent"
+        reason = job.cancel_reason or "shutdown"
         self._observer.emit(HandlerOverran(claim.id, claim.kind, claim.attempt, reason, seconds, stack))
         job.stuck = f"HandlerStuck: did not end within {seconds:.3g} s of its cancellation ({reason})\n\n{stack}"
         job.plain = False

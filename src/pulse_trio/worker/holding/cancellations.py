@@ -32,7 +32,7 @@ from ..signal import Signal
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...jobs import Claim
+    from ...jobs import CancelRequest, Claim
     from ...observe import Observer
     from ..jobs.job_table import JobTable
     from ..jobs.running_job import Fence, RunningJob
@@ -46,7 +46,7 @@ memory."""
 
 
 class LedgerStore(Protocol):
-    async def requested(self, job_ids: Sequence[int]) -> dict[Fence, str | None]: ...
+    async def requested(self, job_ids: Sequence[int]) -> dict[Fence, CancelRequest]: ...
 
     async def running_fences(self, job_ids: Sequence[int]) -> set[Fence]: ...
 
@@ -71,15 +71,15 @@ class Cancellations:
             self._heard.add(job_id)
         self._jobs.expected.news.give()
 
-    def reach(self, job: RunningJob, message: str | None) -> None:
+    def reach(self, job: RunningJob, request: CancelRequest) -> None:
         """Cancels a job that this worker holds, unless it was cancelled before or has an outcome."""
         if job.asked or job.outcome is not None:
             return
-        job.ask(message)
+        job.ask(request)
         self._reached.append(job.claim)
         self._to_record.give()
         claim = job.claim
-        self._observer.emit(CancellationDelivered(claim.id, claim.kind, claim.attempt, message))
+        self._observer.emit(CancellationDelivered(claim.id, claim.kind, claim.attempt, request.message, request.reason))
 
     async def run(self) -> None:
         """Reads requests and records deliveries until cancelled."""
@@ -107,9 +107,9 @@ class Cancellations:
             except DatabaseUnavailable:
                 # `Reports` uses the same connection and reports the outage. When it is back, the beats bring the requests.
                 continue
-            for fence, message in requested.items():
+            for fence, request in requested.items():
                 if fence in meant:
-                    self.reach(meant[fence], message)
+                    self.reach(meant[fence], request)
             for fence in gone:
                 if meant[fence].outcome is None:
                     self._jobs.hurry(meant[fence])

@@ -24,7 +24,7 @@ from ..outage import Outage
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...jobs import Claim
+    from ...jobs import CancelRequest, Claim
     from ...store import Beat
     from ..jobs.job_table import JobTable
     from ..jobs.running_job import RunningJob
@@ -53,7 +53,7 @@ class HeartbeatStore(Protocol):
 class CancelRequests(Protocol):
     """Brings requests for cancellation to jobs."""
 
-    def reach(self, job: RunningJob, message: str | None) -> None: ...
+    def reach(self, job: RunningJob, request: CancelRequest) -> None: ...
 
 
 class Draining(Protocol):

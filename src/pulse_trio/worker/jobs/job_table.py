@@ -217,7 +217,7 @@ class JobTable:
             # Not by `count`: this is the path of every job.
             ended = self.tally.ended
             ended[outcome.kind] = ended.get(outcome.kind, 0) + 1
-            if outcome.kind == "released" and job.cancel_reason in ("shutdown", "parent"):
+            if outcome.kind == "released" and job.cancel_reason == "shutdown":
                 self.tally.released += 1
             reported = True
         self.running -= 1

@@ -326,7 +326,7 @@ class Runner:
 
     def outcome_of_cancelled(self, job: RunningJob) -> Outcome | None:
         """The outcome of a cancelled job; None when there is nothing left to report."""
-        reason = job.cancel_reason or "parent"
+        reason = job.cancel_reason or "shutdown"
         return outcome_of_cancel(job.claim, reason, self._calls.retries.get(job.claim.kind), job.cancel_message)
 
     def outcome_of_stuck(self, job: RunningJob) -> Outcome | None:

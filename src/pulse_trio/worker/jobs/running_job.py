@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
     from contextlib import AbstractAsyncContextManager
 
-    from ...jobs import CancelReason, Claim, JobNursery, JobTransaction, Outcome
+    from ...jobs import CancelReason, CancelRequest, Claim, JobNursery, JobTransaction, Outcome
     from ...settings import Terms
     from ..metrics.meter import Pair
     from .job_states import JobState
@@ -318,12 +318,12 @@ class RunningJob:
 
     # Cancellation
 
-    def ask(self, message: str | None) -> None:
-        """Takes a request for the job's cancellation, perhaps with a message: cancels it with the reason `user`."""
+    def ask(self, request: CancelRequest) -> None:
+        """Takes a request for the job's cancellation: cancels it with the request's reason."""
         self.asked = True
         self.plain = False
-        self.cancel_message = message
-        self.cancel("user")
+        self.cancel_message = request.message
+        self.cancel(request.reason)
 
     def cancel(self, reason: CancelReason) -> None:
         """Cancels the handler and everything in its nursery; the first reason stays."""
@@ -335,7 +335,7 @@ class RunningJob:
     def take_cancellation(self) -> CancelReason:
         """A cancellation has reached the call of a handler. If no deadline or request of the job's own caused it, it is the
         worker's."""
-        self.reason = self.reason or self._deadline_reason() or "parent"
+        self.reason = self.reason or self._deadline_reason() or "shutdown"
         return self.reason
 
     @contextmanager
@@ -361,7 +361,7 @@ class RunningJob:
                 return trio.from_thread.run_sync(lambda: self.cancel_reason)
         # Trio is not asked (current_effective_deadline): a cancelled scope of the handler's own concerns only the handler.
         if self.reason is None and self._common.stops.orphaned:
-            self.reason = "parent"
+            self.reason = "shutdown"
         return self.reason
 
     def reason_at(self, now: float) -> CancelReason | None:
