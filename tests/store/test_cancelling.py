@@ -12,6 +12,7 @@ from psycopg.sql import SQL, Identifier
 
 from pulse_trio import InvalidArguments, SyncClient, UnknownJob, UsageError, open_client
 from pulse_trio.grants import grant_sync
+from pulse_trio.jobs import CancelRequest
 from pulse_trio.sql import statement
 from pulse_trio.states import State
 from pulse_trio.store import ClaimCursor, cancelling
@@ -270,7 +271,7 @@ async def test_a_beat_brings_the_request_along_with_its_reason(store: WorkerStor
     cancel(window, ids[1])
     beat = await store.beat(claims)
     assert beat.renewed == set(claims)
-    assert beat.cancelling == {claims[0]: "why", claims[1]: None}
+    assert beat.cancelling == {claims[0]: CancelRequest(message="why"), claims[1]: CancelRequest()}
 
 
 async def test_delivery_is_written_once(store: WorkerStore, window: Window, queue: str) -> None:
@@ -379,7 +380,7 @@ async def test_the_longest_reason_fits_into_a_notification(store: WorkerStore, w
     claimed = await claim_one(store, queue)
     reason = "\U0001f600" * 1000
     cancel(window, job_id, reason)
-    assert (await store.beat([claimed])).cancelling == {claimed: reason}
+    assert (await store.beat([claimed])).cancelling == {claimed: CancelRequest(message=reason)}
 
 
 @pytest.mark.parametrize("job_id", [0, -1, 2**63, True, "7"])

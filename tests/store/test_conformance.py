@@ -599,7 +599,7 @@ async def test_a_running_job_that_is_cancelled_is_in_the_next_beat_and_ends_so(h
     asked, other = await claim(store, house.queue)
     house.cancel(asked.id, "why")
     assert house.state(asked.id) == "running"
-    assert (await store.beat([asked, other])).cancelling == {asked: "why"}
+    assert (await store.beat([asked, other])).cancelling == {asked: CancelRequest(message="why")}
     await store.record_delivered([asked])
     await store.close_cancellations()
     await store.settle([end(asked, "failed", delay=60.0), end(other, "failed", delay=60.0)])

@@ -20,7 +20,9 @@ WITH report AS MATERIALIZED (
   RETURNING h.place, j.id, j.cancelling
 )
 SELECT place - 1, true AS renewed,
-       CASE WHEN cancelling THEN 'user' END,
+       CASE WHEN cancelling THEN coalesce(
+         (SELECT c.cause FROM :"schema".cancellation c WHERE c.job_id = renewed.id AND c.ended_at IS NULL ORDER BY c.id LIMIT 1), 'user')
+       END,
        CASE WHEN cancelling THEN
          (SELECT c.reason FROM :"schema".cancellation c WHERE c.job_id = renewed.id AND c.ended_at IS NULL ORDER BY c.id LIMIT 1)
        END

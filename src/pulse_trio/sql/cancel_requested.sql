@@ -1,7 +1,8 @@
 -- Which of these jobs must be cancelled, by attempt and session, with the cause and the text of the first request. A notification
 -- named the jobs; this row decides.
 SELECT j.id, j.attempt, j.locked_by,
-       'user',
+       coalesce((SELECT c.cause FROM :"schema".cancellation c
+                 WHERE c.job_id = j.id AND c.ended_at IS NULL ORDER BY c.id LIMIT 1), 'user'),
        (SELECT c.reason FROM :"schema".cancellation c
         WHERE c.job_id = j.id AND c.ended_at IS NULL ORDER BY c.id LIMIT 1)
 FROM :"schema".job j
