@@ -22,12 +22,15 @@ CREATE TABLE :"schema".member (
   root_id     bigint  NOT NULL,
   parent_id   bigint  NOT NULL,
   block       int     NOT NULL,
-  child_key   text    NOT NULL CHECK (octet_length(child_key) <= 256),
+  child_key   text    COLLATE "C" NOT NULL CHECK (octet_length(child_key) <= 256),
   args_digest bytea   CHECK (octet_length(args_digest) <= 64),
   -- Its end leaves a recheck of its parent. One child of each block that is waited for has this, not all.
   watched     boolean NOT NULL DEFAULT false,
+  -- It has ended once as dead or cancelled: few have, so that a look for failures reads few.
+  failed      boolean NOT NULL DEFAULT false,
   UNIQUE (parent_id, block, child_key)
 ) WITH (fillfactor = 90);
+CREATE INDEX member_failed ON :"schema".member (parent_id, block) WHERE failed;
 CREATE INDEX member_root ON :"schema".member (root_id);
 COMMENT ON TABLE :"schema".member IS 'The jobs that other jobs started, live and finished.';
 
@@ -44,6 +47,7 @@ CREATE TABLE :"schema".durable_job (
   blocks        int[]    NOT NULL DEFAULT '{}',
   fail_blocks   int[]    NOT NULL DEFAULT '{}',
   events        text[]   NOT NULL DEFAULT '{}',
+  -- The members whose end leaves a recheck, and by block the key from which on, downwards, members may still live.
   watching      bigint[] NOT NULL DEFAULT '{}',
   walked        json,
   crash_line    int      NOT NULL DEFAULT 0,
@@ -138,25 +142,30 @@ END $function$;
 -- Each job of a tree that ends comes by here, whichever statement of whichever version ended it: all of them write the archive. A name
 -- that sorts before that of the death hook's trigger, which then sees what this one has done.
 CREATE FUNCTION :"schema".member_ended() RETURNS trigger
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp AS $function$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $function$
 DECLARE
-  m member;
+  m member; cut_by text;
 BEGIN
   -- In a caller's REPEATABLE READ transaction this fails where children were started after its snapshot: they could not be seen.
   PERFORM FROM durable_job f WHERE f.job_id = NEW.id FOR UPDATE;
-  IF NEW.state = 6 AND NEW.attempt < NEW.max_attempts AND EXISTS (SELECT FROM history h WHERE h.job_id = NEW.id)
-     AND EXISTS (SELECT FROM attempt a WHERE a.job_id = NEW.id AND a.attempt = NEW.attempt AND a.outcome IN ('rescued', 'released')) THEN
-    -- Rule 18: its compensation was cut short, or not begun. The statements of before call that the end of a cancelled job.
-    DELETE FROM job_archive d WHERE d.id = NEW.id AND d.finished_at = NEW.finished_at;
-    INSERT INTO job (id, attempt, cancelling, failures, max_attempts, run_at, created_at, started_at, priority, queue, kind, args, options,
-                     unique_key, key)
-    SELECT NEW.id, NEW.attempt, true, NEW.failures, NEW.max_attempts, clock_timestamp(), NEW.created_at, NEW.started_at, NEW.priority,
-           NEW.queue, NEW.kind, NEW.args, NEW.options, NEW.unique_key, NEW.key;
-    PERFORM wake(NEW.queue);
-    RETURN NULL;
+  IF NEW.state = 6 AND NEW.attempt < NEW.max_attempts AND EXISTS (SELECT FROM history h WHERE h.job_id = NEW.id) THEN
+    SELECT a.outcome INTO cut_by FROM attempt a
+    WHERE a.job_id = NEW.id AND a.attempt = NEW.attempt AND a.outcome IN ('rescued', 'released', 'crashed');
+    IF FOUND THEN
+      -- The compensation of a cancelled job was cut short, or not begun (rule 18): it runs once more. The statements of all versions
+      -- call that the end of a cancelled job. A worker that released it may not know its kind, and must not get it back at once.
+      DELETE FROM job_archive d WHERE d.id = NEW.id AND d.finished_at = NEW.finished_at;
+      INSERT INTO job (id, attempt, cancelling, failures, max_attempts, run_at, created_at, started_at, priority, queue, kind, args, options,
+                       unique_key, key)
+      SELECT NEW.id, NEW.attempt, true, NEW.failures, NEW.max_attempts,
+             clock_timestamp() + CASE cut_by WHEN 'released' THEN interval '1 s' ELSE interval '0' END, NEW.created_at, NEW.started_at,
+             NEW.priority, NEW.queue, NEW.kind, NEW.args, NEW.options, NEW.unique_key, NEW.key;
+      PERFORM wake(NEW.queue);
+      RETURN NULL;
+    END IF;
   END IF;
   IF EXISTS (SELECT FROM member c JOIN job j ON j.id = c.job_id WHERE c.parent_id = NEW.id) THEN
-    -- Rule 11: the outcome stands, and waits for the descendants.
+    -- The outcome stands, and waits for the descendants (rule 11).
     DELETE FROM job_archive d WHERE d.id = NEW.id AND d.finished_at = NEW.finished_at;
     INSERT INTO job (id, attempt, state, cancelling, failures, max_attempts, run_at, created_at, started_at, priority, queue, kind, args,
                      options, unique_key, key)
@@ -168,14 +177,19 @@ BEGIN
     WHERE f.job_id = NEW.id;
     PERFORM cancel_children(NEW.id, 'parent');
     INSERT INTO recheck (job_id) VALUES (NEW.id);
+    PERFORM pg_notify(:'schema', 'look_for_tree ' || NEW.id);
     RETURN NULL;
   END IF;
-  -- After the lock of the job's own row, which whoever marks it takes too: the mark is there or never comes.
+  -- After the lock of the job's own row, which the mark on it takes too: it is there or never comes.
   SELECT q.* INTO m FROM member q WHERE q.job_id = NEW.id;
   IF NOT FOUND THEN
     UPDATE durable_job f SET root_ended_at = clock_timestamp() WHERE f.job_id = NEW.id;
-  ELSIF m.watched OR NEW.state <> 4 THEN
-    -- Never the parent's row: whoever holds that may be waiting for ours.
+    RETURN NULL;
+  END IF;
+  IF NEW.state <> 4 THEN UPDATE member q SET failed = true WHERE q.job_id = NEW.id AND NOT q.failed; END IF;
+  -- A parent that asked for the cancellation needs no word of each child: it watches one, as for completions.
+  IF m.watched OR NEW.state = 5 OR NEW.state = 6 AND NEW.cancel_reason IS DISTINCT FROM 'parent' AND NEW.cancel_reason IS DISTINCT FROM 'sibling' THEN
+    -- Never the parent's row: its holder may be waiting for ours.
     INSERT INTO recheck (job_id) VALUES (m.parent_id);
     PERFORM pg_notify(:'schema', 'look_for_tree ' || m.parent_id);
   END IF;
@@ -206,7 +220,7 @@ CREATE FUNCTION :"schema".start_children(
   options text[], keys text[], reserved bigint[],
   OUT ordinal bigint, OUT child_id bigint, OUT added boolean, OUT fits boolean, OUT refused text
 ) RETURNS SETOF record
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp AS $function$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET enable_seqscan = off SET enable_hashjoin = on AS $function$
 #variable_conflict use_column
 DECLARE
   p job; f durable_job; until float8; traced jsonb;
@@ -278,7 +292,7 @@ BEGIN
   ), woken AS MATERIALIZED (
     SELECT wake(q.queue) FROM (SELECT DISTINCT b.queue::text FROM born b WHERE b.run_at <= now()) q
   ), counted AS (
-    UPDATE durable_job d SET children = d.children + (SELECT count(*) FROM born) WHERE d.job_id = $1
+    UPDATE durable_job d SET children = d.children + (SELECT count(*) FROM born), walked = NULL WHERE d.job_id = $1
   )
   SELECT r.place, coalesce(n.job_id, m.job_id), n.job_id IS NOT NULL,
          n.job_id IS NOT NULL OR m.args_digest IS NOT DISTINCT FROM r.digest, NULL::text
@@ -288,26 +302,157 @@ BEGIN
   WHERE (SELECT count(*) FROM woken) >= 0 ORDER BY r.place;
 END $function$;
 
+-- Whether members of a job live, of one block or (NULL) of all; and how far the search came, so that the next begins there: what ended
+-- is probed once, however many looks there are. The caller has locked the job's row.
+CREATE FUNCTION :"schema".live_child(parent bigint, in_block int) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $function$
+#variable_conflict use_column
+DECLARE
+  f durable_job; place json; found_block int; found_key text; name constant text := coalesce($2::text, 'all');
+BEGIN
+  SELECT d.* INTO f FROM durable_job d WHERE d.job_id = $1;
+  place := f.walked -> name;
+  IF $2 IS NULL THEN
+    SELECT m.block, m.child_key INTO found_block, found_key FROM member m JOIN job j ON j.id = m.job_id
+    WHERE m.parent_id = $1 AND (place IS NULL OR (m.block, m.child_key) <= ((place ->> 0)::int, place ->> 1))
+    ORDER BY m.block DESC, m.child_key DESC LIMIT 1;
+  ELSE
+    SELECT m.block, m.child_key INTO found_block, found_key FROM member m JOIN job j ON j.id = m.job_id
+    WHERE m.parent_id = $1 AND m.block = $2 AND (place IS NULL OR m.child_key <= place ->> 1)
+    ORDER BY m.child_key DESC LIMIT 1;
+  END IF;
+  IF found_key IS NULL THEN RETURN false; END IF;
+  IF place IS NULL OR found_block <> (place ->> 0)::int OR found_key <> place ->> 1 THEN
+    UPDATE durable_job d
+    SET walked = (coalesce(d.walked::jsonb, '{}') || jsonb_build_object(name, jsonb_build_array(found_block, found_key)))::json
+    WHERE d.job_id = $1;
+  END IF;
+  RETURN true;
+END $function$;
+
+-- Forgets that: what makes a finished member live again calls it in the same transaction.
+CREATE FUNCTION :"schema".unwalk(parent bigint) RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = :"schema", pg_temp AS $function$
+  UPDATE durable_job d SET walked = NULL WHERE d.job_id = $1
+$function$;
+
+-- Marks one live child, whose end then leaves a recheck. False: none lives, or each that could be marked is locked. The caller has locked
+-- the parent's row.
+CREATE FUNCTION :"schema".watch(parent bigint, in_block int) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $function$
+#variable_conflict use_column
+DECLARE
+  one bigint; place json;
+BEGIN
+  IF EXISTS (SELECT FROM durable_job d, unnest(d.watching) w(id) JOIN member c ON c.job_id = w.id JOIN job j ON j.id = w.id
+             WHERE d.job_id = $1 AND c.parent_id = $1 AND ($2 IS NULL OR c.block = $2)) THEN
+    RETURN true;
+  END IF;
+  IF NOT live_child($1, $2) THEN RETURN false; END IF;
+  SELECT d.walked -> coalesce($2::text, 'all') INTO place FROM durable_job d WHERE d.job_id = $1;
+  -- The lock is on the job's row, which its end must have; the mark is not, so that no claim carries it.
+  IF $2 IS NULL THEN
+    SELECT c.job_id INTO one FROM member c JOIN job j ON j.id = c.job_id
+    WHERE c.parent_id = $1 AND (c.block, c.child_key) <= ((place ->> 0)::int, place ->> 1)
+    ORDER BY c.block DESC, c.child_key DESC LIMIT 1 FOR NO KEY UPDATE OF j SKIP LOCKED;
+  ELSE
+    SELECT c.job_id INTO one FROM member c JOIN job j ON j.id = c.job_id
+    WHERE c.parent_id = $1 AND c.block = $2 AND c.child_key <= place ->> 1
+    ORDER BY c.child_key DESC LIMIT 1 FOR NO KEY UPDATE OF j SKIP LOCKED;
+  END IF;
+  IF NOT FOUND THEN RETURN false; END IF;
+  UPDATE member c SET watched = true WHERE c.job_id = one AND NOT c.watched;
+  UPDATE durable_job d SET watching = ARRAY(SELECT j.id FROM job j WHERE j.id = ANY (d.watching)) || one WHERE d.job_id = $1;
+  RETURN true;
+END $function$;
+
+-- Whether a child of one of these blocks has ended as dead or cancelled, and was not started again.
+CREATE FUNCTION :"schema".failed_child(parent bigint, of_blocks int[]) RETURNS boolean
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = :"schema", pg_temp SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $function$
+  SELECT EXISTS (SELECT FROM member c JOIN job_archive d ON d.id = c.job_id
+                 WHERE c.parent_id = $1 AND c.block = ANY ($2) AND c.failed AND d.state <> 4)
+$function$;
+
+-- Cancels the descendants of a job whose row the caller has locked, level by level: what runs, or waits with a history, is told; what has
+-- live descendants of its own and no history is parked by the trigger; the rest ends. Of the job's own children those of one block, or
+-- all (NULL). Never waits: what is locked is left to the next look. `most` rows in one transaction. False: some children are left.
+CREATE FUNCTION :"schema".cancel_children(parent bigint, because text, in_block int DEFAULT NULL, most int DEFAULT 10000) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $function$
+#variable_conflict use_column
+DECLARE
+  level bigint[] := ARRAY[$1]; above bigint[] := '{}'; cause text := $2; room int := $4; first boolean := true;
+  told bigint[]; ended bigint[]; waiting bigint[] := '{}'; running bigint[];
+BEGIN
+  WHILE cardinality(level) > 0 AND room > 0 LOOP
+    WITH taken AS MATERIALIZED (
+      SELECT j.id, j.state, j.state = 2 OR EXISTS (SELECT FROM history h WHERE h.job_id = j.id) AS told
+      FROM member m JOIN job j ON j.id = m.job_id
+      WHERE m.parent_id = ANY (level) AND (NOT first OR $3 IS NULL OR m.block = $3) AND NOT j.cancelling
+      ORDER BY j.id LIMIT room FOR UPDATE OF j SKIP LOCKED
+    )
+    SELECT array_agg(t.id) FILTER (WHERE t.told), array_agg(t.id) FILTER (WHERE NOT t.told),
+           array_agg(t.id) FILTER (WHERE t.state = 2), waiting || coalesce(array_agg(t.id) FILTER (WHERE t.told AND t.state <> 2), '{}')
+    INTO told, ended, running, waiting FROM taken t;
+    room := room - coalesce(cardinality(told), 0) - coalesce(cardinality(ended), 0);
+    IF told IS NOT NULL THEN
+      UPDATE job j SET cancelling = true WHERE j.id = ANY (told);
+      INSERT INTO cancellation (job_id, attempt, cause, requested_by)
+      SELECT j.id, CASE j.state WHEN 2 THEN j.attempt END, cause, 'tree' FROM job j WHERE j.id = ANY (told) ORDER BY j.id;
+      UPDATE durable_job d SET sweep = 'parent', cause = $2 WHERE d.job_id = ANY (told);
+    END IF;
+    PERFORM pg_notify(:'schema', 'look_for_cancel ' || r) FROM unnest(running) r;
+    IF ended IS NOT NULL THEN
+      WITH gone AS (DELETE FROM job j WHERE j.id = ANY (ended) RETURNING j.*)
+      INSERT INTO job_archive (id, finished_at, started_at, run_at, created_at, locked_by, attempt, failures, max_attempts, priority, state,
+                               queue, kind, args, options, unique_key, key, cancel_reason)
+      SELECT g.id, clock_timestamp(), g.started_at, g.run_at, g.created_at, g.locked_by, g.attempt, g.failures, g.max_attempts,
+             g.priority, 6, g.queue, g.kind, g.args, g.options, g.unique_key, g.key, cause
+      FROM gone g ORDER BY g.id;
+      PERFORM tell_end(ARRAY(SELECT e FROM unnest(ended) e WHERE NOT EXISTS (SELECT FROM job j WHERE j.id = e)));
+    END IF;
+    above := above || coalesce(told, '{}');
+    level := coalesce(told, '{}');
+    cause := 'parent';
+    first := false;
+  END LOOP;
+  -- Last, so that it lies above the cursor of every claim when it is committed.
+  UPDATE job j SET run_at = clock_timestamp() WHERE j.id = ANY (waiting);
+  PERFORM wake(q.queue) FROM (SELECT DISTINCT j.queue::text FROM job j WHERE j.id = ANY (waiting)) q;
+  INSERT INTO recheck (job_id)
+  SELECT a FROM unnest(above) a
+  WHERE EXISTS (SELECT FROM member m JOIN job j ON j.id = m.job_id WHERE m.parent_id = a AND NOT j.cancelling);
+  RETURN NOT EXISTS (SELECT FROM member m JOIN job j ON j.id = m.job_id
+                     WHERE m.parent_id = $1 AND ($3 IS NULL OR m.block = $3) AND NOT j.cancelling);
+END $function$;
+
 -- Sees to one job whose row the caller has locked. False: something was locked; look again soon. Never waits.
 CREATE FUNCTION :"schema".look_at(target bigint) RETURNS boolean
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp AS $function$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $function$
 #variable_conflict use_column
 DECLARE
   p job; f durable_job; swept boolean := true; b int; missed boolean := false;
 BEGIN
   SELECT j.* INTO p FROM job j WHERE j.id = target;
   SELECT d.* INTO f FROM durable_job d WHERE d.job_id = target FOR UPDATE;
-  IF NOT FOUND THEN RETURN true; END IF;
-  IF f.sweep IS NOT NULL THEN swept := cancel_children(target, f.sweep); END IF;
+  IF NOT FOUND OR p.id IS NULL THEN RETURN true; END IF;
+  IF f.sweep IS NOT NULL THEN
+    swept := cancel_children(target, f.sweep);
+    IF swept AND f.ending IS NULL AND NOT p.cancelling THEN UPDATE durable_job d SET sweep = NULL WHERE d.job_id = target; END IF;
+  END IF;
   IF f.ending IS NOT NULL THEN
-    IF EXISTS (SELECT FROM member c JOIN job j ON j.id = c.job_id WHERE c.parent_id = target) THEN RETURN watch(target, NULL) AND swept; END IF;
+    IF live_child(target, NULL) THEN RETURN watch(target, NULL) AND swept; END IF;
     PERFORM FROM job j WHERE j.id = target FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN RETURN false; END IF;
+    -- A retry begins without these.
+    UPDATE durable_job d SET ending = NULL, outcome = NULL, sweep = NULL, cause = NULL, walked = NULL, watching = '{}'
+    WHERE d.job_id = target;
     WITH gone AS (DELETE FROM job j WHERE j.id = target RETURNING j.*)
     INSERT INTO job_archive (id, finished_at, started_at, run_at, created_at, locked_by, attempt, failures, max_attempts, priority, state,
                              queue, kind, args, options, unique_key, key, result, error, cancel_reason)
     SELECT g.id, clock_timestamp(), g.started_at, g.run_at, g.created_at, (f.outcome ->> 'session')::bigint, g.attempt, g.failures,
-           g.max_attempts, g.priority, f.ending, g.queue, g.kind, g.args, g.options, g.unique_key, g.key, f.outcome -> 'result',
+           g.max_attempts, g.priority, f.ending, g.queue, g.kind, g.args, g.options, g.unique_key, g.key,
+           CASE json_typeof(f.outcome -> 'result') WHEN 'null' THEN CASE f.ending WHEN 4 THEN f.outcome -> 'result' END
+                                                  ELSE f.outcome -> 'result' END,
            f.outcome ->> 'error', f.outcome ->> 'reason'
     FROM gone g;
     PERFORM tell_end(ARRAY[target]);
@@ -319,10 +464,8 @@ BEGIN
   END IF;
   IF f.suspended IS DISTINCT FROM p.attempt OR p.run_at <= clock_timestamp() THEN RETURN swept; END IF;
   IF p.cancelling
-     OR EXISTS (SELECT FROM unnest(f.blocks) w(b) WHERE NOT EXISTS (
-          SELECT FROM member c JOIN job j ON j.id = c.job_id WHERE c.parent_id = target AND c.block = w.b))
-     OR EXISTS (SELECT FROM member c JOIN job_archive d ON d.id = c.job_id
-                WHERE c.parent_id = target AND c.block = ANY (f.fail_blocks) AND d.state <> 4)
+     OR EXISTS (SELECT FROM unnest(f.blocks) w(b) WHERE NOT live_child(target, w.b))
+     OR failed_child(target, f.fail_blocks)
      OR EXISTS (SELECT FROM event e WHERE e.job_id = target AND e.name = ANY (f.events) AND e.line IS NULL) THEN
     UPDATE job j SET run_at = clock_timestamp() WHERE j.id = target;
     PERFORM wake(p.queue::text);
@@ -334,87 +477,156 @@ BEGIN
   RETURN swept AND NOT missed;
 END $function$;
 
--- Marks one live child, whose end is then told. False: each that could be marked is locked.
-CREATE FUNCTION :"schema".watch(parent bigint, in_block int) RETURNS boolean
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp AS $function$
+-- What was asked for: any worker does it. Returns how many were left because something was locked, and in how many seconds the next is
+-- due (0: at once; NULL: there is none).
+--
+-- What is woken here must be committed within 50 ms, by which claims trail the newest row; so a call ends after 20, and a job with many
+-- children to cancel is looked at alone.
+CREATE FUNCTION :"schema".recheck_jobs(most int DEFAULT 100, OUT again int, OUT due_in float8)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $function$
 #variable_conflict use_column
 DECLARE
-  one bigint;
+  target bigint; mine bigint[]; seen bigint[] := '{}'; begun constant timestamptz := clock_timestamp(); tried int;
 BEGIN
-  IF EXISTS (SELECT FROM durable_job d, unnest(d.watching) w(id) JOIN member c ON c.job_id = w.id JOIN job j ON j.id = w.id
-             WHERE d.job_id = parent AND c.parent_id = parent AND (in_block IS NULL OR c.block = in_block)) THEN
-    RETURN true;
-  END IF;
-  -- The lock is on the job's row, which its end must have; the mark is not, so that no claim carries it.
-  SELECT c.job_id INTO one FROM member c JOIN job j ON j.id = c.job_id WHERE c.parent_id = parent AND (in_block IS NULL OR c.block = in_block)
-  ORDER BY c.parent_id DESC, c.block DESC, c.child_key DESC LIMIT 1 FOR NO KEY UPDATE OF j SKIP LOCKED;
-  IF NOT FOUND THEN RETURN false; END IF;
-  UPDATE member c SET watched = true WHERE c.job_id = one;
-  UPDATE durable_job d SET watching = ARRAY(SELECT j.id FROM job j WHERE j.id = ANY (d.watching)) || one WHERE d.job_id = parent;
-  RETURN true;
-END $function$;
-
--- One pass over the live children of a job whose row the caller has locked; theirs are gone through in turn. Never waits.
--- False: some were locked. What is locked is ending, or is seen to by the next look: `sweep` stays.
-CREATE FUNCTION :"schema".cancel_children(parent bigint, because text) RETURNS boolean
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp AS $function$
-#variable_conflict use_column
-DECLARE
-  c job;
-BEGIN
-  FOR c IN
-    SELECT j.* FROM member m JOIN job j ON j.id = m.job_id WHERE m.parent_id = parent AND NOT j.cancelling
-    ORDER BY j.id FOR UPDATE OF j SKIP LOCKED
-  LOOP
-    IF c.state = 2 OR EXISTS (SELECT FROM history h WHERE h.job_id = c.id) THEN
-      UPDATE job j SET cancelling = true, run_at = CASE j.state WHEN 2 THEN j.run_at ELSE clock_timestamp() END WHERE j.id = c.id;
-      INSERT INTO cancellation (job_id, attempt, cause, requested_by) VALUES (c.id, c.attempt, because, 'tree');
-      PERFORM pg_notify(:'schema', 'look_for_cancel ' || c.id);
-      UPDATE durable_job d SET sweep = 'parent' WHERE d.job_id = c.id;
-      IF NOT cancel_children(c.id, 'parent') THEN INSERT INTO recheck (job_id) VALUES (c.id); END IF;
-    ELSE
-      WITH gone AS (DELETE FROM job j WHERE j.id = c.id RETURNING j.*)
-      INSERT INTO job_archive (id, finished_at, started_at, run_at, created_at, locked_by, attempt, failures, max_attempts, priority, state,
-                               queue, kind, args, options, unique_key, key, cancel_reason)
-      SELECT g.id, clock_timestamp(), g.started_at, g.run_at, g.created_at, g.locked_by, g.attempt, g.failures, g.max_attempts,
-             g.priority, 6, g.queue, g.kind, g.args, g.options, g.unique_key, g.key, because
-      FROM gone g;
-    END IF;
-  END LOOP;
-  RETURN NOT EXISTS (SELECT FROM member m JOIN job j ON j.id = m.job_id WHERE m.parent_id = parent AND NOT j.cancelling);
-END $function$;
-
-CREATE FUNCTION :"schema".forget(one bigint) RETURNS boolean LANGUAGE sql SECURITY DEFINER SET search_path = :"schema", pg_temp AS $function$
-  DELETE FROM recheck q WHERE q.id = $1 RETURNING true
-$function$;
-
--- What was asked for: any worker does it. Returns how many were left because something was locked.
-CREATE FUNCTION :"schema".recheck_jobs(most int DEFAULT 100) RETURNS int
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp AS $function$
-#variable_conflict use_column
-DECLARE
-  r recheck; again int := 0;
-BEGIN
-  FOR r IN SELECT q.* FROM recheck q WHERE q.due_at <= clock_timestamp() ORDER BY q.due_at LIMIT most FOR UPDATE SKIP LOCKED LOOP
-    PERFORM FROM job j WHERE j.id = r.job_id FOR NO KEY UPDATE SKIP LOCKED;
+  again := 0;
+  FOR target IN SELECT r.job_id FROM recheck r WHERE r.due_at <= begun ORDER BY r.due_at LIMIT least($1, 1000) FOR UPDATE SKIP LOCKED LOOP
+    CONTINUE WHEN target = ANY (seen);
+    EXIT WHEN clock_timestamp() > begun + interval '20 ms';
+    CONTINUE WHEN cardinality(seen) > 0 AND EXISTS (SELECT FROM durable_job d WHERE d.job_id = target AND d.sweep IS NOT NULL);
+    seen := seen || target;
+    -- All that are visible now: what they tell of was committed before the look begins. A later one stays.
+    SELECT array_agg(q.id), max(q.tries) INTO mine, tried
+    FROM (SELECT r.id, r.tries FROM recheck r WHERE r.job_id = target FOR UPDATE SKIP LOCKED) q;
+    PERFORM FROM job j WHERE j.id = target FOR NO KEY UPDATE SKIP LOCKED;
     IF FOUND THEN
-      CONTINUE WHEN look_at(r.job_id) AND forget(r.id);
-    ELSE
-      CONTINUE WHEN NOT EXISTS (SELECT FROM job j WHERE j.id = r.job_id) AND forget(r.id);
+      IF look_at(target) THEN
+        DELETE FROM recheck r WHERE r.id = ANY (mine);
+        CONTINUE;
+      END IF;
+    ELSIF NOT EXISTS (SELECT FROM job j WHERE j.id = target) THEN
+      DELETE FROM recheck r WHERE r.id = ANY (mine);
+      CONTINUE;
     END IF;
     -- What is locked for long must not stand in the way of what came after it.
-    UPDATE recheck q SET tries = q.tries + 1, due_at = clock_timestamp() + make_interval(secs => least(1, 0.005 * 2 ^ least(q.tries, 10)))
-    WHERE q.id = r.id;
+    DELETE FROM recheck r WHERE r.id = ANY (mine[2:]);
+    UPDATE recheck r SET tries = tried + 1, due_at = clock_timestamp() + make_interval(secs => least(1, 0.005 * 2 ^ least(tried, 10)))
+    WHERE r.id = mine[1];
     again := again + 1;
   END LOOP;
-  RETURN again;
+  SELECT greatest(0, extract(epoch FROM min(r.due_at) - clock_timestamp())) INTO due_in FROM recheck r;
 END $function$;
+
+-- For a running parent: whether children of a block live and whether one has failed. One that lives is watched: its end notifies the
+-- parent's worker. `refused` says why nothing is known: lost, or locked (try again soon).
+CREATE FUNCTION :"schema".look_at_block(parent bigint, of_attempt int, of_session bigint, in_block int,
+  OUT live boolean, OUT failed boolean, OUT refused text)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp AS $function$
+#variable_conflict use_column
+BEGIN
+  PERFORM FROM job j WHERE j.id = $1 AND j.attempt = $2 AND j.locked_by = $3 AND j.state = 2 FOR KEY SHARE SKIP LOCKED;
+  IF NOT FOUND THEN
+    refused := CASE WHEN EXISTS (SELECT FROM job j WHERE j.id = $1 AND j.attempt = $2 AND j.locked_by = $3 AND j.state = 2)
+                    THEN 'locked' ELSE 'lost' END;
+    RETURN;
+  END IF;
+  PERFORM FROM durable_job d WHERE d.job_id = $1 FOR UPDATE;
+  failed := failed_child($1, ARRAY[$4]);
+  live := watch($1, $4);
+  IF NOT live AND live_child($1, $4) THEN
+    live := true;
+    refused := 'locked';
+  END IF;
+END $function$;
+
+-- Cancels the children of a block of a running parent. True: each is told or has ended; false: some are left, ask again; NULL: the attempt
+-- has ended, or its row is locked (`refused`).
+CREATE FUNCTION :"schema".cancel_block(parent bigint, of_attempt int, of_session bigint, in_block int, because text,
+  OUT whole boolean, OUT refused text)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp AS $function$
+#variable_conflict use_column
+BEGIN
+  IF $5 NOT IN ('parent', 'sibling', 'deadline') THEN
+    RAISE EXCEPTION 'children are cancelled for parent, sibling or deadline, not %', left($5, 100) USING ERRCODE = 'invalid_parameter_value';
+  END IF;
+  PERFORM FROM job j WHERE j.id = $1 AND j.attempt = $2 AND j.locked_by = $3 AND j.state = 2 FOR KEY SHARE SKIP LOCKED;
+  IF NOT FOUND THEN
+    refused := CASE WHEN EXISTS (SELECT FROM job j WHERE j.id = $1 AND j.attempt = $2 AND j.locked_by = $3 AND j.state = 2)
+                    THEN 'locked' ELSE 'lost' END;
+    RETURN;
+  END IF;
+  whole := cancel_children($1, $5, $4);
+END $function$;
+
+-- Starts dead and cancelled children of a running parent again, as a manual retry does (rule 12). Returns those that live now.
+CREATE FUNCTION :"schema".restart_children(parent bigint, of_attempt int, of_session bigint, ids bigint[]) RETURNS SETOF bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $function$
+#variable_conflict use_column
+DECLARE
+  p job; until float8; back bigint[];
+BEGIN
+  SELECT j.* INTO p FROM job j
+  WHERE j.id = $1 AND j.attempt = $2 AND j.locked_by = $3 AND j.state = 2 AND NOT j.cancelling FOR KEY SHARE SKIP LOCKED;
+  IF NOT FOUND THEN RETURN; END IF;
+  until := option_number(p.options, 'deadline', '-infinity', 'infinity');
+  WITH finished AS MATERIALIZED (
+    SELECT d.* FROM member m JOIN job_archive d ON d.id = m.job_id
+    WHERE m.parent_id = $1 AND m.job_id = ANY ($4) AND d.state IN (5, 6) AND can_go_back(d) ORDER BY d.id FOR UPDATE OF d
+  ), live AS (
+    INSERT INTO job AS j (id, attempt, failures, max_attempts, created_at, priority, queue, kind, args, options, key, run_at)
+    SELECT f.id, f.attempt, 0, greatest(f.max_attempts, f.attempt + 1), f.created_at, f.priority, f.queue, f.kind, f.args,
+           CASE WHEN is_readable(f.options)
+                     AND least(option_number(f.options, 'deadline', '-infinity', 'infinity'),
+                               option_number(f.options, 'expires', '-infinity', 'infinity')) <= extract(epoch FROM clock_timestamp())
+                THEN ((f.options::jsonb - 'deadline' - 'expires')
+                      || CASE WHEN until IS NULL THEN '{}' ELSE jsonb_build_object('deadline', until) END)::text::json ELSE f.options END,
+           f.key, clock_timestamp()
+    FROM finished f ORDER BY f.id
+    ON CONFLICT DO NOTHING RETURNING j.id, j.options
+  ), gone AS (
+    DELETE FROM job_archive d USING live l WHERE d.id = l.id
+  ), limited AS (
+    INSERT INTO member_deadline (deadline, job_id)
+    SELECT to_timestamp(least(greatest(o.moment, -62135510400), 253402214400)), o.id
+    FROM (SELECT l.id, option_number(l.options, 'deadline', '-infinity', 'infinity') AS moment FROM live l) o WHERE o.moment IS NOT NULL
+    ON CONFLICT DO NOTHING
+  )
+  SELECT array_agg(l.id ORDER BY l.id) INTO back FROM live l;
+  IF back IS NULL THEN RETURN; END IF;
+  UPDATE durable_job d SET ending = NULL, outcome = NULL, sweep = NULL, cause = NULL, walked = NULL WHERE d.job_id = ANY (back);
+  PERFORM unwalk($1);
+  PERFORM wake(q.queue) FROM (SELECT DISTINCT j.queue::text FROM job j WHERE j.id = ANY (back)) q;
+  RETURN QUERY SELECT unnest(back);
+END $function$;
+
+-- The children of a running job, with what their ends left: for its attempt only. NULL as block: of all. A child whose row is gone, because
+-- a worker of the version before kept no completed jobs or the owner deleted it, has the state `gone`.
+CREATE FUNCTION :"schema".members_of(parent bigint, of_attempt int, of_session bigint, in_block int, ended_only boolean, ids bigint[])
+RETURNS TABLE (job_id bigint, block int, child_key text, args_digest bytea, kind text, state text, result text, error text, cancel_reason text)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = :"schema", pg_temp SET enable_seqscan = off AS $function$
+  SELECT m.job_id, m.block, m.child_key, m.args_digest, coalesce(j.kind::text, d.kind),
+         CASE WHEN j.id IS NOT NULL THEN
+                CASE WHEN j.state = 2 THEN 'running'
+                     WHEN j.run_at <= clock_timestamp() THEN 'available'
+                     WHEN EXISTS (SELECT FROM durable_job f WHERE f.job_id = j.id AND f.suspended = j.attempt) THEN 'suspended'
+                     WHEN j.state = 3 THEN 'retryable'
+                     ELSE 'scheduled' END
+              ELSE coalesce(CASE d.state WHEN 4 THEN 'completed' WHEN 5 THEN 'dead' WHEN 6 THEN 'cancelled' END, 'gone') END,
+         d.result::text, d.error, d.cancel_reason
+  FROM member m
+  LEFT JOIN job j ON j.id = m.job_id
+  LEFT JOIN job_archive d ON d.id = m.job_id AND j.id IS NULL
+  WHERE m.parent_id = $1 AND ($4 IS NULL OR m.block = $4) AND (j.id IS NULL OR NOT $5) AND ($6 IS NULL OR m.job_id = ANY ($6))
+    AND EXISTS (SELECT FROM job p WHERE p.id = $1 AND p.attempt = $2 AND p.locked_by = $3 AND p.state = 2)
+  ORDER BY m.block, m.child_key
+$function$;
 
 REVOKE ALL ON FUNCTION :"schema".far(), :"schema".make_durable(bigint), :"schema".member_ended(),
   :"schema".start_children(bigint, int, bigint, int, text[], bytea[], text[], text[], text[], int[], timestamptz[], float8[], float8[],
                            float8[], int[], text[], text[], bigint[]),
-  :"schema".look_at(bigint), :"schema".watch(bigint, int), :"schema".cancel_children(bigint, text), :"schema".forget(bigint),
-  :"schema".recheck_jobs(int) FROM PUBLIC;
+  :"schema".live_child(bigint, int), :"schema".unwalk(bigint), :"schema".watch(bigint, int), :"schema".failed_child(bigint, int[]),
+  :"schema".cancel_children(bigint, text, int, int), :"schema".look_at(bigint), :"schema".recheck_jobs(int),
+  :"schema".look_at_block(bigint, int, bigint, int), :"schema".cancel_block(bigint, int, bigint, int, text),
+  :"schema".restart_children(bigint, int, bigint, bigint[]), :"schema".members_of(bigint, int, bigint, int, boolean, bigint[]) FROM PUBLIC;
 
 -- Who works with the rights of the version before may do this too, until `pulse-trio grants` is run again.
 DO $block$
@@ -426,7 +638,8 @@ BEGIN
     WHERE p.oid = format('%I.stack_questions(bigint[])', :'schema')::regprocedure AND a.grantee NOT IN (0, p.proowner)
   LOOP
     FOR one IN SELECT p.oid::regprocedure FROM pg_proc p
-               WHERE p.pronamespace = quote_ident(:'schema')::regnamespace AND p.proname IN ('start_children', 'recheck_jobs') LOOP
+               WHERE p.pronamespace = quote_ident(:'schema')::regnamespace AND p.proname IN (
+                 'start_children', 'recheck_jobs', 'look_at_block', 'cancel_block', 'restart_children', 'members_of') LOOP
       EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', one, grantee);
     END LOOP;
   END LOOP;

@@ -116,6 +116,10 @@ FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
         "take_metrics_turn",
         "start_children",
         "recheck_jobs",
+        "look_at_block",
+        "cancel_block",
+        "restart_children",
+        "members_of",
     ),
     "operator": (
         *_ENQUEUE,

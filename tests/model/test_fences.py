@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from pulse_trio.jobs import Progress
+from pulse_trio.jobs import JobRequest, Progress
 from pulse_trio.postgres import TrioConnection
 from pulse_trio.sql import statement
 from pulse_trio.store import ClaimCursor, cancelling, history, operations, rows
+from pulse_trio.store.trees import Fence, NewChild
 from support.stores import Window, claim_one, end, forged, open_store, replace_statements
 
 if TYPE_CHECKING:
@@ -493,6 +494,107 @@ async def another_job_buried(s: Scene) -> bool:
     return s.w.state(other.id) != "running"
 
 
+# What an attempt does with its children
+
+
+def fence(claim: Claim) -> Fence:
+    return Fence(claim.id, claim.attempt, claim.session)
+
+
+def child(key: str = "0") -> NewChild:
+    return NewChild(JobRequest("child", "{}", "children"), key, b"digest")
+
+
+async def starts(s: Scene, claim: Claim) -> bool:
+    await s.a.trees.start_children(fence(claim), 0, [child()])
+    return bool(s.w.run("SELECT FROM member"))
+
+
+async def children_of_an_earlier_attempt(s: Scene) -> bool:
+    stale = await s.rescued()
+    await s.again()
+    return await starts(s, stale)
+
+
+async def children_of_another_session(s: Scene) -> bool:
+    return await starts(s, s.as_a(await s.running(s.b)))
+
+
+async def children_of_a_job_that_is_being_cancelled(s: Scene) -> bool:
+    claim = await s.running()
+    s.w.do(cancelling.cancel(claim.id))
+    return await starts(s, claim)
+
+
+async def parent_of_one(s: Scene, store: WorkerStore) -> Claim:
+    claim = await s.running(store)
+    await store.trees.start_children(fence(claim), 0, [child()])
+    return claim
+
+
+async def stale_parent(s: Scene) -> Claim:
+    """A's attempt that was rescued; A has the next one, too."""
+    stale = await parent_of_one(s, s.a)
+    await s.lose(stale)
+    await s.again()
+    return stale
+
+
+async def parent_of_bs(s: Scene) -> Claim:
+    """As A would have it, if a failed-over server gave the same attempt to B."""
+    return s.as_a(await parent_of_one(s, s.b))
+
+
+async def cancels(s: Scene, claim: Claim) -> bool:
+    await s.a.trees.cancel_block(fence(claim), 0, "sibling")
+    return not s.w.run("SELECT FROM job WHERE kind = 'child'")
+
+
+async def block_of_an_earlier_attempt_cancelled(s: Scene) -> bool:
+    return await cancels(s, await stale_parent(s))
+
+
+async def block_of_another_session_cancelled(s: Scene) -> bool:
+    return await cancels(s, await parent_of_bs(s))
+
+
+async def restarts(s: Scene, claim: Claim) -> bool:
+    ids = [row["id"] for row in s.w.run("SELECT id FROM job WHERE kind = 'child'")]
+    s.w.do(cancelling.cancel_many(ids))
+    await s.a.trees.restart_children(fence(claim), ids)
+    return bool(s.w.run("SELECT FROM job WHERE kind = 'child'"))
+
+
+async def child_restarted_by_an_earlier_attempt(s: Scene) -> bool:
+    return await restarts(s, await stale_parent(s))
+
+
+async def child_restarted_by_another_session(s: Scene) -> bool:
+    return await restarts(s, await parent_of_bs(s))
+
+
+async def child_restarted_by_a_job_that_is_being_cancelled(s: Scene) -> bool:
+    claim = await parent_of_one(s, s.a)
+    s.w.run("UPDATE job SET cancelling = true WHERE id = %s", claim.id)
+    return await restarts(s, claim)
+
+
+async def children_told_to_an_earlier_attempt(s: Scene) -> bool:
+    return bool(await s.a.trees.members(fence(await stale_parent(s))))
+
+
+async def children_told_to_another_session(s: Scene) -> bool:
+    return bool(await s.a.trees.members(fence(await parent_of_bs(s))))
+
+
+async def block_looked_at_by_an_earlier_attempt(s: Scene) -> bool:
+    return (await s.a.trees.look(fence(await stale_parent(s)), 0)).refused != "lost"
+
+
+async def block_looked_at_by_another_session(s: Scene) -> bool:
+    return (await s.a.trees.look(fence(await parent_of_bs(s)), 0)).refused != "lost"
+
+
 class Torn(NamedTuple):
     """One predicate: what it stands in, what it looks like, what stands there instead."""
 
@@ -561,6 +663,18 @@ TORN = [
     Torn("bury", r"j\.attempt = %\(attempt\)s::int", later_attempt_buried),
     Torn("bury", r"j\.locked_by = %\(session\)s::bigint", attempt_of_another_session_buried),
     Torn("bury", r"j\.id = %\(id\)s::bigint", another_job_buried),
+    Torn("start_children()", r"j\.attempt = \$2", children_of_an_earlier_attempt),
+    Torn("start_children()", r"j\.locked_by = \$3", children_of_another_session),
+    Torn("start_children()", r"NOT j\.cancelling", children_of_a_job_that_is_being_cancelled),
+    Torn("cancel_block()", r"j\.attempt = \$2", block_of_an_earlier_attempt_cancelled),
+    Torn("cancel_block()", r"j\.locked_by = \$3", block_of_another_session_cancelled),
+    Torn("restart_children()", r"j\.attempt = \$2", child_restarted_by_an_earlier_attempt),
+    Torn("restart_children()", r"j\.locked_by = \$3", child_restarted_by_another_session),
+    Torn("restart_children()", r"NOT j\.cancelling", child_restarted_by_a_job_that_is_being_cancelled),
+    Torn("members_of()", r"p\.attempt = \$2", children_told_to_an_earlier_attempt),
+    Torn("members_of()", r"p\.locked_by = \$3", children_told_to_another_session),
+    Torn("look_at_block()", r"j\.attempt = \$2", block_looked_at_by_an_earlier_attempt),
+    Torn("look_at_block()", r"j\.locked_by = \$3", block_looked_at_by_another_session),
 ]  # fmt: skip
 """A name with () is a function of the schema. Every place in which the predicate stands is torn at once: most stand twice,
 for what was read before a row was locked."""
@@ -588,8 +702,8 @@ def room(databases: Databases) -> Generator[Window]:
 
 @pytest.fixture
 async def scene(room: Window) -> AsyncGenerator[Scene]:
-    room.run("TRUNCATE job, job_archive, attempt, cancellation, unique_hold, queue, permit, bucket, progress"
-             " RESTART IDENTITY")  # fmt: skip
+    room.run("TRUNCATE job, job_archive, attempt, cancellation, unique_hold, queue, permit, bucket, progress,"
+             " member, durable_job, history, recheck, member_deadline RESTART IDENTITY")  # fmt: skip
     async with open_store(room.dsn) as a, open_store(room.dsn) as b, open_store(room.dsn, keep=False) as keepless:
         yield Scene(room, a, b, keepless)
 
@@ -644,6 +758,9 @@ HARMLESS = {
     "complete_jobs()": "an operator breaks the fence; the row is locked, and must be running (tests/store/test_force.py)",
     "answer_stack()": "an answer to a person's question, by request and session",
     "batch_counts()": "a count",
+    "member_ended()": "the end of an attempt, which the statement that writes the archive has fenced",
+    "cancel_children()": "a request, as cancel_jobs; its caller has locked the parent (tests/store/test_trees.py)",
+    "look_at()": "its caller has locked the job; what runs is left alone (tests/store/test_trees.py)",
 }
 
 

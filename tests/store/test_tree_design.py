@@ -133,7 +133,7 @@ class Teller:
         )
 
     def recheck(self) -> int:
-        return self.value("SELECT recheck_jobs()")
+        return self.value("SELECT again FROM recheck_jobs()")
 
     @contextmanager
     def open(self) -> Generator[None]:
@@ -183,7 +183,7 @@ def test_while_a_line_is_written_beats_go_on_and_no_attempt_ends(workers: list[T
         assert b.run(
             "SELECT job_id FROM try_write_lines(%s, %s, %s, %s, %s, %s)", *([x] for x in (*parent, 1001, 1, "k", "1"))
         )
-        assert a.beat(parent) == [(0, True, None)]
+        assert a.beat(parent) == [(0, True, None, None)]
         assert a.fail(parent, outcome="rescued") == [(parent[0], *[None] * 8)]
         a.run("SET lock_timeout = '50ms'")
         with pytest.raises(psycopg.errors.LockNotAvailable):
@@ -283,7 +283,7 @@ def test_an_event_whose_sender_commits_after_the_parent_slept_wakes_it(workers: 
     parent = a.root("q")
     with b.open():
         assert b.value("SELECT try_send_event(%s, 'approved', '1')", parent[0])
-        assert a.beat(parent) == [(0, True, None)]
+        assert a.beat(parent) == [(0, True, None, None)]
         assert a.suspend(parent, blocks=(), events=("approved",))
         watch.recheck()
         assert suspended(watch, parent[0])
@@ -317,7 +317,7 @@ def test_a_row_that_a_stranger_holds_for_long_keeps_no_other_parent_waiting(work
         for _ in range(150):
             watch.value("SELECT try_send_event(%s, 'e', '1')", held[0])
         watch.value("SELECT try_send_event(%s, 'e', '1')", free[0])
-        assert watch.recheck() == 100
+        assert watch.recheck() == 1
         watch.recheck()
         assert state(watch, free[0]) == "available"
 
@@ -409,7 +409,9 @@ def test_a_cancelled_job_with_a_history_runs_once_more_when_its_compensation_is_
     a.run("SELECT try_cancel_tree(%s)", parent[0])
     # As a watchdog of the version before, or a worker that does not know the kind, ends it.
     assert a.fail(parent, outcome=cut_short_by)[0][1] == "cancelled"
-    assert state(b, parent[0]) == "available"
+    # A worker that released it may not know the kind: it does not get it back at once.
+    assert state(b, parent[0]) == {"rescued": "available", "released": "scheduled"}[cut_short_by]
+    b.run("UPDATE job SET run_at = now()")
     (again,) = b.claim("q")
     assert again == (parent[0], parent[1] + 1)
     b.fail(again, outcome="cancelled")

@@ -130,6 +130,8 @@ class Links:
         self.progress = link("progress", WORKER_SETTINGS)
         # Used by workers that have metrics, so that asking for figures delays nothing else.
         self.figures = link("metrics", WORKER_SETTINGS)
+        # For large fan-outs, and looks at waiting parents: neither may delay an outcome or a line of a history.
+        self.trees = link("trees", WORKER_SETTINGS)
 
     async def aclose(self) -> None:
         """Closes every connection."""
@@ -143,6 +145,7 @@ class Links:
             self.idle,
             self.progress,
             self.figures,
+            self.trees,
         ):
             await link.aclose()
 

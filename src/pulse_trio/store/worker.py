@@ -26,6 +26,7 @@ from .requests import Requests
 from .sessions import Sessions
 from .startup import Startup
 from .transactions import FencedTransactions
+from .trees import Trees
 from .upkeep import Upkeep
 from .waking import Waking
 
@@ -122,6 +123,11 @@ class WorkerStore:
     def figures(self) -> QueueFigures:
         """What metrics need to know."""
         return QueueFigures(self.links.figures, self.links.schema)
+
+    @property
+    def trees(self) -> Trees:
+        """What jobs with children need."""
+        return Trees(self.links.trees, self.links.schema)
 
     # Every operation under its own name, for callers that use several parts
 

@@ -1,0 +1,190 @@
+"""A worker's operations on trees: starting children, waiting for them, cancelling them, and looking at waiting parents.
+
+All but `recheck` are fenced by the parent's running attempt (migrations/0035_trees.sql). None waits for a locked job: it
+answers `locked` instead, and the caller tries again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+
+from ..errors import UsageError
+from ..sql import statement
+from .arrays import numbers, optional_numbers, texts
+from .rows import ROWS_FAULT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ..jobs import JobRequest
+    from .links import WorkerLink
+
+CHUNK = 1000
+"""The most children that one statement starts: it holds the parent's row, for which a cancellation waits."""
+
+Refused = Literal["lost", "cancelling", "locked"]
+Cause = Literal["parent", "sibling", "deadline"]
+
+
+class Fence(NamedTuple):
+    """The running attempt that may do it."""
+
+    id: int
+    attempt: int
+    session: int
+
+
+class NewChild(NamedTuple):
+    """A child to start. `digest` stands for its kind and its arguments, as the handler gave them; `job_id` is a reserved id,
+    for a codec that binds the arguments to it."""
+
+    request: JobRequest
+    key: str
+    digest: bytes
+    job_id: int | None = None
+
+
+class StartedChild(NamedTuple):
+    """A child that is there now. `fits` is False if it was there already, with another kind or other arguments."""
+
+    job_id: int
+    added: bool
+    fits: bool
+
+
+class Started(NamedTuple):
+    """What `start_children` did: the children in the order given, or why it wrote no more of them."""
+
+    children: list[StartedChild]
+    refused: Refused | None = None
+
+
+class BlockLook(NamedTuple):
+    """Whether children of a block live, and whether one of them ended as dead or cancelled."""
+
+    live: bool
+    failed: bool
+    refused: Refused | None = None
+
+
+class BlockCancel(NamedTuple):
+    """Whether each child of the block has been told or has ended. If not: ask again, soon."""
+
+    whole: bool
+    refused: Refused | None = None
+
+
+class Member(NamedTuple):
+    """A child as its parent's attempt sees it. `state` is as in `pulse.jobs`, or `gone` if its row was deleted; `result` is
+    JSON."""
+
+    job_id: int
+    block: int
+    key: str
+    digest: bytes | None
+    kind: str | None
+    state: str
+    result: str | None
+    error: str | None
+    cancel_reason: str | None
+
+
+class Rechecked(NamedTuple):
+    """How many jobs were left because they were locked, and in how many seconds one is due (None: none is known)."""
+
+    left: int
+    due_in: float | None
+
+
+class Trees:
+    """Uses a connection of its own, made when a tree first needs it."""
+
+    def __init__(self, link: WorkerLink, schema: str) -> None:
+        self._link = link
+        self._schema = schema
+
+    async def start_children(self, fence: Fence, block: int, children: Sequence[NewChild]) -> Started:
+        """Starts the children, or finds those that are there; at most 1,000 in one transaction.
+
+        If an attempt is refused half-way, the answer has the children that were started before.
+
+        Raises:
+            UsageError: they go beyond a limit of trees, or an option or argument cannot be written.
+        """
+        started: list[StartedChild] = []
+        for first in range(0, len(children), CHUNK):
+            chunk = children[first : first + CHUNK]
+            rows = await self._checked("start_children", _of(fence, block=block) | _columns(chunk))
+            if rows and rows[0][3] is not None:
+                return Started(started, cast("Refused", rows[0][3]))
+            started += [StartedChild(child, added, fits) for child, added, fits, _ in rows]
+        return Started(started)
+
+    async def look(self, fence: Fence, block: int) -> BlockLook:
+        """Looks at a block of a running job. One child that lives is watched from then on: its end notifies the parent's
+        worker. Other children that complete notify no one; those that fail always do."""
+        ((live, failed, refused),) = await self._run("look_at_block", _of(fence, block=block))
+        return BlockLook(bool(live), bool(failed), refused)
+
+    async def members(
+        self, fence: Fence, block: int | None = None, *, ended_only: bool = False, ids: Sequence[int] | None = None
+    ) -> list[Member]:
+        """The children of a running job, or those of a block, or with these ids, in the order of their keys; none if the
+        attempt has ended."""
+        asked = None if ids is None else numbers(ids)
+        rows = await self._run("members", _of(fence, block=block, ended=ended_only, ids=asked))
+        return [Member(*row) for row in rows]
+
+    async def cancel_block(self, fence: Fence, block: int, cause: Cause) -> BlockCancel:
+        """Cancels the children of a block and all that they started."""
+        ((whole, refused),) = await self._run("cancel_block", _of(fence, block=block, cause=cause))
+        return BlockCancel(bool(whole), refused)
+
+    async def restart_children(self, fence: Fence, ids: Sequence[int]) -> set[int]:
+        """Starts dead and cancelled children again. Returns those that live now: none if the attempt has ended, is being
+        cancelled or is locked."""
+        rows = await self._run("restart_children", _of(fence, ids=numbers(ids)))
+        return {job_id for (job_id,) in rows}
+
+    async def recheck(self, limit: int = 100) -> Rechecked:
+        """Looks at jobs of any worker that something has happened to, and lets go on what can."""
+        ((left, due_in),) = await self._run("recheck", {"most": limit})
+        return Rechecked(left, due_in)
+
+    async def _run(self, name: str, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        async with self._link.using() as connection:
+            cursor = await connection.execute(statement(name, self._schema), parameters, prepare=True)
+            return await cursor.fetchall()
+
+    async def _checked(self, name: str, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        async with self._link.using() as connection:
+            try:
+                cursor = await connection.execute(statement(name, self._schema), parameters, prepare=True)
+                return await cursor.fetchall()
+            except ROWS_FAULT as error:
+                # The fault of what this handler starts, and of no stored row.
+                raise UsageError(str(error.diag.message_primary or error)) from error
+
+
+def _of(fence: Fence, **more: object) -> dict[str, object]:
+    return {"parent": fence.id, "attempt": fence.attempt, "session": fence.session, **more}
+
+
+def _columns(children: Sequence[NewChild]) -> dict[str, object]:
+    requests = [child.request for child in children]
+    return {
+        "child_keys": texts([c.key for c in children]),
+        "digests": texts([rf"\x{c.digest.hex()}" for c in children]),
+        "kinds": texts([r.kind for r in requests]),
+        "args": texts([r.args for r in requests]),
+        "queues": texts([r.queue for r in requests]),
+        "priorities": numbers([r.priority for r in requests]),
+        "run_ats": texts([r.run_at for r in requests]),
+        "delays": optional_numbers([r.delay for r in requests]),
+        "deadlines": optional_numbers([r.deadline_in for r in requests]),
+        "expiries": optional_numbers([r.expires_in for r in requests]),
+        "max_attempts": numbers([r.max_attempts for r in requests]),
+        "options": texts([r.options for r in requests]),
+        "keys": texts([r.key for r in requests]),
+        "reserved": optional_numbers([c.job_id for c in children]),
+    }
