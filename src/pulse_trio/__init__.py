@@ -4,6 +4,7 @@ from .client import Batch, BatchResult, Client, JobRef, SyncClient, open_client
 from .codec import AeadCodec, Codec
 from .current import current_job
 from .errors import (
+    ChildFailed,
     CodecError,
     ConfigurationError,
     DatabaseError,
@@ -51,6 +52,7 @@ __all__ = [
     "BatchStatus",
     "CancelResult",
     "CancellationRecord",
+    "ChildFailed",
     "Client",
     "Codec",
     "CodecError",

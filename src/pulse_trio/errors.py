@@ -138,6 +138,11 @@ class JobCancelled(JobError):
     """The job was cancelled."""
 
 
+class ChildFailed(JobError):
+    """A child of a durable nursery is dead, or was cancelled by a person or its own deadline. The nursery raises these in one
+    `ExceptionGroup`, and with `collect=True` keeps them in `child.outcome`. `job` is the child as it ended."""
+
+
 class UnfitResult(JobError):
     """The job is completed, but the stored result does not have the handler's return type (often another version's)."""
 

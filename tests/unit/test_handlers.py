@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 from uuid import UUID
 
 import msgspec
 import pytest
 
-from pulse_trio import ConfigurationError, Handlers, InvalidArguments, InvalidName, Job, UnknownKind
+from pulse_trio import ConfigurationError, Handlers, InvalidArguments, InvalidName, Job, UnknownKind, UsageError
 from pulse_trio.client import request_by_name
 from pulse_trio.handlers import MAX_ARGS, Defaults, UnfitArguments, check_json
 
@@ -528,3 +528,25 @@ def test_an_option_that_does_not_exist_is_a_usage_error() -> None:
         request_by_name("k", colour="red")
     with pytest.raises(ConfigurationError, match="Did you mean priority"):
         request_by_name("k", prioritee=1)
+
+
+@pytest.mark.parametrize("key", ["", "x" * 257, "a\0", "\ud800", 5, "#3"])
+def test_a_child_key_is_text_of_a_reasonable_size_that_no_number_of_a_child_equals(
+    key: Any, handlers: Handlers
+) -> None:
+    with pytest.raises((InvalidName, ConfigurationError)):
+        handlers.job(name="fine")(plain).options(child_key=key)
+    assert handlers.job(name="good")(plain).options(child_key="parcel-#3").defaults.child_key == "parcel-#3"
+
+
+def test_a_child_key_is_for_children_alone_and_a_unique_key_is_not_for_them(handlers: Handlers) -> None:
+    with pytest.raises(ConfigurationError, match="names one child"):
+        cast("Any", handlers).job(child_key="k")(plain)
+    handler = handlers.job(name="k")(plain)
+    with pytest.raises(ConfigurationError, match="start_soon"):
+        handler.options(child_key="k").request(1)
+    with pytest.raises(ConfigurationError, match="start_soon"):
+        request_by_name("k", child_key="k")
+    with pytest.raises(UsageError, match="its child_key is its identity"):
+        handler.options(unique_key="u").child_request((1,), {})
+    assert handler.options(child_key="k", queue="q").child_request((1,), {}).queue == "q"

@@ -6,6 +6,7 @@ import inspect
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar
 
+from ..errors import UsageError
 from .options import Defaults, request_of
 
 if TYPE_CHECKING:
@@ -48,8 +49,9 @@ class Handler(Generic[P, R]):
 
         `delay` and `timeout` are seconds or a `timedelta`; `at` is when the job is due, an aware datetime. A job that has not
         finished by its `deadline` is cancelled, or never started; a job that has not started when it `expires` never starts.
-        Both are seconds or a `timedelta` from the enqueue, or an aware datetime. Raises `InvalidName` or
-        `ConfigurationError`, before anything is written.
+        Both are seconds or a `timedelta` from the enqueue, or an aware datetime. `child_key` names a child of a durable
+        nursery; without one it is known by its number. Raises `InvalidName` or `ConfigurationError`, before anything is
+        written.
         """
         return replace(self, defaults=self.defaults.changed(**given))
 
@@ -60,6 +62,15 @@ class Handler(Generic[P, R]):
     def request_by_name(self, args: Mapping[str, Any]) -> JobRequest:
         """The same, from arguments by name, as the command line gets them."""
         return self._request(self.signature.encode((), args))
+
+    def child_request(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> JobRequest:
+        """A child of a durable nursery, without its key. Raises `InvalidArguments` or `UsageError`."""
+        if self.defaults.unique_key is not None:
+            raise UsageError(
+                f"A child has no unique_key: its child_key is its identity, and {self.kind!r} was given the unique_key "
+                f"{self.defaults.unique_key!r}."
+            )
+        return replace(self, defaults=replace(self.defaults, child_key=None)).request(*args, **kwargs)
 
     def _request(self, encoded: str) -> JobRequest:
         if self.key_of is None or self.defaults.key is not None:

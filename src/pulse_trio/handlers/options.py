@@ -8,13 +8,14 @@ One list of names: `CallOptions` types the keyword arguments of `Handler.options
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, get_args
 
 import msgspec
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, InvalidName
 from ..jobs import DEFAULT_OPTIONS, JobRequest
 from .limits import KEY_SIZE, check_limit, parse_rate
 from .names import check_queue, check_text
@@ -80,6 +81,7 @@ class CallOptions(_Options, total=False):
     at: datetime | None
     run_at: datetime | None
     key: str | None
+    child_key: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +107,7 @@ class Defaults:
     unique_for: float | None = None
     unique_after: float | None = None
     on_conflict: OnConflict = "skip"
+    child_key: str | None = None
 
     def __post_init__(self) -> None:
         check_queue(self.queue)
@@ -133,6 +136,8 @@ class Defaults:
             check_text("unique_key", self.unique_key, 512)
         if self.key is not None:
             check_text("key", self.key, KEY_SIZE)
+        if self.child_key is not None:
+            check_child_key(self.child_key)
         if self.limit is not None:
             check_limit("limit", self.limit)
         if self.rate is not None:
@@ -160,6 +165,18 @@ class Defaults:
 
 _DURATIONS = ("delay", "timeout", "deadline", "expires", "unique_for", "unique_after")
 _NAMES = {field.name for field in fields(Defaults)} | {"at"}
+
+
+_NUMBERED = re.compile(r"#[0-9]+")
+"""The keys of children that were given none."""
+
+
+def check_child_key(key: str) -> str:
+    """The key of a child of a durable nursery, checked. Raises `InvalidName`."""
+    checked = check_text("child_key", key, 256)
+    if _NUMBERED.fullmatch(checked):
+        raise InvalidName(f"A child_key must not look like the key of a child without one (#3), got {checked!r}.")
+    return checked
 
 
 def _is_number(value: object) -> bool:
@@ -193,6 +210,8 @@ def given_options(also: Iterable[str] = (), /, **options: Any) -> dict[str, Any]
         hint = f" Did you mean {near[0]}?" if near else f" The options are: {', '.join(sorted(known))}."
         raise ConfigurationError(f"There is no option {name!r}.{hint}")
     given = {name: value for name, value in options.items() if value is not None}
+    if also and "child_key" in given:
+        raise ConfigurationError("child_key names one child: give it to Handler.options, where the child is started.")
     for name in _DURATIONS:
         if isinstance(duration := given.get(name), timedelta):
             given[name] = duration.total_seconds()
@@ -221,8 +240,12 @@ def encode_options(defaults: Defaults) -> str | None:
 def request_of(kind: str, args: str, defaults: Defaults, key: str | None = None) -> JobRequest:
     """The request of one call: `args` is checked JSON, `key` the key that the handler computes from them. A limit or a rate
     without a key counts all jobs of the kind. Raises `ConfigurationError` for options that need a unique key if there is
-    none."""
+    none, and for a `child_key`, which only a durable nursery can use."""
     d = defaults
+    if d.child_key is not None:
+        raise ConfigurationError(
+            f"child_key={d.child_key!r} is for children: start this {kind!r} with start_soon of a job.durable_nursery()."
+        )
     if d.key is not None:
         key = d.key
     elif key is None and (d.limit is not None or d.rate is not None):
