@@ -179,6 +179,16 @@ def encoded(codec: Codec, plain: str, kind: str, job_id: int | None) -> str:
     return check_json(coded.encode(), f"Encoded arguments of {kind!r}")
 
 
+def event_context(name: str) -> str:
+    """What the payload of an event is bound to, beside its job: no kind has a space, so none is taken for arguments."""
+    return f"event {name}"
+
+
+def decoded_event(codec: Codec | None, payload: str, name: str, job_id: int) -> bytes:
+    """The plain payload of an event that a job has received. Raises `CodecError`."""
+    return payload.encode() if codec is None else codec.decode(payload, kind=event_context(name), job_id=job_id)
+
+
 def decoding(codec: Codec, call: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
     """A handler's call with decoded arguments and an encoded result."""
 

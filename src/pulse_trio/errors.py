@@ -147,6 +147,11 @@ class UnfitResult(JobError):
     """The job is completed, but the stored result does not have the handler's return type (often another version's)."""
 
 
+class InvalidEvent(PulseTrioError):
+    """The payload of an event does not fit the type that `job.wait_for_event` was given. The event stays received: a later
+    attempt gets the same error."""
+
+
 class ProcessDied(PulseTrioError):
     """The process of a handler with `runs="process"` ended before the handler returned; the message names the signal."""
 

@@ -33,6 +33,7 @@ from ..store.audit import acting, check_actor
 from ..tracing import enqueuing, traces_of
 from .batches import Means, new_batch, open_batch
 from .cancelling import as_ended, check_waiting, pauses, requester, still_running
+from .events import sending
 from .refs import JobRef
 from .requests import decoded_record, request_and_type
 from .schedules import schedule_of
@@ -322,6 +323,25 @@ class Client:
             if (answer := await self._run(stacks.take(request))) is not None:
                 return answer
         return await self._run(stacks.give_up(request))
+
+    async def send_event(
+        self, job_id: int, name: str, payload: Any = None, *, event_key: str | None = None
+    ) -> bool:
+        """Sends an event to a job, which receives it with `job.wait_for_event(name)`: the event is kept until then.
+
+        Args:
+            job_id: a job that is not finished; it need not have begun, nor wait for the event.
+            name: 1 to 256 bytes.
+            payload: anything that JSON can carry, at most 1 MiB.
+            event_key: makes a repetition harmless: of two events with one key, job and name only the first is kept.
+
+        Returns:
+            Whether it is new: False for a repetition.
+
+        Raises `UnknownJob`, `InvalidTransition` for a job that is finished (or has 10,000 events that it has not received),
+        `InvalidName` or `InvalidArguments`. In a transaction of yours the job gets it when you commit.
+        """
+        return await self._run(sending(self._codec, job_id, name, payload, event_key))
 
     async def _ended(self, results: list[cancelling.CancelResult]) -> list[cancelling.CancelResult]:
         for pause in pauses():

@@ -22,6 +22,7 @@ from ..store import audit, bulk, cancelling, history, new_jobs, operations, queu
 from ..store.audit import acting, check_actor
 from ..tracing import enqueuing, traces_of
 from .cancelling import as_ended, check_waiting, pauses, requester, still_running
+from .events import sending
 from .refs import result_of
 from .requests import decoded_record, request_and_type
 from .schedules import schedule_of
@@ -258,6 +259,10 @@ class SyncClient:
             if (answer := self.run(stacks.take(request))) is not None:
                 return answer
         return self.run(stacks.give_up(request))
+
+    def send_event(self, job_id: int, name: str, payload: Any = None, *, event_key: str | None = None) -> bool:
+        """Sends an event to a job; see `Client.send_event`."""
+        return self.run(sending(self._codec, job_id, name, payload, event_key))
 
     def ended(self, results: list[cancelling.CancelResult]) -> list[cancelling.CancelResult]:
         """Waits until the handlers of cancelled jobs have ended; the results with the states they ended in."""
