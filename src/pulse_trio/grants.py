@@ -100,7 +100,8 @@ TABLES: Mapping[RoleKind, Mapping[str, str]] = {
 SEQUENCES: Mapping[RoleKind, tuple[str, ...]] = {}
 FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
     "producer": _ENQUEUE,
-    "waiter": (*_ENQUEUE, "note_enqueue", "batch_counts"),
+    # A producer sends no events: an approval is worth more than a job.
+    "waiter": (*_ENQUEUE, "note_enqueue", "batch_counts", "place_event", "send_event"),
     "worker": (
         *_ENQUEUE,
         "upkeep",
@@ -114,6 +115,10 @@ FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
         "stack_questions",
         "declare_death_hooks",
         "take_metrics_turn",
+        "place_event",
+        "send_event",
+        "receive_events",
+        "suspend_jobs",
         "start_children",
         "recheck_jobs",
         "look_at_block",
@@ -135,6 +140,8 @@ FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
         "batch_counts",
         "ask_stack",
         "take_stack",
+        "place_event",
+        "send_event",
     ),
 }
 

@@ -595,6 +595,46 @@ async def block_looked_at_by_another_session(s: Scene) -> bool:
     return (await s.a.trees.look(fence(await parent_of_bs(s)), 0)).refused != "lost"
 
 
+# Events and suspensions
+
+
+def receives(s: Scene, claim: Claim) -> bool:
+    fence = {"ids": [claim.id], "attempts": [claim.attempt], "sessions": [claim.session]}
+    waits = {"lines": [1], "keys": ["1:event"], "names": ["e"]}
+    rows = s.w.connection.execute(statement("receive_events", "pulse"), fence | waits).fetchall()
+    return bool(rows and rows[0]["held"])
+
+
+async def event_received_by_an_earlier_attempt(s: Scene) -> bool:
+    stale = await s.rescued()
+    await s.again()
+    s.w.run("SELECT send_event(%s, 'e')", stale.id)
+    return receives(s, stale)
+
+
+async def event_received_by_another_session(s: Scene) -> bool:
+    claim = await s.running(s.b)
+    s.w.run("SELECT send_event(%s, 'e')", claim.id)
+    return receives(s, s.as_a(claim))
+
+
+def suspends(s: Scene, claim: Claim) -> bool:
+    fence = {"ids": [claim.id], "attempts": [claim.attempt], "sessions": [claim.session]}
+    waits = {"blocks": ["{}"], "fail_blocks": ["{}"], "events": ["{e}"], "untils": [None], "said": [None]}
+    rows = s.w.connection.execute(statement("suspend_jobs", "pulse"), fence | waits).fetchall()
+    return bool(rows and rows[0]["written"])
+
+
+async def later_attempt_suspended(s: Scene) -> bool:
+    stale = await s.rescued()
+    await s.again()
+    return suspends(s, stale)
+
+
+async def attempt_of_another_session_suspended(s: Scene) -> bool:
+    return suspends(s, s.as_a(await s.running(s.b)))
+
+
 class Torn(NamedTuple):
     """One predicate: what it stands in, what it looks like, what stands there instead."""
 
@@ -660,6 +700,10 @@ TORN = [
     Torn("do_delete_jobs()", r"j\.state <> 2", running_job_deleted),
     Torn("do_retry_jobs()", r"j\.state <> 2", running_job_hurried),
     Torn("enqueue_unique()", r"j\.state <> 2", running_job_replaced),
+    Torn("receive_events()", r"j\.attempt = r\.attempt", event_received_by_an_earlier_attempt),
+    Torn("receive_events()", r"j\.locked_by = r\.session", event_received_by_another_session),
+    Torn("suspend()", r"j\.attempt = of_attempt", later_attempt_suspended),
+    Torn("suspend()", r"j\.locked_by = of_session", attempt_of_another_session_suspended),
     Torn("bury", r"j\.attempt = %\(attempt\)s::int", later_attempt_buried),
     Torn("bury", r"j\.locked_by = %\(session\)s::bigint", attempt_of_another_session_buried),
     Torn("bury", r"j\.id = %\(id\)s::bigint", another_job_buried),

@@ -264,7 +264,8 @@ async def test_a_suspended_job_holds_no_slot_uses_no_budget_and_is_due_when_its_
     before = window.row(claim.id)
     assert suspend(window, claim, events=["approved"]) is True
     row = window.row(claim.id)
-    assert before and row
+    assert before
+    assert row
     assert (row["state"], row["locked_by"], row["max_attempts"]) == (1, 0, before["max_attempts"] + 1)
     assert window.value("SELECT run_at = %s FROM job WHERE id = %s", FAR, claim.id)
     assert [(a["outcome"], a["error"]) for a in window.attempts(claim.id)] == [("suspended", "said")]
@@ -384,7 +385,8 @@ async def test_a_job_whose_cancellation_was_asked_for_while_it_unwound_runs_once
     assert suspend(window, claim, events=["e"])
     assert due(window, claim.id)
     row = window.row(claim.id)
-    assert row and row["cancelling"]
+    assert row
+    assert row["cancelling"]
 
 
 async def test_the_deadline_of_a_suspended_job_is_noted_for_the_watchdog(
