@@ -428,14 +428,14 @@ async def test_a_suspension_and_a_receipt_at_once_deadlock_nowhere_and_lose_no_e
     """Senders, a worker and looks at once: each event that was sent is received, once."""
     rounds = 60
     claim = await begun(window, store, queue)
-    failures: list[BaseException] = []
+    failures: list[Exception] = []
 
     def sending(number: int) -> None:
         try:
             with Window(window.dsn) as mine:
                 for n in range(rounds):
                     send(mine, claim.id, "e", number * rounds + n)
-        except BaseException as error:
+        except Exception as error:
             failures.append(error)
 
     def looking() -> None:
@@ -443,7 +443,7 @@ async def test_a_suspension_and_a_receipt_at_once_deadlock_nowhere_and_lose_no_e
             with Window(window.dsn) as mine:
                 while any(t.is_alive() for t in senders) or mine.value("SELECT count(*) FROM recheck"):
                     look(mine)
-        except BaseException as error:
+        except Exception as error:
             failures.append(error)
 
     senders = [threading.Thread(target=sending, args=[n]) for n in range(2)]
