@@ -133,7 +133,7 @@ END $function$;
 
 -- The same for many, each by itself. `blocks`, `fail_blocks` and `events` are array literals.
 CREATE FUNCTION :"schema".suspend_jobs(ids bigint[], attempts int[], sessions bigint[], blocks text[], fail_blocks text[], events text[],
-  untils float8[], said text[], OUT id bigint, OUT written boolean) RETURNS SETOF record
+  moments float8[], said text[], OUT id bigint, OUT written boolean) RETURNS SETOF record
 LANGUAGE sql SECURITY DEFINER SET search_path = :"schema", pg_temp AS $function$
   SELECT r.id, s.written
   FROM unnest($1, $2, $3, $4, $5, $6, $7, $8) r(id, attempt, session, blocks, fail_blocks, events, until, said),

@@ -620,7 +620,7 @@ async def event_received_by_another_session(s: Scene) -> bool:
 
 def suspends(s: Scene, claim: Claim) -> bool:
     fence = {"ids": [claim.id], "attempts": [claim.attempt], "sessions": [claim.session]}
-    waits = {"blocks": ["{}"], "fail_blocks": ["{}"], "events": ["{e}"], "untils": [None], "said": [None]}
+    waits = {"blocks": ["{}"], "fail_blocks": ["{}"], "events": ["{e}"], "moments": [None], "said": [None]}
     rows = s.w.connection.execute(statement("suspend_jobs", "pulse"), fence | waits).fetchall()
     return bool(rows and rows[0]["written"])
 

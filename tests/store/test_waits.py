@@ -414,7 +414,7 @@ async def test_one_statement_suspends_many_jobs_each_by_itself(window: Window, s
             "blocks": ["{}", "{}", "{}"],
             "fail_blocks": ["{}", "{}", "{}"],
             "events": ["{}", '{"a \\"b\\" {c}, d"}', "{}"],
-            "untils": [None, None, None],
+            "moments": [None, None, None],
             "said": [None, None, None],
         },
     ).fetchall()

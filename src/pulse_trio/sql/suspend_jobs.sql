@@ -2,4 +2,4 @@
 -- that were written, and those still ours but locked (false). The work is done in the schema (migrations/0038_waits.sql).
 SELECT id, written
 FROM :"schema".suspend_jobs(%(ids)s::bigint[], %(attempts)s::int[], %(sessions)s::bigint[], %(blocks)s::text[], %(fail_blocks)s::text[],
-                            %(events)s::text[], %(untils)s::float8[], %(said)s::text[])
+                            %(events)s::text[], %(moments)s::float8[], %(said)s::text[])
