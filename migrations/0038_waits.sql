@@ -72,7 +72,7 @@ BEGIN
   LOOP
     id := r.id; line := r.line; value := NULL; held := true;
     SELECT h.value INTO value FROM history h
-    WHERE h.job_id = r.id AND h.line = r.line AND h.attempt = r.attempt AND h.kind = 2 AND h.key = r.key;
+    WHERE h.job_id = r.id AND h.line = r.line AND h.attempt = r.attempt AND h.kind = 3 AND h.key = r.key;
     IF FOUND THEN RETURN NEXT; CONTINUE; END IF;
     SELECT e.id INTO found_id FROM event e WHERE e.job_id = r.id AND e.name = r.name AND e.line IS NULL ORDER BY e.id LIMIT 1;
     CONTINUE WHEN NOT FOUND;
@@ -85,7 +85,7 @@ BEGIN
     UPDATE event e SET line = r.line WHERE e.id = found_id AND e.line IS NULL RETURNING e.payload INTO value;
     IF NOT FOUND THEN held := false; RETURN NEXT; CONTINUE; END IF;
     INSERT INTO history (job_id, line, kind, key, name, value, event_id, attempt)
-    VALUES (r.id, r.line, 2, r.key, r.name, value, found_id, r.attempt);
+    VALUES (r.id, r.line, 3, r.key, r.name, value, found_id, r.attempt);
     RETURN NEXT;
   END LOOP;
 END $function$;
