@@ -76,7 +76,7 @@ def due(window: Window, job_id: int) -> bool:
 
 
 def look(window: Window) -> int:
-    return window.value("SELECT recheck_jobs()")
+    return next(iter(window.run("SELECT * FROM recheck_jobs()")[0].values()))
 
 
 def look_until_nothing_is_left(window: Window) -> None:
