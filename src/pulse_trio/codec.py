@@ -209,6 +209,20 @@ def coded_result(codec: Codec, kind: str, job_id: int, value: Any) -> Any:
     return msgspec.Raw(_encode_result(codec, encode_result(kind, value).encode(), kind, job_id).encode())
 
 
+def coded_line(codec: Codec, plain: str, kind: str, job_id: int, line: int) -> str:
+    """The stored form of a value in a job's history, bound to its line."""
+    return _encode_result(codec, plain.encode(), _of_line(kind, line), job_id)
+
+
+def plain_line(codec: Codec, coded: str, kind: str, job_id: int, line: int) -> str:
+    """The reverse. Raises `CodecError`."""
+    return _decode_result(codec, coded, _of_line(kind, line), job_id).decode()
+
+
+def _of_line(kind: str, line: int) -> str:
+    return f"{kind}, line {line}"
+
+
 def same_result(codec: Codec | None, one: str | None, other: str | None, kind: str, job_id: int) -> bool:
     """Whether two stored results of a job are one value. A codec writes the same value differently each time."""
     if one == other or codec is None or one is None or other is None:

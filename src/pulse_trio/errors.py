@@ -152,6 +152,27 @@ class InvalidEvent(PulseTrioError):
     attempt gets the same error."""
 
 
+class StepFailed(PulseTrioError):
+    """A step of a durable handler raised. In the attempt that ran it the `__cause__` is its exception; later attempts know its
+    text alone, which is in the message. `step` is the function's name."""
+
+    def __init__(self, message: str, *, step: str = "") -> None:
+        super().__init__(message)
+        self.step = step
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _step_failed, (str(self), self.step)
+
+
+def _step_failed(message: str, step: str) -> StepFailed:
+    return StepFailed(message, step=step)
+
+
+class ReplayMismatch(PulseTrioError):
+    """A durable handler did not do again what its job's history says: its code has changed, or it does something different in
+    each attempt. The job is dead."""
+
+
 class ProcessDied(PulseTrioError):
     """The process of a handler with `runs="process"` ended before the handler returned; the message names the signal."""
 

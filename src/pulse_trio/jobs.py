@@ -17,7 +17,11 @@ import sniffio
 import trio
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
+    from datetime import datetime
+
+    from .durable_calls import DurableCalls, DurableScope
 
 CancelReason = Literal["user", "timeout", "deadline", "parent", "sibling", "fence-lost", "lease-unproven", "shutdown"]
 """Why a handler was cancelled: a cancellation was requested, the attempt's time was up, the whole job's time was up, the job
@@ -181,6 +185,10 @@ class JobRuntime(Protocol):
 
     def open_transaction(self, result: Any) -> AbstractAsyncContextManager[JobTransaction]: ...
 
+    def durable(self) -> DurableCalls:
+        """Raises `UsageError` if the handler is not durable."""
+        ...
+
 
 class JobTransaction(Protocol):
     """A fenced transaction of a job."""
@@ -302,3 +310,71 @@ class Job:
             await trio.lowlevel.checkpoint()
         else:
             await asyncio.sleep(0)
+
+    # What a handler with durable=True may call
+
+    async def step(self, function: Callable[..., Any], /, *args: Any, key: str | None = None) -> Any:
+        """Calls `function(*args)` once, however many attempts the job has: later attempts get the remembered result.
+
+        An async function is awaited, a plain one runs in a thread. The result is written before this returns; all attempts get
+        it as its return annotation decodes it, at most 1 MiB of JSON. `key` names the call where several tasks of the handler
+        make durable calls.
+
+        Raises:
+            StepFailed: the function raised; its exception is the `__cause__`.
+            ReplayMismatch: an earlier attempt did something else here.
+            UsageError: the handler is not durable.
+        """
+        return await self._runtime.durable().step(function, args, key)
+
+    async def transaction_step(self, function: Callable[..., Any], /, *args: Any, key: str | None = None) -> Any:
+        """Calls `function(tx, *args)`, and commits what it writes through `tx` together with its remembered result, or
+        neither. Otherwise like `step`."""
+        return await self._runtime.durable().transaction_step(function, args, key)
+
+    def durable_nursery(self, *, collect: bool = False, key: str | None = None) -> AbstractAsyncContextManager[Any]:
+        """`async with job.durable_nursery() as nursery:` starts children that are jobs, on any worker, and ends when they have
+        ended. With `collect=True` their failures are kept in `child.outcome` instead of being raised."""
+        return self._runtime.durable().nursery(collect=collect, key=key)
+
+    def move_on_after(
+        self, seconds: float | timedelta, *, key: str | None = None
+    ) -> AbstractContextManager[DurableScope]:
+        """`with job.move_on_after(3600) as scope:` cancels the block after that time, counted from when the first attempt
+        entered it. Later attempts are cancelled at the same place."""
+        return self._runtime.durable().scope(delay_of(seconds), key, fail=False)
+
+    def fail_after(self, seconds: float | timedelta, *, key: str | None = None) -> AbstractContextManager[DurableScope]:
+        """The same, and raises `trio.TooSlowError` if the block was cut short."""
+        return self._runtime.durable().scope(delay_of(seconds), key, fail=True)
+
+    async def sleep(self, seconds: float | timedelta, *, key: str | None = None) -> None:
+        """Sleeps until that time after the first attempt called it. A long sleep takes a row, and no slot."""
+        await self._runtime.durable().sleep(delay_of(seconds), key)
+
+    async def sleep_until(self, moment: datetime, *, key: str | None = None) -> None:
+        """Sleeps until a moment, an aware datetime."""
+        await self._runtime.durable().sleep_until(moment, key)
+
+    async def wait_for_event(
+        self,
+        name: str,
+        *,
+        type: Any = Any,
+        timeout: float | timedelta | None = None,  # noqa: ASYNC109 -- remembered: no scope of Trio's can replace it
+        key: str | None = None,
+    ) -> Any:
+        """Waits for an event that `client.send_event` sends to this job. Returns its payload, decoded as `type`.
+
+        Raises:
+            TimeoutError: none came within `timeout` (seconds, or a `timedelta`) of the first attempt's call.
+            InvalidEvent: the payload does not fit `type`.
+        """
+        limit = None if timeout is None else delay_of(timeout)
+        return await self._runtime.durable().wait_for_event(name, type, limit, key)
+
+    @property
+    def version(self) -> int:
+        """The `version` of the handler when the job's first attempt made its first durable call; 1 by default. Code that has
+        changed since can branch on it."""
+        return self._runtime.durable().version

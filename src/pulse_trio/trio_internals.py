@@ -48,6 +48,7 @@ def check() -> None:
         for name, there in {
             "Task._child_nurseries": hasattr(trio.lowlevel.Task, "_child_nurseries"),
             "Nursery._closed": "_closed" in _code(trio.Nursery.__init__).co_names,
+            "Nursery._parent_waiting_in_aexit": "_parent_waiting_in_aexit" in _code(trio.Nursery.__init__).co_names,
             "trio._core._run.unrolled_run with its local `task`": "task" in _code(unrolled_run).co_varnames,
             "trio._core._ki.KIManager": hasattr(interrupts, "KIManager"),
         }.items()
@@ -91,3 +92,8 @@ def opened_by(task: trio.lowlevel.Task) -> list[trio.Nursery]:
 def forget(nursery: trio.Nursery) -> None:
     """Close a nursery for new tasks, as when its parent task has ended."""
     nursery._closed = True
+
+
+def waits_for_children(nursery: trio.Nursery) -> bool:
+    """Whether a nursery's own task is at the end of its block, and waits for tasks that still run."""
+    return nursery._parent_waiting_in_aexit and bool(nursery.child_tasks)

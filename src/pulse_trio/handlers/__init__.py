@@ -2,6 +2,7 @@
 
 from .codecs import Codec
 from .deaths import DEATH_ARGUMENTS, DeathHook, death_hooks, hooks_json
+from .durable import Durability
 from .handler import Handler, Runs
 from .limits import QueueLease, QueueLimits, Rate, check_limit, parse_rate, queue_lease, queue_limits
 from .middleware import Middleware
@@ -31,6 +32,7 @@ __all__ = [
     "Codec",
     "DeathHook",
     "Defaults",
+    "Durability",
     "Exponential",
     "Fixed",
     "Handler",

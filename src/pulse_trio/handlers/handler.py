@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from ..jobs import JobRequest
+    from .durable import Durability
     from .limits import KeyOf
     from .options import CallOptions
     from .retries import Retries
@@ -37,6 +38,7 @@ class Handler(Generic[P, R]):
     retries: Retries | None = None
     key_of: KeyOf | None = None
     on_death: str | None = None
+    durability: Durability | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)

@@ -73,6 +73,9 @@ class HandlerOptions(_Options, total=False):
     discard_on: Errors
     upgrade: Callable[[dict[str, Any]], Mapping[str, Any]]
     on_death: str | HasKind
+    durable: bool
+    suspend_after: Duration
+    version: int
 
 
 class CallOptions(_Options, total=False):

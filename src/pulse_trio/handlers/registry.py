@@ -18,6 +18,7 @@ from typing import (
 from ..errors import ConfigurationError, UnknownKind
 from ..timing import timing
 from .declaring import how_it_runs, take_on_death, take_retries, take_upgrade
+from .durable import take_durability
 from .handler import Handler, where_is
 from .limits import KeyOf, QueueLease, QueueLimits, queue_lease, queue_limits
 from .middleware import Middleware, middleware_of
@@ -189,6 +190,10 @@ class Handlers:
         in the same transaction. It receives those of these arguments that its parameters name: `job_id`, `kind`, `queue`,
         `error`, `attempts`, `died_at`, `args` (by default None: they are left out when they are large or cannot be read).
 
+        `durable=True` lets a Trio handler remember what it has done (`job.step`) and start children (`job.durable_nursery`);
+        `suspend_after` is how many seconds it may only wait before it gives its slot back (5 by default), `version` that of its
+        code.
+
         `runs` is "trio" for async functions and "thread" for plain ones. A parameter annotated `Job` receives the job; the
         others are the job's arguments. Raises `ConfigurationError` for a signature that cannot be stored, an unknown `runs`,
         a kind registered twice, or options that cannot work.
@@ -333,6 +338,7 @@ class Handlers:
         on_death = take_on_death(kind, given)
         signature = Signature(kind, function, take_upgrade(kind, given))
         how = how_it_runs(kind, function, runs)
+        durability = take_durability(kind, how, given)
         self.resources.let_ask(signature, how)
         handler: Handler[..., Any] = Handler(
             kind=kind,
@@ -344,6 +350,7 @@ class Handlers:
             retries=retries,
             key_of=KeyOf(kind, key, [p.name for p in signature.parameters]) if key is not None else None,
             on_death=on_death,
+            durability=durability,
         )
         self._add(handler)
         return handler

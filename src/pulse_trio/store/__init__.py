@@ -4,6 +4,7 @@ from .allowance import Allowance
 from .beats import Beat
 from .claimed import ClaimCursor, ClaimResult
 from .foreign import run_foreign, run_foreign_sync
+from .histories import Written
 from .limits import Limited
 from .outcomes import Settlement
 from .reports import TooSlow, is_large, size_of
@@ -30,6 +31,7 @@ __all__ = [
     "Sweep",
     "TooSlow",
     "WorkerStore",
+    "Written",
     "is_large",
     "run_foreign",
     "run_foreign_sync",

@@ -128,6 +128,8 @@ class Links:
         self.listen = link("listener", UNBOUNDED, to=direct_dsn or dsn)
         self.idle = link("session", UNBOUNDED, to=direct_dsn) if direct_dsn else self.claims
         self.progress = link("progress", WORKER_SETTINGS)
+        # Used by workers with durable handlers.
+        self.history = link("history", WORKER_SETTINGS)
         # Used by workers that have metrics, so that asking for figures delays nothing else.
         self.figures = link("metrics", WORKER_SETTINGS)
         # For large fan-outs, and looks at waiting parents: neither may delay an outcome or a line of a history.
@@ -144,6 +146,7 @@ class Links:
             self.listen,
             self.idle,
             self.progress,
+            self.history,
             self.figures,
             self.trees,
         ):

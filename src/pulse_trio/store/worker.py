@@ -17,6 +17,7 @@ from .callbacks import Callbacks
 from .claims import Claims
 from .figures import QueueFigures
 from .firing import Firing
+from .histories import Histories
 from .leases import Leases
 from .links import Links
 from .outcomes import OutcomeWriter
@@ -128,6 +129,11 @@ class WorkerStore:
     def trees(self) -> Trees:
         """What jobs with children need."""
         return Trees(self.links.trees, self.links.schema)
+
+    @property
+    def histories(self) -> Histories:
+        """What durable handlers need to remember."""
+        return Histories(self.links.history, self.links.schema)
 
     # Every operation under its own name, for callers that use several parts
 

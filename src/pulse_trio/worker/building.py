@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import trio
+
 from ..codec import in_schema
 from ..store import ClaimCursor
 from .claiming.claim_loop import ClaimLoop
@@ -20,15 +22,17 @@ from .claiming.wakeups import Wakeups
 from .diagnosis.lag import LagMonitor
 from .diagnosis.stacks import Stacks
 from .diagnosis.stuck import StuckHandlers
+from .durable.attempts import DurableParts
+from .durable.writing import LineWriter
 from .holding.cancellations import Cancellations
 from .holding.heartbeats import Heartbeats
 from .holding.progress import ProgressReports
 from .holding.report_writer import ReportWriter
 from .holding.reports import Reports
+from .jobs.common import Common
 from .jobs.job_table import JobTable
 from .jobs.kinds import Calls
 from .jobs.runner import Runner
-from .jobs.running_job import Common
 from .jobs.task_pool import TaskPool
 from .jobs.transactions import Transactions
 from .processes.quarantine import Quarantine
@@ -80,6 +84,7 @@ class Services:
     lag: LagMonitor
     watchdog: Watchdog
     batches: Batches
+    lines: LineWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +115,11 @@ def build(
     jobs = JobTable(settings.concurrency, wakeups if hooks.orders is None else hooks.orders)
 
     resources = WorkerResources(handlers, hooks.dsn, settings, plan.spans)
-    calls = Calls(handlers, codec, plan, resources)
+    histories = store.histories
+    lines = LineWriter(histories, jobs, plan)
+    limiter = trio.CapacityLimiter(settings.concurrency)
+    durables = DurableParts(histories, lines, jobs, store.sessions, codec, limiter)
+    calls = Calls(handlers, codec, plan, resources, durables)
     reports = Reports(jobs, observer)
     progress = ProgressReports(store.progress, observer)
     transactions = Transactions(store.transactions, jobs, codec, plan)
@@ -154,6 +163,7 @@ def build(
         lag=LagMonitor(warning=settings.lag_warning, observer=observer, jobs=jobs),
         watchdog=watchdog,
         batches=batches,
+        lines=lines,
     )
     scheduler = Scheduler(store.firing, declarations, plan)
     return Parts(jobs, reports, runner, pool, resources, quarantine, claim_loop, wakeups, scheduler, services)

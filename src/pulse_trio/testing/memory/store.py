@@ -43,7 +43,9 @@ class MemoryStore(MemoryClaims):
         """It is each of the parts that the real store consists of: what a test replaces here, every part of a worker meets."""
         return self
 
-    startup = sessions = claims = reports = beats = progress = requests = waking = upkeep = firing = figures = parts
+    startup = sessions = claims = reports = beats = progress = requests = waking = upkeep = firing = figures = (
+        histories
+    ) = parts
 
     async def take_turn(self, who: int, seconds: float) -> bool:
         """No process counts the queues of a database in memory."""

@@ -24,3 +24,8 @@ MOVES: Final[dict[str, dict[JobState, JobState]]] = {
     "report": {ENDED: REPORTED, LOST: LOST},
     "leave": {CLAIMED: LOST, RUNNING: LOST, LOST: LOST, COMMITTED: COMMITTED},
 }
+
+
+class DurableCallRefused(BaseException):
+    """A durable call while its handler unwinds for a reason after which the next attempt comes to the same place. It ends as
+    the cancellation that it came from. No `Exception`, so that no handler takes it for a failure."""

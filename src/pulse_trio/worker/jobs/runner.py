@@ -10,7 +10,7 @@ dictionary entry and some objects. It logs nothing and emits no event unless an 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import trio
 from msgspec.structs import force_setattr, replace
@@ -18,6 +18,7 @@ from msgspec.structs import force_setattr, replace
 from ...codec import same_result
 from ...current import Given, enter
 from ...describing import error_text, leaves_of, original, parted, raised_by_ctrl_c
+from ...errors import ReplayMismatch
 from ...handlers import UnfitArguments, UnfitValue
 from ...jobs import Outcome
 from ...observe import (
@@ -31,8 +32,8 @@ from ...observe import (
 from ...states import UnreadableOptions, outcome_of_cancel, outcome_of_error, retry_delay, storable
 from .completion import completed
 from .events import JobEvents
-from .job_states import COMMITTED, LOST
-from .running_job import Common, RunningJob
+from .job_states import COMMITTED, LOST, DurableCallRefused
+from .running_job import RunningJob
 from .tasks import abandon_what_is_left_open, start_task
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
     from ...jobs import Claim
     from ..plan import Plan
+    from .common import Common, OutcomeSink
     from .job_table import JobTable
     from .kinds import Calls
     from .tasks import Tasks, Turns
@@ -53,18 +55,9 @@ run is not claimed again and again."""
 _KEPT = 4096
 """Characters of arguments that stay with a claim while its handler runs. Longer ones are dropped once they are decoded."""
 
-_LEFT_OPEN = (
-    "the handler has returned, and its job.transaction() was still open: leave the block before the handler returns"
-)
+_LEFT_OPEN = "the handler has returned, and its job.transaction() was still open: leave the block before it returns"
 
-_LAST_ATTEMPT = 2**31 - 1
-"""No claim can follow this one: the attempt number in the fence would repeat."""
-
-
-class OutcomeSink(Protocol):
-    """Writes outcomes."""
-
-    def add(self, outcome: Outcome) -> None: ...
+_LAST_ATTEMPT = 2**31 - 1  # No claim can follow it: the attempt number in the fence would repeat.
 
 
 class Runner:
@@ -306,6 +299,12 @@ class Runner:
     def _sort_out(self, job: RunningJob, error: BaseException) -> BaseException | None:
         """Records the job's part of an exception as its outcome, and returns the program's part."""
         leaves = leaves_of(error)
+        if refused := [leaf for leaf in leaves if issubclass(type(leaf), DurableCallRefused)]:
+            if len(refused) == len(leaves):
+                job.outcome = job.outcome or self._after_cancel(job)
+                return None
+            leaves = [leaf for leaf in leaves if leaf not in refused]
+            error = parted(error, leaves)
         mine = [leaf for leaf in leaves if _is_the_programs(leaf)]
         if len(mine) < len(leaves) and (job.outcome is None or job.outcome.kind != "failed"):
             jobs = parted(error, [leaf for leaf in leaves if not _is_the_programs(leaf)]) if mine else error
@@ -347,7 +346,7 @@ class Runner:
         if issubclass(type(error), UnfitArguments):
             self._observer.emit(UnfitArgumentsReleased(claim.id, claim.kind, claim.attempt, text))
             return Outcome(claim, "released", delay=_elsewhere(claim), error=text)
-        if issubclass(type(error), UnfitValue):
+        if issubclass(type(error), (UnfitValue, ReplayMismatch)):
             return Outcome(claim, "discarded", error=text)
         return outcome_of_error(claim, error, self._calls.retries.get(claim.kind), text)
 

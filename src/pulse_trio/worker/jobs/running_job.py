@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import trio
 
+from ...errors import UsageError
 from ...states import options_of, storable
 from .children import ENDED as NURSERY_ENDED
 from .children import Children
@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
     from contextlib import AbstractAsyncContextManager
 
+    from ...durable_calls import DurableCalls
     from ...jobs import CancelReason, CancelRequest, Claim, JobNursery, JobTransaction, Outcome
     from ...settings import Terms
     from ..metrics.meter import Pair
+    from .common import Attempt, Common
     from .job_states import JobState
 
 _NEVER = math.inf
@@ -36,45 +38,6 @@ Fence = tuple[int, int, int]
 def fence_of(claim: Claim) -> Fence:
     """The claim's own."""
     return claim.id, claim.attempt, claim.session
-
-
-class TransactionSource(Protocol):
-    """Opens `job.transaction()`."""
-
-    def open(self, job: RunningJob, result: Any) -> AbstractAsyncContextManager[JobTransaction]: ...
-
-
-class ProgressSink(Protocol):
-    """Takes the progress that a handler reports."""
-
-    def say(self, claim: Claim, fraction: float, message: str | None) -> None: ...
-
-
-class ParentState(Protocol):
-    @property
-    def orphaned(self) -> bool:
-        """Whether the program around the worker was cancelled."""
-        ...
-
-
-class DatabaseClock(Protocol):
-    @property
-    def epoch_offset(self) -> float:
-        """The database's clock (seconds since 1970) minus ours, or a little more."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Common:
-    """What all jobs of a worker share: one reference for each job instead of six. `cleanup` and `timeout` in seconds (infinity:
-    no timeout)."""
-
-    cleanup: float
-    timeout: float
-    stops: ParentState
-    transactions: TransactionSource
-    progress: ProgressSink
-    clock: DatabaseClock
 
 
 class RunningJob:
@@ -94,6 +57,7 @@ class RunningJob:
         "cancel_message",
         "claim",
         "committed",
+        "durability",
         "ended",
         "job_deadline",
         "lease_deadline",
@@ -114,6 +78,7 @@ class RunningJob:
 
     begun: float  # set only where there are metrics, as is `pair`; below 0: its handler has not begun
     pair: Pair
+    durability: Attempt  # set for durable handlers alone
 
     def __init__(
         self,
@@ -253,6 +218,14 @@ class RunningJob:
             if not self._heartbeat_joined:
                 self.cancel("fence-lost")
 
+    def durable(self) -> DurableCalls:
+        try:
+            return self.durability
+        except AttributeError:
+            raise UsageError(
+                f"{self.claim.kind!r} is not durable: job.step and the like need @handlers.job(durable=True)."
+            ) from None
+
     # The heartbeat
 
     def join_heartbeat(self) -> None:
@@ -327,6 +300,9 @@ class RunningJob:
 
     def cancel(self, reason: CancelReason) -> None:
         """Cancels the handler and everything in its nursery; the first reason stays."""
+        durability = getattr(self, "durability", None)
+        if durability is not None and durability.holds_back(reason):
+            return
         if self.reason is None:
             self.reason = self.cancel_reason or reason
         if self.scope_nursery is not None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from ...jobs import Outcome
-    from ..jobs.running_job import DatabaseClock, RunningJob
+    from ..jobs.common import DatabaseClock, RunningJob
     from .figures import Histogram
 
 _LONG = 512

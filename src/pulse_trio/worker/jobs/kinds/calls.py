@@ -10,6 +10,7 @@ from ....describing import carried
 from ....handlers import death_hooks
 from ....jobs import Job
 from ...diagnosis.stack import task_tree
+from ...durable.attempts import DurableCall
 from ..middleware import around
 from .in_asyncio import AsyncioCalls
 from .in_process import ProcessCalls
@@ -19,6 +20,7 @@ from .of_deaths import told_of_deaths
 if TYPE_CHECKING:
     from ....codec import Codec
     from ....handlers import Handler, Handlers
+    from ...durable.attempts import DurableParts
     from ...plan import Plan
     from ...resources import WorkerResources
     from ..running_job import RunningJob
@@ -39,6 +41,7 @@ class Calls:
         codec: Codec | None,
         plan: Plan,
         resources: WorkerResources,
+        durables: DurableParts,
     ) -> None:
         settings = plan.settings
         in_threads = [handler.kind for handler in handlers if handler.runs == "thread"]
@@ -53,6 +56,7 @@ class Calls:
         self._spans = plan.spans
         self._hooks = {hook.request.kind for hook in death_hooks(handlers)}
         self._resources = resources
+        self._durables = durables
         kinds = {handler.runs for handler in handlers}
         # Services that no handler needs are not even made.
         if "asyncio" in kinds or resources.on_asyncio:
@@ -81,6 +85,8 @@ class Calls:
     def _plain_call_of(self, handler: Handler[..., Any]) -> Call:
         call = handler.signature.bind(handler.function, self._resources.given_to(handler.kind))
         match handler.runs:
+            case "trio" if handler.durability is not None:
+                return DurableCall(handler, call, self._durables)
             case "trio":
                 return lambda running, args: call(Job(running.claim, running), args)
             case "asyncio":

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ....current import Given, enter
+from ....errors import UsageError
 from ....handlers import Handler, Signature, encode_result
 from ....job_log import extra_of, job_of
 from ....jobs import CancelReason, Job
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from typing import NoReturn
 
+    from ....durable_calls import DurableCalls
     from ....jobs import JobNursery, JobTransaction
 
 
@@ -69,6 +71,9 @@ class ChildRuntime:
 
     def open_transaction(self, result: Any) -> AbstractAsyncContextManager[JobTransaction]:
         raise RuntimeError("job.transaction() is for Trio handlers; this one has runs='process'.")
+
+    def durable(self) -> DurableCalls:
+        raise UsageError("A durable handler is an async function that runs on Trio; this one has runs='process'.")
 
 
 class Child:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+from ....errors import UsageError
+
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
+    from ....durable_calls import DurableCalls
     from ....jobs import CancelReason, JobNursery, JobTransaction
     from ..running_job import RunningJob
 
@@ -46,3 +49,6 @@ class OutsideTrio:
 
     def open_transaction(self, result: Any) -> AbstractAsyncContextManager[JobTransaction]:
         raise RuntimeError(f"job.transaction() is for Trio handlers; this one has runs={self._runs!r}.")
+
+    def durable(self) -> DurableCalls:
+        raise UsageError(f"A durable handler is an async function that runs on Trio; this one has runs={self._runs!r}.")

@@ -1,0 +1,92 @@
+"""The histories of durable jobs: lines of many jobs in one statement, and what a later attempt begins with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from ..errors import DatabaseUnavailable
+from ..lines import Kind, Line, Resumed
+from ..sql import statement
+from .arrays import numbers, optional_numbers, texts
+from .rows import each_alone
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import psycopg
+
+    from ..jobs import Claim
+    from ..lines import Lines
+    from ..postgres import TrioConnection
+    from .links import WorkerLink
+
+
+class Written(NamedTuple):
+    """What became of lines, by job: these are written, and these have their row locked for a moment. All others have lost their
+    lease."""
+
+    stand: set[int]
+    locked: set[int]
+
+
+class Histories:
+    """Uses a connection of its own: however many steps a worker records, no claim, report or beat waits for them."""
+
+    def __init__(self, link: WorkerLink, schema: str) -> None:
+        self._link = link
+        self._schema = schema
+
+    async def write_lines(self, lines: Sequence[Lines]) -> Written:
+        """Writes lines, at most one `Lines` for each job. Raises `DatabaseUnavailable`: send them again."""
+        async with self._link.using() as connection:
+
+            async def write(some: Sequence[Lines]) -> Written:
+                return await self._write(connection, some)
+
+            async def alone(one: Lines, error: psycopg.Error) -> Written:
+                # Only values that were checked come here, so this is a trigger of the owner's or damaged data.
+                raise DatabaseUnavailable(f"the history of job {one.claim.id} was refused: {error}")
+
+            parts = await each_alone(lines, write, alone)
+        return Written({i for part in parts for i in part.stand}, {i for part in parts for i in part.locked})
+
+    async def _write(self, connection: TrioConnection[Any], some: Sequence[Lines]) -> Written:
+        every = [(of.claim, of.version, line) for of in some for line in of.lines]
+        cursor = await connection.execute(
+            statement("write_lines", self._schema),
+            {
+                "ids": numbers([claim.id for claim, _, _ in every]),
+                "attempts": numbers([claim.attempt for claim, _, _ in every]),
+                "sessions": numbers([claim.session for claim, _, _ in every]),
+                "lines": numbers([line.line for _, _, line in every]),
+                "kinds": numbers([int(line.kind) for _, _, line in every]),
+                "keys": texts([line.key for _, _, line in every]),
+                "names": texts([line.name or None for _, _, line in every]),
+                "values": texts([line.value for _, _, line in every]),
+                "events": optional_numbers([line.event_id for _, _, line in every]),
+                "firsts": numbers([version for _, version, _ in every]),
+            },
+            prepare=True,
+        )
+        rows: list[tuple[int, bool]] = await cursor.fetchall()
+        return Written({job_id for job_id, stands in rows if stands}, {job_id for job_id, stands in rows if not stands})
+
+    async def resume(self, claim: Claim) -> Resumed | None:
+        """What a later attempt begins with; None if it has lost its lease. Raises `DatabaseUnavailable`."""
+        async with self._link.using() as connection:
+            cursor = await connection.execute(
+                statement("resume", self._schema),
+                {"id": claim.id, "attempt": claim.attempt, "session": claim.session},
+                prepare=True,
+            )
+            rows: list[Any] = await cursor.fetchall()
+        if not rows:
+            return None
+        (_, _, _, _, head, _), *lines = rows
+        found = msgspec.json.decode(head, type=Resumed)
+        return msgspec.structs.replace(
+            found,
+            lines=[Line(line, Kind(kind), key, name, value, event) for line, kind, key, name, value, event in lines],
+        )

@@ -1,0 +1,1 @@
+"""Durable handlers: what an attempt remembers, and what it waits for."""

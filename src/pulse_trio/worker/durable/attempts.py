@@ -1,0 +1,67 @@
+"""The durable handlers of one worker: what all their attempts share, and how one is called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ...codec import coded_line, plain_line
+from ...jobs import Job
+from .durable import Durable
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    import trio
+
+    from ...codec import Codec
+    from ...handlers import Handler
+    from ...jobs import Claim
+    from ...lines import Resumed
+    from ..jobs.common import DatabaseClock
+    from ..jobs.job_table import JobTable
+    from ..jobs.running_job import RunningJob
+    from .history import Writer
+
+
+class ResumeStore(Protocol):
+    async def resume(self, claim: Claim) -> Resumed | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DurableParts:
+    """What the attempts of one worker share."""
+
+    store: ResumeStore
+    writer: Writer
+    jobs: JobTable
+    clock: DatabaseClock
+    codec: Codec | None
+    limiter: trio.CapacityLimiter
+    """Of the threads of plain steps."""
+
+    def coded(self, claim: Claim, line: int, text: str) -> str:
+        """The stored form of a value, bound to its job and line."""
+        return text if self.codec is None else coded_line(self.codec, text, claim.kind, claim.id, line)
+
+    def plain(self, claim: Claim, line: int, stored: str) -> str:
+        """The reverse. Raises `CodecError`."""
+        return stored if self.codec is None else plain_line(self.codec, stored, claim.kind, claim.id, line)
+
+
+class DurableCall:
+    """Calls a durable handler."""
+
+    def __init__(
+        self, handler: Handler[..., Any], call: Callable[[Job, str], Awaitable[Any]], parts: DurableParts
+    ) -> None:
+        assert handler.durability is not None  # noqa: S101 -- it is durable
+        self._declared = handler.durability
+        self._call = call
+        self._parts = parts
+
+    async def __call__(self, running: RunningJob, args: str) -> Any:
+        """Calls the handler in an attempt of its own."""
+        durable = Durable(running, self._declared, self._parts)
+        return await durable.run(partial(self._call, Job(running.claim, running), args))

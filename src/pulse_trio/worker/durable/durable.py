@@ -1,0 +1,323 @@
+"""One attempt of a durable handler: its calls, its history, and where its tasks stand.
+
+Every durable call goes the same way: `begin` names it, `replayed` hands it the line that an earlier attempt wrote, or says that
+it goes on live; then it does its work inside `awaiting`, and `record` writes its line before the handler goes on.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import msgspec
+import trio
+
+from ...describing import leaves_of
+from ...errors import ReplayMismatch, UsageError
+from ...lines import Kind, Line
+from ...trio_internals import opened_by, waits_for_children
+from ..jobs.job_states import DurableCallRefused
+from ..jobs.running_job import HEARTBEAT
+from . import nursery, scopes, steps, waits
+from .calls import Call
+from .history import History
+from .keys import Keys
+from .replay import Stood, stood
+from .resuming import resume
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
+    from datetime import datetime
+
+    from ...durable_calls import DurableScope
+    from ...handlers import Durability
+    from ...jobs import CancelReason
+    from ...lines import Resumed
+    from ..jobs.running_job import RunningJob
+    from .attempts import DurableParts
+    from .calls import CallKind
+    from .scopes import Scope
+
+REFUSED = frozenset({"suspended", "shutdown", "fence-lost", "lease-unproven"})
+"""While a handler unwinds for one of these reasons durable calls are refused: the next attempt stands where this one did."""
+_HELD_BACK = frozenset({"user", "parent", "sibling", "deadline"})
+_FIRST_LOOK, _LONGEST_LOOK = 0.05, 1.0
+"""Seconds after which a call that waits for its line looks whether all others wait too: nothing says that a task has ended."""
+
+
+class Block(Protocol):
+    """A block with children."""
+
+    async def flush(self) -> None:
+        """Starts the children that wait to be written together."""
+        ...
+
+
+class Cancelling:
+    """The cancellation of the attempt. `noted`: the history has it; `held_back`: it waits for the end of the replay."""
+
+    __slots__ = ("held_back", "noted")
+
+    def __init__(self) -> None:
+        self.noted = False
+        self.held_back: CancelReason | None = None
+
+
+class Durable:
+    """Made for each attempt of a durable handler. It implements the calls of `Job`."""
+
+    def __init__(self, running: RunningJob, declared: Durability, parts: DurableParts) -> None:
+        self.running = running
+        self.declared = declared
+        self.parts = parts
+        self.keys = Keys(running.task)
+        self.history = History(running, parts.writer, declared.version)
+        self.standing: dict[trio.lowlevel.Task, Call] = {}
+        """The calls in which tasks of the handler stand, by task."""
+        self.scopes: list[Scope] = []
+        """The remembered scopes that are open."""
+        self.mismatch: ReplayMismatch | None = None
+        self.cancelling = Cancelling()
+        self.resumed: Resumed | None = None
+        """What the attempts before have left; None in the first, and where none made a durable call."""
+        self.blocks: list[Block] = []
+        """The blocks with children that are open."""
+
+    @property
+    def version(self) -> int:
+        """That of the code which made the job's first durable call."""
+        return self.declared.version if self.resumed is None else self.resumed.version
+
+    # The calls of `Job`
+
+    async def step(self, function: Callable[..., Any], args: tuple[Any, ...], key: str | None) -> Any:
+        return await steps.step(self, function, args, key)
+
+    async def transaction_step(self, function: Callable[..., Any], args: tuple[Any, ...], key: str | None) -> Any:
+        return await steps.transaction_step(self, function, args, key)
+
+    def nursery(self, *, collect: bool, key: str | None) -> AbstractAsyncContextManager[Any]:
+        return nursery.open_nursery(self, collect=collect, key=key)
+
+    def scope(self, seconds: float, key: str | None, *, fail: bool) -> AbstractContextManager[DurableScope]:
+        return scopes.open_scope(self, seconds, key, fail=fail)
+
+    async def sleep(self, seconds: float, key: str | None) -> None:
+        await waits.sleep(self, seconds, key)
+
+    async def sleep_until(self, moment: datetime, key: str | None) -> None:
+        await waits.sleep_until(self, moment, key)
+
+    async def wait_for_event(self, name: str, type_: Any, limit: float | None, key: str | None) -> Any:
+        return await waits.wait_for_event(self, name, type_, limit, key)
+
+    # What all calls have in common
+
+    async def begin(self, kind: CallKind, name: str, key: str | None, what: str) -> Call:
+        """A durable call begins. `name` is that of the function or event, `what` the call as its caller knows it: "job.step".
+
+        Raises:
+            UsageError: a second task gave no key.
+            DurableCallRefused: the handler unwinds for a reason after which the next attempt comes to this place.
+        """
+        if trio.lowlevel.current_task() in self.standing:
+            raise UsageError(f"{what} inside of a step or another durable call: make it in the handler itself.")
+        if self.running.transaction == "committed":
+            raise UsageError(f"{what} after job.transaction(): the job is completed.")
+        reason = self.running.cancel_reason
+        if reason in REFUSED or (reason is not None and not self.history.replay.over):
+            await trio.lowlevel.checkpoint()
+            raise DurableCallRefused(
+                f"{what} is refused while the handler unwinds ({reason}): the next attempt comes here again, and does it then."
+            )
+        call = Call(kind, self.keys.next(kind, key, what), name)
+        if self.mismatch is not None:
+            raise self.mismatch
+        if self.history.replay.over:
+            for block in self.blocks:
+                await block.flush()
+        self.history.let_go()
+        return call
+
+    async def replayed(self, call: Call) -> Line | None:
+        """Waits for the call's turn. Returns its line; None: no attempt before came further, and the call does its work.
+
+        Raises `ReplayMismatch`.
+        """
+        replay = self.history.replay
+        if replay.over:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            return None
+        try:
+            replay.begin(call)
+        except ReplayMismatch as error:
+            self._fail(error)
+            raise
+        call.turn = turn = trio.Event()
+        pause = _FIRST_LOOK
+        try:
+            async with self.awaiting(call):
+                self._hand_out()
+                while not turn.is_set():
+                    with trio.move_on_after(pause):
+                        await turn.wait()
+                    if not turn.is_set():
+                        pause = min(pause * 2, _LONGEST_LOOK)
+                        self._hand_out()
+        except BaseException:
+            replay.leave(call)
+            self._hand_out()
+            raise
+        finally:
+            call.turn = None
+        if self.mismatch is not None:
+            raise self.mismatch
+        replay.taken(call)
+        self._hand_out()
+        return call.line
+
+    @asynccontextmanager
+    async def awaiting(self, call: Call) -> AsyncGenerator[None]:
+        """The task stands in a durable call while the block is open."""
+        task = trio.lowlevel.current_task()
+        outer = self.standing.get(task)
+        self.standing[task] = call
+        try:
+            yield
+        except BaseException as error:
+            if any(issubclass(type(leaf), trio.Cancelled) for leaf in leaves_of(error)):
+                self.note_cancellation()
+            raise
+        finally:
+            if outer is None:
+                del self.standing[task]
+            else:
+                self.standing[task] = outer
+
+    async def record(
+        self, call: Call, kind: Kind, value: str | Callable[[int], str] | None = None, *, event_id: int | None = None
+    ) -> Line:
+        """Writes the call's line, and returns when it is written. `value` is JSON, or makes it from the line's number. A
+        cancellation waits until it is written, as long as the lease is proven."""
+        line = self.history.add(kind, call.key, call.name, value, event_id=event_id)
+        await self.history.written()
+        return line
+
+    def moment(self, call_key: str, seconds: float) -> float:
+        """When a call that lasts `seconds` ends, counted from the first attempt that made it: seconds since 1970 by the
+        database's clock. Written with the next line; a caller that may be suspended awaits `history.written()` first."""
+        return self.history.moment(call_key, trio.current_time() + self.parts.clock.epoch_offset + seconds)
+
+    def on_our_clock(self, moment: float) -> float:
+        """A remembered moment on Trio's clock."""
+        return moment - self.parts.clock.epoch_offset
+
+    def all_stand(self) -> bool:
+        """Whether every task of the handler stands in a durable call, or waits for tasks of its own that do."""
+        assert self.running.task is not None  # noqa: S101 -- it runs
+        tasks = [self.running.task]
+        while tasks:
+            task = tasks.pop()
+            nurseries = opened_by(task)
+            for opened in nurseries:
+                tasks.extend(opened.child_tasks)
+            if (
+                task not in self.standing
+                and getattr(task.coro, "cr_code", None) is not HEARTBEAT
+                and not (nurseries and waits_for_children(nurseries[-1]))
+            ):
+                return False
+        return True
+
+    # Cancellation
+
+    def note_cancellation(self) -> None:
+        """A durable call was cancelled, or one begins in a task that was: what struck is remembered, with where the tasks
+        stood."""
+        if not self.history.replay.over:
+            return
+        at = tuple(call.key for call in self.standing.values())
+        for scope in self.scopes:
+            scope.note(at)
+        reason = self.running.cancel_reason
+        if reason is not None and reason not in REFUSED and not self.cancelling.noted:
+            self.cancelling.noted = True
+            self.history.hold(Kind.CANCELLED, "job", "", _text(Stood(at, reason)))
+
+    def holds_back(self, reason: CancelReason) -> bool:
+        """Whether a cancellation of the job must wait: an attempt that still replays has not come to where it is now."""
+        if reason not in _HELD_BACK or self.history.replay.over or self.cancelling.noted:
+            return False
+        self.cancelling.held_back = reason
+        return True
+
+    def _cancel_again(self, line: Line) -> None:
+        """The history has come to a cancellation."""
+        if line.kind is Kind.CANCELLED:
+            self.cancelling.noted = True
+            self.running.cancel(cast("CancelReason", stood(line).reason))
+            return
+        for scope in self.scopes:
+            if scope.key == line.key:
+                scope.strike_again()
+                return
+        self._fail(ReplayMismatch(f"job {self.running.claim.id}, {line}, but the handler has left that block"))
+
+    # Replay
+
+    def _hand_out(self) -> None:
+        replay = self.history.replay
+        while self.mismatch is None and (turn := replay.turn()) is not None:
+            if turn.call is not None:
+                turn.call.line = turn.line
+                assert turn.call.turn is not None  # noqa: S101 -- it waits
+                turn.call.turn.set()
+                return
+            assert turn.line is not None  # noqa: S101 -- a cancellation
+            self._cancel_again(turn.line)
+        if replay.over:
+            self._goes_on_live()
+        elif self.mismatch is None and replay.idle and self.all_stand():
+            self._fail(replay.stuck())
+
+    def _goes_on_live(self) -> None:
+        for scope in self.scopes:
+            scope.goes_on_live()
+        reason, self.cancelling.held_back = self.cancelling.held_back, None
+        if reason is not None:
+            self.running.cancel(reason)
+
+    def _fail(self, error: ReplayMismatch) -> None:
+        if self.mismatch is None:
+            self.mismatch = error
+        for call in self.standing.values():
+            if call.turn is not None:
+                call.turn.set()
+
+    # The attempt
+
+    async def run(self, call: Callable[[], Awaitable[Any]]) -> Any:
+        """Calls the handler. Raises `ReplayMismatch` if it returned before its history was used up, whatever it has caught."""
+        self.running.durability = self
+        # The runner looks at what else is to be said of its end.
+        self.running.plain = False
+        if self.running.claim.options is not None and '"tree"' in self.running.claim.options:
+            await resume(self)
+        try:
+            value = await call()
+        except BaseException as error:
+            self.history.forget_held()
+            if self.mismatch is not None and not any(
+                issubclass(type(leaf), (trio.Cancelled, ReplayMismatch)) for leaf in leaves_of(error)
+            ):
+                raise self.mismatch from error
+            raise
+        mismatch = self.mismatch or self.history.replay.left()
+        if mismatch is not None:
+            raise mismatch
+        return value
+
+
+def _text(value: object) -> str:
+    return msgspec.json.encode(value).decode()

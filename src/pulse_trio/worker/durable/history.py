@@ -1,0 +1,198 @@
+"""The history of one attempt: the lines of those before, handed out again, and new ones, written before the handler goes on.
+
+A step's failure and a cancellation are held until the next durable call begins. If the attempt ends before, the next one does
+that step again, or is cancelled again by itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from ...errors import UsageError
+from ...lines import Kind, Line, Lines
+from .replay import Replay
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Sequence
+
+    from ..jobs.running_job import RunningJob
+
+MOST_LINES = 10_000
+MOST_SIZE = 64 * 1024 * 1024
+"""Bytes of one history."""
+
+
+class Writer(Protocol):
+    """Writes lines of many jobs together (writing.py)."""
+
+    def add(self, history: History) -> None:
+        """The history has lines to write. Never waits."""
+        ...
+
+
+class _Waiter:
+    """A task that waits until the lines up to `line` are written."""
+
+    __slots__ = ("event", "line")
+
+    def __init__(self, line: int) -> None:
+        self.line = line
+        self.event = trio.Event()
+
+
+class History:
+    """What one attempt of a job remembers."""
+
+    def __init__(self, running: RunningJob, writer: Writer, version: int) -> None:
+        self.running = running
+        self.version = version
+        """That of the code, until the job's row says that it has a history; then 0."""
+        self.replay = Replay(running.claim.id)
+        self._writer = writer
+        self.unwritten: list[Line] = []
+        """Lines for the writer, in order."""
+        self.lost = False
+        """Whether the fence was lost: no line is written any more."""
+        self._held: list[tuple[Kind, str, str, str | None]] = []
+        self._next, self._size = 1, 0
+        self._waiters = deque[_Waiter]()
+        self._alone = trio.Lock()
+        self._written = 0
+
+    def resumed(self, replay: Replay, after: int, size: int) -> None:
+        """The lines of the attempts before; new ones come after line `after`. They take `size` bytes."""
+        self.replay = replay
+        self.version = 0
+        self._next, self._written, self._size = after + 1, after, size
+
+    # Adding
+
+    def hold(self, kind: Kind, key: str, name: str = "", value: str | None = None) -> None:
+        """Keeps a line until the next durable call begins."""
+        self._held.append((kind, key, name, value))
+
+    def let_go(self) -> None:
+        """Adds the lines that are held."""
+        held, self._held = self._held, []
+        for kind, key, name, value in held:
+            self._append(kind, key, name, value)
+
+    def forget_held(self) -> None:
+        """The attempt has failed: what is held is not remembered."""
+        self._held.clear()
+
+    def add(
+        self,
+        kind: Kind,
+        key: str,
+        name: str = "",
+        value: str | Callable[[int], str] | None = None,
+        *,
+        event_id: int | None = None,
+    ) -> Line:
+        """Adds a line, which `written` waits for. `value` is JSON, or makes it from the line's number.
+
+        Raises `UsageError` where a history has its most.
+        """
+        if any(held[0] in (Kind.SCOPE_CANCELLED, Kind.CANCELLED) for held in self._held):
+            # It came before this line did.
+            self.let_go()
+        return self._append(kind, key, name, value, event_id)
+
+    def _append(
+        self, kind: Kind, key: str, name: str, value: str | Callable[[int], str] | None, event_id: int | None = None
+    ) -> Line:
+        text = value(self._next) if callable(value) else value
+        if self._next > MOST_LINES:
+            raise UsageError(f"A history has at most {MOST_LINES:,} lines; put loops into children.")
+        if self._size + len(text or "") > MOST_SIZE:
+            raise UsageError(
+                f"The history of job {self.running.claim.id} would take more than {MOST_SIZE // 1024**2} MiB; keep large "
+                "values elsewhere and their names in steps."
+            )
+        line = Line(self._next, kind, key, name, text, event_id)
+        self._next += 1
+        self._size += len(text or "")
+        self.unwritten.append(line)
+        if not self._alone.locked():
+            self._writer.add(self)
+        return line
+
+    def moment(self, key: str, until: float) -> float:
+        """The moment that an earlier attempt remembered for the call `key`; `until`, from now on, if none did."""
+        if key in self.replay.moments:
+            return self.replay.moments[key]
+        self.replay.moments[key] = until
+        self._append(Kind.MOMENT, key, "", repr(until))
+        return until
+
+    # Writing
+
+    async def written(self) -> None:
+        """Waits until all lines that were added are written. What is waited for has happened already, so a cancellation waits
+        too, as long as the lease is proven."""
+        if self._written >= self._next - 1:
+            await trio.lowlevel.checkpoint()
+            return
+        waiter = _Waiter(self._next - 1)
+        self._waiters.append(waiter)
+        try:
+            while not waiter.event.is_set():
+                with trio.CancelScope(shield=True, deadline=self.running.lease_deadline):
+                    await waiter.event.wait()
+                if not waiter.event.is_set() and trio.current_time() >= self.running.lease_deadline:
+                    await waiter.event.wait()
+        finally:
+            # The next one goes on when this one has: all attempts see lines in their order.
+            self._waiters.remove(waiter)
+            self._wake()
+        if self.lost:
+            await trio.lowlevel.checkpoint()
+            raise RuntimeError(f"job {self.running.claim.id} lost its lease: its history takes no more lines")
+
+    def taken(self) -> Lines:
+        """Gives the writer all lines; it passes them to `put_back`, `are_written` or `is_lost`."""
+        lines, self.unwritten = self.unwritten, []
+        return Lines(self.running.claim, lines, self.version)
+
+    def put_back(self, lines: Sequence[Line]) -> None:
+        """These lines are to be sent again, before the others."""
+        self.unwritten[:0] = lines
+
+    def are_written(self, upto: int) -> None:
+        """The lines up to a number are written."""
+        self.version = 0
+        self._written = max(self._written, upto)
+        self._wake()
+
+    def is_lost(self) -> None:
+        """Another attempt owns the job, or it has ended."""
+        self.lost = True
+        self.unwritten.clear()
+        for waiter in self._waiters:
+            waiter.event.set()
+
+    def _wake(self) -> None:
+        if self._waiters and (self.lost or self._waiters[0].line <= self._written):
+            self._waiters[0].event.set()
+
+    @asynccontextmanager
+    async def alone(self) -> AsyncGenerator[int]:
+        """The number of a line that the block writes itself, or not: until its end no other line of this job is written."""
+        async with self._alone:
+            # What was added before comes first; what is added from now on waits.
+            while self._written < self._next - 1 and not self.lost:
+                await self.written()
+            number = self._next
+            self._next += 1
+            try:
+                yield number
+            finally:
+                if self._written == number - 1:
+                    self._written = number
+                if self.unwritten:
+                    self._writer.add(self)

@@ -1,0 +1,65 @@
+"""The keys of a handler's durable calls: what each is called in the history, the same in every attempt.
+
+The calls of the handler's main task are numbered. Trio runs several tasks in a random order, so the calls of all others need a
+key from their code.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import trio
+
+from ...errors import UsageError
+
+if TYPE_CHECKING:
+    from .calls import CallKind
+
+LONGEST = 256
+"""Bytes of a key in UTF-8."""
+_OURS = re.compile(r"\d+:[a-z]+")
+
+
+class Keys:
+    """The keys that one attempt has used; `main` is the task that runs the handler."""
+
+    __slots__ = ("_count", "_main", "_used")
+
+    def __init__(self, main: trio.lowlevel.Task | None) -> None:
+        self._main = main
+        self._count = 0
+        self._used = set[str]()
+
+    def next(self, kind: CallKind, key: str | None, what: str) -> str:
+        """The key of a call that begins. `what` is the call as its caller knows it. Raises `UsageError`."""
+        in_main = trio.lowlevel.current_task() is self._main
+        if in_main:
+            # Calls with a key count too, so that giving one a key renames no other.
+            self._count += 1
+        if key is None:
+            if not in_main:
+                raise UsageError(
+                    f"{what} in a second task of the handler needs key=: tasks run in a different order in each attempt."
+                )
+            return f"{self._count}:{kind}"
+        check_key("key", key)
+        if key in self._used:
+            raise UsageError(f"{what}: the key {key!r} is used twice in this job; each durable call needs its own.")
+        self._used.add(key)
+        return key
+
+
+def check_key(what: str, key: object) -> str:
+    """A key that code gives, checked. Raises `UsageError`."""
+    if not isinstance(key, str):
+        raise UsageError(f"A {what} is a text, got {key!r}.")
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError:
+        raise UsageError(f"A {what} must be text that UTF-8 can carry, got {key!r}.") from None
+    if not 0 < size <= LONGEST:
+        raise UsageError(f"A {what} has 1 to {LONGEST} bytes of UTF-8, got {size}.")
+    if "\0" in key or _OURS.fullmatch(key):
+        raise UsageError(f"A {what} holds no NUL and does not look like the numbered keys (3:step), got {key!r}.")
+    return key

@@ -1,0 +1,134 @@
+"""Replay: which call of a handler gets which line of its history, and when. Pure: no I/O, no Trio.
+
+Lines are handed out in their order, one at a time: the call that fits the next line gets it, the others wait for theirs. The
+line after it is handed out when that call has gone on. So a race between tasks has the same winner again. When no line is left,
+the calls that wait go on live, in the order in which they began.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from ...errors import ReplayMismatch
+from ...lines import CALL_OF, Kind, Line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from .calls import Call
+
+
+class Stood(msgspec.Struct, frozen=True):
+    """What a line of a cancellation remembers: the keys of the calls that stood then, and the job's reason."""
+
+    at: tuple[str, ...] = ()
+    reason: str = ""
+
+
+class Turn(NamedTuple):
+    """Whose turn it is: `call` gets `line`, or goes on live if that is None. Without a call the line is a cancellation."""
+
+    call: Call | None
+    line: Line | None
+
+
+class Replay:
+    """The lines that the attempts before have written, in any order, and the calls of this one."""
+
+    def __init__(self, job_id: int, lines: Iterable[Line] = ()) -> None:
+        self._job_id = job_id
+        self.moments: dict[str, float] = {}
+        """The remembered moments by the key of their call."""
+        ordered: list[Line] = []
+        for line in sorted(lines, key=lambda line: line.line):
+            if line.kind is Kind.MOMENT:
+                self.moments[line.key] = float(line.value or 0)
+            else:
+                ordered.append(line)
+        self._lines = deque(ordered)
+        self._by_key = {line.key: line for line in ordered if line.kind in CALL_OF}
+        self._waiting: dict[str, Call] = {}
+        self._given: Turn | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether every line has been handed out, and its call has gone on."""
+        return not self._lines and self._given is None
+
+    @property
+    def idle(self) -> bool:
+        """Whether calls wait, and none of them is about to go on."""
+        return bool(self._waiting) and self._given is None
+
+    def begin(self, call: Call) -> None:
+        """The call waits for its turn. Raises `ReplayMismatch` if the history has another call under its key."""
+        line = self._by_key.get(call.key)
+        if line is not None and (CALL_OF[line.kind] != call.kind or line.name != call.name):
+            raise self._mismatch(line, f"the handler now calls {call}")
+        self._waiting[call.key] = call
+
+    def turn(self) -> Turn | None:
+        """Whose turn it is now; None if the calls that wait must go on waiting."""
+        if self._given is not None:
+            return None
+        turn = self._next()
+        if turn is not None:
+            if turn.line is not None:
+                self._lines.popleft()
+            if turn.call is not None:
+                del self._waiting[turn.call.key]
+                self._given = turn
+        return turn
+
+    def _next(self) -> Turn | None:
+        if not self._lines:
+            return Turn(next(iter(self._waiting.values())), None) if self._waiting else None
+        line = self._lines[0]
+        if line.kind in (Kind.SCOPE_CANCELLED, Kind.CANCELLED):
+            # It comes where it came: while the same calls stand.
+            return Turn(None, line) if all(key in self._waiting for key in stood(line).at) else None
+        call = self._waiting.get(line.key)
+        return None if call is None else Turn(call, line)
+
+    def taken(self, call: Call) -> None:
+        """The call goes on with what it was given."""
+        if self._given is not None and self._given.call is call:
+            self._given = None
+
+    def leave(self, call: Call) -> None:
+        """The call was cancelled while it waited. A line that was its own already is handed out again."""
+        if self._given is not None and self._given.call is call:
+            if self._given.line is not None:
+                self._lines.appendleft(self._given.line)
+            self._given = None
+        elif self._waiting.get(call.key) is call:
+            del self._waiting[call.key]
+
+    def stuck(self) -> ReplayMismatch:
+        """The error of a handler of which every task stands in a call that waits, while nobody's turn comes."""
+        line, waiting = self._lines[0], list(self._waiting.values())
+        error = self._mismatch(line, f"the handler now stands in {', '.join(map(str, waiting))}")
+        if not all(call.key in self._by_key for call in waiting):
+            error.add_note(
+                "If a plain Trio scope cut that call short in an earlier attempt: use job.move_on_after or job.fail_after, "
+                "whose end is remembered."
+            )
+        return error
+
+    def left(self) -> ReplayMismatch | None:
+        """The error of a handler that has returned; None if it used every line."""
+        return self._mismatch(self._lines[0], "the handler has returned") if self._lines else None
+
+    def _mismatch(self, line: Line, now: str) -> ReplayMismatch:
+        return ReplayMismatch(
+            f"job {self._job_id}, {line}, but {now}. The code changed under a running job: branch on job.version, or run it "
+            f"again from the beginning: pulse-trio jobs retry {self._job_id} --afresh"
+        )
+
+
+def stood(line: Line) -> Stood:
+    """What a line of a cancellation remembers."""
+    return msgspec.json.decode(line.value or "{}", type=Stood)

@@ -1,0 +1,90 @@
+"""`job.move_on_after` and `job.fail_after`: deadlines that later attempts keep.
+
+The deadline is remembered when the block begins. That it struck is a line, with the calls that stood then: a later attempt is
+cancelled while the same calls stand. A block that ended in time needs no line, because no later one depends on it.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import msgspec
+import trio
+
+from ...lines import Kind
+from .replay import Stood
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from .durable import Durable
+
+
+class Scope:
+    """One remembered deadline. `until` is in seconds since 1970, by the database's clock."""
+
+    def __init__(self, durable: Durable, key: str, until: float) -> None:
+        self.key = key
+        self._durable = durable
+        self._until = until
+        self._inner = trio.CancelScope()
+        self._noted = False
+        if durable.history.replay.over:
+            self.goes_on_live()
+
+    @property
+    def cancelled_caught(self) -> bool:
+        """Whether the block was cut short by this scope; known when the block has ended."""
+        return self._inner.cancelled_caught
+
+    @property
+    def cancel_called(self) -> bool:
+        """Whether its deadline has struck, or `cancel` was called."""
+        return self._inner.cancel_called
+
+    def cancel(self) -> None:
+        """Cancels the block now."""
+        self._inner.cancel()
+        self._durable.note_cancellation()
+
+    def goes_on_live(self) -> None:
+        """The replay is over: from now on the deadline counts."""
+        self._inner.deadline = self._durable.on_our_clock(self._until)
+
+    def note(self, at: tuple[str, ...]) -> None:
+        """Remembers that it struck, if it did, while these calls stood."""
+        if self._inner.cancel_called and not self._noted:
+            self._noted = True
+            value = msgspec.json.encode(Stood(at)).decode()
+            self._durable.history.hold(Kind.SCOPE_CANCELLED, self.key, "", value)
+
+    def strike_again(self) -> None:
+        """The history has come to where it struck."""
+        self._noted = True
+        self._inner.cancel(reason="an earlier attempt was cut short here")
+
+    @contextmanager
+    def opened(self, *, fail: bool) -> Generator[Scope]:
+        """The block."""
+        with self._inner:
+            self._durable.scopes.append(self)
+            try:
+                yield self
+            finally:
+                # What cut a plain await short is remembered here.
+                if self._inner.cancel_called:
+                    self._durable.note_cancellation()
+                self._inner.deadline = math.inf
+                self._durable.scopes.remove(self)
+        if fail and self._inner.cancelled_caught:
+            raise trio.TooSlowError
+
+
+@contextmanager
+def open_scope(durable: Durable, seconds: float, key: str | None, *, fail: bool) -> Generator[Scope]:
+    """The block of one `job.move_on_after` or `job.fail_after`."""
+    name = durable.keys.next("scope", key, "job.fail_after" if fail else "job.move_on_after")
+    with Scope(durable, name, durable.moment(name, seconds)).opened(fail=fail) as scope:
+        yield scope

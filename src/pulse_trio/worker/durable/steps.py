@@ -1,0 +1,115 @@
+"""`job.step`: a function that is called once, and whose result later attempts get."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import trio
+
+from ...describing import leaves_of, message_of, raised_by_ctrl_c, storable, type_name
+from ...errors import ReplayMismatch, StepFailed, UsageError
+from ...handlers import encode_result
+from ...handlers.payloads import readable_result
+from ...handlers.signature import hints_of
+from ...jobs import Discard, RetryAfter, Snooze
+from ...lines import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ...lines import Line
+    from .calls import Call
+    from .durable import Durable
+
+_TEXT = 4000
+"""Characters of a step's exception that are remembered."""
+_OF_THE_JOB = (Snooze, RetryAfter, Discard)
+"""What a step raises to say something about its job, not about itself."""
+
+
+async def step(durable: Durable, function: Callable[..., Any], args: Sequence[Any], key: str | None) -> Any:
+    """See `Job.step`."""
+    name = name_of(function)
+    call = await durable.begin("step", name, key, "job.step")
+    line = await durable.replayed(call)
+    if line is not None:
+        return remembered(durable, function, line)
+    try:
+        async with durable.awaiting(call):
+            if inspect.iscoroutinefunction(function):
+                value = await function(*args)
+            else:
+                value = await trio.to_thread.run_sync(function, *args, limiter=durable.parts.limiter)
+    except Exception as error:
+        failed = failure_of(durable, call, error)
+        if failed is None:
+            raise
+        raise failed from error
+    text = encode_result(f"step {name}", value)
+    del value
+    await durable.record(call, Kind.STEP, lambda number: durable.parts.coded(durable.running.claim, number, text))
+    return decoded(function, name, text)
+
+
+async def transaction_step(durable: Durable, function: Callable[..., Any], args: Sequence[Any], key: str | None) -> Any:
+    """See `Job.transaction_step`."""
+    raise UsageError("job.transaction_step is not there yet")
+
+
+def failure_of(durable: Durable, call: Call, error: Exception) -> StepFailed | None:
+    """The failure of a step, which is remembered when the next durable call begins. None: the exception does not say that the
+    step has failed, and is raised as it is."""
+    leaves = leaves_of(error)
+    if any(issubclass(type(leaf), trio.Cancelled) or raised_by_ctrl_c(leaf) for leaf in leaves):
+        return None
+    if all(issubclass(type(leaf), _OF_THE_JOB) for leaf in leaves):
+        return None
+    said = storable(f"Step {call.name} failed: {type_name(error)}: {message_of(error)}")[:_TEXT]
+    durable.history.hold(Kind.STEP_FAILED, call.key, call.name, msgspec.json.encode(said).decode())
+    return StepFailed(said, step=call.name)
+
+
+def remembered(durable: Durable, function: Callable[..., Any], line: Line) -> Any:
+    """What an attempt before got from a step. Raises `StepFailed`, `ReplayMismatch`."""
+    if line.kind is Kind.STEP_FAILED:
+        raise StepFailed(msgspec.json.decode(line.value or '""', type=str), step=line.name)
+    text = durable.parts.plain(durable.running.claim, line.line, line.value or "null")
+    return decoded(function, line.name, text)
+
+
+def decoded(function: Callable[..., Any], name: str, text: str) -> Any:
+    """A step's result by its return annotation. Raises `ReplayMismatch`: another version of the code wrote it."""
+    try:
+        return msgspec.json.decode(text, type=_result_type(function))
+    except msgspec.ValidationError as error:
+        raise ReplayMismatch(
+            f"the remembered result of step {name} does not fit its return annotation: {error}"
+        ) from None
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """A step's name in the history. Raises `UsageError` for what cannot be called."""
+    if not callable(function):
+        raise UsageError(f"job.step takes a function and its arguments, got {function!r}.")
+    plain: Any = function
+    while isinstance(plain, functools.partial):
+        plain = plain.func
+    return storable(str(getattr(plain, "__name__", type(plain).__name__)))[:200]
+
+
+def _result_type(function: Callable[..., Any]) -> Any:
+    try:
+        return _type_of(function)
+    except TypeError:  # not hashable
+        return Any
+
+
+@functools.lru_cache(maxsize=1000)
+def _type_of(function: Callable[..., Any]) -> Any:
+    name, plain = name_of(function), inspect.unwrap(function)
+    if not inspect.isroutine(plain):
+        return Any
+    return readable_result(name, hints_of(name, plain).get("return", Any))

@@ -1,0 +1,67 @@
+"""What all running jobs of a worker share, and what a running job needs of other parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ...durable_calls import DurableCalls
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
+    from ...jobs import CancelReason, Claim, JobTransaction, Outcome
+    from .running_job import RunningJob
+
+
+class OutcomeSink(Protocol):
+    """Writes outcomes."""
+
+    def add(self, outcome: Outcome) -> None: ...
+
+
+class TransactionSource(Protocol):
+    """Opens `job.transaction()`."""
+
+    def open(self, job: RunningJob, result: Any) -> AbstractAsyncContextManager[JobTransaction]: ...
+
+
+class ProgressSink(Protocol):
+    """Takes the progress that a handler reports."""
+
+    def say(self, claim: Claim, fraction: float, message: str | None) -> None: ...
+
+
+class ParentState(Protocol):
+    @property
+    def orphaned(self) -> bool:
+        """Whether the program around the worker was cancelled."""
+        ...
+
+
+class DatabaseClock(Protocol):
+    @property
+    def epoch_offset(self) -> float:
+        """The database's clock (seconds since 1970) minus ours, or a little more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """What all jobs of a worker share: one reference for each job instead of six. `cleanup` and `timeout` in seconds (infinity:
+    no timeout)."""
+
+    cleanup: float
+    timeout: float
+    stops: ParentState
+    transactions: TransactionSource
+    progress: ProgressSink
+    clock: DatabaseClock
+
+
+class Attempt(DurableCalls, Protocol):
+    """A durable handler's attempt."""
+
+    def holds_back(self, reason: CancelReason) -> bool:
+        """Whether a cancellation must wait until the handler stands where the attempt before did."""
+        ...

@@ -1,0 +1,50 @@
+"""Durable handlers, a worker for them on real PostgreSQL, and a look at what they have left there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pulse_trio import Handlers, SyncClient, Worker
+from support.stage import Recorder
+from support.stores import Window
+
+if TYPE_CHECKING:
+    from pulse_trio import WorkerReport
+
+
+class Trees:
+    """`handlers` to declare, and one database."""
+
+    def __init__(self, dsn: str) -> None:
+        self.dsn = dsn
+        self.handlers = Handlers()
+        self.events = Recorder()
+        self.window = Window(dsn)
+
+    def worker(self, **settings: Any) -> Worker:
+        """A worker of these handlers."""
+        return Worker(self.handlers, self.dsn, instruments=[self.events], **({"poll": 0.05} | settings))
+
+    async def burst(self, **settings: Any) -> WorkerReport:
+        """Runs what is due."""
+        return await self.worker(burst=True, **settings).run()
+
+    def enqueue(self, kind: str, args: dict[str, Any] | None = None, **options: Any) -> int:
+        """The id of a new job."""
+        return SyncClient(self.dsn).enqueue(kind, args or {}, **options).id
+
+    def again(self) -> None:
+        """Makes every waiting job due now."""
+        self.window.run("UPDATE job SET run_at = clock_timestamp() WHERE state <> 2")
+
+    def job(self, job_id: int) -> dict[str, Any]:
+        """The job as `pulse.jobs` shows it."""
+        (row,) = self.window.run("SELECT * FROM jobs WHERE id = %s", job_id)
+        return row
+
+    def lines(self, job_id: int) -> list[tuple[int, str, str]]:
+        """Kind, key and name of each line of its history, in order."""
+        found = self.window.run(
+            "SELECT kind, key, coalesce(name, '') AS name FROM history WHERE job_id = %s ORDER BY line", job_id
+        )
+        return [(row["kind"], row["key"], row["name"]) for row in found]
