@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -82,7 +82,7 @@ class Resumed(msgspec.Struct, frozen=True):
     last: int = 0
     first_block: int = 0
     cancelling: bool = False
-    cause: str | None = None
+    cause: Literal["parent", "sibling", "deadline"] | None = None
     message: str | None = None
     forgotten: Any = None
     lines: Sequence[Line] = ()

@@ -23,7 +23,8 @@ class Trees:
 
     def worker(self, **settings: Any) -> Worker:
         """A worker of these handlers."""
-        return Worker(self.handlers, self.dsn, instruments=[self.events], **({"poll": 0.05} | settings))
+        settings.setdefault("poll", 0.05)
+        return Worker(self.handlers, self.dsn, instruments=[self.events], **settings)
 
     async def burst(self, **settings: Any) -> WorkerReport:
         """Runs what is due."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pulse_trio.worker.holding.heartbeats import HeartbeatStore
     from pulse_trio.worker.holding.progress import ProgressStore
     from pulse_trio.worker.holding.report_writer import SettleStore
-    from pulse_trio.worker.jobs.running_job import DatabaseClock
+    from pulse_trio.worker.jobs.common import DatabaseClock
     from pulse_trio.worker.processes.quarantine import QuarantineStore
     from pulse_trio.worker.upkeep.batches import BatchStore
     from pulse_trio.worker.upkeep.declarations import DeclarationStore

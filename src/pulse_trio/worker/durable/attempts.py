@@ -50,18 +50,15 @@ class DurableParts:
         return stored if self.codec is None else plain_line(self.codec, stored, claim.kind, claim.id, line)
 
 
-class DurableCall:
-    """Calls a durable handler."""
+def durable_call(
+    handler: Handler[..., Any], call: Callable[[Job, str], Awaitable[Any]], parts: DurableParts
+) -> Callable[[RunningJob, str], Awaitable[Any]]:
+    """The call of a durable handler."""
+    declared = handler.durability
+    assert declared is not None  # noqa: S101 -- it is durable
 
-    def __init__(
-        self, handler: Handler[..., Any], call: Callable[[Job, str], Awaitable[Any]], parts: DurableParts
-    ) -> None:
-        assert handler.durability is not None  # noqa: S101 -- it is durable
-        self._declared = handler.durability
-        self._call = call
-        self._parts = parts
+    async def in_attempt(running: RunningJob, args: str) -> Any:
+        durable = Durable(running, declared, parts)
+        return await durable.run(partial(call, Job(running.claim, running), args))
 
-    async def __call__(self, running: RunningJob, args: str) -> Any:
-        """Calls the handler in an attempt of its own."""
-        durable = Durable(running, self._declared, self._parts)
-        return await durable.run(partial(self._call, Job(running.claim, running), args))
+    return in_attempt

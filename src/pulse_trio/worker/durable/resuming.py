@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from ...errors import DatabaseUnavailable
+from ...jobs import CancelRequest
 from .replay import Replay
 
 if TYPE_CHECKING:
@@ -36,4 +37,4 @@ async def resume(durable: Durable) -> None:
     durable.history.resumed(Replay(running.claim.id, found.lines), found.last, size)
     durable.resumed = found
     if found.cancelling:
-        running.ask(found.message)
+        running.ask(CancelRequest(found.cause or "user", found.message))

@@ -10,7 +10,7 @@ from ....describing import carried
 from ....handlers import death_hooks
 from ....jobs import Job
 from ...diagnosis.stack import task_tree
-from ...durable.attempts import DurableCall
+from ...durable.attempts import durable_call
 from ..middleware import around
 from .in_asyncio import AsyncioCalls
 from .in_process import ProcessCalls
@@ -86,7 +86,7 @@ class Calls:
         call = handler.signature.bind(handler.function, self._resources.given_to(handler.kind))
         match handler.runs:
             case "trio" if handler.durability is not None:
-                return DurableCall(handler, call, self._durables)
+                return durable_call(handler, call, self._durables)
             case "trio":
                 return lambda running, args: call(Job(running.claim, running), args)
             case "asyncio":
