@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pulse_trio import Job  # noqa: TC001 -- read when the handler is declared
+
 if TYPE_CHECKING:
-    from pulse_trio import Job
     from support.trees import Trees
 
 
