@@ -311,7 +311,7 @@ class Durable:
             if self.mismatch is not None and not any(
                 issubclass(type(leaf), (trio.Cancelled, ReplayMismatch)) for leaf in leaves_of(error)
             ):
-                raise self.mismatch from error
+                raise self.mismatch from error  # noqa: ASYNC104 -- none is among them
             raise
         mismatch = self.mismatch or self.history.replay.left()
         if mismatch is not None:
