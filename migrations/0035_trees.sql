@@ -381,14 +381,17 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET enabl
 #variable_conflict use_column
 DECLARE
   level bigint[] := ARRAY[$1]; above bigint[] := '{}'; cause text := $2; room int := $4; first boolean := true;
-  told bigint[]; ended bigint[]; waiting bigint[] := '{}'; running bigint[];
+  below bigint[]; told bigint[]; ended bigint[]; waiting bigint[] := '{}'; running bigint[];
 BEGIN
   WHILE cardinality(level) > 0 AND room > 0 LOOP
+    -- One probe for each child: a join with ORDER BY and LIMIT made the planner walk the whole live table by id.
+    SELECT array_agg(m.job_id ORDER BY m.job_id) INTO below FROM member m
+    WHERE m.parent_id = ANY (level) AND (NOT first OR $3 IS NULL OR m.block = $3);
     WITH taken AS MATERIALIZED (
-      SELECT j.id, j.state, j.state = 2 OR EXISTS (SELECT FROM history h WHERE h.job_id = j.id) AS told
-      FROM member m JOIN job j ON j.id = m.job_id
-      WHERE m.parent_id = ANY (level) AND (NOT first OR $3 IS NULL OR m.block = $3) AND NOT j.cancelling
-      ORDER BY j.id LIMIT room FOR UPDATE OF j SKIP LOCKED
+      SELECT t.id, t.state, t.state = 2 OR EXISTS (SELECT FROM history h WHERE h.job_id = t.id) AS told
+      FROM unnest(below) b
+      CROSS JOIN LATERAL (SELECT j.id, j.state FROM job j WHERE j.id = b AND NOT j.cancelling FOR UPDATE SKIP LOCKED) t
+      LIMIT room
     )
     SELECT array_agg(t.id) FILTER (WHERE t.told), array_agg(t.id) FILTER (WHERE NOT t.told),
            array_agg(t.id) FILTER (WHERE t.state = 2), waiting || coalesce(array_agg(t.id) FILTER (WHERE t.told AND t.state <> 2), '{}')
@@ -416,8 +419,11 @@ BEGIN
     first := false;
   END LOOP;
   -- Last, so that it lies above the cursor of every claim when it is committed.
-  UPDATE job j SET run_at = clock_timestamp() WHERE j.id = ANY (waiting);
-  PERFORM wake(q.queue) FROM (SELECT DISTINCT j.queue::text FROM job j WHERE j.id = ANY (waiting)) q;
+  IF cardinality(waiting) > 0 THEN
+    UPDATE job j SET run_at = clock_timestamp() WHERE j.id = ANY (waiting);
+    -- From the ids: DISTINCT over the table made the planner walk all of an index that begins with the queue.
+    PERFORM wake(q.queue) FROM (SELECT DISTINCT (SELECT j.queue::text FROM job j WHERE j.id = w) AS queue FROM unnest(waiting) w) q;
+  END IF;
   INSERT INTO recheck (job_id)
   SELECT a FROM unnest(above) a
   WHERE EXISTS (SELECT FROM member m JOIN job j ON j.id = m.job_id WHERE m.parent_id = a AND NOT j.cancelling);
@@ -594,9 +600,16 @@ BEGIN
   IF back IS NULL THEN RETURN; END IF;
   UPDATE durable_job d SET ending = NULL, outcome = NULL, sweep = NULL, cause = NULL, walked = NULL WHERE d.job_id = ANY (back);
   PERFORM unwalk($1);
-  PERFORM wake(q.queue) FROM (SELECT DISTINCT j.queue::text FROM job j WHERE j.id = ANY (back)) q;
+  PERFORM wake(q.queue) FROM (SELECT DISTINCT (SELECT j.queue::text FROM job j WHERE j.id = b) AS queue FROM unnest(back) b) q;
   RETURN QUERY SELECT unnest(back);
 END $function$;
+
+-- Whether an attempt completed its job, of which children live: then the outcome stands, and nothing else shows it yet.
+CREATE FUNCTION :"schema".is_parked(target bigint, of_attempt int, of_session bigint) RETURNS boolean
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = :"schema", pg_temp AS $function$
+  SELECT EXISTS (SELECT FROM durable_job d
+                 WHERE d.job_id = $1 AND d.suspended = $2 AND d.ending = 4 AND (d.outcome ->> 'session')::bigint = $3)
+$function$;
 
 -- The children of a running job, with what their ends left: for its attempt only. NULL as block: of all. A child whose row is gone, because
 -- a worker of the version before kept no completed jobs or the owner deleted it, has the state `gone`.
@@ -625,7 +638,7 @@ REVOKE ALL ON FUNCTION :"schema".far(), :"schema".make_durable(bigint), :"schema
                            float8[], int[], text[], text[], bigint[]),
   :"schema".live_child(bigint, int), :"schema".unwalk(bigint), :"schema".watch(bigint, int), :"schema".failed_child(bigint, int[]),
   :"schema".cancel_children(bigint, text, int, int), :"schema".look_at(bigint), :"schema".recheck_jobs(int),
-  :"schema".look_at_block(bigint, int, bigint, int), :"schema".cancel_block(bigint, int, bigint, int, text),
+  :"schema".is_parked(bigint, int, bigint), :"schema".look_at_block(bigint, int, bigint, int), :"schema".cancel_block(bigint, int, bigint, int, text),
   :"schema".restart_children(bigint, int, bigint, bigint[]), :"schema".members_of(bigint, int, bigint, int, boolean, bigint[]) FROM PUBLIC;
 
 -- Who works with the rights of the version before may do this too, until `pulse-trio grants` is run again.
@@ -639,7 +652,7 @@ BEGIN
   LOOP
     FOR one IN SELECT p.oid::regprocedure FROM pg_proc p
                WHERE p.pronamespace = quote_ident(:'schema')::regnamespace AND p.proname IN (
-                 'start_children', 'recheck_jobs', 'look_at_block', 'cancel_block', 'restart_children', 'members_of') LOOP
+                 'start_children', 'recheck_jobs', 'look_at_block', 'cancel_block', 'restart_children', 'members_of', 'is_parked') LOOP
       EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', one, grantee);
     END LOOP;
   END LOOP;

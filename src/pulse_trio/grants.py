@@ -125,6 +125,7 @@ FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
         "cancel_block",
         "restart_children",
         "members_of",
+        "is_parked",
     ),
     "operator": (
         *_ENQUEUE,
@@ -138,6 +139,7 @@ FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
         "note_enqueue",
         "ids_behind",
         "batch_counts",
+        "is_parked",
         "ask_stack",
         "take_stack",
         "place_event",

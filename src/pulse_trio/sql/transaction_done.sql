@@ -9,3 +9,4 @@ SELECT EXISTS (SELECT FROM :"schema".job_archive d
         AND NOT EXISTS (SELECT FROM :"schema".job j WHERE j.id = %(id)s::bigint AND j.attempt = %(attempt)s::int)
         AND NOT EXISTS (SELECT FROM :"schema".attempt a
                         WHERE a.job_id = %(id)s::bigint AND a.attempt = %(attempt)s::int AND a.session = %(session)s::bigint))
+    OR :"schema".is_parked(%(id)s::bigint, %(attempt)s::int, %(session)s::bigint)

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 from ..errors import UsageError
 from ..sql import statement
 from .arrays import numbers, optional_numbers, texts
+from .history import record_of
 from .rows import ROWS_FAULT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ..jobs import JobRequest
+    from ..records import JobRecord
     from .links import WorkerLink
 
 CHUNK = 1000
@@ -150,6 +152,10 @@ class Trees:
         """Looks at jobs of any worker that something has happened to, and lets go on what can."""
         ((left, due_in),) = await self._run("recheck", {"most": limit})
         return Rechecked(left, due_in)
+
+    async def records(self, ids: Sequence[int]) -> list[JobRecord]:
+        """Jobs as `pulse.jobs` shows them, newest first."""
+        return [record_of(row) for row in await self._run("jobs", {"ids": numbers(ids)})]
 
     async def _run(self, name: str, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
         async with self._link.using() as connection:
