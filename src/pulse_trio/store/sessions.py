@@ -49,12 +49,13 @@ class Sessions:
 
     async def open_session(self) -> int:
         """Registers this worker under a new session id; returns the id."""
-        async with self._links.claims.using() as connection:
+        patience = self._links.start_patience
+        async with self._links.claims.using(patience=patience) as connection:
             await self.ensure(connection)
         # Connect for beats and reports now: a server without a free connection at the first beat would cost running jobs their
         # leases.
         for link in (self._links.beats, self._links.settles):
-            async with link.using():
+            async with link.using(patience=patience):
                 pass
         return self.current
 
