@@ -124,6 +124,19 @@ class Link:
             if self._connection is not None:
                 await self._connection.close()  # noqa: ASYNC102 - never waits
 
+    def adopt(self, connection: TrioConnection[Any]) -> None:
+        """Use this open connection, which another link with the same arguments released, instead of making one."""
+        self._connection = connection
+        self.generation += 1
+
+    def release(self) -> TrioConnection[Any] | None:
+        """Part with the connection, which stays open; None if there is none, or it is in use."""
+        connection = self._connection
+        if connection is None or connection.closed or self._lock.locked():
+            return None
+        self._connection = None
+        return connection
+
     async def _connected(self) -> TrioConnection[Any]:
         if self._closed:
             raise trio.ClosedResourceError(f"link {self.name!r} is closed")

@@ -26,6 +26,7 @@ from ..embedded import embedded_server
 from ..errors import ConfigurationError, PulseTrioError
 from ..migrate import migrate_sync
 from ..postgres.dsn import redact
+from .kept import keeping
 from .virtual_time import give_clock, virtual_time
 
 if TYPE_CHECKING:
@@ -59,7 +60,9 @@ class TemplateDatabases:
         name = (spare or self._maker.submit(self._make, clock)).result()
         self._spares[clock] = self._maker.submit(self._make, clock)
         try:
-            yield make_conninfo(self.server_dsn, dbname=name)
+            dsn = make_conninfo(self.server_dsn, dbname=name)
+            with keeping(dsn):
+                yield dsn
         finally:
             self._maker.submit(self._drop, name)
 
