@@ -70,7 +70,7 @@ class Link:
         return f"<Link {self.name!r} generation={self.generation} {shown_dsn(self._dsn)!r}>"
 
     @asynccontextmanager
-    async def use(self, *, timeout: float | None = None) -> AsyncGenerator[TrioConnection[Any]]:  # noqa: ASYNC109
+    async def use(self, *, timeout: float | None = None) -> AsyncGenerator[TrioConnection[Any]]:  # noqa: ASYNC109 - raises our own
         """The connection, for this task alone, in turn.
 
         Connects (once) if there is no usable connection. On cancellation the connection is left usable or closed. A

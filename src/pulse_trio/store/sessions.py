@@ -73,7 +73,7 @@ class Sessions:
         cursor = await despite_conflicts(
             connection, statement("open_session", self._schema), {"session": session, **self._identity}
         )
-        self._set_clock(sent, await cursor.fetchall())
+        self.set_clock(sent, await cursor.fetchall())
         self._generation = generation
         self.current = session
         self.ids.append(session)
@@ -87,7 +87,7 @@ class Sessions:
                 {"session": self.current, "sessions": self.ids, "running": running, "draining": draining},
                 prepare=True,
             )
-            self._set_clock(sent, await cursor.fetchall())
+            self.set_clock(sent, await cursor.fetchall())
 
     async def end_sessions(self) -> None:
         """Marks every session of this worker as ended."""
@@ -101,7 +101,8 @@ class Sessions:
             self._server = row[0]
             self._generation = 0
 
-    def _set_clock(self, sent: float, rows: Sequence[tuple[float]]) -> None:
+    def set_clock(self, sent: float, rows: Sequence[tuple[float]]) -> None:
+        """Notes the time that the database gave in the one row of an answer; `sent`: when it was asked, on Trio's clock."""
         # As if the server had answered when the statement was sent: the offset is rather too great than too small, by one round
         # trip at most.
         if rows:

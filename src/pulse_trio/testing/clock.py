@@ -243,7 +243,7 @@ class ClockWorker(Worker):
     async def _begin(self) -> datetime | None:
         await self._move(STOP, {})
         # A sign of life that was sent before a move, and answered after it, would turn this worker's estimate back.
-        self._store.sessions._set_clock = lambda sent, rows: None  # pyright: ignore[reportPrivateUsage]
+        self._store.sessions.set_clock = lambda sent, rows: None
         by = self._goal.by
         return (
             self._goal.reached + by if isinstance(by, timedelta) and self._goal.reached is not None else cast("Any", by)
