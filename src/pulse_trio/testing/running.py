@@ -23,6 +23,7 @@ from ..errors import HandlerStuck, InvalidArguments
 from ..handlers import Handler, Handlers
 from ..observe import AttemptFailed, JobEnded, JobStarted
 from ..states import FINISHED, State
+from .blocked import ending_blocks
 from .memory import EPOCH, MemoryDatabase, MemoryStore, unavailable
 from .memory.worker import MemoryWorker
 
@@ -252,7 +253,7 @@ class _OneAttempt:
             self._handlers, database, memory=OneClaim(database), instruments=instruments, log=False, **given
         )
         limit, failure = _Limit(self._within, worker), None
-        with _logged() as log:
+        with ending_blocks("run_job()", worker, self._within) as blocked, _logged() as log:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._end_when_it_has, worker, watch)
                 nursery.start_soon(self._cancel, worker, watch, job)
@@ -263,6 +264,8 @@ class _OneAttempt:
                 except HandlerStuck as error:
                     failure = error  # raised as itself, outside of the nursery
                 nursery.cancel_scope.cancel()
+        if blocked.said:
+            raise TimeoutError(blocked.said) from failure
         if limit.passed:
             raise TimeoutError(self._not_ended(watch)) from failure
         if failure is not None:
