@@ -24,7 +24,6 @@ LONGEST: tuple[str, ...] = (
     "tests/chaos/test_chaos.py::test_no_invariant_breaks_when_workers_are_killed_stopped_and_cut_off_and_postgresql_crashes",
     "tests/testing/test_crash_points.py::test_a_process_is_killed_before_a_line",
     "tests/acceptance/test_payloads.py::test_large_jobs_over_a_slow_link_all_complete_in_their_first_attempt",
-    "tests/unit/test_the_house.py::test_where_the_parts_are_made_nothing_is_wired_by_a_function",
     "tests/acceptance/test_network_faults.py::test_without_its_listening_connection_a_worker_polls_says_so_and_listens_again",
     "tests/simulation/test_simulation.py::test_what_is_taken_away_is_noticed",
     "tests/testing/test_kit.py::test_without_a_server_of_yours_there_is_an_embedded_one_which_goes_with_the_run",
