@@ -234,7 +234,8 @@ class Runner:
 
     def _end(self, job: RunningJob, outcome: Outcome | None) -> None:
         job.ended = True
-        job.end_heartbeat()
+        if job.scope_nursery is not None:
+            job.end_heartbeat()
         if job.plain:
             job.outcome = outcome
             if self._events.ends_wanted:
