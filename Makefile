@@ -37,7 +37,7 @@ demo: $(VENV)/.demo
 	@$(BIN)/python examples/demo.py "$(DIR)"
 
 test: $(VENV)/.dev
-	@$(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --dist worksteal $(ARGS)
+	@$(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --dist loadscope $(ARGS)
 
 test-long: export PULSE_TRIO_SIMULATIONS = 20000
 test-long: export PULSE_TRIO_LOCKSTEP = 200
@@ -47,14 +47,14 @@ test-long: export PULSE_TRIO_CRON = full
 test-long: export CRON_EXPRESSIONS = 60
 test-long: export LIMITS_SECONDS = 60
 test-long: $(VENV)/.dev
-	@$(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --dist worksteal --timeout 3600 $(ARGS)
+	@$(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --dist loadscope --timeout 3600 $(ARGS)
 
 # In an environment of its own. What only the tests need has its locked version; what pyproject.toml's users get, its lowest.
 OLDEST := build/oldest
 OLDEST_TESTS = tests/unit tests/worker tests/postgres tests/client/test_both_loops.py tests/cli/test_commands.py
 
 test-oldest: $(OLDEST)/.made
-	@$(OLDEST)/bin/python -m pytest -n $(SIDE_BY_SIDE) --dist worksteal -o cache_dir=$(OLDEST)/cache $(or $(ARGS),$(OLDEST_TESTS))
+	@$(OLDEST)/bin/python -m pytest -n $(SIDE_BY_SIDE) --dist loadscope -o cache_dir=$(OLDEST)/cache $(or $(ARGS),$(OLDEST_TESTS))
 
 $(OLDEST)/.made: pyproject.toml requirements/dev.txt $(TOOLS)/.made
 	@$(BIN)/python -m venv --clear $(OLDEST)
@@ -71,14 +71,14 @@ POSTGRES_TESTS = tests/migrations tests/store tests/client tests/security tests/
 
 test-postgres: $(VENV)/.dev
 	@programs=$$($(BIN)/python requirements/postgres.py $(PG)) && \
-	  PULSE_TRIO_TEST_PROGRAMS=$$programs $(BIN)/python -m pytest -n 2 $(or $(ARGS),$(POSTGRES_TESTS))
+	  PULSE_TRIO_TEST_PROGRAMS=$$programs $(BIN)/python -m pytest -n 2 --dist loadscope $(or $(ARGS),$(POSTGRES_TESTS))
 
 # What kills processes, cuts networks and waits for leases is left out: measured code is two to three times as slow.
 COVERAGE_TESTS = tests/unit tests/worker tests/store tests/client tests/cli tests/postgres tests/security tests/migrations tests/testing
 
 coverage: $(VENV)/.dev
 	@$(BIN)/coverage erase
-	@$(BIN)/coverage run -m pytest -n $(SIDE_BY_SIDE) --dist worksteal --timeout 600 $(or $(ARGS),$(COVERAGE_TESTS)); \
+	@$(BIN)/coverage run -m pytest -n $(SIDE_BY_SIDE) --dist loadscope --timeout 600 $(or $(ARGS),$(COVERAGE_TESTS)); \
 	  status=$$?; $(BIN)/coverage combine --quiet && $(BIN)/coverage html --quiet -d build/coverage && $(BIN)/coverage report; exit $$status
 
 # The same seed strikes with the same faults; without one the time is the seed.

@@ -42,7 +42,7 @@ def pytest_configure_node(node: Any) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Under pytest-xdist the controller takes away what its workers shared."""
-    if _RUN in config.stash and (_named(config) or _folder_of(config.stash[_RUN]).exists()):
+    if _RUN in config.stash and (_named(config) or any(at.exists() for at in _folders_of(config.stash[_RUN]))):
         from pulse_trio.testing.databases import clean_up
 
         clean_up(config, config.stash[_RUN])
@@ -82,17 +82,26 @@ def _named(config: pytest.Config) -> object:
     return config.getoption("--pulse-dsn") or config.getini("pulse_dsn") or os.environ.get("PULSE_TRIO_TEST_DSN")
 
 
-def _folder_of(run: str) -> Path:
-    return Path(tempfile.gettempdir()) / f"pulse-trio-{os.getuid()}-{run}"
+def _folders_of(run: str) -> list[Path]:
+    # In memory, or not: see folder_of() in testing/databases.py, which this file must not import.
+    bases = ("/dev/shm", tempfile.gettempdir())  # noqa: S108 -- the folder in it has a random name
+    return [Path(base) / f"pulse-trio-{os.getuid()}-{run}" for base in bases]
 
 
 @pytest.fixture(scope="session")
-def pulse_databases(request: pytest.FixtureRequest) -> Generator[TemplateDatabases]:
+def pulse_server() -> str | None:
+    """The DSN of the PostgreSQL on which the tests' databases are made, as a role that may create databases. Override it in
+    your conftest.py to start one, as with testcontainers. None, as here: the option `--pulse-dsn` decides."""
+    return None
+
+
+@pytest.fixture(scope="session")
+def pulse_databases(request: pytest.FixtureRequest, pulse_server: str | None) -> Generator[TemplateDatabases]:
     """Makes databases with the schema, as copies of one; for tests that need more than one. `with pulse_databases.migrated() as
     dsn`."""
     from pulse_trio.testing.databases import open_databases
 
-    with open_databases(request.config) as databases:
+    with open_databases(request.config, pulse_server) as databases:
         yield databases
 
 

@@ -22,6 +22,7 @@ from pulse_trio.testing.faults.proxy import Proxy, open_proxy
 from support.collecting import has_mark, is_async_test
 from support.databases import Databases
 from support.forking import Forker, open_forker
+from support.scheduling import LongestFirst, longest_first
 from support.server import open_server
 
 if TYPE_CHECKING:
@@ -83,7 +84,22 @@ def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str
         pytest.mark.trio(obj)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LongestFirst | None:
+    """xdist's: who runs which test under `--dist loadscope`."""
+    return LongestFirst(config, log) if config.getvalue("dist") == "loadscope" else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
+    """The order, when all plugins have said which tests are run."""
+    yield
+    if is_worker(config):
+        longest_first(items)
+    refuse_half_marked(items)
+
+
+def refuse_half_marked(items: list[pytest.Item]) -> None:
     """A test that shall run on asyncio too and is not marked so would run on Trio alone, and pass."""
     for item in items:
         if item.get_closest_marker("trio") and (

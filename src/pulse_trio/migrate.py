@@ -71,7 +71,7 @@ def migration_sql(schema: str = "pulse") -> str:
     for migration in known_migrations():
         record = render(
             # No value comes from outside: all are our own files' names and digests.
-            'INSERT INTO :"schema".migration (version, name, checksum) '  # noqa: S608
+            'INSERT INTO :"schema".migration (version, name, checksum) '  # noqa: S608 - as said
             f"VALUES ({migration.version}, '{migration.name}', '{migration.checksum}');",
             schema,
         )

@@ -181,7 +181,7 @@ class Traces:
         failure: BaseException | None = None
         try:
             yield span
-        except BaseException as error:
+        except BaseException as error:  # whatever ends the block, a cancellation too, is told to the span, and goes on
             failure = error
             raise
         finally:

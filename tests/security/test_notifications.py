@@ -130,7 +130,7 @@ async def test_a_flood_of_wake_ups_costs_a_few_looks_and_a_job_starts_all_the_sa
         looked = owner.value(looks) - before
     assert sent > 200
     assert looked < 150
-    assert took < 2
+    assert took < 30  # half of the poll
 
 
 async def test_what_is_notified_names_jobs_and_queues_and_nothing_else(

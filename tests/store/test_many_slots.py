@@ -42,14 +42,9 @@ def crowded(databases: Databases) -> Generator[Window]:
 
 def pages(window: Window, lap: Lap, queues: Sequence[str] | None) -> int:
     """The pages that the next sweep of this lap touches."""
-    parameters = lap.parameters(queues, [])
     with window.connection.transaction(force_rollback=True):
         window.use_settings(WORKER_SETTINGS, local=True)
-        cursor = window.connection.execute(
-            b"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + statement("slots", "pulse"), parameters
-        )
-        top = cursor.fetchall()[0]["QUERY PLAN"][0]["Plan"]
-    return top["Shared Hit Blocks"] + top["Shared Read Blocks"]
+        return window.pages(statement("slots", "pulse"), lap.parameters(queues, []))
 
 
 async def lap(store: WorkerStore, queues: Sequence[str] | None = None) -> tuple[set[tuple[str, int]], int, Sweep]:

@@ -9,7 +9,7 @@ from psycopg.conninfo import make_conninfo
 
 from pulse_trio import DatabaseUnavailable, Handlers, SchemaError, Worker
 from pulse_trio.observe import JobEnded
-from pulse_trio.store import health
+from pulse_trio.store import WorkerStore, health
 from support.embedded_workers import working
 from support.stores import Window
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from pulse_trio.testing.faults.processes import Processes
+    from pulse_trio.testing.faults.proxy import Proxy
 
 handlers = Handlers()
 handlers.queue("narrow", limit=3)
@@ -65,6 +66,23 @@ async def test_a_start_that_is_always_ended_in_favour_of_others_gives_up(dsn: st
     with pytest.raises(DatabaseUnavailable, match="not now"):
         await Worker(handlers, dsn).run()
     assert window.value("SELECT last_value FROM public.tries") == 5
+
+
+# A slow server
+
+
+async def test_a_worker_of_short_leases_starts_on_a_server_that_is_slower_than_they_allow(proxy: Proxy) -> None:
+    """A statement may take a sixth of the lease: none is held yet when a worker starts."""
+    proxy.delay(0.3)
+    store = WorkerStore(proxy.dsn, lease=0.6)
+    try:
+        await store.check_schema()
+        assert await store.open_session()
+        await store.declare_limits(handlers.queue_limits)
+        with pytest.raises(DatabaseUnavailable, match=r"did not answer within 0\.1 s"):
+            await store.sweep(None)
+    finally:
+        await store.aclose()
 
 
 # Row-level security

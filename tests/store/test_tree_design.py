@@ -543,7 +543,8 @@ def buffers_of_a_claim(teller: Teller) -> int:
       SELECT id FROM job WHERE queue = 'q' AND priority = 0 AND (run_at, id) >= ('-infinity', 0)
       AND run_at <= statement_timestamp() AND key IS NULL AND state <> 2 AND NOT suspect ORDER BY run_at, id LIMIT 100
     """
-    plan = teller.value(query)[0]["Plan"]
+    # The second time: at the first the session may have to read the catalogue, too.
+    plan = [teller.value(query)[0]["Plan"] for _ in range(2)][1]
     assert "Index" in json.dumps(plan)
     return plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
 

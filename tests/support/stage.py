@@ -25,12 +25,21 @@ class Recorder:
 
     def __init__(self) -> None:
         self.all: list[tuple[float, Any]] = []
+        self._more = trio.Event()
 
     def listeners(self) -> Mapping[type[Any], Callable[[Any], None]]:
         return dict.fromkeys(observe.Event.__args__, self._keep)
 
     def _keep(self, event: Any) -> None:
         self.all.append((trio.current_time(), event))
+        self._more.set()
+
+    async def first(self, kind: type[E]) -> E:
+        """Waits until an event of this kind has come."""
+        while not (found := self.of(kind)):
+            self._more = trio.Event()
+            await self._more.wait()
+        return found[0]
 
     def of(self, kind: type[E]) -> list[E]:
         return [event for _, event in self.all if isinstance(event, kind)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import psycopg
@@ -10,7 +11,8 @@ import pytest
 
 from pulse_trio import Client, Handlers, Job, RetryAfter, Snooze, SyncClient
 from pulse_trio.errors import ConfigurationError
-from pulse_trio.testing import PulseClock, PulseWorker, assert_enqueued, enqueued, refute_enqueued
+from pulse_trio.testing import PulseClock, PulseWorker, assert_enqueued, enqueued, pulse_database, refute_enqueued
+from pulse_trio.testing.kept import kept_for
 
 LOG: list[tuple[str, object]] = []
 
@@ -245,3 +247,80 @@ async def test_a_test_on_asyncio_moves_the_clock_too(
 async def test_without_the_clock_time_is_postgresqls(pulse_client: Client, pulse_worker: PulseWorker) -> None:
     await pulse_client.enqueue("flaky")
     assert (await pulse_worker.drain()).ended == {"failed": 1}
+
+
+@pytest.mark.trio
+async def test_all_workers_of_a_test_share_their_connections_which_close_with_its_database(
+    pulse_handlers: Handlers,
+) -> None:
+    with pulse_database(clock=True) as dsn:
+        client = SyncClient(dsn, handlers=pulse_handlers)
+        client.enqueue("flaky")
+        clock = PulseClock(dsn, pulse_handlers)
+        found: list[set[int]] = []
+        for _ in range(3):
+            await clock.advance(hours=1)
+            found.append(_backends_of_workers(dsn))
+        assert found[0]
+        assert found[0] == found[1] == found[2]
+        with psycopg.connect(dsn) as connection:
+            # Each worker had a session of its own, and has ended it.
+            assert connection.execute("SELECT state, count(*) FROM pulse.workers GROUP BY 1").fetchall() == [
+                ("gone", 3)
+            ]
+        kept = kept_for(dsn)
+        assert kept is not None
+        connections = list(kept._idle.values())
+        # A lease of another length means other connections: their time-outs depend on it.
+        await clock.advance(hours=1, lease=60)
+        assert all(connection.closed for connection in connections)
+        connections = list(kept._idle.values())
+        assert connections
+    assert all(connection.closed for connection in connections)
+    assert kept_for(dsn) is None
+
+
+def _backends_of_workers(dsn: str) -> set[int]:
+    with psycopg.connect(dsn) as connection:
+        found = connection.execute(
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'pulse-trio %'"
+        )
+        return {pid for (pid,) in found.fetchall()}
+
+
+@pytest.mark.trio
+async def test_a_connection_that_the_server_has_ended_meanwhile_is_made_anew(
+    pulse_handlers: Handlers,
+) -> None:
+    with pulse_database(clock=True) as dsn:
+        job = SyncClient(dsn, handlers=pulse_handlers).enqueue("flaky")
+        clock = PulseClock(dsn, pulse_handlers)
+        await clock.advance(hours=1)
+        with psycopg.connect(dsn) as connection:
+            for pid in _backends_of_workers(dsn):
+                connection.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
+        assert (await clock.advance(hours=1)).ended == {"completed": 1}
+        assert SyncClient(dsn).job(job.id).state == "completed"
+
+
+@pytest.mark.trio
+async def test_an_occurrence_of_a_schedule_costs_at_most_twelve_statements(
+    nightly: Handlers, pulse_clock: PulseClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statements = 0
+    execute = psycopg.AsyncCursor.execute
+
+    async def counted(cursor: Any, *given: Any, **options: Any) -> Any:
+        nonlocal statements
+        statements += 1
+        return await execute(cursor, *given, **options)
+
+    monkeypatch.setattr(psycopg.AsyncCursor, "execute", counted)
+    await pulse_clock.jump_to(datetime(2030, 6, 1, tzinfo=UTC))
+    counts: list[int] = []
+    for days in (5, 5, 25):
+        statements = 0
+        assert (await pulse_clock.advance(days=days)).ended == {"completed": days}
+        counts.append(statements)
+    # What a worker's start and end take does not count.
+    assert (counts[2] - counts[1]) / 20 <= 12

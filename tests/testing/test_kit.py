@@ -193,6 +193,63 @@ def test_without_a_server_of_yours_there_is_an_embedded_one_which_goes_with_the_
     assert list(folder.glob("pulse-trio-*")) == []
 
 
+WHERE = """
+def test_where(pulse_dsn):
+    from psycopg.conninfo import conninfo_to_dict
+
+    print("in", conninfo_to_dict(pulse_dsn)["host"])
+"""
+
+
+def test_the_embedded_server_of_a_run_is_in_memory_where_there_is_room_and_nothing_is_left_of_it(
+    project: Callable[..., subprocess.CompletedProcess[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TMPDIR", raising=False)
+    done = project(WHERE, dsn=None)
+    assert "1 passed" in outcomes(done), done.stdout + done.stderr
+    (folder,) = [Path(line.removeprefix("in ")) for line in done.stdout.splitlines() if line.startswith("in ")]
+    at = Path("/dev/shm")  # noqa: S108 -- the folder in it has a random name
+    memory = os.statvfs(at)
+    assert folder.is_relative_to(at) == (memory.f_blocks * memory.f_frsize >= 4 << 30)
+    (own,) = [parent for parent in (folder, *folder.parents) if parent.name.startswith("pulse-trio-")]
+    assert not own.exists()
+
+
+OWN_SERVER = """
+@pytest.fixture(scope="session")
+def pulse_server(worker_id):
+    return SERVER
+
+
+def test_there(pulse_dsn, pulse_sync_client, pulse_worker):
+    pulse_sync_client.enqueue(welcome, "Ada")
+    assert pulse_worker.drain_sync().ended == {"completed": 1}
+    assert conninfo_to_dict(pulse_dsn)["user"] == conninfo_to_dict(SERVER)["user"]
+
+
+def test_and_another(pulse_dsn):
+    pass
+"""
+
+
+@pytest.mark.parametrize("arguments", [[], ["-n", "2"]], ids=["alone", "xdist"])
+def test_a_fixture_of_the_users_may_start_the_server(
+    project: Callable[..., subprocess.CompletedProcess[str]], creator_dsn: str, arguments: list[str]
+) -> None:
+    given = f"from psycopg.conninfo import conninfo_to_dict\nSERVER = {creator_dsn!r}\n"
+    done = project(given + OWN_SERVER, *arguments, dsn="host=127.0.0.1 port=1")
+    assert "2 passed" in outcomes(done), done.stdout + done.stderr
+    assert left_behind(creator_dsn) == []
+
+
+def test_a_url_of_sqlalchemys_is_told_to_leave_the_driver_out(
+    project: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    done = project(WHERE, dsn="postgresql+psycopg2://me:hunter22@localhost/db")
+    assert "leave the driver out" in done.stdout
+    assert "hunter22" not in done.stdout + done.stderr
+
+
 FAILING = """
 @pytest.mark.trio
 async def test_nearest(pulse_client):

@@ -41,7 +41,7 @@ def test_a_cursor_rises_to_the_last_claim_of_its_slot() -> None:
     book = ClaimCursors(None, ClaimCursor)
     book.swept([found("a"), found("b")])
     claims = [claim("a", 0, "t1", 1), claim("b", 0, "t2", 2), claim("a", 0, "t3", 3)]
-    book.claimed(cursors_after(claims), every=True)
+    book.claimed(cursors_after(in_slot_order(claims, book.slots)), every=True)
     assert book.slots == [ClaimCursor("a", 0, "t3", 3), ClaimCursor("b", 0, "t2", 2)]
 
 

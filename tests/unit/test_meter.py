@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import random
+from datetime import UTC, datetime
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pulse_trio.jobs import Claim
-from pulse_trio.worker.metrics.catalogue import OTHER, PAIRS, QUEUES
+from pulse_trio.worker.metrics.catalogue import OTHER, PAIRS, QUEUES, WAITS
 from pulse_trio.worker.metrics.figures import Figures, Histogram
 from pulse_trio.worker.metrics.meter import JobMeter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class Clock:
@@ -81,6 +86,58 @@ def test_many_values_fall_into_the_buckets_that_each_would(count: int) -> None:
     together.observe_all(values)
     assert together.counts == one_by_one.counts
     assert together.sum == pytest.approx(one_by_one.sum)
+
+
+def told(waits: Sequence[float]) -> list[str]:
+    """The moments at which jobs were due that have waited so long at second 1,000,000."""
+    return [str(datetime.fromtimestamp(1_000_000 - wait, UTC)) for wait in waits]
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [
+        [3600.0 - n / 1_000_000 for n in range(500)],
+        [n / 10_000 for n in range(500)],
+        [1.5**n / 1000 for n in range(40)],
+        [0.005, 0.005, 0.00501, 0.1, 0.1, 7200.0, 7200.5],
+        [60.0] * 300,
+        [0.3],
+    ],
+)
+@pytest.mark.parametrize("order", ["longest first", "shortest first", "any"])
+def test_waits_of_a_batch_fall_into_the_buckets_that_each_would_whatever_their_order(
+    waits: list[float], order: str
+) -> None:
+    waits = sorted(waits, reverse=order == "longest first")
+    if order == "any":
+        random.Random(5).shuffle(waits)
+    counting, one_by_one = meter("a", "b"), Histogram(WAITS)
+    # Half of them are of another queue, half of the rest of another kind.
+    jobs = [
+        job("q" if n % 2 else "p", "a" if n % 4 else "b", due)
+        for n, due in enumerate([d for d in told(waits) for _ in "pq"])
+    ]
+    counting.accepted(jobs, 1_000_000.0)
+    for due in told(waits):
+        one_by_one.observe(1_000_000 - datetime.fromisoformat(due).timestamp())
+    for found in counting.figures([]).histograms["pulse_job_wait_seconds"].values():
+        assert found.counts == one_by_one.counts
+        assert found.sum == pytest.approx(one_by_one.sum, rel=0.06, abs=0.0005 * len(waits))
+
+
+def test_a_batch_from_a_backlog_costs_the_reading_of_few_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    class Counted(datetime):
+        @classmethod
+        def fromisoformat(cls, text: str) -> Any:
+            read.append(text)
+            return datetime.fromisoformat(text)
+
+    monkeypatch.setattr("pulse_trio.worker.metrics.meter.datetime", Counted)
+    counting = meter("a")
+    counting.accepted([job("q", "a", due) for due in told([3600.0 - n / 1000 for n in range(500)])], 1_000_000.0)
+    assert len(read) <= 4
 
 
 def test_figures_travel_as_json_and_only_totals_outlive_a_process() -> None:

@@ -7,6 +7,7 @@ The lists of exceptions may only shrink. An entry that is not needed any more fa
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,17 +38,20 @@ CALLED_BACK = {
 handlers are called (worker/jobs/kinds) is about nothing else than calls, and is left out."""
 
 
-def parsed() -> Iterator[tuple[str, str, ast.Module]]:
-    for path in sorted(SOURCE.rglob("*.py")):
-        text = path.read_text(encoding="utf-8")
-        yield path.relative_to(SOURCE).as_posix(), text, ast.parse(text)
+@cache
+def parsed() -> list[tuple[str, str, ast.Module]]:
+    texts = {path: path.read_text(encoding="utf-8") for path in sorted(SOURCE.rglob("*.py"))}
+    return [(path.relative_to(SOURCE).as_posix(), text, ast.parse(text)) for path, text in texts.items()]
 
 
-def classes() -> Iterator[tuple[str, ast.ClassDef]]:
-    for name, _, module in parsed():
-        for node in ast.walk(module):
-            if isinstance(node, ast.ClassDef):
-                yield f"{name} {node.name}", node
+@cache
+def classes() -> list[tuple[str, ast.ClassDef]]:
+    return [
+        (f"{name} {node.name}", node)
+        for name, _, module in parsed()
+        for node in ast.walk(module)
+        if isinstance(node, ast.ClassDef)
+    ]
 
 
 def constructors() -> Iterator[tuple[str, ast.arguments]]:

@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from pulse_trio import ConfigurationError, Discard, Handlers, Job, Snooze, current_job
+from pulse_trio.observe import JobEnded
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -190,8 +191,7 @@ async def test_one_that_swallows_a_cancellation_does_not_change_the_outcome(
         elif reason == "program":
             nursery.cancel_scope.cancel()
         else:
-            while not stage.store.settled:  # noqa: ASYNC110 -- the store in memory tells nobody
-                await trio.sleep(0.5)
+            await stage.events.first(JobEnded)
             worker.stop()
     expected = {"timeout": "timeout", "user": "cancelled", "shutdown": "released", "program": "released"}
     assert stage.outcomes() == [expected[reason]]

@@ -412,8 +412,8 @@ async def test_all_that_do_not_close_have_the_cleanup_time_together_and_less_whe
     assert limit <= trio.current_time() - began <= limit + 1
 
 
-@pytest.mark.parametrize("how", ["stopped", "cancelled"])
-async def test_a_worker_can_be_stopped_while_one_is_opening(how: str, stage: Stage) -> None:
+def opens_for_ever(stage: Stage) -> trio.Event:
+    """The job `work` needs a resource whose opening does not end; returns what says that it has begun."""
     opening = trio.Event()
 
     @stage.handlers.resource
@@ -425,6 +425,12 @@ async def test_a_worker_can_be_stopped_while_one_is_opening(how: str, stage: Sta
     @stage.handlers.job
     async def work(slow: int) -> None: ...
 
+    return opening
+
+
+@pytest.mark.parametrize("how", ["stopped", "cancelled"])
+async def test_a_worker_can_be_stopped_while_one_is_opening(how: str, stage: Stage) -> None:
+    opening = opens_for_ever(stage)
     stage.enqueue("work")
     worker = stage.worker()
     with trio.fail_after(20):
@@ -440,17 +446,7 @@ async def test_a_worker_can_be_stopped_while_one_is_opening(how: str, stage: Sta
 
 async def test_a_worker_that_is_stopped_while_one_is_opening_counts_as_started(stage: Stage) -> None:
     """`nursery.start(worker.run)` raised a RuntimeError of Trio's."""
-    opening = trio.Event()
-
-    @stage.handlers.resource
-    async def slow() -> AsyncIterator[int]:
-        opening.set()
-        await trio.sleep_forever()
-        yield 1
-
-    @stage.handlers.job
-    async def work(slow: int) -> None: ...
-
+    opening = opens_for_ever(stage)
     worker = stage.worker()
 
     async def stop() -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+from contextlib import asynccontextmanager
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ from pulse_trio.worker.processes.spawning import Launch, Spawned
 from pulse_trio.worker.upkeep.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     from trio.testing import MockClock
 
@@ -214,6 +215,19 @@ def supervisor(server: Server, events: Recorder) -> Supervisor:
     return Supervisor([], {}, server, settings=WorkerSettings(processes=2), observer=Observer([events]))
 
 
+@asynccontextmanager
+async def running(supervisor: Supervisor) -> AsyncGenerator[list[int]]:
+    """Runs it beside the block, and yields the list that its exit code is added to."""
+    codes: list[int] = []
+
+    async def run() -> None:
+        codes.append(await supervisor.run())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run)
+        yield codes
+
+
 def outcome(job_id: int) -> Outcome:
     return Outcome(Claim(job_id, 1, 20, 0, 0, "2026-11-21", "default", "swallows", "{}", None, 5), "timeout")
 
@@ -282,13 +296,7 @@ REFUSALS = [BlockingIOError(errno.EAGAIN, "no more processes"), RuntimeError("ca
 async def test_a_child_that_the_system_refuses_costs_the_others_nothing_and_is_tried_again(
     refusal: Exception, supervisor: Supervisor, kernel: Kernel, events: Recorder
 ) -> None:
-    codes: list[int] = []
-    async with trio.open_nursery() as nursery:
-
-        @nursery.start_soon
-        async def run() -> None:
-            codes.append(await supervisor.run())
-
+    async with running(supervisor) as codes:
         first = await kernel.process(0)
         kernel.refuses = refusal
         first.say(session=5)
@@ -441,13 +449,7 @@ async def test_a_replaced_child_that_cannot_open_a_resource_is_tried_again_and_e
     supervisor: Supervisor, kernel: Kernel, events: Recorder
 ) -> None:
     """A restart of what the resource connects to took the whole fleet down, with the exit code of wrong usage."""
-    codes: list[int] = []
-    async with trio.open_nursery() as nursery:
-
-        @nursery.start_soon
-        async def run() -> None:
-            codes.append(await supervisor.run())
-
+    async with running(supervisor) as codes:
         healthy = await kernel.process(0)
         healthy.say(session=5)
         for number in range(1, 6):
@@ -467,13 +469,7 @@ async def test_a_replaced_child_that_cannot_open_a_resource_is_tried_again_and_e
 async def test_a_first_child_that_ends_with_a_usage_error_ends_everything(
     said: dict[str, bool], supervisor: Supervisor, kernel: Kernel
 ) -> None:
-    codes: list[int] = []
-    async with trio.open_nursery() as nursery:
-
-        @nursery.start_soon
-        async def run() -> None:
-            codes.append(await supervisor.run())
-
+    async with running(supervisor) as codes:
         first = await kernel.process(0)
         if said:
             first.say(**said)

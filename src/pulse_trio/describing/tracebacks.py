@@ -55,7 +55,7 @@ def message_of(error: BaseException) -> str:
     except BaseException as broken:  # noqa: ASYNC103 -- str() waits for nothing: what it raises is never Trio's
         if raised_by_ctrl_c(broken):
             raise
-        return f"(its message could not be rendered: str() raised {type_name(broken)})"  # noqa: ASYNC104
+        return f"(its message could not be rendered: str() raised {type_name(broken)})"  # noqa: ASYNC104 -- as above
 
 
 # The traceback
@@ -65,11 +65,11 @@ def _trace_of(error: BaseException) -> str:
     try:
         told = _Telling().stand_in(error, 1)
         return "".join(traceback.format_exception(type(told), told, told.__traceback__))
-    except BaseException as broken:  # noqa: ASYNC103 -- as above
+    except BaseException as broken:  # noqa: ASYNC103 -- nothing in here waits, as in message_of
         if raised_by_ctrl_c(broken):
             raise
         # Out of memory, or a module's loader raised when asked for a source line.
-        return _bare_trace(error)  # noqa: ASYNC104
+        return _bare_trace(error)  # noqa: ASYNC104 -- as above
 
 
 def _bare_trace(error: BaseException) -> str:

@@ -254,7 +254,7 @@ def _is_json(hint: Any) -> bool:
     """Whether a job's argument can have this type."""
     try:
         return not isinstance(msgspec.inspect.type_info(hint), msgspec.inspect.CustomType)
-    except Exception:  # no type that msgspec knows
+    except Exception:  # no type that msgspec knows: TypeError, or whatever the class itself raises when it is looked at
         return False
 
 

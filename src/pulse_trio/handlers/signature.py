@@ -123,7 +123,7 @@ class Signature:
             raise InvalidArguments(f"Arguments do not fit {self.kind}{self._inspected}: {error}.") from None
         except InvalidArguments:
             raise
-        except Exception as error:
+        except Exception as error:  # msgspec's, or what a property of a value raises
             raise InvalidArguments(f"{self._what} cannot be written as JSON: {said_of(error)}.") from None
         return check_arguments(encoded, self._what)
 
@@ -207,7 +207,7 @@ def _upgraded(kind: str, args: str, upgrade: Upgrade) -> str | bytes:
         return args
     try:
         return _encode(dict(upgrade(cast("dict[str, Any]", old))))
-    except Exception as error:
+    except Exception as error:  # the user's function may raise anything
         # Its message may contain an argument, which must not be logged.
         raise UnfitArguments(f"The upgrade of {kind!r} failed on these arguments: {type_name(error)}.") from error
 
@@ -225,7 +225,7 @@ def encode_result(kind: str, value: object) -> str:
     except BaseException as error:  # noqa: ASYNC103 -- what a property of the value raised; it waits for nothing
         if raised_by_ctrl_c(error):
             raise
-        raise UnfitValue(f"{what} cannot be written as JSON: {said_of(error)}.") from None  # noqa: ASYNC104
+        raise UnfitValue(f"{what} cannot be written as JSON: {said_of(error)}.") from None  # noqa: ASYNC104 -- as above
 
 
 def said_of(error: BaseException) -> str:

@@ -70,7 +70,7 @@ class Link:
         return f"<Link {self.name!r} generation={self.generation} {shown_dsn(self._dsn)!r}>"
 
     @asynccontextmanager
-    async def use(self, *, timeout: float | None = None) -> AsyncGenerator[TrioConnection[Any]]:  # noqa: ASYNC109
+    async def use(self, *, timeout: float | None = None) -> AsyncGenerator[TrioConnection[Any]]:  # noqa: ASYNC109 - raises our own
         """The connection, for this task alone, in turn.
 
         Connects (once) if there is no usable connection. On cancellation the connection is left usable or closed. A
@@ -123,6 +123,19 @@ class Link:
         finally:
             if self._connection is not None:
                 await self._connection.close()  # noqa: ASYNC102 - never waits
+
+    def adopt(self, connection: TrioConnection[Any]) -> None:
+        """Use this open connection, which another link with the same arguments released, instead of making one."""
+        self._connection = connection
+        self.generation += 1
+
+    def release(self) -> TrioConnection[Any] | None:
+        """Part with the connection, which stays open; None if there is none, or it is in use."""
+        connection = self._connection
+        if connection is None or connection.closed or self._lock.locked():
+            return None
+        self._connection = None
+        return connection
 
     async def _connected(self) -> TrioConnection[Any]:
         if self._closed:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import outcome
@@ -29,7 +29,7 @@ from psycopg import errors as e
 from pulse_trio.errors import DatabaseUnavailable, UsageError
 from pulse_trio.postgres.dsn import redact, shown_dsn
 from pulse_trio.postgres.pool_slots import Opening, Slot
-from pulse_trio.postgres.pool_statistics import Counters, PoolStatistics
+from pulse_trio.postgres.pool_statistics import PoolStatistics
 from pulse_trio.postgres.reconnecting import reconnect_delay
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class TrioPool:
         self._queue: deque[trio.lowlevel.Task] = deque()
         self._being_made = 0
         self._closed = False
-        self._counters = Counters()
+        self._counters = PoolStatistics()
         self._last_failure: Exception | None = None
         self._nap = trio.CancelScope()
 
@@ -89,9 +89,7 @@ class TrioPool:
     @property
     def statistics(self) -> PoolStatistics:
         """The counters and the current state."""
-        return PoolStatistics(
-            size=self._size(), idle=len(self._idle), waiting=len(self._queue), **asdict(self._counters)
-        )
+        return replace(self._counters, size=self._size(), idle=len(self._idle), waiting=len(self._queue))
 
     def _size(self) -> int:
         return len(self._idle) + len(self._lent)
@@ -99,7 +97,7 @@ class TrioPool:
     # Handing out
 
     @asynccontextmanager
-    async def connection(self, *, timeout: float | None = None) -> AsyncGenerator[Connection]:  # noqa: ASYNC109
+    async def connection(self, *, timeout: float | None = None) -> AsyncGenerator[Connection]:  # noqa: ASYNC109 - as psycopg's
         """A connection for the block: committed at its end, rolled back when it raises, as in psycopg's pool.
 
         Args:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class PoolStatistics:
-    """Counters since the pool was opened, and its current state."""
+    """Counters since the pool was opened, and its current state. The pool counts in one of its own and hands out copies."""
 
     size: int = 0
     """Open connections, idle and in use."""
@@ -28,15 +28,3 @@ class PoolStatistics:
     """Connections found broken, in use or idle."""
     retired: int = 0
     """Connections closed for age or idleness."""
-
-
-@dataclass(slots=True)
-class Counters:
-    requests: int = 0
-    queued: int = 0
-    wait_seconds: float = 0.0
-    timeouts: int = 0
-    connections: int = 0
-    connect_failures: int = 0
-    lost: int = 0
-    retired: int = 0

@@ -58,6 +58,8 @@ def in_slot_order(claims: list[Claim], slots: Sequence[ClaimCursor]) -> list[Cla
 
 
 def cursors_after(claims: Sequence[Claim]) -> list[ClaimCursor]:
-    """Where the next claim starts in each slot that gave these: at the last of them."""
+    """Where the next claim starts in each slot that gave these, which are in the order of the slots: at the last of them."""
+    if claims and (claims[0].queue, claims[0].priority) == (claims[-1].queue, claims[-1].priority):
+        claims = claims[-1:]
     last = {(claim.queue, claim.priority): claim for claim in claims}
     return [ClaimCursor(queue, priority, claim.run_at, claim.id) for (queue, priority), claim in last.items()]

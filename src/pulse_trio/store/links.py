@@ -48,6 +48,8 @@ WORKER_SETTINGS: dict[str, str] = UNBOUNDED | {
 # The watchdog reads the BRIN index, which needs a bitmap scan.
 WATCHDOG_SETTINGS = WORKER_SETTINGS | {"enable_bitmapscan": "on", "enable_indexscan": "off"}
 
+START_PATIENCE = 10.0
+"""Seconds that each step of a worker's start may take at least, however short its leases are: it holds none yet."""
 UPKEEP_PATIENCE = 60.0
 """Seconds that a statement of the watchdog may take: nothing waits for it."""
 
@@ -130,6 +132,7 @@ class Links:
         self.progress = link("progress", WORKER_SETTINGS)
         # Used by workers with durable handlers.
         self.history = link("history", WORKER_SETTINGS)
+        self.start_patience = max(START_PATIENCE, leases.patience)
         # Used by workers that have metrics, so that asking for figures delays nothing else.
         self.figures = link("metrics", WORKER_SETTINGS)
         # For large fan-outs, and looks at waiting parents: neither may delay an outcome or a line of a history.

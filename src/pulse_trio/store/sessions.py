@@ -49,12 +49,13 @@ class Sessions:
 
     async def open_session(self) -> int:
         """Registers this worker under a new session id; returns the id."""
-        async with self._links.claims.using() as connection:
+        patience = self._links.start_patience
+        async with self._links.claims.using(patience=patience) as connection:
             await self.ensure(connection)
         # Connect for beats and reports now: a server without a free connection at the first beat would cost running jobs their
         # leases.
         for link in (self._links.beats, self._links.settles):
-            async with link.using():
+            async with link.using(patience=patience):
                 pass
         return self.current
 
@@ -72,7 +73,7 @@ class Sessions:
         cursor = await despite_conflicts(
             connection, statement("open_session", self._schema), {"session": session, **self._identity}
         )
-        self._set_clock(sent, await cursor.fetchall())
+        self.set_clock(sent, await cursor.fetchall())
         self._generation = generation
         self.current = session
         self.ids.append(session)
@@ -86,7 +87,7 @@ class Sessions:
                 {"session": self.current, "sessions": self.ids, "running": running, "draining": draining},
                 prepare=True,
             )
-            self._set_clock(sent, await cursor.fetchall())
+            self.set_clock(sent, await cursor.fetchall())
 
     async def end_sessions(self) -> None:
         """Marks every session of this worker as ended."""
@@ -100,7 +101,8 @@ class Sessions:
             self._server = row[0]
             self._generation = 0
 
-    def _set_clock(self, sent: float, rows: Sequence[tuple[float]]) -> None:
+    def set_clock(self, sent: float, rows: Sequence[tuple[float]]) -> None:
+        """Notes the time that the database gave in the one row of an answer; `sent`: when it was asked, on Trio's clock."""
         # As if the server had answered when the statement was sent: the offset is rather too great than too small, by one round
         # trip at most.
         if rows:

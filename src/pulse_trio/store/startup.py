@@ -34,7 +34,7 @@ class Startup:
 
     async def check_schema(self) -> None:
         """Raises `SchemaError` unless the schema is exactly what this version needs, and this role may work with it."""
-        async with self._links.claims.using() as connection:
+        async with self._links.claims.using(patience=self._links.start_patience) as connection:
             found = await (
                 await connection.execute(
                     "SELECT to_regclass(format('%%I.migration', %s::text)) IS NOT NULL", [self._schema]
@@ -61,7 +61,7 @@ class Startup:
 
     async def declare_limits(self, limits: Sequence[QueueLimits]) -> None:
         """Writes the limits that this worker's code declares for its queues: the newest deploy wins."""
-        async with self._links.claims.using() as connection:
+        async with self._links.claims.using(patience=self._links.start_patience) as connection:
             for one in limits:
                 await despite_conflicts(connection, statement("limit_queue", self._schema), limits_parameters(one))
 

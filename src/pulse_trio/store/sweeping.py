@@ -49,6 +49,8 @@ class Sweep(NamedTuple):
     """Whether it walked every slot."""
     ended: bool = True
     """Whether it reached the end; the next one then starts from the beginning."""
+    due: bool = True
+    """Whether any slot may have a due job. False: every slot was walked, and the first job of each is due later."""
 
 
 class _SlotRow(NamedTuple):
@@ -117,4 +119,5 @@ class Lap:
             keyed_due_in=last.first_due_in,
             whole=whole,
             ended=ended,
+            due=not whole or any(slot.priority is not None and slot.first_due_in <= 0 for slot in slots),
         )

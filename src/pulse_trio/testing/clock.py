@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import anyio.to_thread
 import psycopg
@@ -17,11 +17,13 @@ import trio
 from ..errors import ConfigurationError, DatabaseUnavailable, SchemaError
 from ..worker import Worker
 from .draining import UnknownKinds, drain_with, in_trio
+from .kept import kept_for
 from .virtual_time import MOVE, STOP, jump_statement
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from ..errors import ResourceFailed, ResourceLost
     from ..handlers import Handlers
     from ..worker import WorkerReport
     from ..worker.building import Parts
@@ -45,6 +47,13 @@ class _Goal:
     """Where the clock stands."""
     lacks_clock: bool = False
     """Whether the database has none that can be moved."""
+
+
+class _Due(NamedTuple):
+    """What may be due beside jobs where the clock stands."""
+
+    schedules: bool
+    leases: bool
 
 
 class PulseClock:
@@ -164,6 +173,27 @@ class ClockWorker(Worker):
         self._goal = goal
         self._moved_at = 0.0
         self._unknown = unknown
+        self._kept = kept_for(dsn)
+
+    async def _register(self) -> int:
+        if self._kept is None or not self._kept.lend(self._store.links, self._terms):
+            return await super()._register()
+        # The worker before this one has checked the schema.
+        session = await self._store.sessions.open_session()
+        await self._store.startup.declare_limits(self._handlers.queue_limits)
+        await self._declarations.declare_deaths()
+        return session
+
+    async def _live(self, parts: Parts, task_status: trio.TaskStatus[Worker]) -> ResourceFailed | ResourceLost | None:
+        failed = await super()._live(parts, task_status)
+        if self._kept is not None:
+            self._kept.take(self._store.links, self._terms)
+        return failed
+
+    @property
+    def _terms(self) -> tuple[object, ...]:
+        """What the connections of a worker depend on."""
+        return self.settings.direct_dsn, self.settings.schema, self.settings.lease, self._plan.terms.shortest
 
     async def _take_in(self, parts: Parts) -> None:
         async with trio.open_nursery() as intake:
@@ -183,55 +213,59 @@ class ClockWorker(Worker):
             self._goal.lacks_clock = True
             self.stop()
             return
-        await self._run_what_is_due(parts)
+        await self._run_what_is_due(parts, _Due(schedules=True, leases=True))
         while not self._unknown.kinds:
             # What a worker reckons by its own clock (the end of a retry at its job's deadline) has the real time in it that the
             # attempts took: the clock is moved by so much more, and so is the goal.
             taken = timedelta(seconds=trio.current_time() - self._moved_at)
             until = until and until + taken
-            if not await self._jump(parts, until, taken):
+            if (due := await self._jump(parts, until, taken)) is None:
                 break
-            await self._run_what_is_due(parts)
+            await self._run_what_is_due(parts, due)
         if until is not None and not self._unknown.kinds:
             await self._move(MOVE, {"until": until})
         self.stop()
 
-    async def _run_what_is_due(self, parts: Parts) -> None:
+    async def _run_what_is_due(self, parts: Parts, due: _Due) -> None:
         # Once for each move: while the clock stands still, neither an occurrence nor a lease's end can come.
-        await parts.scheduler.fire_due()
-        await self._store.upkeep.rescue()
+        if due.schedules:
+            await parts.scheduler.fire_due()
+        if due.leases:
+            await self._store.upkeep.rescue()
         more = True
         while more:
-            more = await parts.claim_loop.exhaust()
-            await parts.jobs.until_none_runs()
-            await parts.reports.drained()
-            more = await parts.services.batches.finish() or more
+            while await parts.claim_loop.exhaust():
+                await parts.jobs.until_none_runs()
+                await parts.reports.drained()
+            # The callback of a batch may be due.
+            more = await parts.services.batches.finish()
 
     async def _begin(self) -> datetime | None:
         await self._move(STOP, {})
         # A sign of life that was sent before a move, and answered after it, would turn this worker's estimate back.
-        self._store.sessions._set_clock = lambda sent, rows: None  # pyright: ignore[reportPrivateUsage]
+        self._store.sessions.set_clock = lambda sent, rows: None
         by = self._goal.by
         return (
             self._goal.reached + by if isinstance(by, timedelta) and self._goal.reached is not None else cast("Any", by)
         )
 
-    async def _jump(self, parts: Parts, until: datetime | None, taken: timedelta) -> bool:
+    async def _jump(self, parts: Parts, until: datetime | None, taken: timedelta) -> _Due | None:
         soon = parts.claim_loop.limited_in
         # At least as much as the clock can show: a rate's part of a microsecond would take for ever.
         given = {"until": until, "taken": taken, "soon": max(0.001, soon) if soon < _LONGEST else None}
-        return await self._move(jump_statement(self.settings.schema, schedules=until is not None), given)
+        row = await self._move(jump_statement(self.settings.schema, schedules=until is not None), given)
+        return None if row is None else _Due(*row[1:])
 
-    async def _move(self, statement: Any, parameters: Mapping[str, Any]) -> bool:
+    async def _move(self, statement: Any, parameters: Mapping[str, Any]) -> Sequence[Any] | None:
         try:
             async with self._store.links.watch.using() as connection:
                 rows = await (await connection.execute(statement, parameters, prepare=True)).fetchall()
         except DatabaseUnavailable as error:
             raise RuntimeError(f"The database's clock cannot be moved: {error}") from error
         if not rows:
-            return False
+            return None
         self._goal.reached = reached = cast("datetime", rows[0][0]).astimezone(UTC)
         # Where this worker believes the database's clock to be: for the deadlines of jobs.
         self._moved_at = trio.current_time()
         self._store.sessions.epoch_offset = reached.timestamp() - self._moved_at
-        return True
+        return rows[0]

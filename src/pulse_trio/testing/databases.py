@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -16,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -26,15 +27,24 @@ from ..embedded import embedded_server
 from ..errors import ConfigurationError, PulseTrioError
 from ..migrate import migrate_sync
 from ..postgres.dsn import redact
+from .kept import keeping
 from .virtual_time import give_clock, virtual_time
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
     import pytest
 
+A = TypeVar("A")
+T = TypeVar("T")
+
 _PREFIX = "pulse_test"
 _CONNECT_WITHIN = 10
+_DRIVER = re.compile(r"\w+\+\w+://")
+_MEMORY = "/dev/shm"  # noqa: S108 -- the folder in it has a random name
+_ROOM = 4 << 30
+_SETTINGS = {"autovacuum": "off", "fsync": "off", "max_wal_size": "256MB"}
+"""No autovacuum: a table that a test fills stays as the test left it. A log of 2 GB would be too much in memory."""
 _DROP_TRIES, _DROP_PAUSE = 20, 0.1
 
 
@@ -45,9 +55,9 @@ class TemplateDatabases:
         self.server_dsn = server_dsn
         self._prefix = prefix
         self._names = (f"{prefix}_{process}_{number}" for number in count(1))
-        # One thread: PostgreSQL makes one copy of a database at a time.
-        self._maker = ThreadPoolExecutor(1, thread_name_prefix="pulse-trio test databases")
-        self._admin: psycopg.Connection[Any] | None = None
+        # One thread makes them, because one spare is enough; another drops them, so that none waits for a drop.
+        self._maker = _Admin(server_dsn, "pulse-trio test databases")
+        self._dropper = _Admin(server_dsn, "pulse-trio test databases' end")
         self._spares: dict[bool, Future[str]] = {}
 
     @contextmanager
@@ -59,9 +69,11 @@ class TemplateDatabases:
         name = (spare or self._maker.submit(self._make, clock)).result()
         self._spares[clock] = self._maker.submit(self._make, clock)
         try:
-            yield make_conninfo(self.server_dsn, dbname=name)
+            dsn = make_conninfo(self.server_dsn, dbname=name)
+            with keeping(dsn):
+                yield dsn
         finally:
-            self._maker.submit(self._drop, name)
+            self._dropper.submit(_drop, name)
 
     def close(self) -> None:
         """Drops what is left, and waits for it."""
@@ -69,32 +81,52 @@ class TemplateDatabases:
             _, spare = self._spares.popitem()
             # A copy that could not be made needs no dropping.
             with suppress(Exception):
-                self._maker.submit(self._drop, spare.result())
+                self._dropper.submit(_drop, spare.result())
         self._maker.shutdown()
-        if self._admin is not None:
-            self._admin.close()
+        self._dropper.shutdown()
 
     def abandon(self) -> None:
         """Instead of `close`, when the interpreter ends and threads start no more: what is left is for `drop_databases`."""
-        if self._admin is not None:
-            self._admin.close()
+        self._maker.abandon()
+        self._dropper.abandon()
 
-    # In the maker's thread
-
-    def _connection(self) -> psycopg.Connection[Any]:
-        if self._admin is None or self._admin.closed:
-            self._admin = psycopg.connect(self.server_dsn, autocommit=True, connect_timeout=_CONNECT_WITHIN)
-        return self._admin
-
-    def _make(self, clock: bool) -> str:
-        connection = self._connection()
+    def _make(self, connection: psycopg.Connection[Any], clock: bool) -> str:
         template = template_of(connection, self.server_dsn, self._prefix, clock=clock)
         name = next(self._names)
         copy_database(connection, template, name)
         return name
 
-    def _drop(self, name: str) -> None:
-        self._connection().execute(SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(Identifier(name)))
+
+def _drop(connection: psycopg.Connection[Any], name: str) -> None:
+    connection.execute(SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(Identifier(name)))
+
+
+class _Admin:
+    """A thread with a connection to the server, made when it is first needed."""
+
+    def __init__(self, server_dsn: str, name: str) -> None:
+        self._server_dsn = server_dsn
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._connection: psycopg.Connection[Any] | None = None
+
+    def submit(self, act: Callable[[psycopg.Connection[Any], A], T], given: A) -> Future[T]:
+        """Has it do something with its connection."""
+        return self._thread.submit(lambda: act(self._connected(), given))
+
+    def _connected(self) -> psycopg.Connection[Any]:
+        if self._connection is None or self._connection.closed:
+            self._connection = psycopg.connect(self._server_dsn, autocommit=True, connect_timeout=_CONNECT_WITHIN)
+        return self._connection
+
+    def shutdown(self) -> None:
+        """Waits until all is done."""
+        self._thread.shutdown()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Waits for nothing."""
+        if self._connection is not None:
+            self._connection.close()
 
 
 def copy_database(admin: psycopg.Connection[Any], template: str, name: str) -> None:
@@ -180,19 +212,31 @@ def _of_environment() -> NamedServer | None:
 
 
 def folder_of(run: str) -> Path:
-    """Where the embedded PostgreSQL of a run lives. A short name: the paths of sockets are limited."""
-    return Path(tempfile.gettempdir()) / f"pulse-trio-{os.getuid()}-{run}"
+    """Where the embedded PostgreSQL of a run lives: in memory where there is enough, because copies of databases are made there
+    in less than half of the time. Where TMPDIR is set, it is there. A short name: the paths of sockets are limited."""
+    base = tempfile.gettempdir()
+    with suppress(OSError, AttributeError):
+        memory = os.statvfs(_MEMORY)
+        # Its size, not what is free: all processes of a run must come to the same answer.
+        if "TMPDIR" not in os.environ and os.access(_MEMORY, os.W_OK) and memory.f_blocks * memory.f_frsize >= _ROOM:
+            base = _MEMORY
+    return Path(base) / f"pulse-trio-{os.getuid()}-{run}"
 
 
 @contextmanager
-def open_databases(config: pytest.Config) -> Generator[TemplateDatabases]:
-    """The run's databases, for one of its processes. Raises `pytest.UsageError`, which says what to do, without a server."""
+def open_databases(config: pytest.Config, server: str | None = None) -> Generator[TemplateDatabases]:
+    """The run's databases, for one of its processes. `server` is what the fixture `pulse_server` gives. Raises
+    `pytest.UsageError`, which says what to do, without a server."""
     run, process = run_of(config)
+    named = named_server(config)
+    if server:
+        # Under pytest-xdist each process may have started a server of its own.
+        named, run, process = NamedServer(server, "the fixture pulse_server:"), secrets.token_hex(6), "main"
     with ExitStack() as stack:
         if process == "main":
-            stack.callback(clean_up, config, run)
+            stack.callback(_clean_up, named, run)
         try:
-            server_dsn = stack.enter_context(_server(named_server(config), run))
+            server_dsn = stack.enter_context(_server(named, run))
         except ConfigurationError as error:
             import pytest
 
@@ -214,16 +258,16 @@ def _server(named: NamedServer | None, run: str) -> Generator[str]:
             with _told("the embedded PostgreSQL"):
                 # Passable, because root runs PostgreSQL as another user.
                 folder.mkdir(mode=0o711, exist_ok=True)
-                # No autovacuum: a table that a test fills stays as the test left it.
-                dsn = stack.enter_context(
-                    embedded_server(folder / "pg", settings={"autovacuum": "off", "fsync": "off"})
-                ).dsn
+                dsn = stack.enter_context(embedded_server(folder / "pg", settings=_SETTINGS)).dsn
         yield dsn
 
 
 def clean_up(config: pytest.Config, run: str) -> None:
     """Takes away what the processes of a run shared, once they have all ended."""
-    named = named_server(config)
+    _clean_up(named_server(config), run)
+
+
+def _clean_up(named: NamedServer | None, run: str) -> None:
     if named is None:
         shutil.rmtree(folder_of(run), ignore_errors=True)
     else:
@@ -247,6 +291,8 @@ def _safe(dsn: str) -> str:
     try:
         parts = conninfo_to_dict(dsn)
     except psycopg.ProgrammingError:
+        if _DRIVER.match(dsn):
+            return "(a URL of SQLAlchemy's: leave the driver out, as in postgresql://user@host/database)"
         return "(not a DSN)"
     return make_conninfo(**{key: str(value) for key, value in parts.items() if "password" not in key})
 

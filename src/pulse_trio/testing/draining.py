@@ -13,6 +13,7 @@ import trio.testing
 from ..errors import ConfigurationError, HandlerStuck, PulseTrioError
 from ..observe import JobEnded, JobStarted, UnknownKindReleased
 from ..worker import Worker
+from .blocked import ending_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
@@ -136,13 +137,16 @@ async def _drain(make: Callable[..., Worker], seconds: float, settings: Mapping[
 
     failure: Exception | None = None
     report: WorkerReport | None = None
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(watch_time)
-        try:
-            report = await worker.run()
-        except (PulseTrioError, HandlerStuck) as error:
-            failure = error  # raised as itself, outside of the nursery
-        nursery.cancel_scope.cancel()
+    with ending_blocks("drain()", worker, seconds) as blocked:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch_time)
+            try:
+                report = await worker.run()
+            except (PulseTrioError, HandlerStuck) as error:
+                failure = error  # raised as itself, outside of the nursery
+            nursery.cancel_scope.cancel()
+    if blocked.said:
+        raise TimeoutError(blocked.said) from failure
     if late:
         raise TimeoutError(late[0]) from failure
     if failure is not None or report is None:

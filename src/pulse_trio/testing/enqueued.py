@@ -263,7 +263,7 @@ def _defaults_of(handler: Handler[Any, Any], args: Mapping[Any, Any]) -> dict[st
 def _through_json(args: Mapping[Any, Any]) -> dict[str, Any]:
     try:
         return msgspec.json.decode(msgspec.json.encode(dict(args)))
-    except Exception as error:
+    except Exception as error:  # msgspec's, or what a property of a value raises
         raise TypeError(f"args= cannot be written as JSON, so no job has them: {error}") from error
 
 

@@ -10,7 +10,8 @@ import logging
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, cast
 
 import anyio.to_thread
 import msgspec
@@ -22,17 +23,20 @@ from ..errors import HandlerStuck, InvalidArguments
 from ..handlers import Handler, Handlers
 from ..observe import AttemptFailed, JobEnded, JobStarted
 from ..states import FINISHED, State
+from .blocked import ending_blocks
 from .memory import EPOCH, MemoryDatabase, MemoryStore, unavailable
 from .memory.worker import MemoryWorker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 
     from ..jobs import CancelReason, Claim, JobRequest
     from ..store import ClaimCursor, ClaimResult, Limited
     from ..worker import Worker
     from ..worker.building import Parts
     from .memory import MemoryJob
+
+P = ParamSpec("P")
 
 _VIRTUAL_LOOKS = 10_000
 """How many times `within` a handler may take on a virtual clock, which jumps over its waits."""
@@ -106,24 +110,17 @@ async def run_job(
     return await anyio.to_thread.run_sync(lambda: trio.run(run.run, settings or {}))
 
 
-def run_job_sync(
-    handler: Handler[Any, Any] | Callable[..., Any] | str,
-    /,
-    *args: Any,
-    attempt: int = 1,
-    cancel_after: float | None = None,
-    cancel_reason: CancelReason = "user",
-    cancel_message: str | None = None,
-    within: float = 30.0,
-    handlers: Handlers | None = None,
-    settings: Mapping[str, Any] | None = None,
-    **kwargs: Any,
-) -> JobRun:
-    """`run_job` for tests without an event loop."""
-    run = _OneAttempt(
-        handler, args, kwargs, attempt, _Cancellation(cancel_after, cancel_reason, cancel_message), within, handlers
-    )
-    return trio.run(run.run, settings or {})
+def _blocking(run: Callable[P, Coroutine[Any, Any, JobRun]]) -> Callable[P, JobRun]:
+    @wraps(run)
+    def blocking(*args: P.args, **kwargs: P.kwargs) -> JobRun:
+        return trio.run(partial(run, *args, **kwargs))
+
+    return blocking
+
+
+run_job_sync = _blocking(run_job)
+run_job_sync.__name__ = run_job_sync.__qualname__ = "run_job_sync"
+run_job_sync.__doc__ = "`run_job` for tests without an event loop."
 
 
 def enqueue_in_memory(database: MemoryDatabase, request: JobRequest) -> MemoryJob:
@@ -255,7 +252,7 @@ class _OneAttempt:
             self._handlers, database, memory=OneClaim(database), instruments=instruments, log=False, **given
         )
         limit, failure = _Limit(self._within, worker), None
-        with _logged() as log:
+        with ending_blocks("run_job()", worker, self._within) as blocked, _logged() as log:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._end_when_it_has, worker, watch)
                 nursery.start_soon(self._cancel, worker, watch, job)
@@ -265,6 +262,8 @@ class _OneAttempt:
                 except HandlerStuck as error:
                     failure = error  # raised as itself, outside of the nursery
                 nursery.cancel_scope.cancel()
+        if blocked.said:
+            raise TimeoutError(blocked.said) from failure
         if limit.passed:
             raise TimeoutError(self._not_ended(watch)) from failure
         if failure is not None:
@@ -336,7 +335,8 @@ def _asked(
     request, _ = request_and_type(known, handlers, args, kwargs)
     if handlers is None:
         handlers = Handlers()
-        handlers._add(cast("Handler[..., Any]", known))  # pyright: ignore[reportPrivateUsage]
+        # Handlers has no public way to take a handler without its registry: a program has no use for one.
+        handlers._add(cast("Handler[..., Any]", known))  # pyright: ignore[reportPrivateUsage] -- as said
     if request.kind not in handlers:
         raise InvalidArguments(f"run_job(..., handlers=...): {handler!r} is not one of these handlers.")
     return handlers, request

@@ -98,14 +98,16 @@ _JUMP = """
 UPDATE pulse_clock.clock SET moment = greatest(moment, due.at) + %(taken)s::interval
 FROM (SELECT least(MOMENTS) AS at OFFSET 0) due
 WHERE due.at IS NOT NULL AND (%(until)s::timestamptz IS NULL OR due.at <= %(until)s::timestamptz)
-RETURNING moment
+RETURNING moment,
+  EXISTS (SELECT FROM {0}.schedule WHERE paused_at IS NULL AND next_due <= moment),
+  EXISTS (SELECT FROM {0}.job WHERE lease_until < moment)
 """
 
 
 def jump_statement(schema: str, *, schedules: bool) -> Composed:
     """Moves the clock to the next moment at which something falls due, if that is at most `until` (NULL: whenever it is), and
-    answers where it stands; answers nothing where there is none. `taken` is added to the moment. `soon`: seconds from now after
-    which a queue's rate lets a job start, or NULL."""
+    answers where it stands, whether a schedule is due there, and whether a lease has ended. Answers nothing where there is no
+    such moment. `taken` is added to it. `soon`: seconds from now after which a queue's rate lets a job start, or NULL."""
     moments: LiteralString = _JOBS + _FIRES if schedules else _JOBS
     return SQL(_JUMP.replace("MOMENTS", moments)).format(Identifier(schema))
 

@@ -54,7 +54,7 @@ async def leave_the_stuck(
     await parts.services.stuck.found.wait()
     with trio.move_on_after(cleanup + FAREWELL):
         # Polled, once in a process's life, so that no job pays for an event.
-        while any(job.outcome is None and job.stuck is None for job in parts.jobs.held):  # noqa: ASYNC110
+        while any(job.outcome is None and job.stuck is None for job in parts.jobs.held):  # noqa: ASYNC110 -- as said
             await trio.sleep(0.05)
         await farewell(parts.reports, sessions)
     outcomes = map(parts.runner.outcome_of_stuck, parts.services.stuck.jobs)

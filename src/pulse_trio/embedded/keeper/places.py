@@ -102,7 +102,7 @@ def socket_folder(folder: Path, tag: str, identity: Identity) -> Path:
     if not fits_socket(path):
         name = f"pulse-trio-{tag}-run"
         temporary = Path(tempfile.gettempdir())
-        return private_folder(name, identity, temporary if fits_socket(temporary / name) else Path("/tmp"))  # noqa: S108
+        return private_folder(name, identity, temporary if fits_socket(temporary / name) else Path("/tmp"))  # noqa: S108 - 0700
     path.mkdir(mode=0o700, exist_ok=True)
     descriptor = open_folder(path)
     try:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import trio
 from ...errors import PulseTrioError
 from ...handlers import Handlers
 from ...observe import JobEnded
+from ..blocked import ending_blocks
 from .process import Process
 from .strikes import Strikes
 from .wrapping import with_points
@@ -101,6 +103,7 @@ async def _attempt(
     process, struck_before = Process(strikes), strikes.struck
     handlers = _alone(handler, process, registry)
     failed: list[Exception] = []
+    watching = ExitStack()
 
     async def work(worker: Worker) -> None:
         try:
@@ -108,10 +111,11 @@ async def _attempt(
         except PulseTrioError as error:
             failed.append(error)
 
-    late, dead = "", False
+    late, dead, blocked = "", False, ""
     trio.lowlevel.add_instrument(process)
     try:
         async with ground.worker(handlers, _Ends(process)) as worker, trio.open_nursery() as nursery:
+            watch = watching.enter_context(ending_blocks("crash_points", worker, seconds))
             process.spawn(nursery, work, worker)
             if not struck_before:
                 nursery.start_soon(_lose, ground, process, worker, job_id)
@@ -121,7 +125,7 @@ async def _attempt(
                 late = _where(worker, handler, process)
                 process.kill()
                 await process.over()
-            dead = process.killed
+            dead, blocked = process.killed, watch.said
             nursery.cancel_scope.cancel()
     finally:
         # Also when the test is cancelled: the abandoned tasks end before the instrument goes.
@@ -129,8 +133,11 @@ async def _attempt(
             process.kill()
             await process.over()
         trio.lowlevel.remove_instrument(process)
+        watching.close()
         if process.child is not None:
             process.child.collect()
+    if blocked:
+        raise NeverEnds(blocked)
     if late:
         held = (
             ". A killed attempt may still hold a lock (of a connection that crash_points cannot cut)"

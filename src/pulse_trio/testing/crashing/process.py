@@ -54,9 +54,10 @@ _RELEASED_BY_THE_SYSTEM = {
 
 
 _PACKAGE = os.path.join(os.path.dirname(pulse_trio.__file__), "")
+# Private, because none but `job.nursery` may start them: here they are not called, only told from the package's other tasks.
 _CHILDREN = {
     function.__code__
-    for function in (Children._run, Children._run_started)  # pyright: ignore[reportPrivateUsage]
+    for function in (Children._run, Children._run_started)  # pyright: ignore[reportPrivateUsage] -- as said
 }
 """Tasks of `job.nursery`: the handler's."""
 

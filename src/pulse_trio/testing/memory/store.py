@@ -52,6 +52,10 @@ class MemoryStore(MemoryClaims):
         await trio.lowlevel.checkpoint()
         return False
 
+    async def answers(self, patience: float) -> None:
+        """The database answers, unless a test has taken it away."""
+        await self.trip("answers")
+
     @property
     def current(self) -> int:
         """The session, as the part of the sessions calls it."""

@@ -78,12 +78,12 @@ class ClaimLoop:
             if self._suspects is not None and self._suspects.wanted:
                 await self._run_suspect(self._suspects)
                 return True
-            more = self._sweeps.found_slots
+            more = self._sweeps.found_due
             while more:
-                free = await self._wait_for_room()
-                claimed, left_some = await self._claimer.claim(min(free, self._jobs.batch))
+                limit = min(await self._wait_for_room(), self._jobs.batch)
+                claimed, left_some = await self._claimer.claim(limit)
                 found = found or claimed > 0
-                more = claimed > 0 or left_some or self._sweeps.limited_is_due
+                more = claimed == limit or left_some or self._sweeps.limited_is_due
             if self._sweeps.whole_lap:
                 return found
 

@@ -71,6 +71,11 @@ class Sweeps:
         """Whether there is any slot or limited queue to claim from."""
         return bool(self._cursors) or bool(self._limited)
 
+    @property
+    def found_due(self) -> bool:
+        """Whether the last sweep found a slot that may have a due job, or a limited queue."""
+        return (self._last.due and bool(self._cursors)) or bool(self._limited)
+
     def is_due(self, *, wanted: bool) -> bool:
         """Whether to sweep now. `wanted`: a request for a sweep is open."""
         pause = self._pause() if wanted else max(_SWEEP_EVERY, self._pause())

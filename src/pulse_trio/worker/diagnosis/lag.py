@@ -105,7 +105,7 @@ class LagMonitor:
             return
 
     def _look(self, loop: int, blocking: Blocking, seconds: float) -> tuple[int | None, str | None, str] | None:
-        frame = sys._current_frames().get(loop)  # pyright: ignore[reportPrivateUsage]
+        frame = sys._current_frames().get(loop)  # pyright: ignore[reportPrivateUsage] -- documented
         if frame is None:
             return None
         job, frames = blocking(frame)

@@ -1,8 +1,12 @@
-"""The outcome of a job whose handler returned a value, or whose transaction completes it."""
+"""The outcome of a job whose handler returned a value, or whose transaction completes it; and of one that has a deadline or
+was to be cancelled."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+import trio
+from msgspec.structs import replace
 
 from ...codec import coded_result
 from ...handlers import encode_result
@@ -11,6 +15,7 @@ from ...jobs import Outcome
 if TYPE_CHECKING:
     from ...codec import Codec
     from ...jobs import Claim
+    from .running_job import RunningJob
 
 
 def completed(claim: Claim, value: Any) -> Outcome:
@@ -23,3 +28,15 @@ def completed(claim: Claim, value: Any) -> Outcome:
 def completed_in_transaction(codec: Codec | None, claim: Claim, value: Any) -> Outcome:
     """The outcome of a job that its transaction completes. The caller has encoded the handler's own value."""
     return completed(claim, value if codec is None else coded_result(codec, claim.kind, claim.id, value))
+
+
+def in_view_of(job: RunningJob, outcome: Outcome | None) -> Outcome | None:
+    """The outcome of a job that has a deadline, or whose cancellation was requested."""
+    if outcome is None:
+        return None
+    if outcome.kind == "completed":
+        return replace(outcome, cancelling=True) if job.asked else outcome
+    # A retry that would begin after the job's deadline is due at the deadline, and is cancelled then: clients that wait for the
+    # job wait no longer than that, and the failure is on record.
+    left = max(0.0, job.job_deadline - trio.current_time())
+    return replace(outcome, delay=left) if outcome.delay > left else outcome

@@ -30,7 +30,7 @@ from ...observe import (
     UnknownKindReleased,
 )
 from ...states import UnreadableOptions, outcome_of_cancel, outcome_of_error, retry_delay, storable
-from .completion import completed
+from .completion import completed, in_view_of
 from .events import JobEvents
 from .job_states import COMMITTED, LOST, DurableCallRefused
 from .running_job import RunningJob
@@ -163,9 +163,13 @@ class Runner:
                             abandon_what_is_left_open(nursery, place)
                             break
                         self._end(job, outcome)
+                        # Its seconds end with the next job's begin, which reads the clock.
+                        timed = job if self._meter is not None and job.plain else None
                         while job.ended:
                             if not place.at_hand():
                                 outcome = None  # a result may be a megabyte, and a place may wait for long
+                                if timed is not None:
+                                    timed = self._time(timed)
                                 if not await place.next():
                                     return None
                                 if nursery.cancel_scope.cancel_called:
@@ -173,7 +177,10 @@ class Runner:
                                     return self._take(place)
                             job = self._take(place)
                             claim = job.claim
-                            self._begin(job, task)
+                            now = self._begin(job, task)
+                            if timed is not None:
+                                timed.pair.seconds.append(now - timed.begun)
+                                timed = None
             except BaseExceptionGroup as group:
                 if job.ended:
                     raise
@@ -189,6 +196,8 @@ class Runner:
                     outcome = job.outcome or self._after_cancel(job)
             if not job.ended:
                 self._end(job, outcome)
+                if self._meter is not None and job.plain:
+                    self._time(job)
         except BaseException:
             # Not the job's exception: the worker is being cancelled (or the program ends). The job is released unharmed.
             if not job.ended:
@@ -197,8 +206,8 @@ class Runner:
             raise
         return None
 
-    def _begin(self, job: RunningJob, task: trio.lowlevel.Task) -> None:
-        """Begins the job, or ends it if it must not begin."""
+    def _begin(self, job: RunningJob, task: trio.lowlevel.Task) -> float:
+        """Begins the job, or ends it if it must not begin. Returns the time."""
         job.task = task
         # The lease may be over before the job begins: another job of the batch blocked the loop, or the process was stopped.
         claim, now = job.claim, self._now()
@@ -209,20 +218,19 @@ class Runner:
             or claim.attempt >= _LAST_ATTEMPT
             or now >= job.lease_deadline
         ) and self._refuses(job):
-            return
+            return now
         self._jobs.begin(job)
-        if self._meter is not None:
-            job.begun = now
+        job.begun = now
         if self._events.starts_wanted:
             self._events.started(job)
+        return now
 
     def _end(self, job: RunningJob, outcome: Outcome | None) -> None:
         job.ended = True
-        job.end_heartbeat()
+        if job.scope_nursery is not None:
+            job.end_heartbeat()
         if job.plain:
             job.outcome = outcome
-            if self._meter is not None:
-                job.pair.seconds.append(self._now() - job.begun)
             if self._events.ends_wanted:
                 self._events.ended(job)
         else:
@@ -231,12 +239,16 @@ class Runner:
             # `end` is true of jobs with an outcome alone; saying so with a cast or an assert costs every job a call.
             self._reports.add(job.outcome)  # type: ignore[arg-type]
 
+    def _time(self, job: RunningJob) -> None:
+        """A job has ended simply, now, and no other begins with its end."""
+        job.pair.seconds.append(self._now() - job.begun)
+
     def _end_of_other(self, job: RunningJob, outcome: Outcome | None) -> None:
         """The end of a job that is not `plain`."""
         if job.transaction in ("open", "settling") and outcome is not None and outcome.kind == "completed":
             # Its writes are not committed, or that is not known: then this report is refused if they are.
             outcome = self._failed(job, RuntimeError(_LEFT_OPEN))
-        job.outcome = _in_view_of(job, outcome)
+        job.outcome = in_view_of(job, outcome)
         if job.committed is not None:
             self._after_commit(job, job.committed)
         self._events.failed(job)
@@ -364,18 +376,6 @@ class Runner:
         if later.kind == "completed":
             said = "the handler returned a value, which is lost: set tx.result"
         self._observer.emit(EndedAfterCommit(claim.id, claim.kind, claim.attempt, said))
-
-
-def _in_view_of(job: RunningJob, outcome: Outcome | None) -> Outcome | None:
-    """The outcome of a job that has a deadline, or whose cancellation was requested."""
-    if outcome is None:
-        return None
-    if outcome.kind == "completed":
-        return replace(outcome, cancelling=True) if job.asked else outcome
-    # A retry that would begin after the job's deadline is due at the deadline, and is cancelled then: clients that wait for the
-    # job wait no longer than that, and the failure is on record.
-    left = max(0.0, job.job_deadline - trio.current_time())
-    return replace(outcome, delay=left) if outcome.delay > left else outcome
 
 
 def _taken(claim: Claim) -> str:

@@ -51,7 +51,8 @@ METRICS: Final = (
         "pulse_job_wait_seconds",
         "histogram",
         ("queue",),
-        "Seconds from the moment a job was due until the claim that brought it to a worker.",
+        "Seconds from the moment a job was due until the claim that brought it to a worker. The buckets are exact; the sum is "
+        "within 6 %, because jobs of one claim whose waits are within a tenth of each other count with their mean.",
         bounds=WAITS,
     ),
     Metric(

@@ -1,9 +1,10 @@
 """Counts a worker's jobs, at a cost that a drain of no-op jobs does not notice.
 
-A job that ends appends its seconds to the list of its pair of queue and kind; a list becomes buckets when it is long, at one
-sort for all of it. How many have started follows from how many have ended and how many run. Each claimed batch is looked at
-once, for the lists of its jobs and for how long they waited; jobs that were enqueued together share one moment, which is read
-once. No lock, no event and no object for each job.
+A job that ends appends its seconds to the list of its pair of queue and kind; a list becomes buckets when it is long, all of
+it at once. The seconds of a job end with the next job's begin in the same task, which reads the clock anyway. How many have
+started follows from how many have ended and how many run. Each claimed batch is looked at once, for the lists of its jobs and
+for how long they waited; most often it takes two moments of a batch to know that. No lock, no event and no object for each job:
+0.15 us together, beside 4 us that the worker's Python takes for a job without its database.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 _LONG = 512
 """Seconds of ended jobs that wait to become buckets."""
+_NEAR = 0.1
+"""Waits of one batch that differ by no more than this share count as their mean, if they fall into one bucket."""
 
 
 class Pair:
@@ -42,9 +45,8 @@ class Pair:
 
     def fold(self) -> None:
         """Puts what waits into buckets."""
-        seconds, self.ended["completed"] = self.seconds[:], self.ended.get("completed", 0) + len(self.seconds)
-        # Emptied, not replaced: running jobs know this very list.
-        self.seconds.clear()
+        seconds, self.seconds = self.seconds, []
+        self.ended["completed"] = self.ended.get("completed", 0) + len(seconds)
         self.runs.observe_all(seconds)
 
 
@@ -63,31 +65,25 @@ class JobMeter:
 
     def accepted(self, jobs: Sequence[RunningJob], now: float) -> None:
         """A claim has brought these jobs. `now` is Trio's clock."""
-        due: str | None = None
         pair: Pair | None = None
         queue = kind = ""
-        wait, times = 0.0, 0
+        queues: set[str] = set()
         for job in jobs:
             claim = job.claim
-            if pair is None or claim.kind != kind or claim.queue != queue:
-                if pair is not None and times:
-                    self._waited(pair, wait, times)
-                    times = 0
+            # The claims of one statement share their texts (store/claimed.py).
+            if claim.kind is not kind or claim.queue is not queue or pair is None:
                 queue, kind = claim.queue, claim.kind
                 pair = self._pairs.get((queue, kind)) or self._pair(queue, kind)
+                queues.add(pair.queue)
                 if len(pair.seconds) > _LONG:
                     pair.fold()
             job.pair = pair
             job.begun = -1.0
-            if claim.run_at != due:
-                if times:
-                    self._waited(pair, wait, times)
-                    times = 0
-                due = claim.run_at
-                wait = self._wait(due, now)
-            times += 1
-        if pair is not None and times:
-            self._waited(pair, wait, times)
+        if len(queues) == 1:
+            self._waited(queues.pop(), [job.claim.run_at for job in jobs], now)
+        else:
+            for label in queues:
+                self._waited(label, [job.claim.run_at for job in jobs if job.pair.queue == label], now)
 
     def ended(self, job: RunningJob, outcome: Outcome | None, now: float) -> None:
         """An attempt has ended that is not simply completed."""
@@ -138,15 +134,29 @@ class JobMeter:
         self._queues.add(queue)
         return queue
 
-    def _waited(self, pair: Pair, wait: float, times: int) -> None:
-        self._figures.histogram("pulse_job_wait_seconds", (pair.queue,)).observe(wait, times)
+    def _waited(self, queue: str, moments: list[str], now: float) -> None:
+        """Jobs of a queue were due at these moments, and were claimed now.
 
-    def _wait(self, due: str, now: float) -> float:
-        """For how many seconds a job has been due."""
-        try:
-            moment = datetime.fromisoformat(due).timestamp()
-        except ValueError:
-            # A moment that Python cannot hold, as -infinity: planted by hand.
-            return 0.0
-        waited = now + self._clock.epoch_offset - moment
-        return waited if 0 < waited < math.inf else 0.0
+        Reading a moment costs 0.4 us. So they are sorted, and only the first and the last are read; where these two are far
+        apart, the same is done with each half.
+        """
+        moments.sort()
+        at, waits = now + self._clock.epoch_offset, self._figures.histogram("pulse_job_wait_seconds", (queue,))
+        parts = [(0, len(moments) - 1, _wait(moments[0], at), _wait(moments[-1], at))]
+        while parts:
+            first, last, longest, shortest = parts.pop()
+            if waits.observe_between(longest, shortest, last - first + 1, near=_NEAR):
+                continue
+            middle = (first + last) // 2
+            parts.append((first, middle, longest, _wait(moments[middle], at)))
+            parts.append((middle + 1, last, _wait(moments[middle + 1], at), shortest))
+
+
+def _wait(due: str, now: float) -> float:
+    """For how many seconds a job has been due."""
+    try:
+        waited = now - datetime.fromisoformat(due).timestamp()
+    except ValueError:
+        # A moment that Python cannot hold, as -infinity: planted by hand.
+        return 0.0
+    return waited if 0 < waited < math.inf else 0.0

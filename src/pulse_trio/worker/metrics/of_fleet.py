@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import trio
 
@@ -55,7 +55,8 @@ class FleetMetrics:
         self._settings = settings
         self._ended = Figures()
         """The totals of children that have ended, and the supervisor's own."""
-        self.store: SupervisorStore = TimedUpkeep(store, self._ended)  # pyright: ignore[reportAttributeAccessIssue]
+        # What TimedUpkeep does not measure it passes on to the store, which no type checker sees.
+        self.store = cast("SupervisorStore", TimedUpkeep(store, self._ended))
         self._vital = Vital(store.figures)
         self._sampler = Sampler(store.figures, observer, settings.queues or ())
         self._children: dict[int, _Told] = {}

@@ -94,10 +94,10 @@ class Scheduler:
         return 0 if await self._fire() else _ELSEWHERE
 
     async def fire_due(self) -> None:
-        """Fires what is due now, instead of `run`, which goes on."""
-        remaining = await self._store.next_schedule()
-        while remaining is not None and remaining <= 0 and await self._fire():
-            remaining = await self._store.next_schedule()
+        """Fires what is due now, instead of `run`, which goes on: for a program that moves time itself, and then knows whether
+        anything is."""
+        while await self._fire():
+            pass
 
     async def _fire(self) -> bool:
         """Fires the schedules that it can lock. Returns False if others had locked all of them."""

@@ -82,7 +82,7 @@ class Watchdog:
                     more = await self._store.maintain(self._retention)
                     if not more:
                         # With jitter: workers that were started together need not look together.
-                        self._maintain_at = trio.current_time() + _MAINTAIN_EVERY * random.uniform(0.9, 1)  # noqa: S311
+                        self._maintain_at = trio.current_time() + _MAINTAIN_EVERY * random.uniform(0.9, 1)  # noqa: S311 - no secret
             except DatabaseUnavailable as error:
                 pause = self._outage.failed(error)
             else:
