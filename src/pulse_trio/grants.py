@@ -84,7 +84,7 @@ TABLES: Mapping[RoleKind, Mapping[str, str]] = {
     "operator": {
         "SELECT": (
             "migration, maintenance, job, job_archive, job_archive_default, attempt, session, batch, batch_job, schedule_fire,"
-            f" schedule_declaration, progress, cancellation, permit, bucket, audit, {VIEWS}"
+            f" schedule_declaration, progress, cancellation, permit, bucket, audit, member, durable_job, recheck, member_deadline, {VIEWS}"
         ),
         f"SELECT, INSERT, UPDATE ({_QUEUE})": "queue",
         f"SELECT, INSERT, UPDATE ({_SCHEDULE})": "schedule",
@@ -121,6 +121,8 @@ FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
         "suspend_jobs",
         "start_children",
         "recheck_jobs",
+        "end_overdue",
+        "look_slowly",
         "look_at_block",
         "cancel_block",
         "restart_children",
@@ -132,6 +134,11 @@ FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
         "wake",
         "cancel",
         "cancel_jobs",
+        "cancel_jobs_now",
+        "tree_places",
+        "tree_of",
+        "lines_of",
+        "stuck_trees",
         "retry_jobs",
         "delete_jobs",
         "release_jobs",

@@ -2,7 +2,7 @@
 -- transaction come back false (they are not lost: SKIP LOCKED keeps one job's transaction from fencing the whole worker); rows
 -- that do not come back are lost. clock_timestamp(), because the lease counts from the write, not from the transaction. A
 -- renewed row whose cancellation was requested also returns why (a person, or what became of its tree) and what the person said,
--- because its notification may have been lost. `leases` has the leases of queues with their own, by name: one statement for all
+-- because its notification may have been lost: that is its last row in the ledger, which a compensation that was cut short has closed. `leases` has the leases of queues with their own, by name: one statement for all
 -- due jobs. Answers go by place in the batch, not by id: two attempts of one job may be in it, and only one of them is alive.
 WITH report AS MATERIALIZED (
   SELECT * FROM unnest(%(ids)s::bigint[], %(attempts)s::int[], %(sessions)s::bigint[])
@@ -21,11 +21,9 @@ WITH report AS MATERIALIZED (
 )
 SELECT place - 1, true AS renewed,
        CASE WHEN cancelling THEN coalesce(
-         (SELECT c.cause FROM :"schema".cancellation c WHERE c.job_id = renewed.id AND c.ended_at IS NULL ORDER BY c.id LIMIT 1), 'user')
-       END,
+         (SELECT c.cause FROM :"schema".cancellation c WHERE c.job_id = renewed.id ORDER BY c.id DESC LIMIT 1), 'user') END,
        CASE WHEN cancelling THEN
-         (SELECT c.reason FROM :"schema".cancellation c WHERE c.job_id = renewed.id AND c.ended_at IS NULL ORDER BY c.id LIMIT 1)
-       END
+         (SELECT c.reason FROM :"schema".cancellation c WHERE c.job_id = renewed.id ORDER BY c.id DESC LIMIT 1) END
 FROM renewed
 UNION ALL
 SELECT place - 1, false, NULL, NULL FROM ours WHERE place NOT IN (SELECT place FROM renewed)

@@ -5,5 +5,5 @@
 SELECT c.id, coalesce(c.ended_as, (SELECT s.state FROM :"schema".jobs s WHERE s.id = c.job_id LIMIT 1), 'completed')
 FROM :"schema".cancellation c
 WHERE c.id = ANY (%(ids)s::bigint[])
-  AND (c.ended_at IS NOT NULL
-       OR coalesce((SELECT NOT (j.attempt = c.attempt AND j.cancelling) FROM :"schema".job j WHERE j.id = c.job_id), true))
+  AND NOT coalesce((SELECT j.cancelling AND (coalesce(strpos(j.options::text, '"tree"') > 0, false) OR c.ended_at IS NULL AND j.attempt = c.attempt)
+                    FROM :"schema".job j WHERE j.id = c.job_id), false)

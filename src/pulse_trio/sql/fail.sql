@@ -78,7 +78,7 @@ WITH report AS MATERIALIZED (
          CASE next WHEN 'dead' THEN error END,
          CASE next WHEN 'cancelled' THEN coalesce(
            CASE outcome WHEN 'cancelled' THEN error END,
-           (SELECT c.reason FROM :"schema".cancellation c WHERE c.job_id = finished.id AND c.ended_at IS NULL LIMIT 1),
+           (SELECT coalesce(c.reason, c.cause) FROM :"schema".cancellation c WHERE c.job_id = finished.id AND c.ended_at IS NULL LIMIT 1),
            'user') END
   FROM finished
 ), closed AS (

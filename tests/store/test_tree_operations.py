@@ -1,0 +1,448 @@
+"""What people and watchdogs do to trees of jobs: cancel, retry, delete, keep deadlines and what is retained. By the shipped
+statements, beside workers' (tests/store/test_tree_design.py has the races of the protocol itself).
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pulse_trio.sql import statement
+
+from .test_tree_design import Teller, settle, wait_for_lock
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from support.databases import Databases
+
+Job = tuple[int, int]
+
+
+@pytest.fixture
+def workers(databases: Databases) -> Generator[list[Teller]]:
+    """Three connections: two workers' and one that looks."""
+    with databases.migrated() as dsn, ExitStack() as stack:
+        tellers = [Teller(dsn, 1001 + n) for n in range(3)]
+        for teller in tellers:
+            stack.callback(teller.connection.close)
+        yield tellers
+
+
+def state(teller: Teller, job: Job | int) -> str:
+    return teller.value("SELECT state FROM jobs WHERE id = %s", job if isinstance(job, int) else job[0])
+
+
+def start(
+    teller: Teller, parent: Job, *keys: str, queue: str = "children", block: int = 0, deadline: float | None = None
+) -> list[int]:
+    n = len(keys)
+    rows = teller.run(
+        "SELECT child_id FROM start_children(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
+        *parent, teller.session, block, list(keys), [None] * n, ["child"] * n, ["{}"] * n, [queue] * n, [0] * n, [None] * n,
+        [None] * n, [deadline] * n, [None] * n, [20] * n, [None] * n, [None] * n, [None] * n,
+    )  # fmt: skip
+    return [row[0] for row in rows]
+
+
+def write_line(teller: Teller, job: int) -> None:
+    """A job with a history, without what writes one."""
+    teller.run("SELECT FROM make_durable(%s)", job)
+    teller.run(
+        "INSERT INTO history (job_id, line, kind, key, attempt) "
+        "SELECT %s, coalesce(max(line), 0) + 1, 1, 'k', 1 FROM history WHERE job_id = %s",
+        job, job,
+    )  # fmt: skip
+
+
+def suspend(teller: Teller, job: Job, *blocks: int, until: str = "far()") -> None:
+    """As the worker's statement leaves a suspended job."""
+    teller.run("SELECT FROM make_durable(%s)", job[0])
+    teller.run(
+        f"UPDATE job SET state = 1, locked_by = 0, lease_until = 'infinity', run_at = {until}, max_attempts = max_attempts + 1 "
+        "WHERE id = %s",
+        job[0],
+    )
+    teller.run("UPDATE durable_job SET suspended = %s, blocks = %s WHERE job_id = %s", job[1], list(blocks), job[0])
+    teller.run("INSERT INTO recheck (job_id) VALUES (%s)", job[0])
+    settle(teller)
+
+
+def cancel(teller: Teller, *jobs: int, reason: str | None = None, how: str = "cancel_jobs") -> list[tuple[int, str]]:
+    return [(row[0], row[2]) for row in teller.run(f"SELECT * FROM {how}(%s, %s)", sorted(jobs), reason)]
+
+
+def ended(teller: Teller) -> dict[str, tuple[str, str | None]]:
+    rows = teller.run(
+        "SELECT child_key, state, cancel_reason FROM jobs WHERE parent_id IS NOT NULL AND finished_at IS NOT NULL"
+    )
+    return {row[0]: (row[1], row[2]) for row in rows}
+
+
+# Cancel
+
+
+def test_a_cancellation_tells_what_runs_and_ends_what_waits_at_every_depth(workers: list[Teller]) -> None:
+    a, b, watch = workers
+    parent = a.root("q")
+    start(a, parent, "runs", "waits")
+    (child,) = b.claim("children", 1)
+    start(b, child, "grandchild", queue="grandchildren")
+    assert cancel(watch, parent[0], reason="enough") == [(parent[0], "running")]
+    assert ended(watch) == {"waits": ("cancelled", "parent"), "grandchild": ("cancelled", "parent")}
+    ledger = watch.run("SELECT job_id, cause, reason, ended_at IS NULL FROM cancellations ORDER BY job_id")
+    assert ledger == [(parent[0], None, "enough", True), (child[0], "parent", None, True)]
+    assert a.beat(parent) == [(0, True, "user", "enough")]
+    assert b.beat(child) == [(0, True, "parent", None)]
+    act = watch.run("SELECT act, jobs, details ->> 'members' FROM audit WHERE act = 'cancel'")
+    assert act == [("cancel", 1, "3")]
+
+
+def test_a_cancelled_parent_is_settled_after_its_descendants_and_its_ledger_row_then_says_so(
+    workers: list[Teller],
+) -> None:
+    a, b, watch = workers
+    parent = a.root("q")
+    start(a, parent, "0")
+    (child,) = b.claim("children")
+    ((_, request, _),) = watch.run("SELECT * FROM cancel_jobs(%s)", [parent[0]])
+    a.fail(parent, outcome="released")
+    assert state(watch, parent) == "suspended"
+    became = statement("cancel_ended", "pulse")
+    assert watch.connection.execute(became, {"ids": [request]}).fetchall() == []
+    b.fail(child, outcome="rescued")
+    settle(watch)
+    assert watch.connection.execute(became, {"ids": [request]}).fetchall() == [(request, "cancelled")]
+    assert watch.run("SELECT id, state, cancel_reason FROM jobs ORDER BY id") == [
+        (parent[0], "cancelled", "user"), (child[0], "cancelled", "parent"),
+    ]  # fmt: skip
+
+
+def test_a_waiting_job_with_live_descendants_waits_for_them_and_answers_running(workers: list[Teller]) -> None:
+    a, b, watch = workers
+    parent = a.root("q")
+    start(a, parent, "0")
+    (child,) = b.claim("children")
+    a.fail(parent, outcome="released")
+    assert cancel(watch, parent[0]) == [(parent[0], "running")]
+    assert state(watch, parent) == "suspended"
+    assert cancel(watch, parent[0]) == [(parent[0], "running")]
+    b.fail(child, outcome="cancelled")
+    settle(watch)
+    assert state(watch, parent) == "cancelled"
+
+
+def test_a_suspended_job_with_a_history_runs_once_more_unless_it_is_to_end_now(workers: list[Teller]) -> None:
+    a, _, watch = workers
+    jobs = [a.root("q") for _ in range(2)]
+    for job in jobs:
+        write_line(a, job[0])
+        suspend(watch, job)
+    assert cancel(watch, jobs[0][0], reason="enough") == [(jobs[0][0], "running")]
+    assert state(watch, jobs[0]) == "available"
+    assert cancel(watch, jobs[1][0], how="cancel_jobs_now") == [(jobs[1][0], "cancelled")]
+    again = a.claim("q")
+    assert again == [(jobs[0][0], 2)]
+    assert a.beat(again[0]) == [(0, True, "user", "enough")]
+    a.fail(again[0], outcome="failed")
+    assert watch.run("SELECT state, cancel_reason FROM jobs ORDER BY id") == [
+        ("cancelled", "enough"),
+        ("cancelled", "user"),
+    ]
+    assert watch.value("SELECT count(*) FROM cancellations WHERE ended_at IS NULL") == 0
+
+
+def test_one_that_was_told_and_waits_can_be_ended_now(workers: list[Teller]) -> None:
+    a, _, watch = workers
+    job = a.root("q")
+    write_line(a, job[0])
+    suspend(watch, job)
+    assert cancel(watch, job[0]) == [(job[0], "running")]
+    assert cancel(watch, job[0]) == [(job[0], "running")]
+    assert cancel(watch, job[0], how="cancel_jobs_now") == [(job[0], "cancelled")]
+    assert watch.run("SELECT count(*), count(ended_at) FROM cancellations") == [(1, 1)]
+
+
+def test_a_cancel_of_two_jobs_has_both_before_it_goes_below_one(workers: list[Teller]) -> None:
+    a, b, watch = workers
+    first, second = a.root("first"), b.root("second")
+    start(a, first, "0")
+    (child,) = b.claim("children")
+    with b.open():
+        assert b.complete(second) == 1
+        cancelling = threading.Thread(target=cancel, args=[a, first[0], second[0]])
+        cancelling.start()
+        wait_for_lock(watch, a)
+        # It waits for the second and holds nothing below the first.
+        assert watch.run("SELECT id FROM job WHERE id = %s FOR UPDATE NOWAIT", child[0]) == [(child[0],)]
+        assert b.complete(child) == 1
+    cancelling.join()
+    assert state(watch, second) == "completed"
+    assert state(watch, child) == "completed"
+
+
+def test_children_of_one_block_are_found_by_the_view(workers: list[Teller]) -> None:
+    a, _, watch = workers
+    parent = a.root("q")
+    (child,) = start(a, parent, "parcel-1")
+    plain = watch.value("SELECT pulse.enqueue('plain', '{}', 'other')")
+    rows = watch.run("SELECT id, parent_id, root_id, child_key FROM jobs ORDER BY id")
+    assert rows == [
+        (parent[0], None, parent[0], None),
+        (child, parent[0], parent[0], "parcel-1"),
+        (plain, None, None, None),
+    ]
+    tree = watch.run("SELECT id, parent_id, child_key, state, children FROM tree_of(%s)", child)
+    assert tree == [(parent[0], None, None, "running", 1), (child, parent[0], "parcel-1", "available", 0)]
+
+
+def test_suspended_jobs_are_counted_apart(workers: list[Teller]) -> None:
+    a, _, watch = workers
+    job = a.root("q")
+    suspend(watch, job)
+    watch.run("SELECT pulse.enqueue('plain', '{}', 'q', run_at => now() + interval '1 hour')")
+    assert watch.run("SELECT available, scheduled, running, suspended FROM queues WHERE name = 'q'") == [(0, 1, 0, 1)]
+
+
+# Deadlines
+
+
+def test_an_unserved_child_ends_with_its_deadline_and_wakes_its_parent(workers: list[Teller]) -> None:
+    a, _, watch = workers
+    parent = a.root("q")
+    start(a, parent, "late", deadline=0.0)
+    start(a, parent, "early", deadline=3600.0)
+    suspend(watch, parent, 0)
+    assert state(watch, parent) == "suspended"
+    assert watch.value("SELECT end_overdue()") == 1
+    assert ended(watch) == {"late": ("cancelled", "deadline")}
+    settle(watch)
+    # The other still lives: a failure is for the parent's worker to see, the end of the block is not there yet.
+    assert watch.value("SELECT count(*) FROM member_deadline") == 1
+    assert watch.value("SELECT end_overdue()") == 0
+
+
+def test_a_suspended_job_with_a_history_is_told_at_its_deadline_and_ends_a_minute_later(workers: list[Teller]) -> None:
+    a, _, watch = workers
+    job = a.root("q")
+    write_line(a, job[0])
+    watch.run("""UPDATE job SET options = options::jsonb || '{"deadline": 5}' WHERE id = %s""", job[0])
+    suspend(watch, job)
+    watch.run("INSERT INTO member_deadline VALUES ('2020-01-01', %s)", job[0])
+    assert watch.value("SELECT end_overdue()") == 1
+    assert state(watch, job) == "available"
+    assert watch.run("SELECT cause FROM cancellations") == [("deadline",)]
+    assert watch.value("SELECT end_overdue()") == 0
+    watch.run("UPDATE member_deadline SET deadline = deadline - interval '1 minute'")
+    assert watch.value("SELECT end_overdue()") == 1
+    assert watch.run("SELECT state, cancel_reason FROM jobs") == [("cancelled", "deadline")]
+    assert watch.run("SELECT count(*) FROM member_deadline") == [(0,)]
+
+
+def test_a_deadline_of_a_row_that_is_locked_is_kept_and_waits_for_nobody(workers: list[Teller]) -> None:
+    a, b, watch = workers
+    parent = a.root("q")
+    (child,) = start(a, parent, "0", deadline=0.0)
+    with b.open():
+        b.run("SELECT FROM job WHERE id = %s FOR UPDATE", child)
+        assert watch.value("SELECT end_overdue()") == 1
+    watch.run("UPDATE member_deadline SET deadline = '2020-01-01'")
+    watch.value("SELECT end_overdue()")
+    assert state(watch, child) == "cancelled"
+
+
+# Retry and delete
+
+
+def retry(teller: Teller, *jobs: int) -> list[tuple[bool, str | None]]:
+    return [(row[1], row[3]) for row in teller.run("SELECT * FROM retry_jobs(%s)", list(jobs))]
+
+
+def test_a_settled_root_goes_back_with_its_history_and_its_members_do_not(workers: list[Teller]) -> None:
+    a, b, watch = workers
+    parent = a.root("q")
+    write_line(a, parent[0])
+    start(a, parent, "0")
+    (child,) = b.claim("children")
+    b.fail(child)
+    a.fail(parent)
+    assert watch.value("SELECT root_ended_at IS NOT NULL FROM durable_job WHERE job_id = %s", parent[0])
+    assert retry(watch, child[0]) == [(False, "dead")]
+    assert watch.run("SELECT root_id, parent_id, root_lives, parent_open FROM tree_places(%s)", [child[0]]) == [
+        (parent[0], parent[0], False, False)
+    ]
+    assert retry(watch, parent[0]) == [(True, None)]
+    assert watch.value("SELECT root_ended_at IS NULL FROM durable_job WHERE job_id = %s", parent[0])
+    assert watch.value("SELECT count(*) FROM history") == 1
+    assert retry(watch, child[0]) == [(True, None)]
+
+
+def test_a_member_goes_back_while_its_parent_may_have_children(workers: list[Teller]) -> None:
+    a, b, watch = workers
+    parent = a.root("q")
+    start(a, parent, "0", "1")
+    one, two = b.claim("children")
+    b.fail(one)
+    assert retry(watch, one[0]) == [(True, None)]
+    b.fail(*b.claim("children"))
+    cancel(watch, parent[0])
+    assert retry(watch, one[0]) == [(False, "dead")]
+    a.fail(parent, outcome="cancelled")
+    assert retry(watch, one[0], parent[0]) == [(False, "dead"), (False, "suspended")]
+    assert watch.run("SELECT ends_as, below, root_lives FROM tree_places(%s)", [parent[0]]) == [("cancelled", 1, True)]
+    b.fail(two, outcome="cancelled")
+    settle(watch)
+    assert state(watch, parent) == "cancelled"
+
+
+def test_a_member_that_goes_back_after_the_last_of_its_siblings_is_waited_for_again(workers: list[Teller]) -> None:
+    a, b, watch = workers
+    parent = a.root("q")
+    start(a, parent, "0", "1")
+    one, two = b.claim("children")
+    suspend(watch, parent, 0)
+    b.complete(one)
+    assert retry(watch, one[0]) == [(True, None)]
+    b.complete(two)
+    settle(watch)
+    assert state(watch, parent) == "suspended"
+    b.complete(*b.claim("children"))
+    settle(watch)
+    assert state(watch, parent) == "available"
+
+
+def test_a_suspended_job_is_not_hurried(workers: list[Teller]) -> None:
+    a, _, watch = workers
+    job = a.root("q")
+    suspend(watch, job)
+    assert retry(watch, job[0]) == [(False, "suspended")]
+    assert state(watch, job) == "suspended"
+
+
+def test_nothing_of_a_live_tree_is_deleted_and_with_its_root_all_of_a_settled_one(workers: list[Teller]) -> None:
+    a, b, watch = workers
+    parent = a.root("q")
+    write_line(a, parent[0])
+    start(a, parent, "0", "1")
+    one, two = b.claim("children")
+    b.complete(one)
+    delete = "SELECT deleted, state FROM delete_jobs(%s) ORDER BY id"
+    assert watch.run(delete, [parent[0], one[0], two[0]]) == [
+        (False, "running"),
+        (False, "completed"),
+        (False, "running"),
+    ]
+    a.fail(parent, outcome="released")
+    assert watch.run(delete, [parent[0]]) == [(False, "available")]
+    (parent,) = a.claim("q")
+    b.complete(two)
+    a.complete(parent)
+    assert watch.run(delete, [parent[0]]) == [(True, None)]
+    assert watch.value("SELECT prune_trees('7 days')") is False
+    for table in ("job_archive", "member", "durable_job", "history"):
+        assert watch.value(f"SELECT count(*) FROM {table}") == 0, table
+
+
+def test_an_enqueue_that_replaces_leaves_a_job_of_a_tree_as_it_is(workers: list[Teller]) -> None:
+    a, _, watch = workers
+    made = watch.value("SELECT pulse.enqueue('parent', '{\"n\": 1}', 'q', unique_key => 'k')")
+    (job,) = a.claim("q")
+    suspend(watch, job)
+    same = watch.value("SELECT pulse.enqueue('parent', '{\"n\": 2}', 'q', unique_key => 'k', on_conflict => 'replace')")
+    assert (same, watch.value("SELECT args ->> 'n' FROM jobs")) == (made, "1")
+
+
+# Retention
+
+
+def test_members_are_kept_as_long_as_their_root_and_go_with_it(workers: list[Teller]) -> None:
+    a, b, watch = workers
+    parent = a.root("q")
+    start(a, parent, "0")
+    b.complete(*b.claim("children"))
+    plain = a.root("plain")
+    a.complete(plain)
+    old = "2020-01-01 12:00Z"
+    watch.run(
+        "CREATE TABLE pulse.job_archive_20200101 PARTITION OF pulse.job_archive "
+        "FOR VALUES FROM ('2020-01-01Z') TO ('2020-01-02Z')"
+    )
+    watch.run("UPDATE job_archive SET finished_at = %s", old)
+    assert watch.run("SELECT dropped FROM maintain('7 days') WHERE dropped LIKE 'job_archive%%'") == []
+    # The rest of that day is gone.
+    assert watch.run("SELECT child_key FROM jobs WHERE finished_at IS NOT NULL") == [("0",)]
+    a.complete(parent)
+    watch.run("UPDATE durable_job SET root_ended_at = %s", old)
+    watch.value("UPDATE maintenance SET maintained_at = '-infinity' RETURNING 1")
+    watch.value("SELECT upkeep('7 days')")
+    assert watch.value("SELECT count(*) FROM member") == 0
+    assert watch.run("SELECT dropped FROM maintain('7 days') WHERE dropped LIKE 'job_archive%%'") == [
+        ("job_archive_20200101",)
+    ]
+
+
+def test_a_root_that_goes_by_its_queues_own_retention_takes_its_members_along(workers: list[Teller]) -> None:
+    a, b, watch = workers
+    parent = a.root("short")
+    start(a, parent, "0")
+    b.complete(*b.claim("children"))
+    a.complete(parent)
+    watch.run("INSERT INTO queue (name, retention) VALUES ('short', '1 second'), ('children', '1 second')")
+    watch.run("UPDATE job_archive SET finished_at = finished_at - interval '10 seconds'")
+    watch.value("SELECT prune('7 days')")
+    assert watch.run("SELECT child_key FROM jobs") == [("0",)]
+    watch.value("SELECT prune_trees('7 days')")
+    assert watch.run("SELECT child_key FROM jobs") == []
+
+
+# The slow look
+
+
+def test_a_parent_whose_watched_child_went_without_a_trigger_is_looked_at_slowly(workers: list[Teller]) -> None:
+    a, _, watch = workers
+    parent = a.root("q")
+    (child,) = start(a, parent, "0")
+    suspend(watch, parent, 0)
+    watch.run("DELETE FROM job WHERE id = %s", child)
+    settle(watch)
+    assert state(watch, parent) == "suspended"
+    assert watch.run("SELECT why, job_id FROM stuck_trees()") == [("unwatched", parent[0])]
+    assert watch.run("SELECT * FROM look_slowly()") == [(None, 1)]
+    assert watch.run("SELECT * FROM look_slowly()") == [(None, 0)]
+    settle(watch)
+    assert state(watch, parent) == "available"
+
+
+def test_children_that_nobody_serves_are_named(workers: list[Teller]) -> None:
+    a, _, watch = workers
+    parent = a.root("q")
+    (child,) = start(a, parent, "0")
+    watch.run("UPDATE job SET run_at = now() - interval '1 hour' WHERE id = %s", child)
+    suspend(watch, parent, 0)
+    assert watch.run("SELECT root_id, job_id, queue, kind, why FROM stuck_trees()") == [
+        (parent[0], child, "children", "child", "unserved queue")
+    ]
+    watch.run("INSERT INTO queue (name, paused_at) VALUES ('children', now())")
+    assert watch.run("SELECT why FROM stuck_trees()") == [("paused queue",)]
+
+
+def test_waiting_plain_jobs_are_cancelled_retried_and_deleted_as_before(workers: list[Teller]) -> None:
+    *_, watch = workers
+    jobs = [watch.value("SELECT pulse.enqueue('plain', '{}', 'q')") for _ in range(3)]
+    assert cancel(watch, *jobs[:2]) == [(job, "cancelled") for job in jobs[:2]]
+    assert cancel(watch, jobs[0], 10**9) == [(jobs[0], "cancelled")]
+    assert retry(watch, jobs[0], jobs[2]) == [(True, None), (False, "available")]
+    assert watch.run("SELECT deleted FROM delete_jobs(%s)", jobs) == [(True,)] * 3
+
+
+def test_a_caller_that_is_no_operator_cannot_call_the_functions_behind(workers: list[Teller]) -> None:
+    *_, watch = workers
+    rows: list[Any] = watch.run(
+        "SELECT p.proname FROM pg_proc p WHERE p.pronamespace = 'pulse'::regnamespace AND p.proname IN "
+        "('cancel_row', 'cancel_below', 'cancel_rows', 'prune_trees', 'keeps_members', 'tree_of', 'end_overdue', 'in_tree') "
+        "AND has_function_privilege('public', p.oid, 'EXECUTE')"
+    )
+    assert rows == []
