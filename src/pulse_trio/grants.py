@@ -84,7 +84,8 @@ TABLES: Mapping[RoleKind, Mapping[str, str]] = {
     "operator": {
         "SELECT": (
             "migration, maintenance, job, job_archive, job_archive_default, attempt, session, batch, batch_job, schedule_fire,"
-            f" schedule_declaration, progress, cancellation, permit, bucket, audit, member, durable_job, recheck, member_deadline, {VIEWS}"
+            f" schedule_declaration, progress, cancellation, permit, bucket, audit, member, durable_job,"
+            f" recheck, member_deadline, {VIEWS}"
         ),
         f"SELECT, INSERT, UPDATE ({_QUEUE})": "queue",
         f"SELECT, INSERT, UPDATE ({_SCHEDULE})": "schedule",

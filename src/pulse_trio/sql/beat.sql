@@ -2,8 +2,9 @@
 -- transaction come back false (they are not lost: SKIP LOCKED keeps one job's transaction from fencing the whole worker); rows
 -- that do not come back are lost. clock_timestamp(), because the lease counts from the write, not from the transaction. A
 -- renewed row whose cancellation was requested also returns why (a person, or what became of its tree) and what the person said,
--- because its notification may have been lost: that is its last row in the ledger, which a compensation that was cut short has closed. `leases` has the leases of queues with their own, by name: one statement for all
--- due jobs. Answers go by place in the batch, not by id: two attempts of one job may be in it, and only one of them is alive.
+-- because its notification may have been lost. That is in its last row of the ledger, which the end of a compensation that was cut
+-- short has closed. `leases` has the leases of queues with their own, by name: one statement for all due jobs. Answers go by place
+-- in the batch, not by id: two attempts of one job may be in it, and only one of them is alive.
 WITH report AS MATERIALIZED (
   SELECT * FROM unnest(%(ids)s::bigint[], %(attempts)s::int[], %(sessions)s::bigint[])
     WITH ORDINALITY AS r(id, attempt, session, place)
