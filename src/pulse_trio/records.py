@@ -21,6 +21,7 @@ class State(StrEnum):
     AVAILABLE = "available"
     RUNNING = "running"
     RETRYABLE = "retryable"
+    SUSPENDED = "suspended"
     COMPLETED = "completed"
     DEAD = "dead"
     CANCELLED = "cancelled"
@@ -52,3 +53,9 @@ class JobRecord:
     progress_message: str | None
     key: str | None = None
     """The key by which limits and turns count (a tenant); None also if the role may not see it (a waiter)."""
+    parent_id: int | None = None
+    """The job that started it, in a durable nursery."""
+    root_id: int | None = None
+    """The job at the top of its tree; its own id for a root, None for a job without a tree."""
+    child_key: str | None = None
+    """What names it among its siblings."""

@@ -36,6 +36,7 @@ class Event(StrEnum):
     FAIL_LAST = "fail, budget used up"
     DISCARD = "discard"
     SNOOZE = "snooze"
+    SUSPEND = "suspend"
     RELEASE = "release"
     RESCUE = "rescue"
     RESCUE_LAST = "rescue, budget used up"
@@ -61,6 +62,7 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
         Event.FAIL_LAST: State.DEAD,
         Event.DISCARD: State.DEAD,
         Event.SNOOZE: State.SCHEDULED,
+        Event.SUSPEND: State.SUSPENDED,
         Event.RELEASE: State.AVAILABLE,
         Event.RESCUE: State.AVAILABLE,
         Event.RESCUE_LAST: State.DEAD,
@@ -71,6 +73,10 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
     State.RETRYABLE: {
         Event.DUE: State.AVAILABLE,
         Event.RETRY: State.AVAILABLE,
+        Event.CANCEL: State.CANCELLED,
+    },
+    State.SUSPENDED: {
+        Event.DUE: State.AVAILABLE,
         Event.CANCEL: State.CANCELLED,
     },
     State.COMPLETED: {Event.RETRY: State.AVAILABLE},
@@ -88,7 +94,8 @@ STORED: Mapping[State, int] = {
     State.DEAD: 5,
     State.CANCELLED: 6,
 }
-"""The number in the column `state`. An available job is stored as scheduled or retryable, and its `run_at` has come."""
+"""The number in the column `state`. An available job is stored as scheduled or retryable, and its `run_at` has come. A suspended
+job is stored as scheduled, and its row in `durable_job` names its last attempt."""
 
 
 def next_state(state: State, event: Event) -> State:

@@ -128,7 +128,14 @@ MOVES: dict[str, set[Event]] = {
     "claim_limited()": {Event.CLAIM},
     "fail": {rule.event for rule in RULES} - {Event.COMPLETE},
     "bury": {Event.BURY},
-    "do_cancel_jobs()": {Event.CANCEL},
+    "cancel_row()": {Event.CANCEL},
+    "cancel_children()": {Event.CANCEL},
+    "suspend()": {Event.SUSPEND},
+    "restart_children()": {Event.RETRY},
+    # A parked job's first outcome, once its last descendant has ended.
+    "look_at()": {Event.COMPLETE, Event.DISCARD, Event.CANCEL},
+    # Takes the outcome back until then, and parks the job.
+    "member_ended()": {Event.SUSPEND},
     "do_retry_jobs()": {Event.RETRY},
     "complete_jobs()": {Event.COMPLETE},
     "release_jobs()": {Event.RELEASE, Event.CANCEL},
@@ -136,7 +143,7 @@ MOVES: dict[str, set[Event]] = {
 """Every statement and function (with parentheses) that moves a job from one state to another, and by which events."""
 BIRTH_AND_DEATH = {
     "enqueue()", "enqueue_many()", "enqueue_unique()", "add_job()", "add_jobs()", "call_death_hook()", "take_back_held()",
-    "do_delete_jobs()",
+    "do_delete_jobs()", "start_children()",
 }  # fmt: skip
 """Those that make a job, make a waiting one anew (`on_conflict="replace"`), or forget it altogether."""
 

@@ -63,6 +63,15 @@ async def retryable(case: Case) -> None:
     assert await case.settle("failed", HOUR)
 
 
+async def suspend(case: Case) -> bool:
+    fence = (case.id, case.claim.attempt, case.claim.session)
+    return bool(case.window.value("SELECT suspend(%s, %s, %s, '{}', '{}', '{approved}', NULL)", *fence))
+
+
+async def suspended(case: Case) -> None:
+    assert await suspend(case)
+
+
 async def completed(case: Case) -> None:
     assert await case.settle("completed")
 
@@ -80,6 +89,7 @@ FROM_RUNNING: dict[State, Callable[[Case], Awaitable[None]]] = {
     State.AVAILABLE: available,
     State.RUNNING: running,
     State.RETRYABLE: retryable,
+    State.SUSPENDED: suspended,
     State.COMPLETED: completed,
     State.DEAD: dead,
     State.CANCELLED: cancelled,
@@ -148,6 +158,7 @@ APPLY: dict[Event, Callable[[Case], Awaitable[bool]]] = {
     Event.FAIL_LAST: report("failed", HOUR),
     Event.DISCARD: report("discarded"),
     Event.SNOOZE: report("snoozed", HOUR),
+    Event.SUSPEND: suspend,
     Event.RELEASE: report("released"),
     Event.RESCUE: rescue,
     Event.RESCUE_LAST: rescue,

@@ -23,16 +23,17 @@ if TYPE_CHECKING:
 # design.md section 5
 COLUMNS = {
     "jobs": "id queue kind state priority attempt max_attempts run_at created_at started_at finished_at worker lease_until"
-    " args result error cancel_reason unique_key progress progress_message key",
+    " args result error cancel_reason unique_key progress progress_message key"
+    " parent_id root_id child_key",
     "workers": "id host pid state started_at seen_at queues concurrency running version",
     "queues": "name paused available scheduled running oldest_available_age limit rate key_limit key_rate"
-    " oldest_running_age dead",
+    " oldest_running_age dead suspended",
     "attempts": "job_id attempt worker started_at ended_at outcome error",
 }
 
 
 UNLIMITED = dict.fromkeys(("limit", "rate", "key_limit", "key_rate"))
-QUIET = UNLIMITED | {"oldest_running_age": None, "dead": 0}
+QUIET = UNLIMITED | {"oldest_running_age": None, "dead": 0, "suspended": 0}
 
 
 @pytest.mark.parametrize("view", COLUMNS)
@@ -46,8 +47,9 @@ def test_the_views_have_the_promised_columns(view: str, window: Window) -> None:
 
 
 async def test_one_queue_with_a_job_in_every_state(store: WorkerStore, window: Window, queue: str) -> None:
-    ids = window.enqueue_many(6, queue)
-    a, b, c, d, e, _ = await claim(store, queue)
+    ids = window.enqueue_many(7, queue)
+    a, b, c, d, e, f, _ = await claim(store, queue)
+    window.value("SELECT suspend(%s, %s, %s, '{}', '{}', '{approved}', NULL)", f.id, f.attempt, f.session)
     await store.settle([
         end(a), end(b, "discarded", error="x"), end(c, "cancelled", error="y"),
         end(d, "failed", delay=600.0, error="z"), end(e, "snoozed", delay=600.0),
@@ -56,12 +58,12 @@ async def test_one_queue_with_a_job_in_every_state(store: WorkerStore, window: W
     window.run("UPDATE job SET run_at = now() - interval '90 s' WHERE id = %s", ids[-1])
     window.enqueue(queue, delay=60)
 
-    expected = ["completed", "dead", "cancelled", "retryable", "scheduled", "running", "available"]
+    expected = ["completed", "dead", "cancelled", "retryable", "scheduled", "suspended", "running", "available"]
     assert [window.state(i) for i in ids] == expected
     assert {State(s) for s in expected} == set(State)
     (row,) = window.run("SELECT * FROM queues WHERE name = %s", queue)
     age, running = row.pop("oldest_available_age"), row.pop("oldest_running_age")
-    counts = {"available": 1, "scheduled": 3, "running": 1, "dead": 1}
+    counts = {"available": 1, "scheduled": 3, "running": 1, "dead": 1, "suspended": 1}
     assert row == {"name": queue, "paused": False} | counts | UNLIMITED
     assert timedelta(0) < running < timedelta(seconds=60)
     assert timedelta(seconds=90) <= age < timedelta(seconds=120)

@@ -95,8 +95,8 @@ def test_every_rule_decides_some_case_and_every_event_of_an_end_has_a_rule() -> 
             next(r for r in RULES if case.outcome in r.outcomes and (not r.condition or getattr(case, r.condition)))
         )
     assert deciding == set(RULES)
-    # What PostgreSQL refuses to do with a row is decided by nothing in the row.
-    assert {rule.event for rule in RULES} == set(TRANSITIONS[State.RUNNING]) - {Event.BURY}
+    # What PostgreSQL refuses to do with a row is decided by nothing in the row, nor is that a handler waits.
+    assert {rule.event for rule in RULES} == set(TRANSITIONS[State.RUNNING]) - {Event.BURY, Event.SUSPEND}
 
 
 def test_a_job_goes_where_the_table_says_or_is_available_once_it_is_due() -> None:

@@ -23,7 +23,7 @@ IN_EFFECT = {"queue": 0.5, "kind": 1.5}
 class QueueRecord:
     """A queue as `pulse.queues` shows it: how many of its jobs are due, wait for their time, and run; the age of the job that
     has been due the longest, in seconds; its limits, None for no limit; for how many seconds the oldest attempt has run; how
-    many jobs died within the last 24 hours."""
+    many jobs died within the last 24 hours; how many are suspended."""
 
     name: str
     paused: bool
@@ -37,6 +37,7 @@ class QueueRecord:
     key_rate: str | None
     oldest_running_age: float | None = None
     dead: int = 0
+    suspended: int = 0
 
 
 @dataclass(frozen=True, slots=True)
