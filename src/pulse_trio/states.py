@@ -94,8 +94,8 @@ STORED: Mapping[State, int] = {
     State.DEAD: 5,
     State.CANCELLED: 6,
 }
-"""The number in the column `state`. An available job is stored as scheduled or retryable, and its `run_at` has come. A suspended
-job is stored as scheduled, and its row in `durable_job` names its last attempt."""
+"""The number in the column `state`. An available job is stored as scheduled or retryable, and its `run_at` has come. A
+suspended job is stored as scheduled, and its row in `durable_job` names its last attempt."""
 
 
 def next_state(state: State, event: Event) -> State:
