@@ -116,6 +116,15 @@ COMMENT ON TABLE :"schema".member_deadline IS 'When the watchdog ends members of
 CREATE FUNCTION :"schema".far() RETURNS timestamptz
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $function$ SELECT timestamptz '9999-12-30 00:00Z' $function$;
 
+-- Whether options have the mark. Every job that is archived passes here, so this is the form that costs least, counted in instructions of
+-- the server (benchmarks/instructions.py): for each statement PostgreSQL prepares the condition anew, and one call is less to prepare than
+-- a cast, strpos and a comparison; a strict function is not called for jobs without options.
+CREATE FUNCTION :"schema".has_mark(options json) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $function$
+BEGIN
+  RETURN strpos($1::text, '"tree"') > 0;
+END $function$;
+
 -- Gives a job its mark and its row in durable_job, which the caller may then change; the caller has locked the job's row (KEY SHARE at
 -- least). No row: another transaction holds the job's row for a moment.
 CREATE FUNCTION :"schema".make_durable(target bigint) RETURNS SETOF :"schema".durable_job
@@ -125,7 +134,7 @@ DECLARE
   p job; here member;
 BEGIN
   SELECT j.* INTO p FROM job j WHERE j.id = target;
-  IF p.options IS NULL OR strpos(p.options::text, '"tree"') = 0 THEN
+  IF has_mark(p.options) IS NOT TRUE THEN
     PERFORM FROM job j WHERE j.id = target FOR NO KEY UPDATE SKIP LOCKED;
     IF NOT FOUND THEN RETURN; END IF;
     UPDATE job j SET options = (coalesce(j.options::jsonb, '{}') || '{"tree": 1}')::text::json WHERE j.id = target;
@@ -196,7 +205,7 @@ BEGIN
   RETURN NULL;
 END $function$;
 CREATE TRIGGER a_member_ended AFTER INSERT ON :"schema".job_archive
-  FOR EACH ROW WHEN (strpos(NEW.options::text, '"tree"') > 0) EXECUTE FUNCTION :"schema".member_ended();
+  FOR EACH ROW WHEN (:"schema".has_mark(NEW.options)) EXECUTE FUNCTION :"schema".member_ended();
 
 -- The death hook's trigger fires for an archive row that the one above has taken back, too.
 DO $block$
@@ -205,7 +214,7 @@ DECLARE
   first constant text := E'BEGIN\n  SELECT d.* INTO named';
 BEGIN
   IF strpos(hook, first) = 0 THEN RAISE EXCEPTION 'call_death_hook is not as it was expected'; END IF;
-  EXECUTE replace(hook, first, E'BEGIN\n  IF strpos(NEW.options::text, \'"tree"\') > 0'
+  EXECUTE replace(hook, first, E'BEGIN\n  IF has_mark(NEW.options)'
     ' AND NOT EXISTS (SELECT FROM job_archive d WHERE d.id = NEW.id AND d.finished_at = NEW.finished_at) THEN RETURN NULL; END IF;\n'
     '  SELECT d.* INTO named');
 END $block$;

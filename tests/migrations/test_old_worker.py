@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -11,7 +12,10 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from pulse_trio.jobs import JobRequest
 from pulse_trio.migrate import migrate_sync
+from pulse_trio.store.trees import Fence, NewChild
+from support.stores import Window, claim_one, open_store
 from support.workers import until
 
 if TYPE_CHECKING:
@@ -138,3 +142,95 @@ async def test_an_old_worker_that_runs_shares_the_work_of_old_and_new_producers_
         worker.process.send_signal(signal.SIGTERM)
         assert await worker.ended() == 0, worker.report()
         assert "permission denied" not in worker.stderr
+
+
+FAMILY = """
+import trio
+from pathlib import Path
+from pulse_trio import Handlers
+
+handlers = Handlers()
+
+@handlers.job(queue="children")
+async def fine(n: int) -> int:
+    return n
+
+@handlers.job(queue="children", max_attempts=1)
+async def failing(n: int) -> int:
+    raise ValueError("no")
+
+@handlers.job(queue="children")
+async def endless(n: int) -> int:
+    Path(f"endless-{n}").touch()
+    await trio.sleep_forever()
+
+@handlers.job(queue="children")
+async def held(n: int) -> int:
+    Path(f"held-{n}").touch()
+    while not Path("go").exists():
+        await trio.sleep(0.02)
+    return n
+"""
+
+
+async def test_an_old_worker_runs_and_ends_the_children_and_the_parents_of_new_ones(
+    empty_dsn: str, old: Path, processes: Processes
+) -> None:
+    """It knows nothing of trees; the trigger sees what its statements do."""
+    (processes.folder / "app.py").write_text(FAMILY)
+    as_old = {"PYTHONPATH": os.fspath(old / "src")}
+    migrating = await processes.python("-m", "pulse_trio.cli", "migrate", f"--dsn={empty_dsn}", env=as_old)
+    assert await migrating.ended() == 0, migrating.report()
+    options = ["run", "app:handlers", f"--dsn={empty_dsn}", "--poll=0.2", "--queues=children"]
+    worker = await processes.python("-m", "pulse_trio.cli", *options, env=as_old)
+    await until(empty_dsn, "SELECT FROM pulse.session WHERE ended_at IS NULL")
+    migrate_sync(empty_dsn)
+    with Window(empty_dsn) as window:
+        async with open_store(empty_dsn) as store:
+
+            async def start(fence: Fence, kind: str, key: str, n: int) -> int:
+                request = JobRequest(kind, json.dumps({"n": n}), "children", 0, 1)
+                (child,) = (await store.trees.start_children(fence, 0, [NewChild(request, key, b"")])).children
+                return child.job_id
+
+            window.enqueue("roots", kind="root")
+            root = await claim_one(store, "roots")
+            fence = Fence(root.id, root.attempt, root.session)
+            fine, failing = await start(fence, "fine", "a", 1), await start(fence, "failing", "b", 2)
+            endless = await start(fence, "endless", "c", 3)
+            both = f"SELECT FROM pulse.job_archive WHERE id IN ({fine}, {failing}) HAVING count(*) = 2"
+            await until(empty_dsn, both)
+            members = {m.key: m for m in await store.trees.members(fence)}
+            assert (members["a"].state, members["a"].result) == ("completed", "1")
+            assert members["b"].state == "dead"
+            assert "ValueError" in str(members["b"].error)
+
+            # A cancelled member ends, although the old worker does not know why.
+            await until(empty_dsn, f"SELECT FROM pulse.job WHERE id = {endless} AND state = 2")
+            await store.trees.look(fence, 0)
+            assert (await store.trees.cancel_block(fence, 0, "sibling")).whole
+            await until(empty_dsn, f"SELECT FROM pulse.job_archive WHERE id = {endless}")
+            assert window.state(endless) == "cancelled"
+            assert window.value("SELECT count(*) FROM recheck WHERE job_id = %s", root.id) > 0
+
+            # The old worker runs a parent, too, and completes it while a child lives: the outcome waits.
+            parent = window.enqueue("children", kind="held", args={"n": 4})
+            await until(empty_dsn, f"SELECT FROM pulse.job WHERE id = {parent} AND state = 2")
+            ((attempt, session),) = [
+                (row["attempt"], row["locked_by"])
+                for row in window.run("SELECT attempt, locked_by FROM job WHERE id = %s", parent)
+            ]
+            child = await start(Fence(parent, attempt, session), "endless", "a", 5)
+            await until(empty_dsn, f"SELECT FROM pulse.job WHERE id = {child} AND state = 2")
+            (processes.folder / "go").touch()
+            await until(empty_dsn, f"SELECT FROM pulse.durable_job WHERE job_id = {parent} AND ending = 4")
+            await until(empty_dsn, f"SELECT FROM pulse.job_archive WHERE id = {child} AND state = 6")
+            assert window.run("SELECT FROM job_archive WHERE id = %s", parent) == []
+            while window.value("SELECT count(*) FROM recheck"):
+                await store.trees.recheck()
+            assert window.run("SELECT state, result FROM job_archive WHERE id = %s", parent) == [
+                {"state": 4, "result": 4}
+            ]
+            assert window.run("SELECT outcome, error FROM attempt WHERE job_id = %s", parent) == []
+    worker.process.send_signal(signal.SIGTERM)
+    assert await worker.ended() == 0, worker.report()

@@ -295,6 +295,7 @@ PUBLIC = {
     "json_number": "what option_number calls",
     "moment": "pure, and what clients ask for needs it",
     "first_of_size": "pure, and claims need it",
+    "has_mark": "pure, and the archive's trigger and completions need it",
 }
 
 

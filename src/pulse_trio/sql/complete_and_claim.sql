@@ -33,7 +33,7 @@ WITH report AS (
   INSERT INTO :"schema".job_archive (id, finished_at, started_at, run_at, created_at, locked_by, attempt, failures, max_attempts,
                             priority, state, queue, kind, args, options, unique_key, key, result, error, cancel_reason)
   -- What belongs to a tree is kept all the same: its parent asks for its result, and a trigger on the archive tells it.
-  SELECT * FROM done WHERE CASE WHEN %(keep)s::boolean THEN id IS NOT NULL ELSE strpos(options::text, '"tree"') > 0 END
+  SELECT * FROM done WHERE %(keep)s::boolean OR :"schema".has_mark(options)
 ), claimed AS (
   UPDATE :"schema".job j
   SET state = :state.running, attempt = least(j.attempt, 2147483646) + 1, locked_by = %(session)s::bigint,

@@ -18,7 +18,7 @@ WITH report AS MATERIALIZED (
 ), archived AS (
   INSERT INTO :"schema".job_archive (:part.archived, :part.archived_args, finished_at, failures, state, result)
   SELECT :part.archived, :part.archived_args, clock_timestamp(), failures, :state.completed, result
-  FROM done WHERE %(keep)s::boolean OR strpos(options::text, '"tree"') > 0
+  FROM done WHERE %(keep)s::boolean OR :"schema".has_mark(options)
 ), closed AS (
   UPDATE :"schema".cancellation c SET ended_at = clock_timestamp(), ended_as = 'completed'
   FROM done WHERE done.cancelling AND c.job_id = done.id AND c.ended_at IS NULL
