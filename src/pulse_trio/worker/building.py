@@ -16,13 +16,14 @@ from .claiming.cursors import ClaimCursors
 from .claiming.idle import Idle
 from .claiming.inline_quarantine import InlineQuarantine
 from .claiming.limited import LimitedQueues
-from .claiming.listener import Listener
+from .claiming.listener import Listener, Told
 from .claiming.sweeps import Sweeps
 from .claiming.wakeups import Wakeups
 from .diagnosis.lag import LagMonitor
 from .diagnosis.stacks import Stacks
 from .diagnosis.stuck import StuckHandlers
 from .durable.attempts import DurableParts
+from .durable.looks import Looks
 from .durable.writing import LineWriter
 from .holding.cancellations import Cancellations
 from .holding.heartbeats import Heartbeats
@@ -85,6 +86,7 @@ class Services:
     watchdog: Watchdog
     batches: Batches
     lines: LineWriter
+    looks: Looks
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +117,11 @@ def build(
     jobs = JobTable(settings.concurrency, wakeups if hooks.orders is None else hooks.orders)
 
     resources = WorkerResources(handlers, hooks.dsn, settings, plan.spans)
-    histories = store.histories
+    histories, trees = store.histories, store.trees
     lines = LineWriter(histories, jobs, plan)
     limiter = trio.CapacityLimiter(settings.concurrency)
-    durables = DurableParts(histories, lines, jobs, store.sessions, codec, limiter)
+    looks = Looks(trees, observer)
+    durables = DurableParts(histories, lines, jobs, store.sessions, codec, trees, looks, limiter)
     calls = Calls(handlers, codec, plan, resources, durables)
     reports = Reports(jobs, observer)
     progress = ProgressReports(store.progress, observer)
@@ -157,13 +160,14 @@ def build(
         cancellations=cancellations,
         progress=progress,
         transactions=transactions,
-        listener=Listener(store.waking, wakeups, cancellations, stacks, batches, observer),
+        listener=Listener(store.waking, wakeups, Told(cancellations, stacks, batches, looks), observer),
         stacks=stacks,
         stuck=StuckHandlers(jobs, calls, stops, plan),
         lag=LagMonitor(warning=settings.lag_warning, observer=observer, jobs=jobs),
         watchdog=watchdog,
         batches=batches,
         lines=lines,
+        looks=looks,
     )
     scheduler = Scheduler(store.firing, declarations, plan)
     return Parts(jobs, reports, runner, pool, resources, quarantine, claim_loop, wakeups, scheduler, services)

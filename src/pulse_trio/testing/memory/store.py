@@ -14,6 +14,7 @@ from ...jobs import CancelRequest, Claim, Outcome, Progress
 from ...observe import WorkerStale
 from ...states import State, excused
 from ...store import Beat, Broken, Fired, HandedBack, Rescue
+from ...store.trees import Rechecked
 from ...timing import due
 from .claims import MemoryClaims
 from .rows import MemoryJob, MemorySchedule
@@ -45,7 +46,12 @@ class MemoryStore(MemoryClaims):
 
     startup = sessions = claims = reports = beats = progress = requests = waking = upkeep = firing = figures = (
         histories
-    ) = parts
+    ) = trees = parts
+
+    async def recheck(self, limit: int = 100) -> Rechecked:
+        """No job in memory has children."""
+        await trio.lowlevel.checkpoint()
+        return Rechecked(0, None)
 
     async def take_turn(self, who: int, seconds: float) -> bool:
         """No process counts the queues of a database in memory."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import trio
 
@@ -20,6 +20,8 @@ STACK = "look_for_stack"
 """`look_for_stack ID`."""
 BATCH = "look_for_batch"
 """`look_for_batch ID`."""
+TREE = "look_for_tree"
+"""`look_for_tree ID`."""
 
 
 class ListenStore(Protocol):
@@ -48,6 +50,21 @@ class Questions(Protocol):
         ...
 
 
+class TreeNews(Protocol):
+    def heard(self, job_id: int) -> None:
+        """Something has happened to a child of that job, or to what it waits for; the job may be any worker's."""
+        ...
+
+
+class Told(NamedTuple):
+    """Whom notifications of jobs and batches concern."""
+
+    cancellations: CancellationNews
+    stacks: Questions
+    batches: Questions
+    trees: TreeNews
+
+
 class Listener:
     """Hands each notification to the part that it concerns. It tells `wakeups` when it starts to listen, because notifications
     may have been missed, and when it cannot listen.
@@ -58,16 +75,12 @@ class Listener:
         self,
         store: ListenStore,
         wakeups: QueueNews,
-        cancellations: CancellationNews,
-        stacks: Questions,
-        batches: Questions,
+        told: Told,
         observer: Observer,
     ) -> None:
         self._store = store
         self._wakeups = wakeups
-        self._cancellations = cancellations
-        self._stacks = stacks
-        self._batches = batches
+        self._told = told
         self._outage = Outage("listener", observer)
 
     async def run(self) -> None:
@@ -85,11 +98,13 @@ class Listener:
         if not rest:
             self._wakeups.notified(payload)
         elif word == CANCEL and (job_id := _id(rest)) is not None:
-            self._cancellations.heard(job_id)
+            self._told.cancellations.heard(job_id)
         elif word == STACK:
-            self._stacks.heard()
+            self._told.stacks.heard()
+        elif word == TREE and (job_id := _id(rest)) is not None:
+            self._told.trees.heard(job_id)
         elif word == BATCH:
-            self._batches.heard()
+            self._told.batches.heard()
 
 
 def _id(text: str) -> int | None:

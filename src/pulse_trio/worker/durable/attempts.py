@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from ..jobs.common import DatabaseClock
     from ..jobs.job_table import JobTable
     from ..jobs.running_job import RunningJob
+    from .block import TreeStore
     from .history import Writer
+    from .looks import Looks
 
 
 class ResumeStore(Protocol):
@@ -38,6 +40,8 @@ class DurableParts:
     jobs: JobTable
     clock: DatabaseClock
     codec: Codec | None
+    trees: TreeStore
+    looks: Looks
     limiter: trio.CapacityLimiter
     """Of the threads of plain steps."""
 

@@ -1,17 +1,336 @@
-"""`job.durable_nursery()`: children that are jobs."""
+"""`job.durable_nursery()`: a block whose children are jobs, on any machine, with the rules of a Trio nursery.
+
+The block ends when its children have. The failure of one cancels the others and the body, and an exception of the body cancels
+all of them; what is raised is always a group. A crash of the worker, a lost lease, a shutdown and a suspension leave the
+children alone, and the next attempt adopts them by their keys.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import math
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
-from ...errors import UsageError
+import msgspec
+import trio
+
+from ...describing import leaves_of, raised_by_ctrl_c
+from ...errors import ReplayMismatch, UsageError
+from ...handlers import Handler
+from ...lines import Kind
+from ..jobs.job_states import DurableCallRefused
+from .block import Block
+from .scopes import Scope
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
     from contextlib import AbstractAsyncContextManager
+    from types import TracebackType
 
+    from ...lines import Line
+    from .calls import Call
+    from .children import Child
     from .durable import Durable
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-def open_nursery(durable: Durable, *, collect: bool, key: str | None) -> AbstractAsyncContextManager[Any]:
+_KEYED = 2**20
+"""The numbers of blocks with a key begin above it; the others have that of their call."""
+_GO_ON = frozenset({"suspended", "shutdown", "fence-lost", "lease-unproven"})
+"""What ends an attempt for one of these reasons leaves its children alone: the next attempt adopts them."""
+_TELL = 5.0
+"""Seconds in which the children of a block that is cut short are told, whatever else strikes meanwhile."""
+
+
+class DurableNursery:
+    """What `async with job.durable_nursery() as nursery` gives."""
+
+    __slots__ = ("_block", "_count", "_ended", "_task")
+
+    def __init__(self, block: Block) -> None:
+        self._block = block
+        self._task = trio.lowlevel.current_task()
+        self._count = 0
+        self._ended = False
+
+    def start_soon(self, handler: Handler[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Child[R]:
+        """Starts a job as a child. It is written together with others, at once before the handler's next durable call, and
+        within some hundredths of a second otherwise.
+
+        On a later attempt a child that is completed is a result; one that lives is waited for.
+
+        Raises:
+            InvalidArguments: the arguments do not fit the handler's signature.
+            UsageError: the block has ended, the `child_key` is used twice, a second task of the handler gave none, or there is
+                a `unique_key`.
+            ReplayMismatch: an earlier attempt has started something else under the same key.
+        """
+        if not isinstance(cast("object", handler), Handler):
+            raise UsageError(
+                f"start_soon takes a handler (a function decorated with @handlers.job), got {handler!r:.200}."
+            )
+        if self._ended:
+            raise UsageError("The block of this durable nursery has ended: it starts no more children.")
+        key = handler.defaults.child_key
+        mine = trio.lowlevel.current_task() is self._task
+        if mine:
+            # Children with a key count too, so that giving one a key renames no other.
+            self._count += 1
+        if key is None:
+            if not mine:
+                raise UsageError(
+                    f"start_soon({handler.kind}) in a second task of the handler needs a child_key: tasks run in a different "
+                    "order in each attempt."
+                )
+            key = f"#{self._count}"
+        return self._block.add(handler, key, args, kwargs)
+
+    async def flush(self) -> None:
+        """Returns when all children that were started are written, and so have an `id`. Raises what `start_soon` does."""
+        await trio.lowlevel.checkpoint()
+        if self._block.durable.history.replay.over:
+            await self._block.flush()
+        else:
+            await self._block.learn()
+
+    def end(self) -> None:
+        """The block is over."""
+        self._ended = True
+
+
+class Opened:
+    """A block that is open."""
+
+    def __init__(self, durable: Durable, call: Call, block: Block) -> None:
+        self._durable = durable
+        self._call = call
+        self.block = block
+        self._nursery = DurableNursery(block)
+        self._scope = Scope(durable, f"{call.key} body", math.inf)
+        self._in_body = True
+        self._body = self._scope.opened(fail=False)
+
+    def enter(self) -> DurableNursery:
+        """The body begins."""
+        self._durable.blocks.append(self.block)
+        self._durable.parts.looks.opened(self)
+        self._body.__enter__()
+        return self._nursery
+
+    def leave_body(self, error: BaseException | None, traceback: TracebackType | None) -> BaseException | None:
+        """The body has ended. Returns its exception, without the cancellation by a child's failure."""
+        try:
+            caught = self._body.__exit__(None if error is None else type(error), error, traceback)
+        except BaseException as left:  # noqa: ASYNC103 -- returned, and raised by the caller
+            return left  # noqa: ASYNC104
+        finally:
+            self._in_body = False
+        return None if caught else error
+
+    async def peek(self) -> None:
+        """Looks whether a child has failed while the body runs: then the body is cancelled."""
+        if self._in_body and self._durable.history.replay.over and self.block.by_key:
+            await self.block.flush()
+            if (await self.block.look()).failed:
+                await self.block.learn()
+            if self.block.failures and not self.block.collect and self._in_body:
+                self._scope.cancel()
+
+    async def end(self, error: BaseException | None) -> None:
+        """The end of the block, after the body. Raises its failures."""
+        if error is not None and _is_cut(error):
+            await self._cut()
+            raise error
+        if error is not None and any(issubclass(type(leaf), ReplayMismatch) for leaf in leaves_of(error)):
+            raise error  # the job is dead, and the database cancels its children
+        line = await self._durable.replayed(self._call)
+        if line is not None:
+            await self._end_again(line, error)
+            return
+        try:
+            await self._settle(error)
+        except trio.Cancelled:
+            await self._cut()  # noqa: ASYNC102 -- shielded inside
+            raise
+        except (UsageError, ReplayMismatch):
+            await self._close("parent")  # noqa: ASYNC120 -- the cancellation says more
+            raise
+        await self._end_now(error)
+
+    async def _settle(self, error: BaseException | None) -> None:
+        """Waits until the children have ended, as they do or because they are cancelled."""
+        block, call = self.block, self._call
+        if error is None:
+            await block.flush()
+            call.blocks = (block.number,)
+            call.fail_blocks = () if block.collect else (block.number,)
+            call.suspendable = True
+            async with self._durable.awaiting(call):
+                if self._durable.resumed is not None:
+                    await block.learn()
+                while not (block.failures and not block.collect):
+                    look = await block.look()
+                    if not look.live or (look.failed and not block.collect):
+                        await block.learn()
+                    if block.all_ended:
+                        break
+                    if look.live:
+                        await block.news()
+                        await block.catch_up()
+                    elif not block.failures:
+                        # Cancelled because of this job, which is told in a moment.
+                        await block.news()
+        call.suspendable = False
+        async with self._durable.awaiting(call):
+            if error is not None:
+                await self._close("parent")
+            elif block.failures and not block.collect:
+                await self._close("sibling")
+            elif self._durable.resumed is not None:
+                # What an earlier attempt had started, and this one has not.
+                await self._close("parent")
+
+    async def _close(self, cause: Any) -> None:
+        """Cancels the children and waits until they have ended."""
+        block = self.block
+        await block.cancel(cause)
+        while (await block.look()).live:
+            await block.news()
+            await block.catch_up()
+        await block.learn()
+
+    async def _end_now(self, error: BaseException | None) -> None:
+        block = self.block
+        failures = [] if block.collect else block.failures
+        if error is None and not failures:
+            await self._durable.record(self._call, Kind.BLOCK)
+            return
+        value = {"failed": [child.job.id for child in failures], "body": error is not None}
+        await self._durable.record(self._call, Kind.BLOCK_FAILED, msgspec.json.encode(value).decode())
+        raise _group(failures, error)
+
+    async def _end_again(self, line: Line, error: BaseException | None) -> None:
+        """The end of a block that has ended in an earlier attempt."""
+        block = self.block
+        block.closing = True  # none is started again
+        await block.learn()
+        if line.kind is Kind.BLOCK and error is None:
+            return
+        value: Any = msgspec.json.decode(line.value or "{}")
+        failed: list[int] = [] if line.kind is Kind.BLOCK else value.get("failed", [])
+        raise _group([child for child in block.failures if child.job.id in failed], error)
+
+    async def _cut(self) -> None:
+        """The block was cancelled from outside, by a scope around it or with the whole job. Its children are cancelled and
+        waited for, unless the next attempt comes here again and adopts them."""
+        running = self._durable.running
+        if running.cancel_reason in _GO_ON or self._durable.mismatch is not None or running.scope_nursery is None:
+            return
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + _TELL):
+            await self.block.cancel("parent")
+        if running.cancel_reason is not None:
+            # The job's own clean-up comes after it: half of the time is left for that.
+            with running.cleanup() as shield:
+                shield.deadline = trio.current_time() + (shield.deadline - trio.current_time()) / 2
+                await self._close("parent")
+            return
+        # A scope of the handler's, which goes on when the children have ended. What cancels the job ends the wait.
+        async with _shielded_from_scopes(running.scope_nursery):
+            await self._close("parent")
+
+    async def __aenter__(self) -> DurableNursery:
+        return self.enter()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        left = self.leave_body(error, traceback)
+        try:
+            await self.end(left)  # noqa: ASYNC102 -- a cancellation is meant to reach it; what must be done is shielded inside
+        except BaseException as raised:
+            if raised is error:
+                return False  # noqa: ASYNC104 -- so the interpreter raises it
+            raise
+        finally:
+            self._nursery.end()
+            self._durable.blocks.remove(self.block)
+            self._durable.parts.looks.closed(self)
+        return error is not None
+
+
+@asynccontextmanager
+async def _shielded_from_scopes(nursery: trio.Nursery) -> AsyncGenerator[None]:
+    """Shields the block from the scopes of the handler, but not from those of the job, in whose `nursery` a task listens."""
+    shield, over = trio.CancelScope(shield=True), trio.CancelScope()
+
+    async def listen() -> None:
+        with over:
+            try:
+                await trio.sleep_forever()
+            finally:
+                if not over.cancel_called:
+                    shield.cancel()
+
+    nursery.start_soon(listen, name="a block's end")
+    try:
+        with shield:
+            yield
+    finally:
+        over.cancel()
+
+
+class _Entering:
+    """The awaitable part of opening a block: its call is named and its number found when the block is entered."""
+
+    def __init__(self, durable: Durable, *, collect: bool, key: str | None) -> None:
+        self._durable = durable
+        self._collect = collect
+        self._key = key
+        self._opened: Opened | None = None
+
+    async def __aenter__(self) -> DurableNursery:
+        call = await self._durable.begin("block", "", self._key, "job.durable_nursery")
+        number = await _number(self._durable, call.key)
+        self._opened = Opened(self._durable, call, Block(self._durable, number, collect=self._collect))
+        return await self._opened.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        assert self._opened is not None  # noqa: S101 -- it was entered
+        return await self._opened.__aexit__(kind, error, traceback)  # noqa: ASYNC102 -- as there
+
+
+def open_nursery(durable: Durable, *, collect: bool, key: str | None) -> AbstractAsyncContextManager[DurableNursery]:
     """The block of one `job.durable_nursery()`."""
-    raise UsageError("job.durable_nursery is not there yet")
+    return _Entering(durable, collect=collect, key=key)
+
+
+async def _number(durable: Durable, key: str) -> int:
+    """The block's number in the database, the same in all attempts: that of its call, or one that is remembered for its key."""
+    first = 0 if durable.resumed is None else durable.resumed.first_block
+    number, _, kind = key.partition(":")
+    if kind == "block" and number.isascii() and number.isdigit():
+        return first + int(number)
+    history, name = durable.history, f"block {key}"
+    known = [v for k, v in history.replay.moments.items() if k.startswith("block ")]
+    given = int(history.moment(name, float(max(map(int, known), default=_KEYED) + 1)))
+    await history.written()
+    return first + given
+
+
+def _group(failures: list[Any], error: BaseException | None) -> BaseException:
+    """The failures of the children and of the body."""
+    parts = [*failures, *([error] if error is not None else [])]
+    if all(issubclass(type(part), Exception) for part in parts):
+        return ExceptionGroup("a durable nursery failed", cast("list[Exception]", parts))
+    return BaseExceptionGroup("a durable nursery failed", parts)
+
+
+def _is_cut(error: BaseException) -> bool:
+    """Whether the block was cancelled from outside, or the program ends."""
+    return any(
+        issubclass(type(leaf), (trio.Cancelled, DurableCallRefused)) or raised_by_ctrl_c(leaf)
+        for leaf in leaves_of(error)
+    )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ...durable_calls import DurableCalls
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from contextlib import AbstractAsyncContextManager
 
     from ...jobs import CancelReason, Claim, JobTransaction, Outcome
@@ -61,6 +62,11 @@ class Common:
 
 class Attempt(DurableCalls, Protocol):
     """A durable handler's attempt."""
+
+    @property
+    def blocks(self) -> Sequence[object]:
+        """The blocks with children that are open."""
+        ...
 
     def holds_back(self, reason: CancelReason) -> bool:
         """Whether a cancellation must wait until the handler stands where the attempt before did."""

@@ -207,6 +207,9 @@ class RunningJob:
             raise RuntimeError("The job has a job.transaction() open; use that one (tx.transaction() is a savepoint).")
         if self.scope_nursery is None:
             raise RuntimeError("job.transaction() can be used only while the job runs.")
+        durability = getattr(self, "durability", None)
+        if durability is not None and durability.blocks:
+            raise UsageError("job.transaction() completes the job, and a job.durable_nursery() of it is still open.")
         self.transaction = "open"
         self.plain = False
 

@@ -1,0 +1,308 @@
+"""The children of one block: started together, learnt about, cancelled. What a block does with them is in nursery.py."""
+
+from __future__ import annotations
+
+from collections import deque
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+import trio
+from msgspec.structs import replace
+
+from ...codec import encoded
+from ...errors import DatabaseUnavailable, ReplayMismatch, UsageError
+from ...records import State
+from ...store.trees import Fence, NewChild
+from .children import BY_BLOCK, Child
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from ...handlers import Handler
+    from ...records import JobRecord
+    from ...store.trees import BlockCancel, BlockLook, Cause, Member, Started
+    from .durable import Durable
+
+_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
+"""Seconds until the database is asked again, when a row was locked or the database was away; doubled each time."""
+_LOOK = 1.0
+"""Seconds after which a block that waits looks although it was told nothing."""
+
+
+class LeaseGone(RuntimeError):
+    """The attempt has lost its lease."""
+
+
+class TreeStore(Protocol):
+    """A worker's operations on trees (store/trees.py)."""
+
+    async def start_children(self, fence: Fence, block: int, children: Sequence[NewChild]) -> Started: ...
+
+    async def look(self, fence: Fence, block: int) -> BlockLook: ...
+
+    async def members(
+        self, fence: Fence, block: int | None = None, *, ended_only: bool = False, ids: Sequence[int] | None = None
+    ) -> list[Member]: ...
+
+    async def cancel_block(self, fence: Fence, block: int, cause: Cause) -> BlockCancel: ...
+
+    async def restart_children(self, fence: Fence, ids: Sequence[int]) -> set[int]: ...
+
+    async def records(self, ids: Sequence[int]) -> list[JobRecord]: ...
+
+
+class Block:
+    """One block of an attempt. `number` is the same in all attempts."""
+
+    def __init__(self, durable: Durable, number: int, *, collect: bool) -> None:
+        self.durable = durable
+        self.number = number
+        self.collect = collect
+        claim = durable.running.claim
+        self.fence = Fence(claim.id, claim.attempt, claim.session)
+        self.by_key: dict[str, Child[Any]] = {}
+        """The children that this attempt has started."""
+        self._pending = deque[tuple[Child[Any], NewChild]]()
+        self._digests: dict[str, bytes] = {}
+        self._flushing = trio.Lock()
+        self.broken: Exception | None = None
+        """Why its children cannot be started."""
+        self.closing = False
+        """Whether it cancels its children."""
+        self._ear = _Ear()
+
+    # Starting
+
+    def add(self, handler: Handler[..., Any], key: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Child[Any]:
+        """A child that the next `flush` writes. Raises `UsageError` and its kinds."""
+        if self.broken is not None:
+            raise self.broken
+        if key in self.by_key:
+            raise UsageError(f"The child_key {key!r} is used twice in this block; each child needs its own.")
+        request = handler.child_request(args, kwargs)
+        codec = self.durable.parts.codec
+        digest = self._digest(handler, request.args)
+        if codec is not None:
+            request = replace(request, args=encoded(codec, request.args, handler.kind, None))
+        child = Child[Any](self._ear, handler.kind, key, handler.result_type, codec)
+        self.by_key[key] = child
+        self._digests[key] = digest
+        if not self._pending:
+            self.durable.parts.looks.filled(self)
+        self._pending.append((child, NewChild(request, key, digest)))
+        return child
+
+    def _digest(self, handler: Handler[..., Any], args: str) -> bytes:
+        # Decoded first: the order of the names, and that of a set, may be another in the next attempt.
+        given = handler.signature.by_name(args)
+        names = msgspec.json.decode(args)
+        plain = msgspec.json.encode({name: given.get(name) for name in names}, order="sorted")
+        key = str(self.fence.id).encode()
+        return blake2b(handler.kind.encode() + b"\0" + plain, key=key, digest_size=16).digest()
+
+    async def flush(self) -> None:
+        """Starts the children that wait to be written together, or finds those of earlier attempts.
+
+        Raises:
+            ReplayMismatch: an earlier attempt has started something else under the same key.
+            UsageError: a limit of trees is reached, or the job is being cancelled.
+        """
+        if self.broken is not None:
+            raise self.broken
+        if not self._pending or not self.durable.history.replay.over:
+            return
+        async with self._flushing:
+            adopted: list[Child[Any]] = []
+            try:
+                while self._pending:
+                    adopted += await self._start(list(self._pending))
+            except (UsageError, ReplayMismatch) as error:
+                self.broken = error
+                raise
+        if adopted:
+            await self.learn([child.id for child in adopted])
+
+    async def _start(self, batch: list[tuple[Child[Any], NewChild]]) -> list[Child[Any]]:
+        trees, adopted = self.durable.parts.trees, list[Child[Any]]()
+        started = await self._answer(lambda: trees.start_children(self.fence, self.number, [new for _, new in batch]))
+        for (child, _), row in zip(batch, started.children, strict=False):
+            self._pending.popleft()
+            if not row.fits:
+                raise self._mismatch(child, row.job_id)
+            child.written(row.job_id, adopted=not row.added)
+            if not row.added:
+                adopted.append(child)
+        if started.refused == "cancelling" and self.durable.running.cancel_reason is not None:
+            raise UsageError(f"Job {self.fence.id} is being cancelled: it starts no more children.")
+        await self._rest(started.refused)
+        return adopted
+
+    def _mismatch(self, child: Child[Any], job_id: int) -> ReplayMismatch:
+        return ReplayMismatch(
+            f"job {self.fence.id}, child {child.key!r} is job {job_id} with another kind or other arguments than this "
+            f"{child.kind!r}. The code changed under a running job: branch on job.version, give the children a child_key, or "
+            f"run it again from the beginning: pulse-trio jobs retry {self.fence.id} --afresh"
+        )
+
+    # Asking the database
+
+    async def _answer(self, ask: Callable[[], Awaitable[Any]]) -> Any:
+        """The answer, however long the database is away: the lease ends a wait that is too long."""
+        pause = _PAUSE
+        while True:
+            try:
+                return await ask()
+            except DatabaseUnavailable:
+                await trio.sleep(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE)
+
+    async def _rest(self, refused: str | None) -> None:
+        """After a refusal: the pause before the next try, or the end of an attempt that has lost its lease."""
+        running = self.durable.running
+        if refused == "lost":
+            if not running.ended:
+                self.durable.parts.jobs.lose(running)
+            running.cancel("fence-lost")
+            await trio.lowlevel.checkpoint()
+            raise LeaseGone(f"job {running.claim.id} lost its lease: its block can do nothing more")
+        if refused is not None:
+            await trio.sleep(_PAUSE * 5 if refused == "cancelling" else _PAUSE)
+
+    async def look(self) -> BlockLook:
+        """Whether children live, and whether one has failed. One that lives is watched from then on."""
+        trees = self.durable.parts.trees
+        while True:
+            look = await self._answer(lambda: trees.look(self.fence, self.number))
+            if look.refused is None:
+                return look
+            await self._rest(look.refused)
+
+    async def cancel(self, cause: Cause) -> None:
+        """Cancels all children that live, and what they have started. It starts none any more."""
+        self.closing = True
+        async with self._flushing:  # what is being written is cancelled too
+            self._pending.clear()
+        trees = self.durable.parts.trees
+        while True:
+            cancelled = await self._answer(lambda: trees.cancel_block(self.fence, self.number, cause))
+            if cancelled.whole:
+                return
+            await self._rest(cancelled.refused or "locked")
+
+    async def learn(self, ids: Sequence[int] | None = None) -> list[Member]:
+        """Takes in how the children with these ids are, or all of the block. Returns what it read of them.
+
+        A child of an earlier attempt that is dead, or was cancelled because of this job, lives again if that attempt has failed
+        of it, or the block itself had cancelled it.
+        """
+        trees = self.durable.parts.trees
+        if ids is not None and not ids:
+            return []
+        members: list[Member] = await self._answer(lambda: trees.members(self.fence, self.number, ids=ids))
+        bad: list[tuple[Child[Any], Member]] = []
+        for member in members:
+            child = self.by_key.get(member.key)
+            if child is None or child.has_ended:
+                continue
+            if member.digest is not None and member.digest != self._digests[member.key]:
+                self.broken = self._mismatch(child, member.job_id)
+                raise self.broken
+            if child.known_id is None:
+                child.written(member.job_id, adopted=True)
+            if member.state == "completed":
+                child.ended(member, None)
+            elif member.state in ("dead", "cancelled", "gone"):
+                bad.append((child, member))
+            else:
+                child.is_now(State(member.state))
+        if bad:
+            await self._learn_of_failures(bad)
+        return members
+
+    async def _learn_of_failures(self, bad: list[tuple[Child[Any], Member]]) -> None:
+        trees, again = self.durable.parts.trees, set[int]()
+        if not self.closing and self.durable.history.replay.over:
+            ids = [member.job_id for child, member in bad if self._may_restart(child, member)]
+            if ids:
+                again = await self._answer(lambda: trees.restart_children(self.fence, ids))
+        # What was cancelled because of its parent, and this block did not ask for it: the parent is being cancelled too, and is
+        # told in a moment. It has not failed.
+        final = [
+            (child, member)
+            for child, member in bad
+            if member.job_id not in again and (self.closing or not _cut(member))
+        ]
+        records = (
+            {
+                record.id: record
+                for record in await self._answer(lambda: trees.records([m.job_id for _, m in final if not _cut(m)]))
+            }
+            if any(not _cut(m) for _, m in final)
+            else {}
+        )
+        for child, member in final:
+            child.ended(member, records.get(member.job_id))
+        for child, member in bad:
+            if member.job_id in again:
+                child.adopted = False
+                child.is_now(State.AVAILABLE)
+
+    def _may_restart(self, child: Child[Any], member: Member) -> bool:
+        resumed = self.durable.resumed
+        failed_of: Any = resumed.forgotten if resumed is not None else None
+        return _cut(member) or (
+            child.adopted and failed_of is not None and member.job_id in failed_of.get("failed", ())
+        )
+
+    # Waiting
+
+    def told(self) -> None:
+        """Something has happened to its children."""
+        self._ear.told()
+
+    async def news(self) -> None:
+        """Returns when it was told of something, or a second later."""
+        await self._ear.news(_LOOK)
+
+    async def catch_up(self) -> None:
+        """Keeps `child.state` up to date while the handler reads it."""
+        if self._ear.take_interest():
+            await self.learn([c.id for c in self.by_key.values() if not c.has_ended and c.known_id is not None])
+
+    @property
+    def failures(self) -> list[Any]:
+        """The failures of its children that count."""
+        return [child.error for child in self.by_key.values() if child.error is not None]
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether every child that this attempt has started is known to have ended."""
+        return all(child.has_ended for child in self.by_key.values())
+
+
+class _Ear:
+    """What a block has been told, and whether the handler reads its children's states."""
+
+    def __init__(self) -> None:
+        self._event = trio.Event()
+        self._interest = False
+
+    def asked(self) -> None:
+        self._interest = True
+
+    def take_interest(self) -> bool:
+        interest, self._interest = self._interest, False
+        return interest
+
+    def told(self) -> None:
+        self._event.set()
+
+    async def news(self, limit: float) -> None:
+        with trio.move_on_after(limit):
+            await self._event.wait()
+        self._event = trio.Event()
+
+
+def _cut(member: Member) -> bool:
+    return member.state == "cancelled" and member.cancel_reason in BY_BLOCK

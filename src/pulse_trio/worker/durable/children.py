@@ -1,0 +1,159 @@
+"""The children of a durable nursery, as the handler that started them sees them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+
+import msgspec
+
+from ...codec import decoded_value
+from ...errors import ChildFailed, UsageError
+from ...records import State
+
+if TYPE_CHECKING:
+    from ...codec import Codec
+    from ...records import JobRecord
+    from ...store.trees import Member
+
+R = TypeVar("R")
+
+BY_BLOCK = ("parent", "sibling")
+"""The reasons of a cancellation that a parent, or the failure of a sibling, has caused."""
+
+
+class Asked(Protocol):
+    """What a child tells of itself to its block."""
+
+    def asked(self) -> None:
+        """The handler reads the state of a child: from now on the block keeps them up to date."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ended(Generic[R]):
+    """How a child ended: `error` is None if it is completed."""
+
+    state: State
+    result: R | None
+    error: ChildFailed | None
+
+    def unwrap(self) -> R:
+        """The result. Raises the child's `ChildFailed`."""
+        if self.error is not None:
+            raise self.error
+        return cast("R", self.result)
+
+
+class Child(Generic[R]):
+    """A job that a durable nursery has started. `key` is its `child_key`, or "#3" for the third child."""
+
+    __slots__ = ("_block", "_codec", "_error", "_id", "_member", "_state", "_type", "adopted", "key", "kind")
+
+    def __init__(self, block: Asked, kind: str, key: str, result_type: Any, codec: Codec | None) -> None:
+        self._block = block
+        self._codec = codec
+        self._type = result_type
+        self._id: int | None = None
+        self._state = State.AVAILABLE
+        self._member: Member | None = None
+        self._error: ChildFailed | None = None
+        self.adopted = False
+        """Whether an earlier attempt had started it."""
+        self.key = key
+        self.kind = kind
+
+    def __repr__(self) -> str:
+        return f"<Child {self.key!r} {self.kind!r} {'not written yet' if self._id is None else self._id}>"
+
+    @property
+    def id(self) -> int:
+        """The id of its job. Raises `UsageError` until it is written: `await nursery.flush()` writes it."""
+        if self._id is None:
+            raise UsageError(
+                f"The child {self.key!r} is not written yet, so it has no id: await nursery.flush() first."
+            )
+        return self._id
+
+    @property
+    def state(self) -> State:
+        """Its state as last heard, about a second old at most while the block waits for its children."""
+        if self._member is None:
+            self._block.asked()
+        return self._state
+
+    @property
+    def result(self) -> R:
+        """What it returned. Raises its `ChildFailed`, or `UsageError` before its end."""
+        ended = self.outcome
+        if ended is None:
+            raise UsageError(f"The child {self.key!r} has not ended: its result is there when the block has.")
+        return ended.unwrap()
+
+    @property
+    def outcome(self) -> Ended[R] | None:
+        """How it ended; None before. Raises `UsageError` if the result does not fit the return type of the handler."""
+        member = self._member
+        if member is None:
+            return None
+        if self._error is not None:
+            return Ended(self._state, None, self._error)
+        return Ended(self._state, cast("R", self._decoded(member)), None)
+
+    # What the block says
+
+    def written(self, job_id: int, *, adopted: bool) -> None:
+        """It has a row."""
+        self._id = job_id
+        self.adopted = adopted
+
+    @property
+    def known_id(self) -> int | None:
+        """The id of its job, if it is written."""
+        return self._id
+
+    @property
+    def has_ended(self) -> bool:
+        return self._member is not None
+
+    @property
+    def error(self) -> ChildFailed | None:
+        """Its failure, if it has ended as one."""
+        return self._error
+
+    def is_now(self, state: State) -> None:
+        """It has not ended."""
+        self._state = state
+
+    def ended(self, member: Member, failed: JobRecord | None) -> None:
+        """It has ended. `failed` is its record, if it is not completed."""
+        self._member = member
+        self._state = state_of(member)
+        if failed is not None:
+            self._error = ChildFailed(_said(member), failed)
+
+    def _decoded(self, member: Member) -> Any:
+        if member.result is None:
+            return None
+        stored = msgspec.json.decode(member.result)
+        value = decoded_value(self._codec, stored, self.kind, member.job_id, result=True) if self._codec else stored
+        try:
+            return msgspec.convert(value, self._type, strict=False)
+        except (msgspec.ValidationError, TypeError, ValueError) as error:
+            raise UsageError(
+                f"Child {member.job_id} ({self.kind}) is completed, but its result is not what its handler declares: {error}."
+            ) from None
+
+
+def state_of(member: Member) -> State:
+    """A child whose row was deleted counts as cancelled."""
+    return State.CANCELLED if member.state == "gone" else State(member.state)
+
+
+def _said(member: Member) -> str:
+    what = f"Child {member.job_id} ({member.kind}, key {member.key!r})"
+    if member.state == "gone":
+        return f"{what} was deleted."
+    if member.state == "dead":
+        return f"{what} is dead: {member.error}"
+    return f"{what} was cancelled: {member.cancel_reason}"

@@ -1,0 +1,136 @@
+"""Tells blocks of their children, writes the children that wait to be written, and lets waiting parents of any worker go on.
+
+A notification `look_for_tree ID` says that something has happened to a child of job ID. If that job runs here, its blocks
+look; if not, any worker looks whether it can go on. Each second every worker looks at what is due, which is one probe of an
+index that is mostly empty, so a lost notification costs a second.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from ...errors import DatabaseUnavailable, ReplayMismatch, UsageError
+from ..outage import Outage
+from ..signal import Signal
+from .block import LeaseGone
+
+if TYPE_CHECKING:
+    from ...observe import Observer
+    from ...store.trees import Rechecked
+    from .block import Block
+    from .nursery import Opened
+
+_EVERY = 1.0
+"""Seconds between two looks at what is due."""
+_PEEK_EVERY = 5.0
+"""Seconds between two looks of a block whose body still runs, where no notification came."""
+_GATHER = 0.02
+"""Seconds in which children gather that are written together, while their handler does something else."""
+_BATCH = 100
+
+
+class RecheckStore(Protocol):
+    async def recheck(self, limit: int = 100) -> Rechecked: ...
+
+
+class Looks:
+    """One for each worker."""
+
+    def __init__(self, store: RecheckStore, observer: Observer) -> None:
+        self._store = store
+        self._outage = Outage("trees", observer)
+        self._open: dict[int, list[Opened]] = {}
+        self._filled: dict[Block, None] = {}
+        self._to_look: dict[Opened, None] = {}
+        self._due = Signal()
+        self._to_write = Signal()
+        self._news = Signal()
+
+    # What it is told
+
+    def heard(self, job_id: int) -> None:
+        """A notification: something has happened to a child of that job."""
+        here = self._open.get(job_id)
+        if here is None:
+            self._due.give()
+            return
+        for opened in here:
+            self._to_look[opened] = None
+            opened.block.told()
+        self._news.give()
+
+    def opened(self, opened: Opened) -> None:
+        """A block was opened."""
+        self._open.setdefault(opened.block.fence.id, []).append(opened)
+
+    def closed(self, opened: Opened) -> None:
+        """It has ended."""
+        of_job = self._open[opened.block.fence.id]
+        of_job.remove(opened)
+        if not of_job:
+            del self._open[opened.block.fence.id]
+        self._to_look.pop(opened, None)
+        self._filled.pop(opened.block, None)
+
+    def filled(self, block: Block) -> None:
+        """The first of several children waits to be written."""
+        self._filled[block] = None
+        self._to_write.give()
+
+    # What it does
+
+    async def run(self) -> None:
+        """Looks and writes until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._recheck)
+            nursery.start_soon(self._write, nursery)
+            nursery.start_soon(self._look)
+
+    async def _recheck(self) -> None:
+        peek_at = trio.current_time() + _PEEK_EVERY
+        while True:
+            pause = _EVERY
+            if trio.current_time() >= peek_at:
+                peek_at = trio.current_time() + _PEEK_EVERY
+                self._to_look.update(dict.fromkeys(opened for of_job in self._open.values() for opened in of_job))
+                self._news.give()
+            try:
+                left = await self._store.recheck(_BATCH)
+            except DatabaseUnavailable as error:
+                pause = self._outage.failed(error)
+            else:
+                self._outage.over()
+                if left.due_in is not None:
+                    pause = min(pause, max(left.due_in, 0.005 if left.left else 0))
+            with trio.move_on_after(pause):
+                await self._due.wait()
+
+    async def _write(self, nursery: trio.Nursery) -> None:
+        while True:
+            await self._to_write.wait()
+            await trio.sleep(_GATHER)
+            filled, self._filled = list(self._filled), {}
+            for block in filled:
+                nursery.start_soon(_flush, block)
+
+    async def _look(self) -> None:
+        while True:
+            await self._news.wait()
+            while self._to_look:
+                opened = next(iter(self._to_look))
+                del self._to_look[opened]
+                await _peek(opened)
+
+
+async def _flush(block: Block) -> None:
+    # Its handler hears of a failure when it next uses the block; a lost lease cancels it.
+    with suppress(UsageError, ReplayMismatch, LeaseGone):
+        await block.flush()
+
+
+async def _peek(opened: Opened) -> None:
+    with suppress(UsageError, ReplayMismatch, LeaseGone):
+        await opened.peek()
