@@ -120,6 +120,8 @@ FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
         "send_event",
         "receive_events",
         "suspend_jobs",
+        "write_lines",
+        "resume",
         "start_children",
         "recheck_jobs",
         "end_overdue",

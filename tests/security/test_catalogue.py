@@ -111,11 +111,47 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
     "function trace_of": {},
     "function trace_options": {},
     "function wake": called_by("worker", "operator"),
+    # Trees.
+    "function cancel_below": {},
+    "function cancel_block": called_by("worker"),
+    "function cancel_children": {},
+    "function cancel_jobs_now": called_by("operator"),
+    "function cancel_row": {},
+    "function cancel_rows": {},
+    "function end_overdue": called_by("worker"),
+    "function failed_child": {},
+    "function far": {},
+    "function has_mark": PUBLIC,
+    "function in_tree": {},
+    "function is_parked": called_by("worker", "operator"),
+    "function keeps_members": {},
+    "function lines_of": called_by("operator"),
+    "function live_below": {},
+    "function live_child": {},
+    "function look_at": {},
+    "function look_at_block": called_by("worker"),
+    "function look_slowly": called_by("worker"),
+    "function make_durable": {},
+    "function member_ended": {},
+    "function members_of": called_by("worker"),
+    "function prune_trees": {},
+    "function recheck_jobs": called_by("worker"),
+    "function restart_children": called_by("worker"),
+    "function resume": called_by("worker"),
+    "function start_children": called_by("worker"),
+    "function stuck_trees": called_by("operator"),
+    "function tree_of": called_by("operator"),
+    "function tree_places": called_by("operator"),
+    "function unwalk": {},
+    "function watch": {},
+    "function write_lines": called_by("worker"),
     "schema pulse": {"producer": "USAGE", "waiter": "USAGE", "worker": "USAGE", "operator": "USAGE"},
     "sequence audit_entry_id_seq": {},
     "sequence batch_id_seq": {},
     "sequence cancellation_id_seq": {},
+    "sequence event_id_seq": {},
     "sequence job_id_seq": {},
+    "sequence recheck_id_seq": {},
     "sequence reservation_id_seq": {},
     "sequence stack_request_id_seq": {},
     "table attempt": {"worker": "SELECT, INSERT, UPDATE (error)", "operator": "SELECT"},
@@ -136,6 +172,12 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
     "table bucket": {"worker": "SELECT, INSERT, UPDATE, DELETE", "operator": "SELECT"},
     "table cancellation": {"worker": "SELECT, UPDATE (delivered_at, ended_at, ended_as)", "operator": "SELECT"},
     "table claim_turn": {},
+    "table durable_job": {"operator": "SELECT"},
+    "table event": {},
+    "table history": {},
+    "table member": {"operator": "SELECT"},
+    "table member_deadline": {"operator": "SELECT"},
+    "table recheck": {"operator": "SELECT"},
     "table job": {
         "waiter": "SELECT (id, state)",
         "worker": "SELECT, UPDATE (lease_until, started_at, locked_by, attempt, state, cancelling, crashes, failures,"
@@ -230,8 +272,21 @@ SHOWN: Mapping[str, set[str]] = {
     "stranger": set(),
     "producer": set(),
     "waiter": {"RESULT", "ERROR", "REASON", "KEY", "PROGRESS"},
-    "worker": {"ARGS", "RESULT", "ERROR", "REASON", "KEY", "CALLBACK", "SCHEDULE", "PROGRESS"},
-    "operator": {"ARGS", "RESULT", "ERROR", "REASON", "KEY", "CALLBACK", "SCHEDULE", "PROGRESS", "STACK", "AUDIT"},
+    "worker": {"ARGS", "RESULT", "ERROR", "REASON", "KEY", "CALLBACK", "SCHEDULE", "PROGRESS", "LINE", "EVENT"},
+    "operator": {
+        "ARGS",
+        "RESULT",
+        "ERROR",
+        "REASON",
+        "KEY",
+        "CALLBACK",
+        "SCHEDULE",
+        "PROGRESS",
+        "STACK",
+        "AUDIT",
+        "LINE",
+        "EVENT",
+    },
 }
 """Whose texts a role may see."""
 
@@ -253,8 +308,10 @@ def enqueued(login: str, change: Change) -> bool:
 
 
 def waited(login: str, change: Change) -> bool:
-    """Batches beside."""
+    """Batches and events beside."""
     match change.table, change.how:
+        case "event" | "recheck", "insert":
+            return True
         case "batch", "insert":
             return True
         case "batch", "update":
@@ -269,7 +326,7 @@ def waited(login: str, change: Change) -> bool:
 
 LIVE = {
     "progress", "permit", "bucket", "batch", "batch_job", "schedule", "schedule_fire", "schedule_declaration",
-    "unique_hold", "claim_turn",
+    "unique_hold", "claim_turn", "durable_job", "recheck", "member_deadline",
 }  # fmt: skip
 """What a worker may spoil."""
 
@@ -278,6 +335,9 @@ def worked(login: str, change: Change) -> bool:
     match change.table, change.how:
         case table, _ if table in LIVE:
             return True
+        case "job", "update" if change.columns == {"options"}:
+            # A running job becomes durable.
+            return change.before["state"] == "2" and '"tree"' in (change.after["options"] or "")
         case "job", "update":
             columns = {"id", "kind", "args", "queue", "options", "key", "unique_key", "priority"}
             return not change.columns & columns or enqueued(login, change)
@@ -293,13 +353,31 @@ def worked(login: str, change: Change) -> bool:
         case "queue", "update":
             # Its retention is what is kept.
             return not ("retention" in change.columns and shorter(change))
+        case "event", "insert":
+            return True
+        case "member" | "history", "insert":
+            # Under the fence of what runs; what was written stays.
+            return (change.after.get("parent_id") or change.after["job_id"]) in ("101", "102", "108")
+        case "member", "update":
+            return change.columns <= {"watched", "failed"}
+        case "event", "update":
+            return change.columns == {"line"} and change.before["line"] is None
+        case "job_archive", "insert" if change.after["id"] == "109":
+            # A child that waits, cancelled by its parent's attempt.
+            return change.after["state"] == "6" and change.after["result"] is None
+        case "job_archive", "delete":
+            # A cancelled child that its parent's attempt starts again.
+            return change.before["id"] == "205"
         case "job_archive", "insert":
             # Of what runs: neither of what has finished nor of what waits.
-            return change.after["id"] in ("101", "102")
+            return change.after["id"] in ("101", "102", "108")
         case "attempt", "insert":
-            return change.after["job_id"] in ("101", "102")
+            return change.after["job_id"] in ("101", "102", "108")
         case "attempt", "update":
             return change.columns == {"error"} and change.before["outcome"] == "rescued"
+        case "cancellation", "insert":
+            # By the attempt of the parent.
+            return change.after["requested_by"] == "tree" and change.after["cause"] is not None
         case "cancellation", "update":
             return change.before["ended_at"] is None and change.columns <= {"delivered_at", "ended_at", "ended_as"}
         case "maintenance", "update":
@@ -331,7 +409,7 @@ def operated(login: str, change: Change) -> bool:
             return True
         case "job_archive", "insert":
             # Cancelled; or completed by force, of those that ran, with the operator's own result: the trail says so.
-            completed = change.after["state"] == "4" and change.after["id"] in ("101", "102")
+            completed = change.after["state"] == "4" and change.after["id"] in ("101", "102", "108")
             return completed or (change.after["state"] == "6" and change.after["result"] is None)
         case "job_archive", "delete":
             return True
@@ -350,6 +428,10 @@ def operated(login: str, change: Change) -> bool:
             return change.before["job_id"] in ("101", "203")
         case "cancellation", "update":
             return change.before["ended_at"] is None and change.columns <= {"delivered_at", "ended_at", "ended_as"}
+        case "durable_job" | "recheck", _:
+            return True
+        case "member", "update":
+            return change.columns <= {"watched", "failed"}
         case "queue", "insert" | "update":
             return True
         case "paused_kind", "insert" | "delete":

@@ -330,6 +330,9 @@ def test_every_statement_with_a_plan_that_matters_is_tried_here() -> None:
         "cancel_block",
         "restart_children",
         "recheck",
+        # Functions, whose rows tests/durable reads.
+        "write_lines",
+        "resume",
         # Functions, whose statements tests/store/test_waits.py explains.
         "send_event",
         "receive_events",

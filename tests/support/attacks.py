@@ -18,7 +18,21 @@ if TYPE_CHECKING:
 
     from .stores import Window
 
-MARKS = ("ARGS", "RESULT", "ERROR", "REASON", "KEY", "CALLBACK", "SCHEDULE", "PROGRESS", "STACK", "AUDIT", "QUEUE")
+MARKS = (
+    "ARGS",
+    "RESULT",
+    "ERROR",
+    "REASON",
+    "KEY",
+    "CALLBACK",
+    "SCHEDULE",
+    "PROGRESS",
+    "STACK",
+    "AUDIT",
+    "QUEUE",
+    "LINE",
+    "EVENT",
+)
 """Each stands as MARK_<...> in the rows that hold such a text."""
 KEYS: Mapping[str, tuple[str, ...]] = {
     "attempt": ("job_id", "attempt", "ended_at"), "audit_entry": ("id",), "batch": ("id",), "batch_job": ("batch_id",
@@ -30,6 +44,8 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "schedule": ("name",), "schedule_declaration": ("name", "session"), "schedule_fire": ("name", "due_at"),
     "session": ("id",),
     "stack_request": ("id",), "unique_hold": ("queue", "key"),
+    "member": ("job_id",), "durable_job": ("job_id",), "history": ("job_id", "line"), "event": ("id",), "recheck": ("id",),
+    "member_deadline": ("deadline", "job_id"),
 }  # fmt: skip
 """What a row of each table is known by. A table that is missing here fails the test: it needs rows in the world below."""
 
@@ -96,6 +112,22 @@ INSERT INTO unique_hold (queue, key, job_id, taken_at, until) VALUES ('default',
 INSERT INTO reservation (role, ids, reserved_at) VALUES ('another role', '{[401,405)}', now());
 INSERT INTO audit_entry (role, actor, act, target, jobs, job_ids, details)
   VALUES ('another role', 'MARK_AUDIT', 'cancel', NULL, 1, '{203}', '{"reason":"MARK_AUDIT"}');
+-- A tree: 108 runs, of its children 109 waits and 205 was cancelled.
+INSERT INTO job (id, state, locked_by, attempt, started_at, lease_until, kind, queue, args, options) OVERRIDING SYSTEM VALUE
+  VALUES (108, 2, 900, 1, now(), now() + interval '1 hour', 'noop', 'default', '{"n":"MARK_ARGS"}', '{"tree":1}');
+INSERT INTO job (id, kind, queue, args, options) OVERRIDING SYSTEM VALUE
+  VALUES (109, 'noop', 'default', '{"n":"MARK_ARGS"}', '{"tree":1}');
+INSERT INTO job_archive (id, finished_at, started_at, run_at, created_at, locked_by, attempt, failures, max_attempts,
+  priority, state, queue, kind, args, options, cancel_reason)
+  VALUES (205, now(), now(), now(), now(), 900, 1, 0, 20, 0, 6, 'default', 'noop', '{"n":"MARK_ARGS"}', '{"tree":1}',
+          'MARK_REASON');
+INSERT INTO member (job_id, root_id, parent_id, block, child_key, failed)
+  VALUES (109, 108, 108, 0, 'MARK_KEY', false), (205, 108, 108, 0, 'gone', true);
+INSERT INTO durable_job (job_id, root_id, children) VALUES (108, 108, 2);
+INSERT INTO history (job_id, line, kind, key, name, value, attempt) VALUES (108, 1, 1, '1:step', 'charge', '"MARK_LINE"', 1);
+INSERT INTO event (job_id, name, payload) VALUES (108, 'approved', '"MARK_EVENT"');
+INSERT INTO recheck (job_id) VALUES (108);
+INSERT INTO member_deadline (deadline, job_id) VALUES (now() + interval '1 day', 109);
 SELECT setval('job_id_seq', 1000), setval('batch_id_seq', 1000), setval('cancellation_id_seq', 1000);
 """
 
@@ -142,6 +174,8 @@ USUAL: Mapping[str, str] = {
     "job_id": "101", "reason": "'mine'", "requested_by": "'another'", "delay": "0", "spacing": "0", "request": "1",
     "session": "900", "sessions": "'{900}'", "by_session": "900", "for_lease": "'1 min'", "most": "5", "of_queue": "'narrow'",
     "paused_kinds": "'{}'", "turns": "'{}'", "retention": "'1 s'", "finished": "'{201}'", "batch": "302", "value": "NULL",
+    "parent": "108", "of_attempt": "1", "of_session": "900", "in_block": "0", "because": "'sibling'", "ended_only": "false",
+    "at_line": "2", "event_name": "'approved'", "name": "'approved'", "child_key": "'mine'",
     "answer": "'mine'", "forget": "true", "target": "'mine'", "unique_keys": "'{known}'",
 }  # fmt: skip
 """What an argument of that name is when it is nothing strange."""
