@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import TYPE_CHECKING, Any
 
-from pulse_trio import Job, State, UsageError
+import pytest
+import trio
+
+from pulse_trio import ChildFailed, Discard, Fixed, Job, State, SyncClient, UsageError
 from support.trees import Trees  # noqa: TC001
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 async def test_a_block_ends_when_its_children_have_and_they_have_their_results(trees: Trees) -> None:
@@ -29,3 +35,301 @@ async def test_a_block_ends_when_its_children_have_and_they_have_their_results(t
     await trees.burst()
     assert trees.job(job_id)["result"] == [0, 2, 4, 42, "named", "#3"]
     assert trees.lines(job_id) == [(6, "1:block", "")]
+
+
+def fail_of(error: BaseExceptionGroup[Any]) -> list[tuple[str, str]]:
+    """Kind and state of each child of a group."""
+    return [(leaf.job.kind, leaf.job.state) for leaf in error.exceptions if isinstance(leaf, ChildFailed)]
+
+
+async def test_a_childs_failure_cancels_its_siblings_and_the_body_and_is_raised_in_a_group(trees: Trees) -> None:
+    seen: list[object] = []
+
+    @trees.handlers.job
+    async def fails() -> None:
+        raise Discard("broken")
+
+    @trees.handlers.job
+    async def waits(job: Job) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            seen.append(job.cancel_reason)
+
+    @trees.handlers.job(durable=True)
+    async def parent(job: Job) -> str:
+        try:
+            async with job.durable_nursery() as nursery:
+                sibling = nursery.start_soon(waits)
+                nursery.start_soon(fails)
+                await trio.sleep_forever()
+        except* ChildFailed as group:
+            seen.append(fail_of(group))
+        assert sibling.state == State.CANCELLED
+        return "went on"
+
+    job_id = trees.enqueue("parent")
+    with trio.fail_after(30):
+        await trees.burst()
+    assert trees.job(job_id)["result"] == "went on"
+    assert seen == ["sibling", [("fails", "dead")]]
+    assert [kind for kind, _, _ in trees.lines(job_id)] == [8, 7]
+
+
+async def test_an_attempt_that_failed_of_a_child_starts_it_again_and_keeps_what_was_completed(trees: Trees) -> None:
+    runs: list[str] = []
+
+    @trees.handlers.job
+    async def good() -> str:
+        runs.append("good")
+        return "kept"
+
+    @trees.handlers.job
+    async def moody() -> str:
+        runs.append("moody")
+        if runs.count("moody") == 1:
+            raise Discard("not now")
+        return "well"
+
+    @trees.handlers.job(durable=True, retry=Fixed(3600))
+    async def parent(job: Job) -> list[str]:
+        async with job.durable_nursery() as nursery:
+            first = nursery.start_soon(good)
+        async with job.durable_nursery() as nursery:
+            second = nursery.start_soon(moody)
+        return [first.result, second.result]
+
+    job_id = trees.enqueue("parent")
+    with trio.fail_after(30):
+        await trees.burst()
+        assert trees.job(job_id)["state"] == "retryable"
+        assert "not now" in trees.job(job_id)["error"]
+        trees.again()
+        await trees.burst()
+    assert trees.job(job_id)["result"] == ["kept", "well"]
+    assert sorted(runs) == ["good", "moody", "moody"]
+
+
+async def test_a_bodys_exception_cancels_the_children_and_is_in_a_group_always(trees: Trees) -> None:
+    reasons: list[object] = []
+
+    running = trio.Event()
+
+    @trees.handlers.job
+    async def waits(job: Job) -> None:
+        running.set()
+        try:
+            await trio.sleep_forever()
+        finally:
+            reasons.append(job.cancel_reason)
+
+    @trees.handlers.job(durable=True)
+    async def parent(job: Job) -> None:
+        async with job.durable_nursery() as nursery:
+            nursery.start_soon(waits)
+            await running.wait()
+            raise Discard("enough")
+
+    job_id = trees.enqueue("parent")
+    with trio.fail_after(30):
+        await trees.burst()
+    found = trees.job(job_id)
+    assert found["state"] == "dead"
+    assert "enough" in found["error"]
+    assert reasons == ["parent"]
+
+
+async def test_collect_keeps_failures_in_the_outcome_of_their_child(trees: Trees) -> None:
+    @trees.handlers.job
+    async def fails() -> None:
+        raise Discard("broken")
+
+    @trees.handlers.job
+    async def works() -> int:
+        return 1
+
+    @trees.handlers.job(durable=True)
+    async def parent(job: Job) -> list[object]:
+        async with job.durable_nursery(collect=True) as nursery:
+            children = [nursery.start_soon(fails), nursery.start_soon(works)]
+        bad, good = [child.outcome for child in children]
+        assert bad is not None
+        assert good is not None
+        assert isinstance(bad.error, ChildFailed)
+        with pytest.raises(ChildFailed, match="broken"):
+            bad.unwrap()
+        return [bad.state, bad.error.job.kind, good.unwrap()]
+
+    job_id = trees.enqueue("parent")
+    with trio.fail_after(30):
+        await trees.burst()
+    assert trees.job(job_id)["result"] == ["dead", "fails", 1]
+
+
+async def test_a_plain_scope_cancels_the_children_and_the_handler_goes_on(trees: Trees) -> None:
+    @trees.handlers.job
+    async def waits() -> None:
+        await trio.sleep_forever()
+
+    @trees.handlers.job(durable=True)
+    async def parent(job: Job) -> str:
+        with trio.move_on_after(0.2) as scope:
+            async with job.durable_nursery() as nursery:
+                child = nursery.start_soon(waits)
+        assert scope.cancelled_caught
+        return trees.job(child.id)["state"]
+
+    job_id = trees.enqueue("parent")
+    with trio.fail_after(30):
+        await trees.burst()
+    assert trees.job(job_id)["result"] == "cancelled"
+
+
+async def test_a_cancelled_parent_takes_its_children_along_and_is_settled_after_them(trees: Trees) -> None:
+    reasons: list[object] = []
+    running = trio.Event()
+
+    @trees.handlers.job
+    async def waits(job: Job) -> None:
+        running.set()
+        try:
+            await trio.sleep_forever()
+        finally:
+            reasons.append(job.cancel_reason)
+
+    @trees.handlers.job(durable=True)
+    async def parent(job: Job) -> None:
+        try:
+            async with job.durable_nursery() as nursery:
+                nursery.start_soon(waits)
+        finally:
+            reasons.append(job.cancel_reason)
+
+    job_id = trees.enqueue("parent")
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            worker = await nursery.start(trees.worker().run)
+            await running.wait()
+            await trio.to_thread.run_sync(lambda: SyncClient(trees.dsn).cancel(job_id, wait=True))
+            worker.stop()
+    assert trees.job(job_id)["state"] == "cancelled"
+    assert reasons == ["parent", "user"]
+
+
+async def test_the_same_key_with_other_arguments_is_a_mismatch_that_names_the_child(trees: Trees) -> None:
+    @trees.handlers.job
+    async def one(n: int) -> None: ...
+
+    @trees.handlers.job(durable=True)
+    async def parent(job: Job) -> None:
+        async with job.durable_nursery() as nursery:
+            nursery.start_soon(one, job.attempt)
+            await nursery.flush()
+            if job.attempt == 1:
+                await trio.sleep_forever()
+
+    job_id = trees.enqueue("parent", timeout=0.3)
+    with trio.fail_after(30):
+        await trees.burst()
+        trees.again()
+        await trees.burst()
+    found = trees.job(job_id)
+    assert found["state"] == "dead"
+    assert "ReplayMismatch" in found["error"]
+    assert "child '#1'" in found["error"]
+
+
+async def test_what_a_later_attempt_does_not_start_is_cancelled_at_the_end_of_its_block(trees: Trees) -> None:
+    @trees.handlers.job(queue="elsewhere")
+    async def waits() -> None: ...
+
+    @trees.handlers.job
+    async def quick() -> str:
+        return "done"
+
+    @trees.handlers.job(durable=True)
+    async def parent(job: Job) -> str:
+        async with job.durable_nursery() as nursery:
+            child = nursery.start_soon(quick)
+            if job.attempt == 1:
+                nursery.start_soon(waits.options(child_key="extra"))
+                await nursery.flush()
+                worker.stop_now()
+                await trio.sleep_forever()
+        return child.result
+
+    job_id = trees.enqueue("parent")
+    with trio.fail_after(30):
+        worker = trees.worker(queues=("default",))
+        await worker.run()
+        trees.again()
+        await trees.burst(queues=("default",))
+    assert trees.job(job_id)["result"] == "done"
+    states = trees.window.run("SELECT state FROM jobs WHERE kind = 'waits'")
+    assert [row["state"] for row in states] == ["cancelled"]
+
+
+@pytest.mark.parametrize(
+    ("start", "said"),
+    [
+        (lambda n, h: (n.start_soon(h.options(child_key="a")), n.start_soon(h.options(child_key="a"))), "used twice"),
+        (lambda n, h: n.start_soon(h.options(unique_key="a")), "no unique_key"),
+        (lambda n, h: n.start_soon(h, 5), "do not fit"),
+        (lambda n, _: n.start_soon("nothing"), "takes a handler"),
+    ],
+)
+async def test_what_cannot_be_a_child_is_refused_where_it_is_started(
+    trees: Trees, start: Callable[[Any, Any], Any], said: str
+) -> None:
+    @trees.handlers.job
+    async def nothing() -> None: ...
+
+    @trees.handlers.job(durable=True)
+    async def parent(job: Job) -> str:
+        async with job.durable_nursery() as nursery:
+            with pytest.raises(UsageError, match=said):
+                start(nursery, nothing)
+        with pytest.raises(UsageError, match="has ended"):
+            nursery.start_soon(nothing)
+        return "refused"
+
+    job_id = trees.enqueue("parent")
+    await trees.burst()
+    assert trees.job(job_id)["result"] == "refused"
+
+
+async def test_a_second_task_needs_a_child_key_and_a_transaction_is_refused_in_a_block(trees: Trees) -> None:
+    @trees.handlers.job
+    async def nothing() -> None: ...
+
+    @trees.handlers.job(durable=True)
+    async def parent(job: Job) -> str:
+        async with job.durable_nursery() as nursery:
+            with pytest.raises(UsageError, match="still open"):
+                async with job.transaction():
+                    pass
+
+            async def second() -> None:
+                with pytest.raises(UsageError, match="needs a child_key"):
+                    nursery.start_soon(nothing)
+                nursery.start_soon(nothing.options(child_key="mine"))
+
+            async with trio.open_nursery() as tasks:
+                tasks.start_soon(second)
+        return "refused"
+
+    job_id = trees.enqueue("parent")
+    await trees.burst()
+    assert trees.job(job_id)["result"] == "refused"
+
+
+async def test_a_handler_that_is_not_durable_has_no_durable_nursery(trees: Trees) -> None:
+    @trees.handlers.job
+    async def plain(job: Job) -> str:
+        with pytest.raises(UsageError, match="durable=True"):
+            job.durable_nursery()
+        return "refused"
+
+    job_id = trees.enqueue("plain")
+    await trees.burst()
+    assert trees.job(job_id)["result"] == "refused"

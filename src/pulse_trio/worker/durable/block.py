@@ -265,6 +265,11 @@ class Block:
         """Returns when it was told of something, or a second later."""
         await self._ear.news(_LOOK)
 
+    @property
+    def is_read(self) -> bool:
+        """Whether the handler reads its children's states."""
+        return self._ear.interest
+
     async def catch_up(self) -> None:
         """Keeps `child.state` up to date while the handler reads it."""
         if self._ear.take_interest():
@@ -286,13 +291,13 @@ class _Ear:
 
     def __init__(self) -> None:
         self._event = trio.Event()
-        self._interest = False
+        self.interest = False
 
     def asked(self) -> None:
-        self._interest = True
+        self.interest = True
 
     def take_interest(self) -> bool:
-        interest, self._interest = self._interest, False
+        interest, self.interest = self.interest, False
         return interest
 
     def told(self) -> None:

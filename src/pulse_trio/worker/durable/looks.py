@@ -93,10 +93,12 @@ class Looks:
         peek_at = trio.current_time() + _PEEK_EVERY
         while True:
             pause = _EVERY
+            for opened in [opened for of_job in self._open.values() for opened in of_job]:
+                if opened.block.is_read or trio.current_time() >= peek_at:
+                    self._to_look[opened] = None
+                    self._news.give()
             if trio.current_time() >= peek_at:
                 peek_at = trio.current_time() + _PEEK_EVERY
-                self._to_look.update(dict.fromkeys(opened for of_job in self._open.values() for opened in of_job))
-                self._news.give()
             try:
                 left = await self._store.recheck(_BATCH)
             except DatabaseUnavailable as error:

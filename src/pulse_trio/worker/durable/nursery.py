@@ -134,6 +134,7 @@ class Opened:
             await self.block.flush()
             if (await self.block.look()).failed:
                 await self.block.learn()
+            await self.block.catch_up()
             if self.block.failures and not self.block.collect and self._in_body:
                 self._scope.cancel()
 
