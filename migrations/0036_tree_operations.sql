@@ -70,13 +70,17 @@ CREATE FUNCTION :"schema".cancel_below(told bigint[]) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp AS $function$
 #variable_conflict use_column
 DECLARE
-  one bigint;
+  one bigint; due text;
 BEGIN
   FOREACH one IN ARRAY coalesce($1, '{}') LOOP
     IF NOT cancel_children(one, 'parent') THEN INSERT INTO recheck (job_id) VALUES (one); END IF;
   END LOOP;
-  UPDATE job j SET run_at = clock_timestamp() WHERE j.id = ANY ($1) AND j.state <> 2 AND j.run_at > clock_timestamp();
-  PERFORM wake(q.queue) FROM (SELECT DISTINCT j.queue::text FROM job j WHERE j.id = ANY ($1) AND j.state <> 2) q;
+  -- One by one: asked for the queues of many ids, PostgreSQL walks all live jobs in the order of their queues.
+  FOREACH one IN ARRAY coalesce($1, '{}') LOOP
+    UPDATE job j SET run_at = clock_timestamp() WHERE j.id = one AND j.state <> 2 AND j.run_at > clock_timestamp()
+    RETURNING j.queue::text INTO due;
+    IF FOUND THEN PERFORM wake(due); END IF;
+  END LOOP;
 END $function$;
 
 -- For each job that there is: its state now, and its row in the ledger, NULL when it had finished already. `at_once` ends waiting jobs with
@@ -124,7 +128,8 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = :"schema", pg_temp AS $fu
     UNION
     SELECT m.job_id FROM below b JOIN member m ON m.parent_id = b.id
   )
-  SELECT count(*) FROM below b JOIN job j ON j.id = b.id
+  -- Scalar subselects, here and below, are one probe each, whatever the planner believes.
+  SELECT count((SELECT j.id FROM job j WHERE j.id = b.id)) FROM below b
 $function$;
 
 -- As before; the line of the audit trail has the number of members that the call reached.
@@ -366,9 +371,9 @@ CREATE FUNCTION :"schema".tree_places(ids bigint[],
   OUT members bigint)
 RETURNS SETOF record LANGUAGE sql STABLE SECURITY DEFINER SET search_path = :"schema", pg_temp AS $function$
   SELECT a.id, coalesce(m.root_id, f.root_id, a.id), m.parent_id,
-         EXISTS (SELECT FROM job r WHERE r.id = coalesce(m.root_id, f.root_id, a.id)),
-         EXISTS (SELECT FROM job p WHERE p.id = m.parent_id AND NOT p.cancelling
-                 AND NOT EXISTS (SELECT FROM durable_job u WHERE u.job_id = p.id AND u.ending IS NOT NULL)),
+         (SELECT r.id FROM job r WHERE r.id = coalesce(m.root_id, f.root_id, a.id)) IS NOT NULL,
+         coalesce((SELECT NOT p.cancelling AND (SELECT u.ending FROM durable_job u WHERE u.job_id = p.id) IS NULL
+                   FROM job p WHERE p.id = m.parent_id), false),
          (ARRAY['completed', 'dead', 'cancelled'])[f.ending - 3], live_below(ARRAY[a.id]),
          (SELECT count(*) FROM (SELECT FROM member c WHERE c.root_id = a.id LIMIT 100001) c)
   FROM (SELECT DISTINCT i AS id FROM unnest($1) i) a
@@ -604,6 +609,8 @@ BEGIN
                  WHERE p.pronamespace = quote_ident(:'schema')::regnamespace AND p.proname = ANY (ours) LOOP
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', one, grantee);
       END LOOP;
+      -- Lists of suspended jobs.
+      EXECUTE format('GRANT SELECT (job_id, suspended) ON %I.durable_job TO %s', :'schema', grantee);
     END LOOP;
   END LOOP;
 END $block$;

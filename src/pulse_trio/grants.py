@@ -77,6 +77,7 @@ TABLES: Mapping[RoleKind, Mapping[str, str]] = {
         # Policies restrict the rows (migrations/0013_rights.sql).
         "SELECT, INSERT, UPDATE (error)": "attempt",
         "SELECT, UPDATE (delivered_at, ended_at, ended_as)": "cancellation",
+        "SELECT (job_id, suspended)": "durable_job",
         "SELECT, INSERT, UPDATE, DELETE": (
             "permit, bucket, progress, batch, batch_job, schedule_fire, schedule_declaration"
         ),

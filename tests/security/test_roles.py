@@ -65,6 +65,7 @@ READING = {
     "cancel_requested", "running_fences",
     "cancel_ledger", "quarantined", "count_by_state", "doctor_put_back", "doctor_storage", "doctor_ids", "ended", "job",
     "metrics_queues", "metrics_schedules",
+    "tree", "lines_of", "tree_places", "stuck_trees",
     "jobs", "limits_of_queue", "matching_jobs", "outcome", "paused_kinds", "queue_keys", "queues", "retentions", "running_of",
     "schedule_clock",
     "schedule_fires", "schedule_next", "schedules", "sessions_of", "settled", "suspects_due", "transaction_done",
@@ -85,6 +86,10 @@ OPERATORS = {
     "schedule_due",
 }  # fmt: skip
 NOT_THE_WORKERS = {
+    "tree",
+    "lines_of",
+    "tree_places",
+    "stuck_trees",
     "audit",
     "cancel_jobs",
     "delete_jobs",

@@ -323,6 +323,14 @@ def test_every_statement_with_a_plan_that_matters_is_tried_here() -> None:
         "retentions",
         # One row of another table, and the schedules.
         "metrics_turn",
+        # Functions of the owner's, for people.
+        "tree",
+        "lines_of",
+        "tree_places",
+        "stuck_trees",
+        # Functions: tests/store/test_tree_operations.py counts what they read.
+        "end_overdue",
+        "look_slowly",
         # Functions: tests/store/test_trees.py counts what they read.
         "start_children",
         "look_at_block",

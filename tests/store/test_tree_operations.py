@@ -446,3 +446,49 @@ def test_a_caller_that_is_no_operator_cannot_call_the_functions_behind(workers: 
         "AND has_function_privilege('public', p.oid, 'EXECUTE')"
     )
     assert rows == []
+
+
+def test_plans_made_on_empty_tables_read_few_rows_of_large_ones(databases: Databases) -> None:
+    with databases.migrated() as dsn:
+        a = Teller(dsn)
+
+        def round_of_work(number: int) -> None:
+            """What a watchdog and an operator ask of a tree."""
+            parent = a.root(f"q{number}")
+            start(a, parent, *"abcde", deadline=0.0)
+            write_line(a, parent[0])
+            suspend(a, parent, 0)
+            a.run("SELECT * FROM look_slowly(%s)", parent[0] - 1)
+            assert a.value("SELECT end_overdue()") == 5
+            cancel(a, parent[0])
+            retry(a, parent[0])
+            a.run("SELECT * FROM tree_of(%s)", parent[0])
+            a.run("SELECT * FROM tree_places(%s)", [parent[0]])
+            cancel(a, parent[0], how="cancel_jobs_now")
+
+        for number in range(7):
+            round_of_work(number)
+        a.run(
+            "INSERT INTO job (kind, queue, run_at) SELECT 'plain', 'z' || i % 50, '9990-01-01' FROM generate_series(1, 30000) i"
+        )
+        a.run(
+            "INSERT INTO job (kind, queue, run_at, options) "
+            "SELECT 'm', 'y', '9990-01-01', '{\"tree\": 1}' FROM generate_series(1, 9000)"
+        )
+        a.run("INSERT INTO member SELECT id, 1, 1, 1, id::text FROM job WHERE kind = 'm'")
+        a.run("SELECT pg_stat_force_next_flush()")
+        before = read_so_far(a)
+        round_of_work(7)
+        read = {table: rows - before[table] for table, rows in read_so_far(a).items()}
+        assert max(read.values()) < 1000, read
+        a.connection.close()
+
+
+def read_so_far(teller: Teller) -> dict[str, int]:
+    """How many rows this database's sessions have read of each table."""
+    teller.run("SELECT pg_stat_force_next_flush()")
+    rows = teller.run(
+        "SELECT relname, coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) FROM pg_stat_user_tables "
+        "WHERE schemaname = 'pulse' AND (relname IN ('job', 'member') OR relname LIKE 'job_archive%%')"
+    )
+    return {row[0]: row[1] for row in rows}

@@ -183,6 +183,10 @@ class Server:
     async def close_cancellations(self) -> None:
         await self._answer()
 
+    async def tend_trees(self) -> bool:
+        await self._answer()
+        return False
+
     async def stale_workers(self) -> Sequence[WorkerStale]:
         await self._answer()
         return []

@@ -30,6 +30,7 @@ from .queues import queues
 from .run import run
 from .stack import stack
 from .streams import STDOUT, open_closed_streams
+from .tree import show_tree
 from .workers import workers
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ def pulse_trio() -> None:
 jobs.add_command(cancel_jobs)
 jobs.add_command(release_jobs)
 jobs.add_command(complete_jobs)
+jobs.add_command(show_tree)
 for _command in (init, run, enqueue, jobs, queues, cron, workers, stack, audit, migrate, grants, doctor, bench):
     pulse_trio.add_command(_command)
 

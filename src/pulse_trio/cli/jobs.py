@@ -20,6 +20,7 @@ from .doctor import crashes_of
 from .filters import RATE, described, filter_of, filter_options, parsed_retention
 from .options import actor_option, dsn_option, json_option, page_limit_option, schema_option
 from .output import notice, print_fields, print_json, print_rich, print_table
+from .roots import on_trees
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -168,6 +169,9 @@ def _fields(job: JobRecord) -> dict[str, object]:
         "attempt": f"{job.attempt} of {job.max_attempts}",
         "unique key": job.unique_key,
         "key": job.key,
+        "parent": job.parent_id,
+        "tree of": job.root_id if job.root_id != job.id else None,
+        "child key": job.child_key,
         "cancelled": job.cancel_reason,
         "progress": _progress(job),
         **{name.replace("_", " ").removesuffix(" at"): value for name, value in times.items()},
@@ -199,7 +203,9 @@ def _print_error(error: str) -> None:
 
 _IDS = click.argument("job_ids", type=JOB_ID, metavar="[ID]...", nargs=-1)
 _LIMIT = click.option("--limit", type=click.IntRange(1), metavar="NUMBER", help="At most this many, the oldest first.")
-_YES = click.option("--yes", is_flag=True, help="Do not ask before acting on the jobs that a filter finds.")
+_YES = click.option(
+    "--yes", is_flag=True, help="Do not ask before acting on the jobs that a filter finds, or on whole trees."
+)
 _DRY_RUN = click.option("--dry-run", is_flag=True, help="Change nothing; say which jobs would be affected.")
 
 
@@ -319,7 +325,10 @@ class _Action:
             if given["dry_run"]:
                 self._rehearse(ids, as_json)
                 return 0, []
-            if by_filter and ids and not given["yes"] and not self._agreed(len(ids), chosen):
+            trees = on_trees(client, ids, self._verb)
+            if trees is not None:
+                notice(trees)
+            if (by_filter or trees) and ids and not given["yes"] and not self._agreed(len(ids), chosen):
                 notice("nothing was done")
                 return 0, []
             moved, refused = self._work(client, ids)
@@ -347,7 +356,8 @@ class _Action:
             raise UsageError(
                 f"{count_of(count, 'job')} would be {self._past}: give --yes, because there is no terminal to ask on."
             )
-        return click.confirm(f"{self._verb} {count_of(count, 'job')} ({described(chosen)})?", err=True)
+        which = f" ({described(chosen)})" if chosen else ""
+        return click.confirm(f"{self._verb} {count_of(count, 'job')}{which}?", err=True)
 
     def _work(self, client: SyncClient, ids: Sequence[int]) -> tuple[list[int], dict[int, str]]:
         moved: list[int] = []

@@ -28,7 +28,19 @@ from ..postgres import (
     open_pool,
 )
 from ..states import FINISHED
-from ..store import audit, bulk, cancelling, history, new_jobs, operations, queues, run_foreign, schedules, stacks
+from ..store import (
+    audit,
+    bulk,
+    cancelling,
+    family,
+    history,
+    new_jobs,
+    operations,
+    queues,
+    run_foreign,
+    schedules,
+    stacks,
+)
 from ..store.audit import acting, check_actor
 from ..tracing import enqueuing, traces_of
 from .batches import Means, new_batch, open_batch
@@ -288,6 +300,13 @@ class Client:
         check_waiting(wait, self._is_callers)
         results = await self._run(cancelling.cancel_many(job_ids, reason=reason, by=requester()))
         return await self._ended(results) if wait else results
+
+    async def tree(self, job_id: int, *, limit: int = family.MOST) -> list[family.TreeJob]:
+        """The tree that a job belongs to (see durable nurseries): its root, then the members by id, at most `limit`.
+
+        A job without a tree is alone in the list. Raises `UnknownJob`.
+        """
+        return await self._run(family.tree(job_id, limit=limit))
 
     async def cancellations(self, job_id: int) -> list[cancelling.CancellationRecord]:
         """Every request to cancel a job, and its result; oldest first."""

@@ -18,7 +18,19 @@ from ..errors import DatabaseUnavailable, UsageError
 from ..handlers import queue_limits
 from ..postgres import adapt, connect_sync
 from ..states import FINISHED
-from ..store import audit, bulk, cancelling, history, new_jobs, operations, queues, run_foreign_sync, schedules, stacks
+from ..store import (
+    audit,
+    bulk,
+    cancelling,
+    family,
+    history,
+    new_jobs,
+    operations,
+    queues,
+    run_foreign_sync,
+    schedules,
+    stacks,
+)
 from ..store.audit import acting, check_actor
 from ..tracing import enqueuing, traces_of
 from .cancelling import as_ended, check_waiting, pauses, requester, still_running
@@ -228,6 +240,10 @@ class SyncClient:
     def cancel_many(self, job_ids: Iterable[int], *, reason: str | None = None) -> list[cancelling.CancelResult]:
         """Cancels many jobs; see `Client.cancel_many`."""
         return self.run(cancelling.cancel_many(job_ids, reason=reason, by=requester()))
+
+    def tree(self, job_id: int, *, limit: int = family.MOST) -> list[family.TreeJob]:
+        """The tree that a job belongs to; see `Client.tree`."""
+        return self.run(family.tree(job_id, limit=limit))
 
     def cancellations(self, job_id: int) -> list[cancelling.CancellationRecord]:
         """Every request to cancel a job, and its result; oldest first."""

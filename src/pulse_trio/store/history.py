@@ -15,7 +15,8 @@ from ..errors import InvalidArguments, InvalidTransition, UnknownJob, UsageError
 from ..handlers import check_queue, encode_result
 from ..states import FINISHED, State, storable
 from .arrays import numbers, texts
-from .operations import Query, missing, record_of, unmoved
+from .operations import Query, missing, places_of, record_of, unmoved
+from .places import undeleted, unretried
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -237,8 +238,13 @@ def retry_batch(
     `chosen` is the filter that found them, for the audit trail."""
     done = Retried()
     rows = yield Query("retry_job", {"ids": numbers(ids), "delay": delay, "spacing": spacing, "filter": _said(chosen)})
+    left = [row[0] for row in rows if not row[1] and row[2] is None and row[3] is not None]
+    places = (yield from places_of(left)) if left else {}
     for job_id, moved, blocked_by, state, *_ in rows:
-        if moved:
+        why = unretried(places[job_id], state) if job_id in places else None
+        if why is not None:
+            done.refused[job_id] = why
+        elif moved:
             done.retried.append(job_id)
         elif state is None:
             done.refused[job_id] = missing(job_id)
@@ -285,8 +291,13 @@ def delete_batch(ids: Sequence[int], *, chosen: JobFilter | None = None) -> Oper
     """Deletes these jobs in one statement, except those that run."""
     done = Deleted()
     rows = yield Query("delete_jobs", {"ids": numbers(ids), "filter": _said(chosen)})
+    left = [row[0] for row in rows if not row[1] and row[2] is not None]
+    places = (yield from places_of(left)) if left else {}
     for job_id, deleted, state in rows:
-        if deleted:
+        why = undeleted(places[job_id]) if job_id in places else None
+        if why is not None:
+            done.refused[job_id] = why
+        elif deleted:
             done.deleted.append(job_id)
         else:
             done.refused[job_id] = missing(job_id) if state is None else _undeleted(job_id, State(state))

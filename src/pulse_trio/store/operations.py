@@ -25,6 +25,7 @@ from ..sql import statement
 from ..states import TRANSITIONS, Event
 from .arrays import numbers
 from .bounded import bounded, bounded_sync
+from .places import Place, unretried
 from .refusals import refuse_raw_bytes, translate, unsendable
 
 if TYPE_CHECKING:
@@ -132,12 +133,22 @@ def retry(job_id: int) -> Operation[State]:
             return State.AVAILABLE
         if state is None:
             raise UnknownJob(missing(job_id))
+        if blocked_by is None and (places := (yield from places_of([job_id]))):
+            why = unretried(places[job_id], state)
+            if why is not None:
+                raise InvalidTransition(why)
         if blocked_by is not None or Event.RETRY not in TRANSITIONS[State(state)]:
             raise InvalidTransition(unmoved(job_id, State(state), blocked_by))
         # It finished, or was put off, at that moment: now a retry is possible. If not, another fact prevents it.
         tries += 1
         if tries == _RETRY_TRIES:
             raise InvalidTransition(unmoved(job_id, State(state), None))
+
+
+def places_of(job_ids: Sequence[int]) -> Operation[dict[int, Place]]:
+    """Where those of these jobs stand that belong to trees."""
+    rows = yield Query("tree_places", {"ids": numbers(job_ids)})
+    return {row[0]: Place(*row) for row in rows}
 
 
 def unmoved(job_id: int, state: State, blocked_by: int | None) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psycopg
+import trio
 
 from ..errors import DatabaseUnavailable
 from ..observe import WorkerStale
 from ..sql import statement
 from .arrays import numbers
 from .finishing import finish_batches
-from .links import UPKEEP_PATIENCE
+from .links import UPKEEP_PATIENCE, missing_privileges
 from .outcomes import EXPIRED
 from .rows import each_alone
 
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
     from .links import WorkerLink
     from .outcomes import OutcomeWriter
     from .sessions import Sessions
+
+
+_OVERDUE = 100
+_LOOKED_AT = 5000
+_LOOK_EVERY = 60.0
 
 
 class Rescue(NamedTuple):
@@ -58,6 +64,8 @@ class Upkeep:
         self._link = link
         self._schema = schema
         self._sessions = sessions
+        self._look_at = 0.0
+        self._looked_to = 0
         self._writer = writer
         self._callbacks = callbacks
 
@@ -155,6 +163,26 @@ class Upkeep:
         """Closes the ledger rows of jobs that ended while their cancellation was under way."""
         async with self._link.using(patience=UPKEEP_PATIENCE) as connection:
             await connection.execute(statement("cancel_close", self._schema), {}, prepare=True)
+
+    async def tend_trees(self) -> bool:
+        """Ends jobs of trees whose deadline has passed while no worker holds them; about once a minute, asks for a look at
+        waiting parents that nothing watches. Returns whether there is more to do."""
+        # A role whose grants are older than these functions may not call them, and its worker goes on. See: pulse-trio grants
+        with missing_privileges("keep the deadlines of trees"):
+            async with self._link.using(patience=UPKEEP_PATIENCE) as connection:
+                cursor = await connection.execute(
+                    statement("end_overdue", self._schema), {"limit": _OVERDUE}, prepare=True
+                )
+                row = await cursor.fetchone()
+                if trio.current_time() >= self._look_at:
+                    looked = await connection.execute(
+                        statement("look_slowly", self._schema), {"after": self._looked_to, "limit": _LOOKED_AT}
+                    )
+                    found = await looked.fetchone()
+                    self._looked_to = 0 if found is None or found[0] is None else int(found[0])
+                    self._look_at = trio.current_time() + _LOOK_EVERY
+                return row is not None and bool(row[0] == _OVERDUE)
+        return False
 
     async def maintain(self, retention: float) -> bool:
         """Makes the archive's partitions for the coming days and drops those older than `retention` seconds, unless another

@@ -268,6 +268,10 @@ class WorkerStore:
         """See Upkeep."""
         await self.upkeep.close_cancellations()
 
+    async def tend_trees(self) -> bool:
+        """See Upkeep."""
+        return await self.upkeep.tend_trees()
+
     async def declare_schedules(self, declared: Sequence[Schedule]) -> None:
         """See Firing."""
         await self.firing.declare_schedules(declared)

@@ -160,6 +160,10 @@ class MemoryStore(MemoryClaims):
     async def close_cancellations(self) -> None:
         await self.trip("close_cancellations")
 
+    async def tend_trees(self) -> bool:
+        await self.trip("tend_trees")
+        return False
+
     async def maintain(self, retention: float) -> bool:
         await self.trip("maintain")
         more = self.database.upkeep > 0

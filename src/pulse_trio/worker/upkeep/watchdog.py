@@ -5,8 +5,8 @@ repeated for 20 t, because below PostgreSQL 16 the scan is sequential (289 ms at
 because the network may have been the slow part (the simulation found 40 s after one answer that took 2 s).
 
 It also maintains the archive: it makes and drops partitions, and deletes rows past their retention, a bounded part with each
-tick. And it closes the ledger rows of cancellations that crossed with the end of their job, and reports workers that have
-become stale.
+tick. And it closes the ledger rows of cancellations that crossed with the end of their job, keeps the deadlines of jobs of
+trees that no worker holds, and reports workers that have become stale.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ class WatchStore(Protocol):
     async def rescue(self, limit: int = 1000) -> Rescue: ...
 
     async def close_cancellations(self) -> None: ...
+
+    async def tend_trees(self) -> bool: ...
 
     async def stale_workers(self) -> Sequence[WorkerStale]: ...
 
@@ -83,6 +85,8 @@ class Watchdog:
                     if not more:
                         # With jitter: workers that were started together need not look together.
                         self._maintain_at = trio.current_time() + _MAINTAIN_EVERY * random.uniform(0.9, 1)  # noqa: S311 - no secret
+                # Last: a role whose grants are older may not, and the rest is done all the same.
+                full = await self._store.tend_trees() or full
             except DatabaseUnavailable as error:
                 pause = self._outage.failed(error)
             else:

@@ -1,0 +1,90 @@
+"""What people read of trees of jobs: who started whom, what a job has done, and what does not go on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..errors import UnknownJob
+from .cancelling import check_id
+from .operations import Query, missing
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from .operations import Operation
+
+MOST = 10_000
+"""How many members of a tree are listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeJob:
+    """A job of a tree: what started it and where it stands.
+
+    `state` is as in `pulse.jobs`, or `gone` for a member whose row was deleted; then most other fields are None. `ends_as` is
+    the state in which a suspended job ends as soon as its descendants have. A suspended job that waits for a moment has
+    `waits_until`; for events, their names in `events`. `children` counts those that it started.
+    """
+
+    id: int
+    parent_id: int | None
+    root_id: int
+    block: int | None
+    child_key: str | None
+    queue: str | None
+    kind: str | None
+    state: str
+    attempt: int | None
+    created_at: datetime | None
+    started_at: datetime | None
+    finished_at: datetime | None
+    error: str | None
+    cancel_reason: str | None
+    ends_as: str | None
+    waits_until: datetime | None
+    events: list[str] | None
+    children: int
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryLine:
+    """One line of a job's history, without its value: `what` the job did (a step, an event, a sleep, a block)."""
+
+    line: int
+    kind: int
+    key: str
+    name: str | None
+    attempt: int
+    written_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class StuckMember:
+    """A job of a tree that does not go on by itself, and why: `paused queue`, `paused kind`, `unserved queue`, `unwatched`."""
+
+    root_id: int
+    job_id: int
+    queue: str
+    kind: str
+    why: str
+
+
+def tree(job_id: int, *, limit: int = MOST) -> Operation[list[TreeJob]]:
+    """The tree that a job belongs to: the root, then its members by id, at most `limit`. Raises `UnknownJob`."""
+    rows = yield Query("tree", {"id": check_id(job_id), "limit": limit})
+    if not rows:
+        raise UnknownJob(missing(job_id))
+    return [TreeJob(*row) for row in rows]
+
+
+def lines(job_id: int, *, limit: int = MOST) -> Operation[list[HistoryLine]]:
+    """The history of a job, in order, without values."""
+    rows = yield Query("lines_of", {"id": check_id(job_id), "limit": limit})
+    return [HistoryLine(*row) for row in rows]
+
+
+def stuck(*, limit: int = 20) -> Operation[list[StuckMember]]:
+    """Jobs of trees that do not go on by themselves."""
+    rows = yield Query("stuck_trees", {"limit": limit})
+    return [StuckMember(*row) for row in rows]

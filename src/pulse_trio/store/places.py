@@ -1,0 +1,53 @@
+"""Where jobs stand in their trees, and the sentences of refusals that name it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a job stands in its tree: what a refusal names.
+
+    `parent_open`: its parent may have children. `ends_as`: the state of a job whose outcome waits for its descendants. `below`:
+    how many of those live. `members`: how many a root has, live and finished.
+    """
+
+    id: int
+    root_id: int
+    parent_id: int | None
+    root_lives: bool
+    parent_open: bool
+    ends_as: str | None
+    below: int
+    members: int
+
+
+def unretried(place: Place, state: str) -> str | None:
+    """Why a job of a tree was not retried; None for another reason than its tree."""
+    if place.ends_as is not None:
+        what = f"Job {place.id} has ended as {place.ends_as} and waits for {place.below:,} of its descendants"
+        return f"{what}; cancel them or wait."
+    if state == "suspended":
+        return f"Job {place.id} is suspended: it goes on by itself when what it waits for is there."
+    if place.parent_id is None or place.parent_open:
+        return None
+    if not place.root_lives:
+        return (
+            f"Job {place.id} belongs to the tree of job {place.root_id}, which is settled; retry job {place.root_id}."
+        )
+    return (
+        f"Job {place.id} belongs to the tree of job {place.root_id}: its parent, job {place.parent_id}, has ended or is being "
+        f"cancelled; retry job {place.root_id} when its tree is settled."
+    )
+
+
+def undeleted(place: Place) -> str | None:
+    """Why a job of a tree was not deleted; None for another reason than its tree."""
+    if not place.root_lives:
+        return None
+    whose = "the root of a live tree" if place.root_id == place.id else f"part of the live tree of job {place.root_id}"
+    return (
+        f"Job {place.id} is {whose}: cancel job {place.root_id} first (pulse-trio jobs cancel {place.root_id}), and delete it "
+        "when its tree is settled."
+    )
