@@ -32,6 +32,7 @@ PAGES_THAT_RUN = [
     "docs/tutorial/first-worker.md",
     "docs/how-to/django.md",
     "docs/how-to/batches.md",
+    "docs/how-to/durable-nursery.md",
     "docs/how-to/enqueue.md",
     "docs/how-to/fastapi-sqlalchemy.md",
     "docs/how-to/periodic.md",
