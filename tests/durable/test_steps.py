@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pulse_trio import Job  # noqa: TC001 -- read when the handler is declared
+import msgspec
+import pytest
+import trio
+
+from pulse_trio import Discard, Job, ReplayMismatch, StepFailed, UsageError
 
 if TYPE_CHECKING:
     from support.trees import Trees
+
+
+class Charge(msgspec.Struct):
+    amount: int
 
 
 async def test_a_later_attempt_gets_the_results_of_steps_without_calling_them(trees: Trees) -> None:
@@ -37,3 +45,278 @@ async def test_a_later_attempt_gets_the_results_of_steps_without_calling_them(tr
     assert (found["state"], found["result"]) == ("completed", [{"number": 7}, "abab"])
     assert calls == ["fetch 7", "ab"]
     assert trees.lines(job_id) == [(1, "1:step", "fetch"), (1, "2:step", "plain")]
+
+
+async def test_the_first_attempt_too_gets_the_value_that_the_annotation_decodes(trees: Trees) -> None:
+    seen: list[object] = []
+
+    async def charge() -> Charge:
+        return Charge(7)
+
+    async def pair() -> tuple[int, str]:
+        return (1, "b")
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> None:
+        seen.append((await job.step(charge), await job.step(pair)))
+        if job.attempt == 1:
+            raise ValueError("not yet")
+
+    trees.enqueue("order")
+    await trees.burst()
+    trees.again()
+    await trees.burst()
+    assert seen == [(Charge(7), (1, "b"))] * 2
+
+
+async def test_a_step_that_raises_gives_step_failed_and_that_is_remembered_once_the_handler_goes_on(
+    trees: Trees,
+) -> None:
+    calls, seen, names, causes = list[int](), list[str](), list[str](), list[type]()
+
+    async def charge() -> None:
+        calls.append(1)
+        raise ValueError("no funds")
+
+    async def refund() -> str:
+        return "refunded"
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> str:
+        try:
+            await job.step(charge)
+        except StepFailed as error:
+            seen.append(str(error))
+            names.append(error.step)
+            causes.append(type(error.__cause__))
+        done = await job.step(refund)
+        if job.attempt == 1:
+            raise RuntimeError("not yet")
+        return done
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    trees.again()
+    await trees.burst()
+    assert (trees.job(job_id)["result"], len(calls)) == ("refunded", 1)
+    assert seen == ["Step charge failed: ValueError: no funds"] * 2
+    assert (names, causes) == (["charge"] * 2, [ValueError, type(None)])
+    assert trees.lines(job_id) == [(2, "1:step", "charge"), (1, "2:step", "refund")]
+
+
+async def test_a_step_is_called_again_if_the_attempt_failed_of_it(trees: Trees) -> None:
+    calls: list[int] = []
+
+    async def flaky() -> int:
+        calls.append(1)
+        if len(calls) < 2:
+            raise ValueError("down")
+        return 5
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> int:
+        return await job.step(flaky)
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    assert trees.job(job_id)["state"] == "retryable"
+    trees.again()
+    await trees.burst()
+    assert (trees.job(job_id)["result"], len(calls)) == (5, 2)
+
+
+async def test_what_a_step_says_of_its_job_goes_through(trees: Trees) -> None:
+    async def check() -> None:
+        raise Discard("never")
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> None:
+        await job.step(check)
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    assert trees.job(job_id)["state"] == "dead"
+
+
+async def test_changed_code_is_a_mismatch_that_names_both_and_ends_the_job(trees: Trees) -> None:
+    async def charge() -> int:
+        return 1
+
+    async def bill() -> int:
+        return 2
+
+    @trees.handlers.job(durable=True, max_attempts=5)
+    async def order(job: Job) -> None:
+        await job.step(charge if job.attempt == 1 else bill)
+        raise ValueError("not yet")
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    trees.again()
+    await trees.burst()
+    found = trees.job(job_id)
+    assert found["state"] == "dead"
+    assert (
+        f"job {job_id}, line 1 is step charge (key 1:step), but the handler now calls step bill (key 1:step)"
+        in found["error"]
+    )
+
+
+async def test_a_handler_that_does_less_than_before_is_a_mismatch_even_if_it_catches_everything(trees: Trees) -> None:
+    async def charge() -> int:
+        return 1
+
+    @trees.handlers.job(durable=True)
+    async def shorter(job: Job) -> None:
+        if job.attempt == 1:
+            await job.step(charge)
+            raise ValueError("not yet")
+
+    @trees.handlers.job(durable=True)
+    async def deaf(job: Job) -> None:
+        await job.step(charge, key=f"a{job.attempt}" if job.attempt < 3 else None) if job.attempt == 1 else None
+        if job.attempt == 1:
+            raise ValueError("not yet")
+        try:
+            await job.step(charge, key="b")
+        except ReplayMismatch:
+            pass
+
+    ids = [trees.enqueue("shorter"), trees.enqueue("deaf")]
+    await trees.burst()
+    trees.again()
+    with trio.fail_after(10):
+        await trees.burst()
+    assert [trees.job(job_id)["state"] for job_id in ids] == ["dead", "dead"]
+    assert "but the handler has returned" in trees.job(ids[0])["error"]
+    assert "but the handler now stands in step charge (key b)" in trees.job(ids[1])["error"]
+
+
+async def test_durable_calls_are_for_durable_handlers(trees: Trees) -> None:
+    @trees.handlers.job
+    async def plain(job: Job) -> None:
+        await job.step(print)
+
+    @trees.handlers.job
+    def thread(job: Job) -> int:
+        return job.version
+
+    ids = [trees.enqueue("plain", max_attempts=1), trees.enqueue("thread", max_attempts=1)]
+    await trees.burst()
+    assert "need @handlers.job(durable=True)" in trees.job(ids[0])["error"]
+    assert "UsageError" in trees.job(ids[1])["error"]
+
+
+async def test_a_second_task_needs_a_key_and_a_race_of_tasks_has_the_same_winner_again(trees: Trees) -> None:
+    orders: list[list[str]] = []
+
+    async def work(name: str) -> str:
+        return name
+
+    @trees.handlers.job(durable=True)
+    async def race(job: Job) -> None:
+        order: list[str] = []
+
+        async def run(name: str) -> None:
+            nonlocal order
+            for n in range(3):
+                order += [await job.step(work, f"{name}{n}", key=f"{name}{n}")]
+
+        async with trio.open_nursery() as nursery:
+            for name in "abc":
+                nursery.start_soon(run, name)
+        orders.append(order)
+        if job.attempt < 4:
+            raise ValueError("not yet")
+
+    @trees.handlers.job(durable=True, max_attempts=1)
+    async def keyless(job: Job) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(job.step, work, "a")
+
+    trees.enqueue("race")
+    bad = trees.enqueue("keyless")
+    for _ in range(4):
+        trees.again()
+        await trees.burst()
+    assert len(orders) == 4
+    assert orders[1:] == orders[:1] * 3
+    assert "job.step in a second task of the handler needs key=" in trees.job(bad)["error"]
+
+
+async def test_tasks_of_the_jobs_own_nursery_replay_too(trees: Trees) -> None:
+    calls: list[str] = []
+
+    async def work(name: str) -> str:
+        calls.append(name)
+        return name
+
+    @trees.handlers.job(durable=True)
+    async def spread(job: Job) -> None:
+        async def run(name: str) -> None:
+            await job.step(work, name, key=name)
+            if job.attempt == 1:
+                await job.step(work, name + "2", key=name + "2")
+                raise ValueError("not yet")
+            await job.step(work, name + "2", key=name + "2")
+
+        job.nursery.start_soon(run, "x")
+
+    job_id = trees.enqueue("spread")
+    await trees.burst()
+    trees.again()
+    await trees.burst()
+    assert trees.job(job_id)["state"] == "completed"
+    assert calls == ["x", "x2"]
+
+
+@pytest.mark.parametrize("key", ["", "3:step", "a\0b", "x" * 300, 5])
+async def test_keys_that_cannot_be_are_refused(key: Any, trees: Trees) -> None:
+    @trees.handlers.job(durable=True, max_attempts=1)
+    async def order(job: Job) -> str:
+        try:
+            await job.step(print, key=key)
+        except UsageError as error:
+            return str(error)
+        return ""
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    assert "key" in trees.job(job_id)["result"]
+
+
+async def test_the_version_of_the_first_attempt_stays(trees: Trees) -> None:
+    versions: list[int] = []
+
+    async def work() -> None: ...
+
+    for version in (3, 4):
+        trees.handlers = type(trees.handlers)()
+
+        @trees.handlers.job(durable=True, version=version)
+        async def order(job: Job) -> None:
+            versions.append(job.version)
+            await job.step(work)
+            if job.attempt == 1:
+                raise ValueError("not yet")
+
+        if version == 3:
+            trees.enqueue("order")
+        trees.again()
+        await trees.burst()
+    assert versions == [3, 3]
+
+
+async def test_a_result_that_is_too_large_ends_the_job_and_says_which_step(trees: Trees) -> None:
+    async def fetch() -> str:
+        return "x" * 2**20
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> None:
+        await job.step(fetch)
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    found = trees.job(job_id)
+    assert found["state"] == "dead"
+    assert "step fetch" in found["error"]

@@ -32,7 +32,8 @@ class Trees:
 
     def enqueue(self, kind: str, args: dict[str, Any] | None = None, **options: Any) -> int:
         """The id of a new job."""
-        return SyncClient(self.dsn).enqueue(kind, args or {}, **options).id
+        handler: Any = self.handlers[kind].options(**options)
+        return SyncClient(self.dsn).enqueue(handler, **(args or {})).id
 
     def again(self) -> None:
         """Makes every waiting job due now."""

@@ -46,6 +46,11 @@ _FIRST_LOOK, _LONGEST_LOOK = 0.05, 1.0
 """Seconds after which a call that waits for its line looks whether all others wait too: nothing says that a task has ended."""
 
 
+_RETURNED = Call("block", "")
+"""Where the main task of a handler stands that has returned, while tasks of `job.nursery` run."""
+_RETURNED.suspendable = True
+
+
 class Block(Protocol):
     """A block with children."""
 
@@ -126,7 +131,8 @@ class Durable:
         if self.running.transaction == "committed":
             raise UsageError(f"{what} after job.transaction(): the job is completed.")
         reason = self.running.cancel_reason
-        if reason in REFUSED or (reason is not None and not self.history.replay.over):
+        replays = not self.history.replay.over and not self.cancelling.noted
+        if reason in REFUSED or (reason is not None and replays):
             await trio.lowlevel.checkpoint()
             raise DurableCallRefused(
                 f"{what} is refused while the handler unwinds ({reason}): the next attempt comes here again, and does it then."
@@ -158,23 +164,25 @@ class Durable:
         pause = _FIRST_LOOK
         try:
             async with self.awaiting(call):
-                self._hand_out()
+                self.hand_out()
                 while not turn.is_set():
                     with trio.move_on_after(pause):
                         await turn.wait()
                     if not turn.is_set():
                         pause = min(pause * 2, _LONGEST_LOOK)
-                        self._hand_out()
+                        self.hand_out()
+                        if replay.idle and not replay.over and self.all_stand():
+                            self._fail(replay.stuck())
         except BaseException:
             replay.leave(call)
-            self._hand_out()
+            self.hand_out()
             raise
         finally:
             call.turn = None
         if self.mismatch is not None:
             raise self.mismatch
         replay.taken(call)
-        self._hand_out()
+        self.hand_out()
         return call.line
 
     @asynccontextmanager
@@ -237,7 +245,7 @@ class Durable:
         stood."""
         if not self.history.replay.over:
             return
-        at = tuple(call.key for call in self.standing.values())
+        at = tuple(call.key for call in self.standing.values() if call is not _RETURNED)
         for scope in self.scopes:
             scope.note(at)
         reason = self.running.cancel_reason
@@ -261,12 +269,11 @@ class Durable:
         for scope in self.scopes:
             if scope.key == line.key:
                 scope.strike_again()
-                return
-        self._fail(ReplayMismatch(f"job {self.running.claim.id}, {line}, but the handler has left that block"))
 
     # Replay
 
-    def _hand_out(self) -> None:
+    def hand_out(self) -> None:
+        """Lets the replay go on, as far as it can now."""
         replay = self.history.replay
         while self.mismatch is None and (turn := replay.turn()) is not None:
             if turn.call is not None:
@@ -278,8 +285,6 @@ class Durable:
             self._cancel_again(turn.line)
         if replay.over:
             self._goes_on_live()
-        elif self.mismatch is None and replay.idle and self.all_stand():
-            self._fail(replay.stuck())
 
     def _goes_on_live(self) -> None:
         for scope in self.scopes:
@@ -304,8 +309,12 @@ class Durable:
         self.running.plain = False
         if self.running.claim.options is not None and '"tree"' in self.running.claim.options:
             await resume(self)
+            self.hand_out()
         try:
             value = await call()
+            # Tasks in `job.nursery` may still make durable calls.
+            async with self.awaiting(_RETURNED):
+                await self.running.children_ended()
         except BaseException as error:
             self.history.forget_held()
             if self.mismatch is not None and not any(

@@ -52,6 +52,8 @@ class Replay:
         self._by_key = {line.key: line for line in ordered if line.kind in CALL_OF}
         self._waiting: dict[str, Call] = {}
         self._given: Turn | None = None
+        self.scopes = set[str]()
+        """The keys of the remembered scopes that are open."""
 
     @property
     def over(self) -> bool:
@@ -89,7 +91,8 @@ class Replay:
         line = self._lines[0]
         if line.kind in (Kind.SCOPE_CANCELLED, Kind.CANCELLED):
             # It comes where it came: while the same calls stand.
-            return Turn(None, line) if all(key in self._waiting for key in stood(line).at) else None
+            here = line.kind is Kind.CANCELLED or line.key in self.scopes
+            return Turn(None, line) if here and all(key in self._waiting for key in stood(line).at) else None
         call = self._waiting.get(line.key)
         return None if call is None else Turn(call, line)
 

@@ -70,6 +70,8 @@ class Scope:
         """The block."""
         with self._inner:
             self._durable.scopes.append(self)
+            self._durable.history.replay.scopes.add(self.key)
+            self._durable.hand_out()
             try:
                 yield self
             finally:
@@ -78,6 +80,7 @@ class Scope:
                     self._durable.note_cancellation()
                 self._inner.deadline = math.inf
                 self._durable.scopes.remove(self)
+                self._durable.history.replay.scopes.discard(self.key)
         if fail and self._inner.cancelled_caught:
             raise trio.TooSlowError
 

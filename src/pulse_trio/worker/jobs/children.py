@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+import trio
 
 from ...describing import Carried, CarriedBase, carried
 from .interrupts import as_users
-
-if TYPE_CHECKING:
-    import trio
 
 ENDED = "job.nursery can be used only while the job runs: until its handler and its last child have ended."
 
@@ -34,6 +33,7 @@ class Children:
         self._nursery = nursery
         self.running = 0
         self.last = False
+        self._emptied: trio.Event | None = None
 
     @property
     def cancel_scope(self) -> trio.CancelScope:
@@ -74,7 +74,16 @@ class Children:
     async def _run_started(self, async_fn: Any, args: tuple[Any, ...], *, task_status: trio.TaskStatus[Any]) -> None:
         await self._run(async_fn, args, task_status=task_status)
 
+    async def none_runs(self) -> None:
+        """Waits until no child runs."""
+        while self.running:
+            self._emptied = self._emptied or trio.Event()
+            await self._emptied.wait()
+
     def _ended(self) -> None:
         self.running -= 1
+        if not self.running and self._emptied is not None:
+            self._emptied.set()
+            self._emptied = None
         if self.last and self.running == 0:
             self._job.end_heartbeat()

@@ -179,6 +179,11 @@ class RunningJob:
             self._children = Children(self, self.scope_nursery)
         return self._children
 
+    async def children_ended(self) -> None:
+        """Waits until no task that the handler started in `job.nursery` runs."""
+        if self._children is not None:
+            await self._children.none_runs()
+
     def body_ended(self) -> None:
         """The handler has returned: the heartbeat may leave as soon as the last child has ended."""
         if self._children is None or self._children.running == 0:

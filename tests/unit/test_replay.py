@@ -1,0 +1,175 @@
+"""Replay as a pure function: which call gets which line, and when."""
+
+from __future__ import annotations
+
+import pytest
+
+from pulse_trio import ReplayMismatch
+from pulse_trio.lines import Kind, Line
+from pulse_trio.worker.durable.calls import Call
+from pulse_trio.worker.durable.replay import Replay, Turn
+
+
+def step(key: str, name: str = "work") -> Call:
+    return Call("step", key, name)
+
+
+def line(number: int, key: str, name: str = "work", kind: Kind = Kind.STEP, value: str | None = None) -> Line:
+    return Line(number, kind, key, name, value)
+
+
+def struck(number: int, key: str, *at: str) -> Line:
+    quoted = ",".join(f'"{one}"' for one in at)
+    return Line(number, Kind.SCOPE_CANCELLED, key, "", f'{{"at":[{quoted}]}}')
+
+
+def test_without_lines_the_replay_is_over_from_the_start() -> None:
+    assert Replay(7).over
+
+
+def test_lines_are_handed_out_in_the_order_of_their_numbers_whatever_order_they_come_in() -> None:
+    replay = Replay(7, [line(3, "2:step"), line(1, "1:step")])
+    first, second = step("1:step"), step("2:step")
+    replay.begin(second)
+    assert replay.turn() is None
+    replay.begin(first)
+    assert replay.turn() == Turn(first, line(1, "1:step"))
+    replay.taken(first)
+    assert replay.turn() == Turn(second, line(3, "2:step"))
+    assert not replay.over
+    replay.taken(second)
+    assert replay.over
+
+
+def test_the_next_line_waits_until_the_call_before_has_gone_on() -> None:
+    replay = Replay(7, [line(1, "a"), line(2, "b")])
+    one, two = step("a"), step("b")
+    replay.begin(one)
+    replay.begin(two)
+    assert replay.turn() == Turn(one, line(1, "a"))
+    assert replay.turn() is None
+    replay.taken(two)  # not its turn: nothing happens
+    assert replay.turn() is None
+    replay.taken(one)
+    assert replay.turn() == Turn(two, line(2, "b"))
+
+
+def test_when_no_line_is_left_the_calls_that_wait_go_on_live_in_the_order_in_which_they_began() -> None:
+    replay = Replay(7, [line(1, "c")])
+    slow, other, last = step("a"), step("b"), step("c")
+    for call in (slow, other, last):
+        replay.begin(call)
+    assert replay.turn() == Turn(last, line(1, "c"))
+    replay.taken(last)
+    assert replay.turn() == Turn(slow, None)
+    assert replay.turn() is None
+    replay.taken(slow)
+    assert replay.turn() == Turn(other, None)
+
+
+def test_a_call_that_is_cancelled_in_its_turn_gives_its_line_back() -> None:
+    replay = Replay(7, [line(1, "a"), line(2, "b")])
+    one = step("a")
+    replay.begin(one)
+    assert replay.turn() == Turn(one, line(1, "a"))
+    replay.leave(one)
+    again = step("a")
+    replay.begin(again)
+    assert replay.turn() == Turn(again, line(1, "a"))
+
+
+def test_a_call_that_is_cancelled_while_it_waits_waits_no_more() -> None:
+    replay = Replay(7, [line(1, "a")])
+    one, two = step("b"), step("a")
+    replay.begin(one)
+    replay.leave(one)
+    replay.begin(two)
+    assert replay.turn() == Turn(two, line(1, "a"))
+    replay.taken(two)
+    assert replay.turn() is None
+
+
+@pytest.mark.parametrize(
+    "now", [step("2:step", "charge"), Call("sleep", "2:step", ""), Call("event", "2:step", "charge_card")]
+)
+def test_another_call_under_the_key_of_a_line_is_a_mismatch_that_names_both(now: Call) -> None:
+    replay = Replay(7, [line(1, "1:step"), line(3, "2:step", "charge_card")])
+    with pytest.raises(ReplayMismatch) as caught:
+        replay.begin(now)
+    said = str(caught.value)
+    assert "job 7, line 3 is step charge_card (key 2:step)" in said
+    assert f"the handler now calls {now}" in said
+    assert "pulse-trio jobs retry 7 --afresh" in said
+
+
+def test_a_handler_that_stands_where_no_line_comes_is_stuck_and_told_of_remembered_scopes() -> None:
+    replay = Replay(7, [line(4, "2:step", "pay")])
+    assert not replay.idle
+    replay.begin(step("1:step", "slow"))
+    assert replay.turn() is None
+    assert replay.idle
+    error = replay.stuck()
+    assert "line 4 is step pay (key 2:step), but the handler now stands in step slow (key 1:step)" in str(error)
+    assert "use job.move_on_after" in error.__notes__[0]
+
+
+def test_a_handler_that_returned_with_lines_left_is_a_mismatch() -> None:
+    replay = Replay(7, [line(1, "1:step")])
+    assert "line 1 is step work (key 1:step), but the handler has returned" in str(replay.left())
+    assert Replay(7).left() is None
+
+
+def test_a_deadline_strikes_again_while_the_same_calls_stand() -> None:
+    replay = Replay(7, [line(1, "1:step"), struck(2, "2:scope", "3:step", "other"), line(3, "4:step", "refund")])
+    replay.scopes.add("2:scope")
+    first = step("1:step")
+    replay.begin(first)
+    replay.turn()
+    replay.taken(first)
+    replay.begin(step("3:step", "slow"))
+    assert replay.turn() is None
+    replay.begin(step("other", "slow"))
+    turn = replay.turn()
+    assert turn is not None
+    assert turn.call is None
+    assert turn.line is not None
+    assert turn.line.key == "2:scope"
+    refund = step("4:step", "refund")
+    replay.begin(refund)
+    assert replay.turn() == Turn(refund, line(3, "4:step", "refund"))
+
+
+def test_a_deadline_strikes_again_once_its_block_is_open() -> None:
+    replay = Replay(7, [struck(1, "1:scope")])
+    assert replay.turn() is None
+    replay.scopes.add("1:scope")
+    assert replay.turn() == Turn(None, struck(1, "1:scope"))
+    assert replay.over
+
+
+def test_moments_have_no_place_in_the_order() -> None:
+    replay = Replay(7, [Line(1, Kind.MOMENT, "1:sleep", "", "1700000000.25"), line(2, "2:step")])
+    assert replay.moments == {"1:sleep": 1700000000.25}
+    call = step("2:step")
+    replay.begin(call)
+    assert replay.turn() == Turn(call, line(2, "2:step"))
+
+
+def test_a_race_has_the_same_winner_again_however_the_tasks_come() -> None:
+    lines = [line(n, f"{who}{n}", who) for n, who in enumerate("abbaba", 1)]
+    for first in "ab":
+        replay, order = Replay(7, lines), list[str]()
+        left = {who: [one for one in lines if one.name == who] for who in "ab"}
+        waiting: dict[str, Call] = {}
+        while not replay.over:
+            for who in sorted(left, reverse=first == "b"):
+                if who not in waiting and left[who]:
+                    waiting[who] = step(left[who].pop(0).key, who)
+                    replay.begin(waiting[who])
+            turn = replay.turn()
+            assert turn is not None
+            assert turn.call is not None
+            order.append(turn.call.name)
+            del waiting[turn.call.name]
+            replay.taken(turn.call)
+        assert "".join(order) == "abbaba"
