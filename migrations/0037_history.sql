@@ -4,17 +4,18 @@
 -- waiting job, a suspension), and neither beats nor other lines. Nothing here waits for a job's row.
 
 -- Writes lines of many jobs: of each job all or none. The arrays have one entry for each line; `firsts` is the version of the code
--- for a job that has no mark yet, else 0. A line that stands already from the same attempt was sent twice. A block's failure that the
--- attempt before failed of is forgotten when the next line takes its number. Returns each job whose lines stand (true), and each that
--- the attempt still holds and whose row is locked for a moment (false); any other has lost its lease.
+-- for a job that has no mark yet, -1 for the first lines of a later attempt, else 0. Crashes count, and use budget, since the last line
+-- alone: the first line after some gives their budget back. A line that stands already from the same attempt was sent twice. A block's failure that the
+-- attempt before failed of is forgotten when the next line takes its number. Returns each attempt whose lines stand
+-- (true), and each that still holds its job, whose row is locked for a moment (false); any other has lost its lease.
 CREATE FUNCTION :"schema".write_lines(
   ids bigint[], attempts int[], sessions bigint[], at_lines int[], kinds int[], keys text[], names text[], vals text[], events bigint[],
   firsts int[]
-) RETURNS TABLE (job_id bigint, stands boolean)
+) RETURNS TABLE (job_id bigint, attempt int, stands boolean)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp AS $function$
 #variable_conflict use_column
 DECLARE
-  held bigint[]; ours bigint[]; one record;
+  held bigint[]; one record;
 BEGIN
   WITH asked AS MATERIALIZED (
     SELECT DISTINCT r.id, r.attempt, r.session FROM unnest($1, $2, $3) r(id, attempt, session)
@@ -23,7 +24,10 @@ BEGIN
     ORDER BY j.id FOR KEY SHARE OF j SKIP LOCKED
   )
   SELECT coalesce(array_agg(t.id), '{}') INTO held FROM taken t;
-  FOR one IN SELECT r.id, max(r.first) AS first FROM unnest($1, $10) r(id, first)
+  -- From here on the rows of these jobs keep their fence. A batch may hold lines of an attempt that lost its lease, too.
+  FOR one IN SELECT r.id, max(r.first) AS first
+             FROM unnest($1, $2, $3, $10) r(id, attempt, session, first)
+             JOIN job j ON j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session
              WHERE r.first > 0 AND r.id = ANY (held) GROUP BY r.id ORDER BY r.id LOOP
     PERFORM FROM make_durable(one.id);
     IF FOUND THEN
@@ -33,20 +37,40 @@ BEGIN
       held := array_remove(held, one.id);
     END IF;
   END LOOP;
+  FOR one IN
+    SELECT r.id, count(*)::int AS crashes,
+           count(*) FILTER (WHERE NOT EXISTS (SELECT FROM session s WHERE s.id = a.session AND s.crowded))::int AS spent
+    FROM (SELECT DISTINCT q.id, q.attempt FROM unnest($1, $2, $3, $10) q(id, attempt, session, first)
+          JOIN job j ON j.id = q.id AND j.attempt = q.attempt AND j.locked_by = q.session WHERE q.first = -1 AND q.id = ANY (held)) r
+    JOIN attempt a ON a.job_id = r.id AND a.outcome = 'rescued' AND a.attempt < r.attempt
+      AND a.attempt >= coalesce((SELECT h.attempt FROM history h WHERE h.job_id = r.id ORDER BY h.line DESC LIMIT 1), 0)
+    GROUP BY r.id ORDER BY r.id
+  LOOP
+    PERFORM FROM job j WHERE j.id = one.id FOR NO KEY UPDATE SKIP LOCKED;
+    IF FOUND THEN
+      UPDATE job j SET crashes = 0, deaths = 0, max_attempts = least(j.max_attempts::bigint + one.spent, 2147483647)::int
+      WHERE j.id = one.id;
+    ELSE
+      held := array_remove(held, one.id);
+    END IF;
+  END LOOP;
   INSERT INTO history AS h (job_id, line, kind, key, name, value, event_id, attempt)
   SELECT r.id, r.line, r.kind, r.key, r.name, r.value::json, r.event, r.attempt
-  FROM unnest($1, $2, $4, $5, $6, $7, $8, $9) r(id, attempt, line, kind, key, name, value, event)
+  FROM unnest($1, $2, $3, $4, $5, $6, $7, $8, $9) r(id, attempt, session, line, kind, key, name, value, event)
+  JOIN job j ON j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session
   WHERE r.id = ANY (held)
   ON CONFLICT ON CONSTRAINT history_pkey DO UPDATE
     SET kind = EXCLUDED.kind, key = EXCLUDED.key, name = EXCLUDED.name, value = EXCLUDED.value, event_id = EXCLUDED.event_id,
         attempt = EXCLUDED.attempt, written_at = EXCLUDED.written_at
     WHERE h.kind = 7 AND h.attempt < EXCLUDED.attempt;
-  UPDATE event e SET line = r.line FROM unnest($1, $4, $9) r(id, line, event)
+  UPDATE event e SET line = r.line
+  FROM unnest($1, $2, $3, $4, $9) r(id, attempt, session, line, event)
+  JOIN job j ON j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session
   WHERE r.event IS NOT NULL AND e.id = r.event AND e.job_id = r.id AND e.line IS NULL AND r.id = ANY (held);
-  SELECT array_agg(j.id) INTO ours
-  FROM (SELECT DISTINCT r.id, r.attempt, r.session FROM unnest($1, $2, $3) r(id, attempt, session) WHERE r.id <> ALL (held)) r
+  RETURN QUERY
+  SELECT j.id, j.attempt, j.id = ANY (held)
+  FROM (SELECT DISTINCT r.id, r.attempt, r.session FROM unnest($1, $2, $3) r(id, attempt, session)) r
   JOIN job j ON j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = 2;
-  RETURN QUERY SELECT u.id, true FROM unnest(held) u(id) UNION ALL SELECT u.id, false FROM unnest(ours) u(id);
 END $function$;
 
 -- What an attempt needs before its handler begins. The first row has no line (0), and in its value the version of the code that made
@@ -79,8 +103,28 @@ BEGIN
     WHERE h.job_id = target AND NOT (coalesce(failed, false) AND h.line = last.line) ORDER BY h.line;
 END $function$;
 
+-- For `jobs retry --afresh`: these finished jobs forget what they have done. Their events can be received again, and the children
+-- that they have started stay on record, but a new run starts its own.
+CREATE FUNCTION :"schema".forget_history(ids bigint[]) RETURNS int
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp AS $function$
+DECLARE
+  free bigint[]; forgotten int;
+BEGIN
+  -- A retry takes this row too.
+  WITH held AS MATERIALIZED (
+    SELECT d.id FROM job_archive d WHERE d.id = ANY ($1) ORDER BY d.id FOR UPDATE
+  )
+  SELECT coalesce(array_agg(h.id), '{}') INTO free FROM held h WHERE NOT EXISTS (SELECT FROM job j WHERE j.id = h.id);
+  DELETE FROM history h WHERE h.job_id = ANY (free);
+  UPDATE event e SET line = NULL WHERE e.job_id = ANY (free) AND e.line IS NOT NULL;
+  UPDATE durable_job d SET first_block = d.first_block + 2097152, blocks = '{}', fail_blocks = '{}', events = '{}', walked = NULL
+  WHERE d.job_id = ANY (free);
+  GET DIAGNOSTICS forgotten = ROW_COUNT;
+  RETURN forgotten;
+END $function$;
+
 REVOKE ALL ON FUNCTION :"schema".write_lines(bigint[], int[], bigint[], int[], int[], text[], text[], text[], bigint[], int[]),
-  :"schema".resume(bigint, int, bigint) FROM PUBLIC;
+  :"schema".resume(bigint, int, bigint), :"schema".forget_history(bigint[]) FROM PUBLIC;
 
 -- Who works with the rights of the version before may do this too, until `pulse-trio grants` is run again.
 DO $block$
@@ -95,5 +139,17 @@ BEGIN
                WHERE p.pronamespace = quote_ident(:'schema')::regnamespace AND p.proname IN ('write_lines', 'resume') LOOP
       EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', one, grantee);
     END LOOP;
+  END LOOP;
+END $block$;
+
+DO $block$
+DECLARE
+  grantee text;
+BEGIN
+  FOR grantee IN
+    SELECT DISTINCT a.grantee::regrole::text FROM pg_proc p, aclexplode(p.proacl) a
+    WHERE p.pronamespace = quote_ident(:'schema')::regnamespace AND p.proname = 'retry_jobs' AND a.grantee NOT IN (0, p.proowner)
+  LOOP
+    EXECUTE format('GRANT EXECUTE ON FUNCTION %I.forget_history(bigint[]) TO %s', :'schema', grantee);
   END LOOP;
 END $block$;

@@ -66,7 +66,8 @@ class Line(msgspec.Struct, frozen=True, gc=False):
 
 
 class Lines(msgspec.Struct, frozen=True, gc=False):
-    """Lines of one attempt to write. `version`: of the code, if the job has no mark yet; else 0."""
+    """Lines of one attempt to write. `version`: of the code, if the job has no mark yet; -1 with the first lines of a later
+    attempt; else 0."""
 
     claim: Claim
     lines: Sequence[Line]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from pulse_trio.jobs import JobRequest, Progress
+from pulse_trio.lines import Kind, Line, Lines
 from pulse_trio.postgres import TrioConnection
 from pulse_trio.sql import statement
 from pulse_trio.store import ClaimCursor, cancelling, history, operations, rows
@@ -494,6 +495,38 @@ async def another_job_buried(s: Scene) -> bool:
     return s.w.state(other.id) != "running"
 
 
+# What an attempt remembers
+
+
+async def writes(s: Scene, claim: Claim) -> bool:
+    await s.a.histories.write_lines([Lines(claim, [Line(1, Kind.STEP, "1:step")], 1)])
+    return bool(s.w.run("SELECT FROM history"))
+
+
+async def line_of_an_earlier_attempt(s: Scene) -> bool:
+    stale = await s.rescued()
+    await s.again()
+    return await writes(s, stale)
+
+
+async def line_of_another_session(s: Scene) -> bool:
+    return await writes(s, s.as_a(await s.running(s.b)))
+
+
+async def reads_on(s: Scene, claim: Claim) -> bool:
+    return await s.a.histories.resume(claim) is not None
+
+
+async def resumed_by_an_earlier_attempt(s: Scene) -> bool:
+    stale = await s.rescued()
+    await s.again()
+    return await reads_on(s, stale)
+
+
+async def resumed_by_another_session(s: Scene) -> bool:
+    return await reads_on(s, s.as_a(await s.running(s.b)))
+
+
 # What an attempt does with its children
 
 
@@ -707,6 +740,10 @@ TORN = [
     Torn("bury", r"j\.attempt = %\(attempt\)s::int", later_attempt_buried),
     Torn("bury", r"j\.locked_by = %\(session\)s::bigint", attempt_of_another_session_buried),
     Torn("bury", r"j\.id = %\(id\)s::bigint", another_job_buried),
+    Torn("write_lines()", r"j\.attempt = r\.attempt", line_of_an_earlier_attempt),
+    Torn("write_lines()", r"j\.locked_by = r\.session", line_of_another_session),
+    Torn("resume()", r"j\.attempt = of_attempt", resumed_by_an_earlier_attempt),
+    Torn("resume()", r"j\.locked_by = of_session", resumed_by_another_session),
     Torn("start_children()", r"j\.attempt = \$2", children_of_an_earlier_attempt),
     Torn("start_children()", r"j\.locked_by = \$3", children_of_another_session),
     Torn("start_children()", r"NOT j\.cancelling", children_of_a_job_that_is_being_cancelled),

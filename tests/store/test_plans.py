@@ -341,6 +341,7 @@ def test_every_statement_with_a_plan_that_matters_is_tried_here() -> None:
         # Functions, whose rows tests/durable reads.
         "write_lines",
         "resume",
+        "forget_history",
         # Functions, whose statements tests/store/test_waits.py explains.
         "send_event",
         "receive_events",

@@ -216,13 +216,16 @@ _DRY_RUN = click.option("--dry-run", is_flag=True, help="Change nothing; say whi
 @click.option(
     "--rate", type=RATE, metavar="RATE", help="Spread the jobs' due times at this rate, starting now: 100/s, 30/min."
 )
+@click.option(
+    "--afresh", is_flag=True, help="Durable jobs forget their history and begin anew: every step is done again."
+)
 @_YES
 @_DRY_RUN
 @actor_option
 @schema_option
 @dsn_option
 @json_option
-def retry_jobs(job_ids: tuple[int, ...], rate: float | None, **given: Any) -> int:
+def retry_jobs(job_ids: tuple[int, ...], rate: float | None, afresh: bool, **given: Any) -> int:
     """Run finished jobs again, or waiting ones now.
 
     Give either IDs or a filter that has at least a state: --state dead --kind send_welcome.
@@ -233,7 +236,9 @@ def retry_jobs(job_ids: tuple[int, ...], rate: float | None, **given: Any) -> in
     spacing = history.spacing_of(rate)
 
     def retry(client: SyncClient, ids: Sequence[int], done: int) -> Retried:
-        return client.run(history.retry_batch(ids, delay=done * spacing, spacing=spacing, chosen=filter_of(given)))
+        return client.run(
+            history.retry_batch(ids, delay=done * spacing, spacing=spacing, chosen=filter_of(given), afresh=afresh)
+        )
 
     action = _Action("retry", "retried", retry, lambda done: done.retried)
     code, moved = action.run(job_ids, given)

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class Written(NamedTuple):
-    """What became of lines, by job: these are written, and these have their row locked for a moment. All others have lost their
-    lease."""
+    """What became of lines, by job id and attempt: these are written, and these have their row locked for a moment. All others
+    have lost their lease."""
 
-    stand: set[int]
-    locked: set[int]
+    stand: set[tuple[int, int]]
+    locked: set[tuple[int, int]]
 
 
 class Histories:
@@ -50,7 +50,7 @@ class Histories:
                 raise DatabaseUnavailable(f"the history of job {one.claim.id} was refused: {error}")
 
             parts = await each_alone(lines, write, alone)
-        return Written({i for part in parts for i in part.stand}, {i for part in parts for i in part.locked})
+        return Written({one for part in parts for one in part.stand}, {one for part in parts for one in part.locked})
 
     async def _write(self, connection: TrioConnection[Any], some: Sequence[Lines]) -> Written:
         every = [(of.claim, of.version, line) for of in some for line in of.lines]
@@ -70,8 +70,11 @@ class Histories:
             },
             prepare=True,
         )
-        rows: list[tuple[int, bool]] = await cursor.fetchall()
-        return Written({job_id for job_id, stands in rows if stands}, {job_id for job_id, stands in rows if not stands})
+        rows: list[tuple[int, int, bool]] = await cursor.fetchall()
+        return Written(
+            {(job_id, attempt) for job_id, attempt, stands in rows if stands},
+            {(job_id, attempt) for job_id, attempt, stands in rows if not stands},
+        )
 
     async def resume(self, claim: Claim) -> Resumed | None:
         """What a later attempt begins with; None if it has lost its lease. Raises `DatabaseUnavailable`."""

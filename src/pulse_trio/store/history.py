@@ -231,12 +231,19 @@ def chosen_for_action(
 
 
 def retry_batch(
-    ids: Sequence[int], *, delay: float = 0.0, spacing: float = 0.0, chosen: JobFilter | None = None
+    ids: Sequence[int],
+    *,
+    delay: float = 0.0,
+    spacing: float = 0.0,
+    chosen: JobFilter | None = None,
+    afresh: bool = False,
 ) -> Operation[Retried]:
     """Retries these jobs in one statement: the first is due after `delay` seconds, each next one `spacing` after the last.
 
-    `chosen` is the filter that found them, for the audit trail."""
+    `chosen` is the filter that found them, for the audit trail. With `afresh` durable jobs forget first what they have done."""
     done = Retried()
+    if afresh:
+        yield Query("forget_history", {"ids": numbers(ids)})
     rows = yield Query("retry_job", {"ids": numbers(ids), "delay": delay, "spacing": spacing, "filter": _said(chosen)})
     left = [row[0] for row in rows if not row[1] and row[2] is None and row[3] is not None]
     places = (yield from places_of(left)) if left else {}

@@ -46,6 +46,8 @@ _FIRST_LOOK, _LONGEST_LOOK = 0.05, 1.0
 """Seconds after which a call that waits for its line looks whether all others wait too: nothing says that a task has ended."""
 
 
+_VERSION = "0:version"
+"""The key of the moment that is the version."""
 _RETURNED = Call("block", "")
 """Where the main task of a handler stands that has returned, while tasks of `job.nursery` run."""
 _RETURNED.suspendable = True
@@ -91,8 +93,17 @@ class Durable:
 
     @property
     def version(self) -> int:
-        """That of the code which made the job's first durable call."""
-        return self.declared.version if self.resumed is None else self.resumed.version
+        """That of the code which made the job's first durable call. It is remembered if it is not 1."""
+        remembered = self.history.replay.moments.get(_VERSION)
+        if remembered is not None:
+            return int(remembered)
+        return self.declared.version if self._is_first else 1
+
+    @property
+    def _is_first(self) -> bool:
+        """Whether no attempt before made a durable call, or what they made is forgotten."""
+        found = self.resumed
+        return found is None or (found.first_block > 0 and not found.lines)
 
     # The calls of `Job`
 
@@ -140,10 +151,17 @@ class Durable:
         call = Call(kind, self.keys.next(kind, key, what), name)
         if self.mismatch is not None:
             raise self.mismatch
+        if self.version != 1 and self._is_first:
+            self.history.moment(_VERSION, self.version)
+            if kind == "block":
+                # Children are started before the next line.
+                await self.history.written()
         if self.history.replay.over:
             for block in self.blocks:
                 await block.flush()
-        self.history.let_go()
+        if self.history.let_go():
+            # The handler has taken a branch because of these.
+            await self.history.written()
         return call
 
     async def replayed(self, call: Call) -> Line | None:

@@ -50,7 +50,8 @@ class History:
     def __init__(self, running: RunningJob, writer: Writer, version: int) -> None:
         self.running = running
         self.version = version
-        """That of the code, until the job's row says that it has a history; then 0."""
+        """What the first lines say: that of the code if the job's row does not say yet that it has a history, -1 if it does; 0
+        after them."""
         self.replay = Replay(running.claim.id)
         self._writer = writer
         self.unwritten: list[Line] = []
@@ -66,7 +67,7 @@ class History:
     def resumed(self, replay: Replay, after: int, size: int) -> None:
         """The lines of the attempts before; new ones come after line `after`. They take `size` bytes."""
         self.replay = replay
-        self.version = 0
+        self.version = -1
         self._next, self._written, self._size = after + 1, after, size
 
     # Adding
@@ -75,11 +76,12 @@ class History:
         """Keeps a line until the next durable call begins."""
         self._held.append((kind, key, name, value))
 
-    def let_go(self) -> None:
-        """Adds the lines that are held."""
+    def let_go(self) -> bool:
+        """Adds the lines that are held. Returns whether there were some."""
         held, self._held = self._held, []
         for kind, key, name, value in held:
             self._append(kind, key, name, value)
+        return bool(held)
 
     def forget_held(self) -> None:
         """The attempt has failed: what is held is not remembered."""

@@ -67,9 +67,10 @@ class LineWriter:
                     continue
                 self._outage.over()
                 for history, lines in batch:
-                    if lines.claim.id in written:
+                    attempt = (lines.claim.id, lines.claim.attempt)
+                    if attempt in written:
                         history.are_written(lines.lines[-1].line)
-                    elif lines.claim.id in locked:
+                    elif attempt in locked:
                         history.put_back(lines.lines)
                         self._waiting[history] = None
                     else:

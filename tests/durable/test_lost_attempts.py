@@ -1,0 +1,147 @@
+"""An attempt is lost at each line of a history in turn, before the line and after it: the job ends the same every time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+from pulse_trio import Job, RetryAfter, StepFailed
+from support.stores import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from support.trees import Trees
+
+    Lose = Callable[[str], Coroutine[Any, Any, None]]
+
+PLACES = [
+    f"{when} {name}" for name in ("a", "b", "fails", "left", "right", "slow", "last") for when in ("before", "after")
+]
+
+
+def declare(trees: Trees, calls: Counter[str], lose: Lose) -> None:
+    async def work(name: str) -> str:
+        calls[name] += 1
+        await lose(f"before {name}")
+        return name.upper()
+
+    async def fails() -> None:
+        calls["fails"] += 1
+        await lose("before fails")
+        raise ValueError("no")
+
+    async def slow() -> None:
+        calls["slow"] += 1
+        await lose("before slow")
+        await trio.sleep_forever()
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> list[str]:
+        got: list[str] = []
+
+        async def step(name: str, key: str | None = None) -> None:
+            got.append(await job.step(work, name, key=key))
+            await lose(f"after {name}")
+
+        await step("a")
+        await step("b")
+        try:
+            await job.step(fails)
+        except StepFailed as error:
+            got.append(str(error))
+            await lose("after fails")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(step, "left", "l")
+            nursery.start_soon(step, "right", "r")
+        with job.move_on_after(0.1) as patience:
+            await job.step(slow)
+        got.append(f"cut {patience.cancelled_caught}")
+        await lose("after slow")
+        await step("last")
+        return sorted(got)
+
+
+@pytest.mark.parametrize("place", PLACES)
+async def test_an_attempt_lost_at_any_line_leaves_a_job_that_ends_the_same(place: str, trees: Trees) -> None:
+    calls = Counter[str]()
+    lost: list[str] = []
+
+    async with open_store(trees.dsn) as other:
+
+        async def lose(at: str) -> None:
+            if at == place and not lost:
+                lost.append(at)
+                trees.window.run("UPDATE job SET lease_until = now() - interval '1 s' WHERE state = 2")
+                assert sum(await other.rescue()) == 1
+                trees.again()
+                # As a killed process does no more. Its worker's next beat ends it.
+                await trio.sleep_forever()
+
+        declare(trees, calls, lose)
+        job_id = trees.enqueue("order")
+        with trio.fail_after(30):
+            while trees.job(job_id)["finished_at"] is None:
+                await trees.burst(watchdog=5, lease=3, heartbeat=0.3)
+    found = trees.job(job_id)
+    assert lost == [place]
+    assert (found["state"], found["result"]) == (
+        "completed", ["A", "B", "LAST", "LEFT", "RIGHT", "Step fails failed: ValueError: no", "cut True"],
+    )  # fmt: skip
+    # Only what was lost with its attempt was done twice: a line is a line.
+    again = {name for name, times in calls.items() if times > 1}
+    when, name = place.split()
+    # The other task of a pair, and what the lost attempt went on to when its deadline cut the waiting short.
+    beside = {"left": {"right"}, "right": {"left"}, "slow": {"last"}}.get(name, set[str]())
+    # A failure and a cancellation are remembered when the next durable call begins.
+    kept = when == "after" and name not in ("fails", "slow")
+    assert again <= (beside if kept else {name} | beside), calls
+    assert max(calls.values()) <= 2
+
+
+async def test_crashes_count_since_the_last_new_line_alone(trees: Trees) -> None:
+    """A job with a budget of two attempts that crashes in each of five, with progress in between."""
+    async with open_store(trees.dsn) as other:
+
+        async def work(n: int) -> int:
+            return n
+
+        @trees.handlers.job(durable=True, max_attempts=2)
+        async def order(job: Job) -> int:
+            for n in range(5):
+                await job.step(work, n)
+                if job.attempt == n + 1:
+                    trees.window.run("UPDATE job SET lease_until = now() - interval '1 s' WHERE state = 2")
+                    assert sum(await other.rescue()) == 1
+                    raise RetryAfter(0)
+            return job.attempt
+
+        job_id = trees.enqueue("order")
+        for _ in range(8):
+            trees.again()
+            await trees.burst(watchdog=5)
+    found = trees.job(job_id)
+    assert (found["state"], found["result"]) == ("completed", 6)
+
+
+async def test_crashes_without_a_new_line_use_up_the_budget(trees: Trees) -> None:
+    async with open_store(trees.dsn) as other:
+
+        async def work() -> int:
+            return 1
+
+        @trees.handlers.job(durable=True, max_attempts=3)
+        async def order(job: Job) -> None:
+            await job.step(work)
+            trees.window.run("UPDATE job SET lease_until = now() - interval '1 s' WHERE state = 2")
+            assert sum(await other.rescue()) == 1
+
+        job_id = trees.enqueue("order")
+        for _ in range(5):
+            trees.again()
+            await trees.burst(watchdog=5)
+    found = trees.job(job_id)
+    assert (found["state"], found["attempt"]) == ("dead", 3)
