@@ -120,8 +120,6 @@ FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
         "place_event",
         "send_event",
         "receive_events",
-        "write_lines",
-        "resume",
         "suspend_jobs",
         "write_lines",
         "resume",

@@ -191,6 +191,9 @@ class Durable:
                         self.hand_out()
                         if replay.idle and not replay.over and self.all_stand():
                             self._fail(replay.stuck())
+                if call.line is None:
+                    # The last line may have been a cancellation of this very call.
+                    await trio.lowlevel.checkpoint_if_cancelled()
         except BaseException:
             replay.leave(call)
             self.hand_out()
