@@ -598,7 +598,7 @@ DECLARE
   model text; ours text[]; grantee text; one regprocedure;
 BEGIN
   FOR model, ours IN VALUES
-    ('stack_questions(bigint[])', ARRAY['end_overdue', 'look_slowly']),
+    ('stack_questions(bigint[])', ARRAY['end_overdue', 'look_slowly', 'stuck_trees']),
     ('cancel_jobs(bigint[], text, text)', ARRAY['cancel_jobs_now', 'tree_places', 'tree_of', 'lines_of', 'stuck_trees'])
   LOOP
     FOR grantee IN
@@ -609,8 +609,6 @@ BEGIN
                  WHERE p.pronamespace = quote_ident(:'schema')::regnamespace AND p.proname = ANY (ours) LOOP
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', one, grantee);
       END LOOP;
-      -- Lists of suspended jobs.
-      EXECUTE format('GRANT SELECT (job_id, suspended) ON %I.durable_job TO %s', :'schema', grantee);
     END LOOP;
   END LOOP;
 END $block$;

@@ -77,7 +77,6 @@ TABLES: Mapping[RoleKind, Mapping[str, str]] = {
         # Policies restrict the rows (migrations/0013_rights.sql).
         "SELECT, INSERT, UPDATE (error)": "attempt",
         "SELECT, UPDATE (delivered_at, ended_at, ended_as)": "cancellation",
-        "SELECT (job_id, suspended)": "durable_job",
         "SELECT, INSERT, UPDATE, DELETE": (
             "permit, bucket, progress, batch, batch_job, schedule_fire, schedule_declaration"
         ),
@@ -127,6 +126,7 @@ FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
         "recheck_jobs",
         "end_overdue",
         "look_slowly",
+        "stuck_trees",
         "look_at_block",
         "cancel_block",
         "restart_children",

@@ -12,6 +12,7 @@ import pytest
 
 from pulse_trio.cli.doctor import Finding, diagnose, doctor, judge_line, judge_server
 from pulse_trio.store import health
+from pulse_trio.store.family import StuckMember
 from pulse_trio.store.health import Health, Holder, PutBack, Server, Storage
 from pulse_trio.store.operations import WorkerRecord
 from pulse_trio.store.queues import QueueRecord
@@ -48,6 +49,22 @@ def test_a_server_elsewhere_that_is_not_verified_is_warned_of() -> None:
 
 def of_health(**changes: Any) -> list[Finding]:
     return troubles(diagnose(replace(HEALTHY, **changes)))
+
+
+@pytest.mark.parametrize(
+    ("why", "what", "do"),
+    [
+        ("paused queue", "whose queue packers is paused", "queues resume packers"),
+        ("paused kind", "whose kind pack is paused", "queues resume --kind pack"),
+        ("unserved queue", "which no live worker serves", "Start a worker that serves packers"),
+        ("unwatched", "nothing would tell it", "jobs tree 12"),
+    ],
+)
+def test_a_job_that_holds_up_its_tree_is_named(why: str, what: str, do: str) -> None:
+    (found,) = of_health(stuck=[StuckMember(7, 12, "packers", "pack", why)])
+    assert (found.level, found.check) == ("warning", "trees")
+    assert what in found.what
+    assert do in (found.do or "")
 
 
 def test_nothing_is_wrong_with_what_is_healthy() -> None:

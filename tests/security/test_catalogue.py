@@ -139,7 +139,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
     "function restart_children": called_by("worker"),
     "function resume": called_by("worker"),
     "function start_children": called_by("worker"),
-    "function stuck_trees": called_by("operator"),
+    "function stuck_trees": called_by("operator", "worker"),
     "function tree_of": called_by("operator"),
     "function tree_places": called_by("operator"),
     "function unwalk": {},

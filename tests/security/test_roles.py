@@ -90,7 +90,6 @@ NOT_THE_WORKERS = {
     "tree",
     "lines_of",
     "tree_places",
-    "stuck_trees",
     "audit",
     "cancel_jobs",
     "delete_jobs",

@@ -19,6 +19,7 @@ from .database import choose_database, open_store
 from .faults import describe, our_error
 from .options import dsn_option, json_option, schema_option
 from .output import print_json, print_table
+from .roots import advice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -235,6 +236,7 @@ def diagnose(found: Health) -> Iterator[Finding]:
     yield from _holders(found)
     yield from _workers(found)
     yield from _queues(found)
+    yield from (Finding("warning", "trees", *advice(stuck)) for stuck in found.stuck)
     for job in found.quarantined:
         since = f"for {duration(job.age)}" if job.since is not None else "since before this version"
         where = f"process {job.host}:{job.pid} runs it" if job.pid is not None else "it waits"

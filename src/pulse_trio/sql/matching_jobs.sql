@@ -14,10 +14,12 @@
         OR %(state)s::text = 'running' AND j.state = :state.running AND j.lease_until < 'infinity'
         OR %(state)s::text = 'available' AND j.state <> :state.running AND j.run_at <= statement_timestamp()
         OR %(state)s::text = 'retryable' AND j.state = :state.retryable AND j.run_at > statement_timestamp()
-        OR %(state)s::text = 'scheduled' AND j.state = :state.scheduled AND j.run_at > statement_timestamp() AND NOT EXISTS (
-             SELECT FROM :"schema".durable_job f WHERE f.job_id = j.id AND f.suspended = j.attempt)
-        OR %(state)s::text = 'suspended' AND j.state = :state.scheduled AND j.run_at > statement_timestamp() AND EXISTS (
-             SELECT FROM :"schema".durable_job f WHERE f.job_id = j.id AND f.suspended = j.attempt))
+        OR %(state)s::text = 'scheduled' AND j.state = :state.scheduled AND j.run_at > statement_timestamp() AND NOT (
+             coalesce(strpos(j.options::text, '"tree"') > 0, false)
+             AND (SELECT v.state FROM :"schema".jobs v WHERE v.id = j.id LIMIT 1) = 'suspended')
+        OR %(state)s::text = 'suspended' AND j.state = :state.scheduled AND j.run_at > statement_timestamp()
+           AND coalesce(strpos(j.options::text, '"tree"') > 0, false)
+           AND (SELECT v.state FROM :"schema".jobs v WHERE v.id = j.id LIMIT 1) = 'suspended')
    AND (%(queue)s::text IS NULL OR j.queue = %(queue)s::text)
    AND (%(kind)s::text IS NULL OR j.kind = %(kind)s::text)
    AND (%(workers)s::bigint[] IS NULL OR j.state = :state.running AND j.locked_by = ANY (%(workers)s::bigint[]))

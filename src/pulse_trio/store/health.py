@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from .family import stuck
 from .needed import missing_rights
 from .operations import Query, workers
 from .queues import queues
@@ -12,6 +13,7 @@ from .queues import queues
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from .family import StuckMember
     from .operations import Operation, WorkerRecord
     from .queues import QueueRecord
 
@@ -126,6 +128,8 @@ class Health:
     ids_behind: int | None = 0
     """How many ids the sequence is behind the highest job; None if this role may not ask."""
     row_security: list[RowSecurity] = field(default_factory=list[RowSecurity])
+    stuck: list[StuckMember] = field(default_factory=list["StuckMember"])
+    """Jobs of trees that do not go on by themselves."""
 
 
 def server() -> Operation[Server]:
@@ -147,11 +151,13 @@ def health(known: Server) -> Operation[Health]:
     found = yield from workers()
     found_queues = yield from queues()
     behind: int | None = None
-    if (yield Query("doctor_may_ids", {}, PATIENCE))[0][0]:
+    ((may_count, may_look),) = yield Query("doctor_may_ids", {}, PATIENCE)
+    if may_count:
         behind = (yield Query("doctor_ids", {}, PATIENCE))[0][0]
     suspects = yield from quarantined()
     hidden = yield from row_security()
-    return Health(known, storage, holders, put_back, found, found_queues, suspects, behind, hidden)
+    still = (yield from stuck()) if may_look else []
+    return Health(known, storage, holders, put_back, found, found_queues, suspects, behind, hidden, still)
 
 
 def row_security() -> Operation[list[RowSecurity]]:
