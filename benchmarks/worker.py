@@ -11,12 +11,15 @@ import json
 import sys
 import time
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 
 from pulse_trio import Handlers, Job, Worker
 from pulse_trio.cli.collector import settle_collector
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PULSE = 0.01
 """Seconds between reports of progress."""
@@ -100,11 +103,11 @@ async def stop_at_end_of_input(worker: Worker) -> None:
     worker.stop_now()
 
 
-async def run(dsn: str, settings: dict[str, Any]) -> None:
+async def run(dsn: str, settings: dict[str, Any], handlers: Callable[[Counter], Handlers] = handlers_for) -> None:
     """One worker until the end of the input."""
     counter = Counter()
     settle_collector()  # as `pulse-trio run` does
-    worker = Worker(handlers_for(counter), dsn, **settings)
+    worker = Worker(handlers(counter), dsn, **settings)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(counter.report)
         nursery.start_soon(stop_at_end_of_input, worker)

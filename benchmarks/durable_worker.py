@@ -1,0 +1,61 @@
+"""A worker of ours with durable handlers, for durable.py: `python durable_worker.py '{"dsn": ..., "concurrency": 100}'`.
+
+`steps` records no-op steps one after the other; `parent` starts so many `noop` children and joins them; `holder` so many of
+the kind `held`, in the queue of that name; `waiter` waits for an event and notes when it came.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import trio
+
+from worker import Counter, handlers_for, run
+
+if TYPE_CHECKING:
+    from pulse_trio import Handlers, Job
+
+
+async def nothing(number: int) -> int:
+    """A step without work."""
+    return number
+
+
+def durable_handlers(counter: Counter) -> Handlers:
+    """The handlers of worker.py, and durable ones."""
+    handlers = handlers_for(counter)
+    noop, held = handlers["noop"], handlers["held"]
+
+    @handlers.job(durable=True)
+    async def steps(job: Job, count: int) -> None:
+        counter.count()
+        for number in range(count):
+            await job.step(nothing, number)
+
+    @handlers.job(durable=True)
+    async def parent(job: Job, count: int) -> None:
+        counter.count()
+        async with job.durable_nursery() as nursery:
+            for _ in range(count):
+                nursery.start_soon(noop)
+
+    @handlers.job(durable=True)
+    async def holder(job: Job, count: int) -> None:
+        async with job.durable_nursery() as nursery:
+            for _ in range(count):
+                nursery.start_soon(held.options(queue="held"))
+
+    @handlers.job(durable=True, suspend_after=0)
+    async def waiter(job: Job, number: float) -> None:
+        await job.wait_for_event("approved", type=str)
+        counter.starts.append((number, time.monotonic()))
+
+    return handlers
+
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[1])
+    trio.run(run, given.pop("dsn"), given, durable_handlers)
