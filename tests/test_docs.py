@@ -30,6 +30,7 @@ BLOCK = re.compile(r"(?:<!-- (?P<note>[^>]*) -->\n)?^```(?P<info>[^\n]*)\n(?P<bo
 PAGES_THAT_RUN = [
     "README.md",
     "docs/tutorial/first-worker.md",
+    "docs/tutorial/an-order-that-waits.md",
     "docs/how-to/django.md",
     "docs/how-to/batches.md",
     "docs/how-to/durable-nursery.md",
@@ -48,6 +49,7 @@ PAGES_THAT_RUN = [
     "docs/how-to/resources.md",
     "docs/how-to/exactly-once.md",
     "docs/how-to/cancel.md",
+    "docs/how-to/change-durable-code.md",
     "docs/how-to/inspect.md",
     "docs/how-to/testing.md",
     "docs/how-to/survive.md",
