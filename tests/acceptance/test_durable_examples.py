@@ -1,0 +1,151 @@
+"""The worked examples of durable jobs, run by real workers that are killed: an order, a fan-out, an agent."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pulse_trio import SyncClient
+from support.workers import rows, settled, until
+
+if TYPE_CHECKING:
+    from pulse_trio.testing.faults.processes import Processes, Running
+
+EXAMPLES = Path(__file__).parents[2] / "examples/durable"
+RUN = ["--lease=3", "--heartbeat=0.9", "--watchdog=0.3", "--cleanup=0.5", "--poll=0.2"]
+
+KILLED = """
+import os, signal
+from pathlib import Path
+
+import {name}
+from {name} import *
+
+calls = Path("calls.txt")
+at = int(os.environ.get("KILL_AT", "0"))
+
+
+def counted(function):
+    async def call(*args):
+        with calls.open("a") as file:
+            file.write(f"{{function.__name__}} {{args}}\\n")
+        number = len(calls.read_text().splitlines())
+        if number == at and not before:
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = await function(*args)
+        if number == at and before:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    call.__name__ = function.__name__
+    call.__annotations__ = function.__annotations__
+    return call
+
+
+before = os.environ.get("KILLED") == "after"
+for function in ({functions},):
+    setattr({name}, function.__name__, counted(function))
+"""
+
+
+async def worker(processes: Processes, dsn: str, app: str, *more: str, **env: str) -> Running:
+    return await processes.pulse_trio("run", f"{app}:handlers", f"--dsn={dsn}", *RUN, *more, env=env)
+
+
+def take(processes: Processes, name: str, *functions: str) -> None:
+    """Copies an example, and beside it a module that kills its process at one call of these functions."""
+    shutil.copy(EXAMPLES / f"{name}.py", processes.folder)
+    (processes.folder / f"{name}_killed.py").write_text(KILLED.format(name=name, functions=", ".join(functions)))
+
+
+def calls(processes: Processes) -> list[str]:
+    return (processes.folder / "calls.txt").read_text().splitlines()
+
+
+def enqueue(dsn: str, kind: str, **args: Any) -> int:
+    return SyncClient(dsn).enqueue(kind, args).id
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("at", [1, 2, 3, 4, 5])
+async def test_the_agent_gives_the_same_answer_wherever_its_worker_is_killed(
+    dsn: str, processes: Processes, at: int, when: str
+) -> None:
+    take(processes, "agent", "ask_model", "use_tool")
+    job_id = enqueue(dsn, "answer", question="What do 3 boxes of 14 weigh?")
+    first = await worker(processes, dsn, "agent_killed", KILL_AT=str(at), KILLED=when)
+    assert await first.ended() == -signal.SIGKILL
+    await worker(processes, dsn, "agent_killed")
+    assert await settled(dsn, job_id) == ("completed", 2, "What do 3 boxes of 14 weigh? 43.5 kg")
+    # Five steps, and the one that the worker died in once more: never one whose line was written.
+    made = calls(processes)
+    assert len(made) == 6
+    assert made[at - 1] == made[at]
+    assert len(set(made)) == 5
+
+
+async def paid(dsn: str, processes: Processes, *more: str) -> int:
+    """An order that waits for its approval."""
+    take(processes, "order", "charge_card", "refund")
+    job_id = enqueue(dsn, "order", order_id=42)
+    await worker(processes, dsn, "order_killed", "--queues=default,packers", *more)
+    await until(dsn, "SELECT 1 FROM pulse.jobs WHERE id = %(id)s AND state = 'suspended'", {"id": job_id})
+    return job_id
+
+
+async def test_an_order_that_is_approved_is_charged_once_and_completes_with_its_label(
+    dsn: str, processes: Processes
+) -> None:
+    job_id = await paid(dsn, processes)
+    SyncClient(dsn).send_event(job_id, "approved", {"by": "Ada"})
+    state, _, result = await settled(dsn, job_id)
+    assert (state, result) == ("completed", "label-42.pdf")
+    assert calls(processes) == ["charge_card (42,)"]
+    assert rows(
+        dsn, "SELECT kind, state::text FROM pulse.jobs WHERE parent_id = %(id)s ORDER BY 1", {"id": job_id}
+    ) == [
+        ("pack", "completed"),
+        ("pack", "completed"),
+        ("print_label", "completed"),
+    ]
+
+
+async def test_an_order_that_is_refused_is_refunded_once(dsn: str, processes: Processes) -> None:
+    job_id = await paid(dsn, processes)
+    SyncClient(dsn).send_event(job_id, "approved", {"by": "Ada", "yes": False})
+    assert (await settled(dsn, job_id))[0] == "dead"
+    assert calls(processes) == ["charge_card (42,)", "refund ('charge-42',)"]
+
+
+async def test_an_order_that_is_cancelled_while_it_waits_runs_once_more_and_is_refunded_once(
+    dsn: str, processes: Processes
+) -> None:
+    job_id = await paid(dsn, processes)
+    SyncClient(dsn).cancel(job_id)
+    assert (await settled(dsn, job_id))[0] == "cancelled"
+    assert calls(processes) == ["charge_card (42,)", "refund ('charge-42',)"]
+
+
+async def test_a_fan_out_of_ten_thousand_is_cancelled_half_way_and_nothing_of_it_runs_on(
+    dsn: str, processes: Processes
+) -> None:
+    shutil.copy(EXAMPLES / "resizes.py", processes.folder)
+    job_id = enqueue(dsn, "resize_all", pictures=10_000)
+    await worker(processes, dsn, "resizes", "--concurrency=50")
+    done = "SELECT 1 FROM pulse.jobs WHERE parent_id = %(id)s AND state = 'completed' OFFSET 1000"
+    await until(dsn, done, {"id": job_id})
+    ((progress,),) = await until(
+        dsn, "SELECT progress FROM pulse.jobs WHERE id = %(id)s AND progress > 0", {"id": job_id}
+    )
+    assert 0 < progress < 1
+    SyncClient(dsn).cancel(job_id)
+    assert (await settled(dsn, job_id))[0] == "cancelled"
+    states = dict(
+        rows(dsn, "SELECT state::text, count(*) FROM pulse.jobs WHERE parent_id = %(id)s GROUP BY 1", {"id": job_id})
+    )
+    assert set(states) == {"completed", "cancelled"}
+    assert sum(states.values()) == 10_000
