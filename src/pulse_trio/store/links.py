@@ -132,11 +132,15 @@ class Links:
         self.progress = link("progress", WORKER_SETTINGS)
         # Used by workers with durable handlers.
         self.history = link("history", WORKER_SETTINGS)
-        self.start_patience = max(START_PATIENCE, leases.patience)
         # Used by workers that have metrics, so that asking for figures delays nothing else.
         self.figures = link("metrics", WORKER_SETTINGS)
         # For large fan-outs, and looks at waiting parents: neither may delay an outcome or a line of a history.
         self.trees = link("trees", WORKER_SETTINGS)
+
+    @property
+    def start_patience(self) -> float:
+        """Seconds that a statement may take while the worker starts."""
+        return max(START_PATIENCE, self.claims.statement_timeout)
 
     async def aclose(self) -> None:
         """Closes every connection."""
