@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from worker import Counter, handlers_for, run
+# Pyright takes `worker` for the folder of tests.
+from worker import Counter, handlers_for, run  # pyright: ignore[reportAttributeAccessIssue]
 
 if TYPE_CHECKING:
     from pulse_trio import Handlers, Job

@@ -4,9 +4,9 @@ database. Run by durable.py: `dbos.py steps DSN WORKFLOWS STEPS`, `event DSN COU
 A program prints one JSON object: the seconds, and what they count.
 """
 
-# It runs in an environment of its own, where the name is the package's and not this file's. Pyright cannot see the package.
+# It runs in an environment of its own, where the name is the package's and not this file's. Pyright takes it for this file.
 # pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUntypedFunctionDecorator=false
+# pyright: reportUntypedFunctionDecorator=false, reportAttributeAccessIssue=false, reportCallIssue=false
 
 from __future__ import annotations
 

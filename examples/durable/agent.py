@@ -34,13 +34,11 @@ class Answer(msgspec.Struct, tag="answer"):
 
 async def ask_model(question: str, seen: list[float]) -> Call | Answer:
     """The fake model: it multiplies, adds a box's own weight, and then knows."""
-    match seen:
-        case []:
-            return Call("multiply", [3, 14])
-        case [product]:
-            return Call("add", [product, 1.5])
-        case [*_, weight]:
-            return Answer(f"{question} {weight:g} kg")
+    if not seen:
+        return Call("multiply", [3, 14])
+    if len(seen) == 1:
+        return Call("add", [seen[0], 1.5])
+    return Answer(f"{question} {seen[-1]:g} kg")
 
 
 async def use_tool(tool: str, given: list[float]) -> float:
