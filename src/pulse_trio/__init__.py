@@ -45,6 +45,7 @@ from .store.batches import BatchFailure, BatchStatus
 from .store.cancelling import CancellationRecord, CancelResult
 from .store.stacks import JobStack
 from .worker import Worker, WorkerReport
+from .worker.durable.children import Child
 
 __all__ = [
     "INJECTED",
@@ -55,6 +56,7 @@ __all__ = [
     "BatchStatus",
     "CancelResult",
     "CancellationRecord",
+    "Child",
     "ChildFailed",
     "Client",
     "Codec",
