@@ -57,7 +57,7 @@ async def order(job: Job, order_id: int, parcels: int = 2) -> str:
     except BaseException:
         # A cancellation comes by here, too. While the job is only suspended the step is refused, and nothing is refunded.
         with job.cleanup():
-            await job.step(refund, charge)
+            await job.step(refund, charge)  # noqa: ASYNC102 -- job.cleanup() is a shield with a deadline
         raise
     return label
 
