@@ -50,6 +50,7 @@ PAGES_THAT_RUN = [
     "docs/how-to/exactly-once.md",
     "docs/how-to/cancel.md",
     "docs/how-to/inspect.md",
+    "docs/how-to/test-a-web-app.md",
     "docs/how-to/testing.md",
     "docs/how-to/survive.md",
     "docs/how-to/roles.md",
