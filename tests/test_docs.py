@@ -12,6 +12,7 @@ import dataclasses
 import inspect
 import json
 import re
+import shlex
 import tomllib
 import typing
 from contextlib import AsyncExitStack
@@ -23,10 +24,11 @@ import pytest
 import pulse_trio
 from pulse_trio import embedded, errors, handlers, migrate, observe, postgres, states
 from pulse_trio.embedded import default_folder, open_embedded
-from pulse_trio.testing.faults.processes import Processes, clean_environment
+from pulse_trio.testing.faults.processes import Processes, Running, clean_environment
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"(?:<!-- (?P<note>[^>]*) -->\n)?^```(?P<info>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+FOR_THE_SHELL = re.compile(r"[|&;<>$`*?(){}\\~!#\[\]\n]")
 PAGES_THAT_RUN = [
     "README.md",
     "docs/tutorial/first-worker.md",
@@ -51,6 +53,7 @@ PAGES_THAT_RUN = [
     "docs/how-to/cancel.md",
     "docs/how-to/change-durable-code.md",
     "docs/how-to/inspect.md",
+    "docs/how-to/test-a-web-app.md",
     "docs/how-to/testing.md",
     "docs/how-to/survive.md",
     "docs/how-to/roles.md",
@@ -75,7 +78,7 @@ async def test_the_pages_commands_do_what_the_page_says(page: str, processes: Pr
             if (block["note"] or "").startswith("file: "):
                 (processes.folder / block["note"].removeprefix("file: ").strip()).write_text(block["body"])
             elif language == "console" and "no-run" not in flags:
-                await run_console(processes, block["body"], flags)
+                await run_console(processes, block["body"], flags, forks=page != PAGES_THAT_RUN[0])
 
 
 def files_of(page: str) -> dict[str, str]:
@@ -101,17 +104,25 @@ async def test_a_reader_may_go_on_from_the_page_by_awaiting_results_in_an_asynci
     assert done.stdout
 
 
-async def run_console(processes: Processes, body: str, flags: list[str]) -> None:
+async def run_console(processes: Processes, body: str, flags: list[str], *, forks: bool) -> None:
     code = next((int(f.removeprefix("exit=")) for f in flags if f.startswith("exit=")), 0)
     for part in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
         command, _, expected = part.partition("\n")
         while True:
-            running = await processes.start("bash", "-c", command, env={"PATH": search_path()})
+            running = await start(processes, command, forks=forks)
             assert await running.ended(within=60) == code, running.report()
             if "until-done" not in flags or not await waiting(processes):
                 break
         if code == 0:
             assert matches(expected, running.stdout), f"$ {command}\nexpected:\n{expected}\n{running.report()}"
+
+
+async def start(processes: Processes, command: str, *, forks: bool) -> Running:
+    """As a reader's shell does it. With `forks`, a command of pulse-trio's in which there is nothing for the shell to do is a
+    fork of a process that has imported it: on the first page all are the installed program."""
+    if forks and command.startswith("pulse-trio ") and not FOR_THE_SHELL.search(re.sub(r"'[^']*'", "", command)):
+        return await processes.command(*shlex.split(command)[1:])
+    return await processes.start("bash", "-c", command, env={"PATH": search_path()})
 
 
 async def waiting(processes: Processes) -> bool:

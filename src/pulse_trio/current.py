@@ -17,6 +17,7 @@ import trio
 
 from .errors import NoCurrentJob
 from .jobs import Job
+from .trio_internals import in_abandoned_thread
 
 if TYPE_CHECKING:
     from contextvars import Context
@@ -56,7 +57,8 @@ def current_job() -> Job:
 
     Raises:
         NoCurrentJob: (a `LookupError`) the caller does not run in a job. A thread that was started with `threading.Thread` does
-            not know its job: run the function in `contextvars.copy_context()`, or pass the job.
+            not know its job: run the function in `contextvars.copy_context()`, or pass the job. Nor does a thread that was
+            cancelled with `abandon_on_cancel=True`, from then on.
     """
     job = job_here()
     if job is None:
@@ -89,7 +91,8 @@ def enter(holder: Holder, context: Context | None = None) -> None:
 def _is_below(ancestor: trio.lowlevel.Task) -> bool:
     """Whether the code that runs now belongs to a task: it is that task, a descendant of it, or a thread."""
     if not trio.lowlevel.in_trio_task():
-        return True
+        # A thread that its task has abandoned may outlive the job, and the task may run another by now.
+        return not in_abandoned_thread()
     task = trio.lowlevel.current_task()
     if task is ancestor:
         return True

@@ -2,7 +2,7 @@
 """The private parts of Trio that a worker depends on, in one place and checked at import.
 
 A Trio without one of them stops the program at import, with the name of the missing part and the version, instead of failing
-a job later. One part is optional and has a fallback: which tasks hold a lock.
+a job later. Two parts are optional and have fallbacks: which tasks hold a lock, and whether a thread was abandoned.
 """
 
 from __future__ import annotations
@@ -70,6 +70,13 @@ def _code(function: Any) -> CodeType:
 def lock_owners() -> Container[trio.lowlevel.Task]:
     """The tasks that hold one of Trio's locks, which Trio keeps up to date. If Trio does not say, any task may hold one."""
     return getattr(_module("_parking_lot"), "GLOBAL_PARKING_LOT_BREAKER", _Any())
+
+
+def in_abandoned_thread() -> bool:
+    """Whether the caller runs in a thread of Trio's whose task went on without it (`abandon_on_cancel`). If Trio does not say,
+    in none."""
+    register = getattr(getattr(sys.modules.get("trio._threads"), "PARENT_TASK_DATA", None), "task_register", None)
+    return register is not None and register[0] is None
 
 
 check()

@@ -61,7 +61,7 @@ async def test_workers_clients_and_commands_refuse_one_that_has_the_schema(
         "from pulse_trio import Handlers\nhandlers = Handlers()\n@handlers.job\nasync def echo(): ...\n"
     )
     for command in (["run", "app:handlers"], ["jobs", "list"], ["enqueue", "echo"], ["doctor"]):
-        refused = await processes.pulse_trio(*command, f"--dsn={dsn}")
+        refused = await processes.command(*command, f"--dsn={dsn}")
         assert await refused.ended() == 1, refused.report()
         assert f"encoding {encoding}" in refused.report()
         assert "Traceback" not in refused.report()

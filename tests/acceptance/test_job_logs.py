@@ -78,7 +78,7 @@ async def test_handlers_of_every_kind_log_with_their_job_and_extra_fields(
 ) -> None:
     (tmp_path / "app.py").write_text(APP)
     jobs = {kind: enqueue(dsn, kind, count=2) for kind in KINDS}
-    worker = await processes.pulse_trio(*RUN, f"--dsn={dsn}", "--burst", "--json")
+    worker = await processes.command(*RUN, f"--dsn={dsn}", "--burst", "--json")
     assert await worker.ended() == 0, worker.report()
     for kind, ids in jobs.items():
         for job in ids:
@@ -131,7 +131,7 @@ async def test_a_programs_own_log_names_the_job_with_the_filter(
 ) -> None:
     (tmp_path / "app.py").write_text(PLAIN)
     (job,) = enqueue(dsn, kind)
-    worker = await processes.pulse_trio(*RUN, f"--dsn={dsn}", "--burst")
+    worker = await processes.command(*RUN, f"--dsn={dsn}", "--burst")
     assert await worker.ended() == 0, worker.report()
     assert f"<{job} {kind} default 1> spoken" in worker.stderr
     assert "<None None None None> " in worker.stderr

@@ -69,7 +69,7 @@ async def test_the_process_of_a_handler_that_swallows_its_cancellation_is_replac
     count: int, dsn: str, processes: Processes, app: Path
 ) -> None:
     (stuck,) = enqueue(dsn, "swallows", folder=str(app))
-    worker = await processes.pulse_trio(*RUN, f"--dsn={dsn}", f"--processes={count}")
+    worker = await processes.command(*RUN, f"--dsn={dsn}", f"--processes={count}")
     await there(app / "began")
     rows(dsn, "SELECT pulse.cancel(%(id)s)", {"id": stuck})
     await worker.line(rf"job {stuck} \(swallows\) has not ended .* replacing the process")
@@ -91,7 +91,7 @@ async def test_a_child_process_dies_with_its_worker_even_in_a_c_function(
     dsn: str, processes: Processes, app: Path
 ) -> None:
     enqueue(dsn, "busy", folder=str(app))
-    worker = await processes.pulse_trio(*RUN, f"--dsn={dsn}")
+    worker = await processes.command(*RUN, f"--dsn={dsn}")
     await there(app / "pid")
     pid = int((app / "pid").read_text())
     # It takes a core, and the worker's beats go on.
@@ -137,7 +137,7 @@ async def test_what_a_process_handler_logs_comes_in_the_workers_log_and_form(
 ) -> None:
     (tmp_path / "app.py").write_text(LOGGING)
     job = enqueue(dsn, "talks")[0]
-    worker = await processes.pulse_trio(*RUN, f"--dsn={dsn}", "--burst", *(["--json"] if as_json else []))
+    worker = await processes.command(*RUN, f"--dsn={dsn}", "--burst", *(["--json"] if as_json else []))
     assert await worker.ended() == 0, worker.report()
     assert await settled(dsn, job) == ("completed", 1, 1)
     said = worker.stderr.splitlines()

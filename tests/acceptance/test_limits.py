@@ -49,7 +49,7 @@ Attempt = tuple[float, float, str, int]
 
 
 async def worker(processes: Processes, dsn: str) -> Running:
-    started = await processes.pulse_trio(*RUN, env={"PULSE_TRIO_DSN": dsn})
+    started = await processes.command(*RUN, env={"PULSE_TRIO_DSN": dsn})
     await started.line("started")
     return started
 

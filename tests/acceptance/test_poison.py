@@ -69,7 +69,7 @@ async def test_a_job_that_kills_its_process_is_dead_and_its_neighbours_budget_is
 ) -> None:
     client = SyncClient(dsn)
     poison, *others = [client.enqueue(kind).id for kind in ["poison", *["neighbour"] * 6]]
-    supervisor = await processes.pulse_trio(*RUN, f"--dsn={dsn}", "--processes=2", "--concurrency=10")
+    supervisor = await processes.command(*RUN, f"--dsn={dsn}", "--processes=2", "--concurrency=10")
     assert (await settled(dsn, poison))[0] == "dead"
     for job_id in others:
         assert (await settled(dsn, job_id))[0] == "completed"
@@ -134,7 +134,7 @@ async def test_whichever_way_its_process_dies_a_job_is_dead_and_the_error_says_w
     how: str, seen: str, dsn: str, processes: Processes
 ) -> None:
     (poison,) = suspects(dsn, "poison", how=how)
-    worker = await processes.pulse_trio(*RUN, f"--dsn={dsn}")
+    worker = await processes.command(*RUN, f"--dsn={dsn}")
     state, attempt, _ = await settled(dsn, poison)
     assert (state, attempt) == ("dead", 3)
     ((error,),) = rows(dsn, "SELECT error FROM pulse.jobs WHERE id = %(id)s", {"id": poison})
@@ -151,13 +151,13 @@ async def test_a_job_whose_machine_is_switched_off_three_times_in_quarantine_is_
 ) -> None:
     (job_id,) = suspects(dsn, "gated")
     for _ in range(3):
-        worker = await processes.pulse_trio(*RUN, f"--dsn={dsn}", "--lease=2", "--heartbeat=0.6", "--cleanup=0.2")
+        worker = await processes.command(*RUN, f"--dsn={dsn}", "--lease=2", "--heartbeat=0.6", "--cleanup=0.2")
         process = await in_quarantine(worker, job_id)
         await until(dsn, "SELECT 1 FROM pulse.jobs WHERE id = %(id)s AND state = 'running'", {"id": job_id})
         worker.kill()
         os.kill(process, signal.SIGKILL)
         await gone(worker.pid, process)
-    worker = await processes.pulse_trio(*RUN, f"--dsn={dsn}", "--lease=2", "--heartbeat=0.6", "--cleanup=0.2")
+    worker = await processes.command(*RUN, f"--dsn={dsn}", "--lease=2", "--heartbeat=0.6", "--cleanup=0.2")
     (tmp_path / "open").touch()
     assert (await settled(dsn, job_id))[::2] == ("completed", "open")
     assert [outcome for outcome, _ in attempts(dsn, job_id)][:3] == ["rescued"] * 3
@@ -167,7 +167,7 @@ async def test_a_job_whose_machine_is_switched_off_three_times_in_quarantine_is_
 
 async def test_a_handler_of_every_kind_runs_in_quarantine(dsn: str, processes: Processes) -> None:
     ids = suspects(dsn, "in_trio", "in_asyncio", "in_thread", "in_process")
-    worker = await processes.pulse_trio(*RUN, f"--dsn={dsn}", "--quarantine-slots=1")
+    worker = await processes.command(*RUN, f"--dsn={dsn}", "--quarantine-slots=1")
     for job_id in ids:
         state, attempt, pid = await settled(dsn, job_id)
         assert (state, attempt) == ("completed", 1)
@@ -179,7 +179,7 @@ async def test_a_handler_of_every_kind_runs_in_quarantine(dsn: str, processes: P
 
 async def test_many_suspects_pass_one_after_another_through_few_processes(dsn: str, processes: Processes) -> None:
     ids = suspects(dsn, *["in_trio"] * 100)
-    worker = await processes.pulse_trio(*RUN, f"--dsn={dsn}", "--quarantine-slots=2")
+    worker = await processes.command(*RUN, f"--dsn={dsn}", "--quarantine-slots=2")
     results = [await settled(dsn, job_id) for job_id in ids]
     assert {(state, attempt) for state, attempt, _ in results} == {("completed", 1)}
     assert len({pid for *_, pid in results}) == 2
@@ -191,7 +191,7 @@ async def test_nothing_else_runs_in_a_process_in_which_a_suspect_runs(dsn: str, 
     client = SyncClient(dsn)
     others = [client.enqueue("counted").id for _ in range(60)]
     ids = suspects(dsn, *["counted"] * 20)
-    worker = await processes.pulse_trio(*RUN, f"--dsn={dsn}", "--quarantine-slots=2", "--concurrency=20")
+    worker = await processes.command(*RUN, f"--dsn={dsn}", "--quarantine-slots=2", "--concurrency=20")
     beside = [(await settled(dsn, job_id))[2] for job_id in others]
     alone = [(await settled(dsn, job_id))[2] for job_id in ids]
     assert {most for _, most in alone} == {1}
@@ -204,7 +204,7 @@ async def test_nothing_else_runs_in_a_process_in_which_a_suspect_runs(dsn: str, 
 
 async def test_a_crash_in_a_process_that_had_run_another_suspect_does_not_count(dsn: str, processes: Processes) -> None:
     innocent, poison = suspects(dsn, "gated", "poison")
-    worker = await processes.pulse_trio(*RUN, f"--dsn={dsn}", "--quarantine-slots=1")
+    worker = await processes.command(*RUN, f"--dsn={dsn}", "--quarantine-slots=1")
     process = await in_quarantine(worker, innocent)
     (processes.folder / "open").touch()
     assert await in_quarantine(worker, poison) == process
@@ -220,7 +220,7 @@ async def test_a_crash_in_a_process_that_had_run_another_suspect_does_not_count(
 async def test_a_burst_waits_for_what_is_in_quarantine(dsn: str, processes: Processes) -> None:
     poison, *innocent = suspects(dsn, "poison", "neighbour", "neighbour")
     (processes.folder / "open").touch()
-    worker = await processes.pulse_trio(*RUN, f"--dsn={dsn}", "--burst")
+    worker = await processes.command(*RUN, f"--dsn={dsn}", "--burst")
     assert await worker.ended(within=60) == 0
     states = rows(dsn, "SELECT id, state FROM pulse.jobs ORDER BY id")
     assert states == [(poison, "dead"), *((job_id, "completed") for job_id in innocent)]
@@ -228,7 +228,7 @@ async def test_a_burst_waits_for_what_is_in_quarantine(dsn: str, processes: Proc
 
 async def test_what_runs_in_quarantine_is_given_back_when_the_worker_stops(dsn: str, processes: Processes) -> None:
     (job_id,) = suspects(dsn, "endless")
-    worker = await processes.pulse_trio(*RUN, f"--dsn={dsn}", "--grace=0.3")
+    worker = await processes.command(*RUN, f"--dsn={dsn}", "--grace=0.3")
     process = await in_quarantine(worker, job_id)
     await until(dsn, "SELECT 1 FROM pulse.workers WHERE pid = %(pid)s AND running = 1", {"pid": process})
     worker.send(signal.SIGTERM)
@@ -242,7 +242,7 @@ async def test_sigusr1_lets_what_runs_in_quarantine_go_on_and_nothing_else_begin
     dsn: str, processes: Processes
 ) -> None:
     first, second = suspects(dsn, "gated", "neighbour")
-    worker = await processes.pulse_trio(*RUN, f"--dsn={dsn}", "--quarantine-slots=1")
+    worker = await processes.command(*RUN, f"--dsn={dsn}", "--quarantine-slots=1")
     await in_quarantine(worker, first)
     worker.send(signal.SIGUSR1)
     await worker.line("no more claims")
@@ -257,7 +257,7 @@ async def test_a_worker_that_is_killed_takes_no_job_along_that_runs_in_quarantin
     dsn: str, processes: Processes
 ) -> None:
     (job_id,) = suspects(dsn, "gated")
-    worker = await processes.pulse_trio(*RUN, f"--dsn={dsn}")
+    worker = await processes.command(*RUN, f"--dsn={dsn}")
     process = await in_quarantine(worker, job_id)
     await until(dsn, "SELECT 1 FROM pulse.workers WHERE pid = %(pid)s AND running = 1", {"pid": process})
     worker.kill()
@@ -270,7 +270,7 @@ async def test_a_worker_that_is_killed_takes_no_job_along_that_runs_in_quarantin
 async def test_a_process_that_does_not_come_up_is_not_the_jobs_fault(dsn: str, processes: Processes) -> None:
     (processes.folder / "app.py").rename(processes.folder / "whole.py")
     (processes.folder / "app.py").write_text("from whole import *\n")
-    worker = await processes.pulse_trio(*RUN, f"--dsn={dsn}")
+    worker = await processes.command(*RUN, f"--dsn={dsn}")
     await worker.line("started: all queues")
     (processes.folder / "app.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     (job_id,) = suspects(dsn, "neighbour")
@@ -290,7 +290,7 @@ async def test_a_handler_that_cannot_be_cancelled_ends_with_its_process_and_its_
     dsn: str, processes: Processes
 ) -> None:
     (job_id,) = suspects(dsn, "stubborn")
-    worker = await processes.pulse_trio(*RUN, f"--dsn={dsn}", "--cleanup=0.2")
+    worker = await processes.command(*RUN, f"--dsn={dsn}", "--cleanup=0.2")
     process = await in_quarantine(worker, job_id)
     await until(dsn, "SELECT 1 FROM pulse.workers WHERE pid = %(pid)s AND running = 1", {"pid": process})
     SyncClient(dsn).cancel(job_id, reason="enough")
@@ -303,7 +303,7 @@ async def test_a_handler_that_holds_the_loop_for_a_lease_is_killed_and_that_is_n
 ) -> None:
     (job_id,) = suspects(dsn, "holds_the_loop")
     # Long enough for a loaded machine: what follows is sooner than the process's own alarm clock by a lease less 1.5 s.
-    worker = await processes.pulse_trio(*RUN, f"--dsn={dsn}", "--lease=4", "--heartbeat=1", "--cleanup=0.2")
+    worker = await processes.command(*RUN, f"--dsn={dsn}", "--lease=4", "--heartbeat=1", "--cleanup=0.2")
     process = await in_quarantine(worker, job_id)
     await worker.line(rf"job {job_id} .* its event loop did not turn for 4 s; this does not count", within=60)
     await gone(process)

@@ -53,7 +53,7 @@ def app(tmp_path: Path) -> None:
 async def test_a_killed_workers_jobs_are_back_after_the_lease_of_their_queue(dsn: str, processes: Processes) -> None:
     client = SyncClient(dsn)
     ids = {queue: client.enqueue("first_hangs", {}, queue=queue).id for queue in ("quick", "slow")}
-    worker = await processes.pulse_trio(*RUN, f"--dsn={dsn}")
+    worker = await processes.command(*RUN, f"--dsn={dsn}")
     await until(dsn, "SELECT FROM pulse.jobs WHERE state = 'running' HAVING count(*) = 2")
     # Beaten for, too: it runs for longer than the quick queue's lease.
     beaten = (
@@ -64,7 +64,7 @@ async def test_a_killed_workers_jobs_are_back_after_the_lease_of_their_queue(dsn
     held = dict(rows(dsn, "SELECT id, lease_until FROM pulse.jobs"))
     ((killed_at,),) = rows(dsn, "SELECT clock_timestamp()")
 
-    other = await processes.pulse_trio(*RUN, f"--dsn={dsn}")
+    other = await processes.command(*RUN, f"--dsn={dsn}")
     for job_id in ids.values():
         assert await settled(dsn, job_id) == ("completed", 2, 2)
     rescued = dict(rows(dsn, "SELECT job_id, ended_at FROM pulse.attempts WHERE outcome = 'rescued'"))
@@ -83,7 +83,7 @@ async def test_a_supervised_worker_that_blocks_on_a_job_with_a_short_lease_is_en
     dsn: str, processes: Processes
 ) -> None:
     job_id = SyncClient(dsn).enqueue("first_blocks", {}, queue="quick").id
-    supervisor = await processes.pulse_trio(*RUN, f"--dsn={dsn}", "--processes=2")
+    supervisor = await processes.command(*RUN, f"--dsn={dsn}", "--processes=2")
     await supervisor.line("gave no sign|no life|for 2 s", within=30)
     assert await settled(dsn, job_id) == ("completed", 2, 2)
     supervisor.send(signal.SIGTERM)

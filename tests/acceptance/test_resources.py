@@ -45,6 +45,45 @@ async def test_run_exits_with_2_and_names_a_resource_that_cannot_be_opened(
     assert rows(dsn, "SELECT state, attempt FROM pulse.jobs WHERE id = %(id)s", {"id": job}) == [("available", 0)]
 
 
+ENDLESS = """
+import trio
+
+from pulse_trio import Handlers
+
+handlers = Handlers()
+
+
+@handlers.resource
+async def search():
+    yield 1
+    while True:
+        try:
+            await trio.sleep_forever()
+        except trio.Cancelled:
+            pass
+
+
+@handlers.job
+async def held(search) -> None: ...
+"""
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_resource_that_never_ends_does_not_keep_a_process_that_was_told_to_stop(
+    count: int, dsn: str, processes: Processes, tmp_path: Path
+) -> None:
+    (tmp_path / "app.py").write_text(ENDLESS)
+    (job,) = enqueue(dsn)
+    worker = await processes.pulse_trio(*RUN, f"--dsn={dsn}", f"--processes={count}", "--cleanup=0.2")
+    await settled(dsn, job)
+    worker.send(signal.SIGTERM)
+    assert await worker.ended() == 3, worker.report()
+    assert "app.py:9) does not end although it was cancelled" in worker.stderr
+    assert "this process ends without waiting for what does not end" in worker.stderr
+    assert rows(dsn, "SELECT state FROM pulse.jobs WHERE id = %(id)s", {"id": job}) == [("completed",)]
+    assert rows(dsn, "SELECT count(*) FROM pulse.workers WHERE state <> 'gone'") == [(0,)]
+
+
 CLIENTS = """
 from pathlib import Path
 

@@ -67,7 +67,7 @@ def app(tmp_path: Path) -> Path:
 async def running(processes: Processes, dsn: str, kind: str) -> tuple[Running, int]:
     """A worker that runs one job of that kind, and the job."""
     (job_id,) = enqueue(dsn, kind)
-    return await processes.pulse_trio(*RUN, f"--dsn={dsn}"), job_id
+    return await processes.command(*RUN, f"--dsn={dsn}"), job_id
 
 
 async def stack(processes: Processes, dsn: str, job_id: int, *more: str, code: int = 0) -> Running:

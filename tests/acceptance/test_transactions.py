@@ -43,7 +43,7 @@ async def test_killed_at_every_await_in_turn_a_handlers_writes_and_its_completio
     assert rows(dsn, "SELECT count(*) FROM pulse.jobs WHERE state = 'running'") == [(places - len(completed) + 1,)]
 
     rows(dsn, "UPDATE pulse.job SET lease_until = now() - interval '1 s' WHERE state = 2 RETURNING 1")
-    worker = await processes.pulse_trio("run", "app:handlers", "--burst", f"--dsn={dsn}", "--watchdog=0.2")
+    worker = await processes.command("run", "app:handlers", "--burst", f"--dsn={dsn}", "--watchdog=0.2")
     assert await worker.ended(within=60) == 0
     ((completed, ledger),) = rows(dsn, BOTH)
     assert completed == ledger

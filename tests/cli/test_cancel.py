@@ -31,7 +31,7 @@ async def test_waiting_jobs_are_cancelled_at_once(command: Command) -> None:
 @pytest.mark.usefixtures("app")
 async def test_wait_returns_when_the_handler_has_ended(processes: Processes, command: Command, dsn: str) -> None:
     job_id = (await command("enqueue", "wait")).stdout.strip()
-    worker = await processes.pulse_trio("run", "app", env={"PULSE_TRIO_DSN": dsn})
+    worker = await processes.command("run", "app", env={"PULSE_TRIO_DSN": dsn})
     await worker.line("waiting")
     done = await command("jobs", "cancel", job_id, "--wait", "--reason", "enough \x1b[31m")
     assert done.stdout == f"{job_id} cancelled\n"

@@ -109,7 +109,7 @@ async def test_a_worker_fires_what_its_code_declares_and_is_named_as_declaring_i
     command: Command, dsn: str, processes: Processes, client: SyncClient
 ) -> None:
     (processes.folder / "app.py").write_text(APP)
-    worker = await processes.pulse_trio("run", "app", "--verbose", env={"PULSE_TRIO_DSN": dsn})
+    worker = await processes.command("run", "app", "--verbose", env={"PULSE_TRIO_DSN": dsn})
     await worker.line("beaten")
     await worker.line(r"schedule 'beat' fired job \d+")
     assert "by 1 worker" in (await command("cron", "list")).stdout

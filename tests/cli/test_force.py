@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 async def wedged(app: None, processes: Processes, command: Command, dsn: str) -> tuple[str, Running]:
     """A job whose handler does not end, and the worker that runs it."""
     job_id = (await command("enqueue", "wait")).stdout.strip()
-    worker = await processes.pulse_trio("run", "app", env={"PULSE_TRIO_DSN": dsn})
+    worker = await processes.command("run", "app", env={"PULSE_TRIO_DSN": dsn})
     await worker.line("waiting")
     return job_id, worker
 

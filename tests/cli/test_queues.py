@@ -40,7 +40,7 @@ async def test_queues_are_listed_with_depth_and_age(command: Command, dsn: str) 
 async def test_a_pause_stops_a_running_worker_within_a_second_and_resume_starts_it_at_once(
     what: tuple[str, ...], processes: Processes, command: Command, dsn: str
 ) -> None:
-    worker = await processes.pulse_trio("run", "app", "--poll", "30", env={"PULSE_TRIO_DSN": dsn})
+    worker = await processes.command("run", "app", "--poll", "30", env={"PULSE_TRIO_DSN": dsn})
     await worker.line("started")
     client = SyncClient(dsn)
     client.wait(client.enqueue("greet", {"name": "a"}, queue="mail").id, timeout=10)
@@ -68,7 +68,7 @@ async def test_a_queue_that_a_worker_serves_is_listed_while_it_is_empty(
         return {q["name"]: q for q in json.loads((await command("queues", "list", "--json")).stdout)}
 
     assert await listed() == {}
-    worker = await processes.pulse_trio("run", "app", env={"PULSE_TRIO_DSN": dsn})
+    worker = await processes.command("run", "app", env={"PULSE_TRIO_DSN": dsn})
     await worker.line("started")
     assert set(await listed()) == {"default", "mail"}
     client = SyncClient(dsn)
@@ -110,7 +110,7 @@ async def test_every_queue_is_paused_and_resumed_at_once(command: Command, dsn: 
 async def test_a_drain_waits_until_nothing_runs_and_says_what_does(
     processes: Processes, command: Command, dsn: str
 ) -> None:
-    worker = await processes.pulse_trio("run", "app", env={"PULSE_TRIO_DSN": dsn})
+    worker = await processes.command("run", "app", env={"PULSE_TRIO_DSN": dsn})
     client = SyncClient(dsn)
     running = client.enqueue("wait", queue="slow").id
     await worker.line("waiting")

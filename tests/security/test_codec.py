@@ -195,7 +195,7 @@ async def test_every_kind_of_handler_is_given_plain_arguments_and_its_value_is_e
         refs = [
             await client.enqueue(kind, {"name": FAR}) for kind in ("on_trio", "in_asyncio", "in_thread", "in_process")
         ]
-        worker = await processes.pulse_trio("run", "app:handlers", "--burst", f"--dsn={dsn}", "--verbose", env=keys)
+        worker = await processes.command("run", "app:handlers", "--burst", f"--dsn={dsn}", "--verbose", env=keys)
         assert await worker.ended(within=60) == 0, worker.report()
         assert [await ref.result() for ref in refs] == [f"secret-value {FAR}"] * 4
     listed = await processes.run("jobs", "list", "--json", f"--dsn={dsn}")

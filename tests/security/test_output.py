@@ -54,7 +54,7 @@ async def test_no_command_prints_what_a_terminal_obeys(dsn: str, processes: Proc
         ["doctor"],
     ):
         for more in ([], ["--json"]) if command == ["jobs", "list"] else ([],):
-            running = await processes.pulse_trio(*command, *more, env={"PULSE_TRIO_DSN": dsn})
+            running = await processes.command(*command, *more, env={"PULSE_TRIO_DSN": dsn})
             assert await running.ended() in (0, 1), running.report()
             said = running.stdout + running.stderr
             assert "Traceback" not in said

@@ -1,8 +1,8 @@
-"""Commands of `pulse-trio` as real processes without the start of a Python each: forks of one that has imported them.
+"""Commands and workers of `pulse-trio` as real processes without the start of a Python each: forks of one that imported it.
 
 Starting Python and importing pulse-trio is nine tenths of what a short command costs, and the tests run hundreds of them. A
 fork has its own process, session, folder, environment and streams, and runs the whole of `main`; only the imports are shared.
-The tests of the start itself, of `run` and of signals start the installed program (`Processes.pulse_trio`).
+The tests of the start itself and of signals start the installed program (`Processes.pulse_trio`).
 """
 
 from __future__ import annotations
@@ -191,6 +191,8 @@ def run_commands() -> NoReturn:
     with socket.socket(fileno=int(sys.argv[1])) as control:
         arguments = serve(control)
     sys.argv = [str(Path(scripts) / "pulse-trio"), *arguments]
+    # With which a worker begins anew.
+    sys.orig_argv = [sys.executable, *sys.argv]
     main()
 
 

@@ -21,7 +21,7 @@ RUN = [
 
 async def worker(processes: Processes, dsn: str, *more: str) -> Running:
     """Starts `pulse-trio run` in the sink's folder."""
-    return await processes.pulse_trio(*RUN, f"--dsn={dsn}", *more, env={"SINK": "sink"})
+    return await processes.command(*RUN, f"--dsn={dsn}", *more, env={"SINK": "sink"})
 
 
 def enqueue(dsn: str, kind: str = "held", count: int = 1, **args: Any) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -141,3 +142,35 @@ async def test_a_thread_handler_knows_its_job_and_a_thread_of_its_own_in_a_copy_
     stage.enqueue("work")
     await stage.burst()
     assert seen == {"here": True, "copied": True}
+
+
+@pytest.mark.real_clock
+async def test_a_thread_that_its_job_has_abandoned_is_in_no_job_while_the_next_one_runs_in_its_task(
+    stage: Stage,
+) -> None:
+    seen: dict[str, int | None] = {}
+    started, goes_on, told = threading.Event(), threading.Event(), threading.Event()
+
+    def in_thread() -> None:
+        seen["before"] = here()
+        started.set()
+        goes_on.wait(20)
+        seen["after"] = here()
+        told.set()
+
+    @stage.handlers.job
+    async def leaves() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(trio.to_thread.run_sync, in_thread, abandon_on_cancel=True))
+            await trio.to_thread.run_sync(started.wait)
+            nursery.cancel_scope.cancel()
+
+    @stage.handlers.job
+    async def next_one() -> None:
+        goes_on.set()
+        await trio.to_thread.run_sync(told.wait)
+
+    first = stage.enqueue("leaves")
+    stage.enqueue("next_one")
+    await stage.burst(concurrency=1)
+    assert seen == {"before": first, "after": None}

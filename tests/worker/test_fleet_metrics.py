@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 import trio
 
+from pulse_trio import Handlers, Worker
 from pulse_trio.observe import ChildStarted, Observer
 from pulse_trio.settings import WorkerSettings
 from pulse_trio.store import WorkerStore
+from pulse_trio.store.figures import Sample
 from pulse_trio.worker.metrics.figures import Figures
 from pulse_trio.worker.metrics.of_fleet import BEGINS, LATE, FleetMetrics
 
@@ -76,3 +79,26 @@ async def test_figures_that_cannot_be_read_harm_nothing_and_are_logged_once(
         metrics.heard(7, told)
     assert metrics.figures().values[ENDED] == {("q", "a", "completed"): 3}
     assert ["cannot be read" in record.message for record in caplog.records] == [True]
+
+
+async def test_a_queue_that_a_child_declares_is_shown_with_0_while_it_is_empty(autojump_clock: object) -> None:
+    metrics = fleet()
+    metrics.heard(7, figures(queues=["declared"]))
+    metrics.heard(8, figures())  # of a version that does not say which
+    metrics._sampler._sample, metrics._sampler._valid_until = Sample([], 0, {}, cut_short=False), 60.0
+    assert metrics.figures().values["pulse_queue_oldest_seconds"] == {("declared",): 0}
+
+
+async def test_a_worker_tells_its_supervisor_which_queues_it_declares(autojump_clock: object) -> None:
+    told: list[dict[str, Any]] = []
+
+    class Line:
+        def tell_figures(self, figures: Any) -> None:
+            told.append(json.loads(json.dumps(figures)))
+
+    handlers = Handlers()
+    handlers.queue("declared", limit=3)
+    worker = Worker(handlers, "", http="127.0.0.1:0", queues=["served"], figures_to=Line())
+    assert worker._metrics is not None
+    worker._metrics._tell(worker._metrics._line)  # type: ignore[arg-type]
+    assert told[0]["queues"] == ["declared", "served"]

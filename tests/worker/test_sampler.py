@@ -114,7 +114,7 @@ async def test_a_count_that_takes_too_long_counts_fewer_jobs_and_then_more_again
     autojump_clock: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     schema, heard = Schema(), Heard()
-    schema.rows_in_time, schema.takes, schema.oldest = 700, 0.3, 100
+    schema.rows_in_time, schema.takes, schema.oldest = 700, 0.05, 100
     sampler = Sampler(schema, Observer([heard]))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(sampler.run)
@@ -156,6 +156,21 @@ async def test_a_queue_that_may_not_have_been_counted_is_not_shown_with_0(autoju
         schema.cut_short = True
         await trio.sleep(60)
         assert told(sampler)["pulse_queue_oldest_seconds"] == {("mail",): 0}
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_count_that_takes_more_than_a_thousandth_of_the_longest_pause_counts_fewer_jobs_from_then_on(
+    autojump_clock: object,
+) -> None:
+    schema = Schema()
+    schema.takes = 0.24
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Sampler(schema, Observer()).run)
+        await trio.sleep(70)
+        assert schema.asked == [10_000, 5000]
+        schema.takes = 0.04
+        await trio.sleep(300)
+        assert set(schema.asked[2:]) == {2500}
         nursery.cancel_scope.cancel()
 
 

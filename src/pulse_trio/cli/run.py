@@ -234,6 +234,7 @@ class Deployment(Run):
         if self._line is not None:
             self._line.tell_stuck(stuck)
         if self.stopping.signals:
+            logs.logger.error("this process ends without waiting for what does not end when it is cancelled")
             leave_at_once(RELEASED)
         if self._line is not None:
             leave_at_once(REPLACE_ME)

@@ -15,6 +15,7 @@ import psycopg
 import trio
 
 from ..errors import ConfigurationError, DatabaseUnavailable, SchemaError
+from ..postgres import connect_sync
 from ..worker import Worker
 from .draining import UnknownKinds, drain_with, in_trio
 from .kept import kept_for
@@ -122,7 +123,7 @@ class PulseClock:
     def jump_to_sync(self, moment: datetime, /) -> None:
         """`jump_to` for tests without an event loop."""
         self._check(moment)
-        with psycopg.connect(self._dsn, autocommit=True) as connection:
+        with connect_sync(self._dsn) as connection:
             try:
                 ((reached,),) = connection.execute(MOVE, {"until": moment}).fetchall()
             except psycopg.errors.UndefinedTable:

@@ -19,7 +19,7 @@ import sniffio
 import trio
 
 from ..client.requests import request_and_type
-from ..errors import HandlerStuck, InvalidArguments
+from ..errors import ConfigurationError, HandlerStuck, InvalidArguments, PulseTrioError
 from ..handlers import Handler, Handlers
 from ..observe import AttemptFailed, JobEnded, JobStarted
 from ..states import FINISHED, State
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
+WITHOUT_REGISTRY = (
+    "Here it runs without its registry, and so without resources and middleware. Pass the registry: handlers=..."
+)
 _VIRTUAL_LOOKS = 10_000
 """How many times `within` a handler may take on a virtual clock, which jumps over its waits."""
 
@@ -235,6 +238,7 @@ class _OneAttempt:
     ) -> None:
         if attempt < 1:
             raise ValueError(f"attempt is a number from 1 on, got {attempt!r}")
+        self._is_alone = handlers is None
         self._handlers, self._request = _asked(handler, args, kwargs, handlers)
         self._attempt = attempt
         self._cancellation = cancellation
@@ -251,15 +255,17 @@ class _OneAttempt:
         worker = _Worker(
             self._handlers, database, memory=OneClaim(database), instruments=instruments, log=False, **given
         )
-        limit, failure = _Limit(self._within, worker), None
+        limit = _Limit(self._within, worker)
+        failure: Exception | None = None
         with ending_blocks("run_job()", worker, self._within) as blocked, _logged() as log:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._end_when_it_has, worker, watch)
                 nursery.start_soon(self._cancel, worker, watch, job)
                 nursery.start_soon(limit.run)
                 try:
-                    await worker.run()
-                except HandlerStuck as error:
+                    with worker.program:
+                        await worker.run()
+                except (PulseTrioError, HandlerStuck) as error:
                     failure = error  # raised as itself, outside of the nursery
                 nursery.cancel_scope.cancel()
         if blocked.said:
@@ -267,6 +273,8 @@ class _OneAttempt:
         if limit.passed:
             raise TimeoutError(self._not_ended(watch)) from failure
         if failure is not None:
+            if self._is_alone and isinstance(failure, ConfigurationError):
+                failure.add_note(WITHOUT_REGISTRY)
             raise failure
         return _run_of(job, worker.said, log, watch.exception)
 

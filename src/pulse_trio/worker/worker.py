@@ -255,7 +255,9 @@ class Worker:
                 finally:
                     # Also when Ctrl-C strikes in farewell(): nothing else ends the shielded services.
                     services.cancel()
-
+            told_to_end = failed is None and resources.lost is None and not self._plan.burst
+            if resources.left and told_to_end and self._hooks.on_stuck is not None:
+                self._hooks.on_stuck([])  # all is reported, and the resource keeps the event loop from ending
         return failed or resources.lost
 
     async def _serve(self, parts: Parts, scope: trio.CancelScope) -> None:

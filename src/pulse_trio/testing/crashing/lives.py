@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from ...errors import PulseTrioError
+from ...errors import ConfigurationError, PulseTrioError
 from ...handlers import Handlers
 from ...observe import JobEnded
 from ..blocked import ending_blocks
+from ..running import WITHOUT_REGISTRY
 from .process import Process
 from .strikes import Strikes
 from .wrapping import with_points
@@ -146,6 +147,8 @@ async def _attempt(
         )
         raise NeverEnds(f"the handler {handler.kind!r} did not end within {seconds:g} s: {late}{held}")
     if failed:
+        if registry is None and isinstance(failed[0], ConfigurationError):
+            failed[0].add_note(WITHOUT_REGISTRY)
         raise failed[0]
     if dead:
         await ground.rescue(job_id, dead=True)

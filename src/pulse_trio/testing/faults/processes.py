@@ -18,6 +18,8 @@ import trio
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
 
+_FORKED = "pulse-trio"
+"""The first word of a command that a forker started."""
 WITHIN = 20.0
 """Seconds a step may take on a loaded machine; a step that works takes far less."""
 
@@ -224,7 +226,9 @@ class Processes:
             running.kill()
         await running.process.wait()
         command = running.command
-        return await self.start(*command.words, env=command.env, cwd=command.cwd)
+        start = self.start if command.words[0] != _FORKED else self.command
+        words = command.words if command.words[0] != _FORKED else command.words[1:]
+        return await start(*words, env=command.env, cwd=command.cwd)
 
     async def python(self, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Running:
         """Start the Python that runs the tests; arguments as of `start`."""
@@ -250,13 +254,13 @@ class Processes:
         return self._watched(process, Command(command, env, cwd))
 
     async def command(self, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Running:
-        """Start a command of `pulse-trio` that is soon done; arguments as of `start`."""
+        """Start a command of `pulse-trio`, by the forker if there is one; arguments as of `start`."""
         environment = {**clean_environment(), **(env or {})}
         if self._forker is None or not self._forker.takes(environment):
             return await self.pulse_trio(*arguments, env=env, cwd=cwd)
         with trio.CancelScope(shield=True):
             process = await self._forker.start(arguments, environment, cwd or self.folder)
-            return self._watched(process, Command(("pulse-trio", *arguments), env, cwd))
+            return self._watched(process, Command((_FORKED, *arguments), env, cwd))
         raise AssertionError("this scope is not cancelled")
 
     async def run(self, *arguments: str, code: int = 0, env: Mapping[str, str] | None = None) -> str:

@@ -81,6 +81,8 @@ class FleetMetrics:
         try:
             figures = Figures.decoded(told)
             child.unready, child.unhealthy = told["unready"], told["unhealthy"]
+            # A child of an earlier version does not say which.
+            self._sampler.know(map(str, told.get("queues", ())))
         except (AttributeError, KeyError, TypeError, ValueError):
             if not self._unreadable:
                 self._unreadable = True

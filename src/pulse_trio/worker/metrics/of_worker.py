@@ -66,6 +66,7 @@ class WorkerMetrics:
         line: FiguresLine | None = None,
     ) -> None:
         self._line = line
+        self._queues = sorted(set(queues))
         self._settings = settings
         self._figures = figures
         self._timed = TimedStore(store, figures)
@@ -116,7 +117,7 @@ class WorkerMetrics:
 
     def _tell(self, line: FiguresLine) -> None:
         health = {"unready": self.unready(), "unhealthy": self.unhealthy()}
-        line.tell_figures({**self.figures().encoded(), **health})
+        line.tell_figures({**self.figures().encoded(), **health, "queues": self._queues})
 
     # What is served
 

@@ -22,7 +22,7 @@ from ..outage import rest_after
 from .catalogue import QUEUES, SCHEDULES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from ...observe import Observer
     from ...store.figures import Sample
@@ -40,7 +40,7 @@ _MORE = 10.0
 """Seconds by which a turn is longer than the time to the next sample."""
 _COUNTED, _ALL, _FEWEST = 10_000, 40_000, 100
 """Jobs counted in a queue, priority and state; in all of them together; and in a queue, priority and state at least."""
-_QUICK = 0.05
+_QUICK = 0.012
 """Seconds: after a sample that took no longer, one that had to count fewer jobs counts more again."""
 _GOODBYE = 1.0
 
@@ -85,6 +85,10 @@ class Sampler:
                 with trio.move_on_after(_GOODBYE, shield=True):
                     await self._give_back()
 
+    def know(self, queues: Iterable[str]) -> None:
+        """These queues, too, are shown even when they have no jobs."""
+        self._queues.update(queues)
+
     async def _give_back(self) -> None:
         self._holds = False
         try:
@@ -112,6 +116,9 @@ class Sampler:
         pause = max(_SOONEST, rest_after(took, share=_SHARE, longest=_LATEST))
         if took <= _QUICK:
             self._bound = min(_COUNTED, 2 * self._bound)
+        elif took > _LATEST / _SHARE:
+            # The longest pause is too short for what this took.
+            self._bound = max(_FEWEST, self._most // 2)
         self._most = max(_FEWEST, min(self._bound, _ALL // max(1, 2 * len(sample.queues))))
         if pause > expected:
             await self._store.take_turn(self._who, pause + _MORE)

@@ -95,6 +95,8 @@ class WorkerResources:
         self._instances: dict[tuple[str, Side], Instance] = {}
         """In the order in which they are opened."""
         self._running = trio.Event()
+        self.left = False
+        """Whether one does not end although it was cancelled."""
         self.are_open = False
         """Set when all are: from then on the worker may claim."""
         self._nursery: trio.Nursery | None = None
@@ -299,7 +301,8 @@ class WorkerResources:
         with trio.move_on_after(_CANCELLED):
             await instance.ended.wait()
         if not instance.ended.is_set():
-            logger.error("%s does not end although it was cancelled: the worker waits for it", instance.title)
+            self.left = True
+            logger.error("%s does not end although it was cancelled", instance.title)
 
 
 class _Opened:
