@@ -528,7 +528,9 @@ BEGIN
     WHERE r.id = mine[1];
     again := again + 1;
   END LOOP;
-  SELECT greatest(0, extract(epoch FROM min(r.due_at) - clock_timestamp())) INTO due_in FROM recheck r;
+  SELECT CASE WHEN min(r.due_at) > clock_timestamp() THEN extract(epoch FROM min(r.due_at) - clock_timestamp())
+              WHEN min(r.due_at) IS NOT NULL THEN 0 END
+  INTO due_in FROM recheck r;
 END $function$;
 
 -- For a running parent: whether children of a block live and whether one has failed. One that lives is watched: its end notifies the

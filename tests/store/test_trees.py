@@ -235,6 +235,22 @@ async def test_of_children_that_complete_the_watched_one_alone_leaves_a_recheck(
     assert await grove.a.trees.look(of(parent), 0) == (False, False, None)
 
 
+async def test_a_look_says_when_the_next_is_due(grove: Grove) -> None:
+    assert await grove.a.trees.recheck() == (0, None)
+    parent = await grove.root()
+    grove.w.run("INSERT INTO recheck (job_id) VALUES (%s), (%s)", parent.id, parent.id)
+    with Window(grove.w.dsn) as stranger, stranger.connection.transaction():
+        stranger.run("SELECT FROM job WHERE id = %s FOR UPDATE", parent.id)
+        left, due_in = await grove.a.trees.recheck()
+        assert (left, due_in is not None and due_in <= 0.01) == (1, True)
+        for _ in range(12):
+            grove.w.run("UPDATE recheck SET due_at = now()")
+            left, due_in = await grove.a.trees.recheck()
+        assert (left, due_in is not None and 0.5 < due_in <= 1) == (1, True)
+    grove.w.run("UPDATE recheck SET due_at = now()")
+    assert await grove.a.trees.recheck() == (0, None)
+
+
 async def test_a_child_that_dies_is_told_of_though_nobody_watches_it(grove: Grove) -> None:
     parent = await grove.root()
     await grove.start(parent, "0", "1", max_attempts=1)
