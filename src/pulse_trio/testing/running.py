@@ -263,8 +263,7 @@ class _OneAttempt:
                 nursery.start_soon(self._cancel, worker, watch, job)
                 nursery.start_soon(limit.run)
                 try:
-                    with worker.program:
-                        await worker.run()
+                    await worker.run()
                 except (PulseTrioError, HandlerStuck) as error:
                     failure = error  # raised as itself, outside of the nursery
                 nursery.cancel_scope.cancel()
