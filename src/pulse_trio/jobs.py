@@ -23,10 +23,13 @@ if TYPE_CHECKING:
 
     from .durable_calls import DurableCalls, DurableScope
 
-CancelReason = Literal["user", "timeout", "deadline", "parent", "sibling", "fence-lost", "lease-unproven", "shutdown"]
+CancelReason = Literal[
+    "user", "timeout", "deadline", "parent", "sibling", "fence-lost", "lease-unproven", "shutdown", "suspended"
+]
 """Why a handler was cancelled: a cancellation was requested, the attempt's time was up, the whole job's time was up, the job
 that started it was cancelled or has ended, another child of the same durable nursery has failed, another attempt owns the job,
-the lease could not be proven in time, or the worker stops, perhaps because the program around it was cancelled."""
+the lease could not be proven in time, the worker stops (perhaps because the program around it was cancelled), or a durable
+handler only waits, and is suspended."""
 
 
 class CancelRequest(NamedTuple):
@@ -105,11 +108,21 @@ class Outcome(msgspec.Struct, frozen=True, gc=False, eq=False):
     `cancelling`: the handler completed although it had been asked to cancel."""
 
     claim: Claim
-    kind: OutcomeKind
+    kind: OutcomeKind | Literal["suspended"]
     result: str | None = None
     delay: float = 0.0
     error: str | None = None
     cancelling: bool = False
+
+
+class Suspended(Outcome, frozen=True, gc=False, eq=False):
+    """The end of an attempt that only waits: for the children of `blocks` (and the first failure of one in `fail_blocks`), for
+    `events` of these names, and until a moment, in seconds since 1970 by the database's clock."""
+
+    blocks: tuple[int, ...] = ()
+    fail_blocks: tuple[int, ...] = ()
+    events: tuple[str, ...] = ()
+    until: float | None = None
 
 
 class Progress(msgspec.Struct, frozen=True, gc=False, eq=False):

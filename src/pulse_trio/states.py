@@ -299,7 +299,7 @@ def outcome_of_cancel(
             return Outcome(claim, "cancelled", error=storable(message or "user"))
         case "deadline" | "parent" | "sibling":
             return Outcome(claim, "cancelled", error=reason)
-        case "shutdown" | "lease-unproven":
+        case "suspended" | "shutdown" | "lease-unproven":
             # An unproven lease may still be ours: the fenced release then gives the job back sooner than the watchdog.
             return Outcome(claim, "released", error=None)
         case "fence-lost":

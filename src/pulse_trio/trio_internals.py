@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Iterator
     from types import CodeType, ModuleType
 
 SUPPORTED = "trio>=0.31"
@@ -42,11 +42,14 @@ def check() -> None:
     Raises:
         TrioContractError: naming every missing part.
     """
+    statuses = getattr(_module("_run"), "CancelStatus", None)
     unrolled_run, interrupts = getattr(_module("_run"), "unrolled_run", None), _module("_ki")
     gone = [
         name
         for name, there in {
             "Task._child_nurseries": hasattr(trio.lowlevel.Task, "_child_nurseries"),
+            "Task._cancel_status": hasattr(trio.lowlevel.Task, "_cancel_status"),
+            "CancelStatus._scope and _parent": all(hasattr(statuses, name) for name in ("_scope", "_parent")),
             "Nursery._closed": "_closed" in _code(trio.Nursery.__init__).co_names,
             "Nursery._parent_waiting_in_aexit": "_parent_waiting_in_aexit" in _code(trio.Nursery.__init__).co_names,
             "trio._core._run.unrolled_run with its local `task`": "task" in _code(unrolled_run).co_varnames,
@@ -94,6 +97,14 @@ def task_run_by(module: object, variables: dict[str, Any]) -> Any:
 def opened_by(task: trio.lowlevel.Task) -> list[trio.Nursery]:
     """The nurseries that a task has opened and not closed, the innermost last: Trio's own list."""
     return task._child_nurseries
+
+
+def scopes_around(task: trio.lowlevel.Task) -> Iterator[trio.CancelScope]:
+    """The scopes that a task is in, the innermost first, those around the nursery that it was started in included."""
+    status = task._cancel_status
+    while status is not None:
+        yield status._scope
+        status = status._parent
 
 
 def forget(nursery: trio.Nursery) -> None:

@@ -14,13 +14,13 @@ from ..jobs import Outcome
 from ..observe import JobDied
 from ..sql import statement
 from ..states import retry_delay, storable
-from .arrays import fences, numbers, texts
+from .arrays import fences, numbers, optional_numbers, texts
 from .rows import ROWS_FAULT, bury, each_alone, said_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
-    from ..jobs import Claim
+    from ..jobs import Claim, Suspended
     from ..postgres import TrioConnection
     from .callbacks import Callbacks
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     Fence = tuple[int, int, int]
 
 EXPIRED = "lease expired: the worker was gone or cut off"
+_SUSPENDED = 20
+"""Jobs that one statement suspends."""
 _CAME_BACK = "lease expired: the worker was cut off or stopped, and came back"
 
 _NO_CLAIMS: Mapping[str, Any] = {
@@ -100,6 +102,11 @@ class OutcomeWriter:
         """Writes every outcome that is not a completion."""
         return await self._each_if_refused(connection, self._fail, outcomes)
 
+    async def suspend(self, connection: TrioConnection[Any], outcomes: Sequence[Suspended]) -> Settlement:
+        """Suspends durable jobs, a few in a statement: what is woken at once must not be committed long after its moment."""
+        some = [outcomes[i : i + _SUSPENDED] for i in range(0, len(outcomes), _SUSPENDED)]
+        return Settlement.joined([await self._each_if_refused(connection, self._suspend, part) for part in some])
+
     async def _each_if_refused(
         self, connection: TrioConnection[Any], write: Write, outcomes: Sequence[Outcome]
     ) -> Settlement:
@@ -158,6 +165,22 @@ class OutcomeWriter:
             errors=[o.error for o in outcomes],
         )
         return _three_ways(outcomes, {row.job_id: row.state is not None for row in moved})
+
+    async def _suspend(self, connection: TrioConnection[Any], outcomes: Sequence[Any]) -> Settlement:
+        ordered: Sequence[Suspended] = in_lock_order(outcomes)  # type: ignore[assignment]
+        cursor = await connection.execute(
+            statement("suspend_jobs", self._schema),
+            {
+                **fences([o.claim for o in ordered]),
+                "blocks": texts([numbers(o.blocks) for o in ordered]),
+                "fail_blocks": texts([numbers(o.fail_blocks) for o in ordered]),
+                "events": texts([texts(o.events) for o in ordered]),
+                "moments": optional_numbers([o.until for o in ordered]),
+                "said": texts([o.error for o in ordered]),
+            },
+            prepare=True,
+        )
+        return _three_ways(ordered, dict(await cursor.fetchall()))
 
     async def end_attempts(
         self,

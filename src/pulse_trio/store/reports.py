@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from ..errors import DatabaseUnavailable
+from ..jobs import Suspended
 from ..sql import statement
 from ..states import storable
 from .allowance import LARGE
@@ -92,12 +93,15 @@ class Reports:
     ) -> Settlement:
         cancelling = [o for o in outcomes if o.kind == "completed" and o.cancelling]
         completed = [o for o in outcomes if o.kind == "completed" and not o.cancelling]
-        others = [o for o in outcomes if o.kind != "completed"]
+        suspended = [o for o in outcomes if isinstance(o, Suspended)]
+        others = [o for o in outcomes if o.kind != "completed" and not isinstance(o, Suspended)]
         parts: list[Settlement] = []
         if cancelling:
             parts.append(await self._writer.complete_unlocked(connection, cancelling))
         if completed:
             parts.append(await self._writer.complete(connection, completed))
+        if suspended:
+            parts.append(await self._writer.suspend(connection, suspended))
         if others:
             parts.append(await self._writer.fail(connection, others))
         accepted, refused, again = Settlement.joined(parts)

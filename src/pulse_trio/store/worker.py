@@ -29,6 +29,7 @@ from .startup import Startup
 from .transactions import FencedTransactions
 from .trees import Trees
 from .upkeep import Upkeep
+from .waits import Waits
 from .waking import Waking
 
 if TYPE_CHECKING:
@@ -129,6 +130,11 @@ class WorkerStore:
     def trees(self) -> Trees:
         """What jobs with children need."""
         return Trees(self.links.trees, self.links.schema)
+
+    @property
+    def receipts(self) -> Waits:
+        """What durable handlers wait for."""
+        return Waits(self.links.history, self.links.schema)
 
     @property
     def histories(self) -> Histories:

@@ -24,6 +24,7 @@ from .diagnosis.stacks import Stacks
 from .diagnosis.stuck import StuckHandlers
 from .durable.attempts import DurableParts
 from .durable.looks import Looks
+from .durable.receiving import Receiver
 from .durable.writing import LineWriter
 from .holding.cancellations import Cancellations
 from .holding.heartbeats import Heartbeats
@@ -87,6 +88,7 @@ class Services:
     batches: Batches
     lines: LineWriter
     looks: Looks
+    receiver: Receiver
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +119,12 @@ def build(
     jobs = JobTable(settings.concurrency, wakeups if hooks.orders is None else hooks.orders)
 
     resources = WorkerResources(handlers, hooks.dsn, settings, plan.spans)
-    histories, trees = store.histories, store.trees
+    histories, trees, receipts = store.histories, store.trees, store.receipts
     lines = LineWriter(histories, jobs, plan)
+    receiver = Receiver(receipts, observer)
     limiter = trio.CapacityLimiter(settings.concurrency)
-    looks = Looks(trees, observer)
-    durables = DurableParts(histories, lines, jobs, store.sessions, codec, trees, looks, limiter)
+    looks = Looks(trees, receiver, observer)
+    durables = DurableParts(histories, lines, jobs, store.sessions, codec, trees, looks, receiver, limiter)
     calls = Calls(handlers, codec, plan, resources, durables)
     reports = Reports(jobs, observer)
     progress = ProgressReports(store.progress, observer)
@@ -168,6 +171,7 @@ def build(
         batches=batches,
         lines=lines,
         looks=looks,
+        receiver=receiver,
     )
     scheduler = Scheduler(store.firing, declarations, plan)
     return Parts(jobs, reports, runner, pool, resources, quarantine, claim_loop, wakeups, scheduler, services)

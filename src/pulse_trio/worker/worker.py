@@ -275,6 +275,7 @@ class Worker:
                 nursery.start_soon(services.progress.run)
                 nursery.start_soon(services.lines.run)
                 nursery.start_soon(services.looks.run)
+                nursery.start_soon(services.receiver.run)
                 nursery.start_soon(services.stuck.run)
                 if self._sampler is not None:
                     nursery.start_soon(self._sampler.run)

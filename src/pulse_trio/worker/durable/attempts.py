@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .block import TreeStore
     from .history import Writer
     from .looks import Looks
+    from .receiving import Receiver
 
 
 class ResumeStore(Protocol):
@@ -42,6 +43,7 @@ class DurableParts:
     codec: Codec | None
     trees: TreeStore
     looks: Looks
+    receiver: Receiver
     limiter: trio.CapacityLimiter
     """Of the threads of plain steps."""
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ...handlers import Handler
     from ...records import JobRecord
     from ...store.trees import BlockCancel, BlockLook, Cause, Member, Started
+    from .calls import Call
     from .durable import Durable
 
 _PAUSE, _LONGEST_PAUSE = 0.01, 1.0
@@ -261,9 +262,15 @@ class Block:
         """Something has happened to its children."""
         self._ear.told()
 
-    async def news(self) -> None:
-        """Returns when it was told of something, or a second later."""
-        await self._ear.news(_LOOK)
+    async def news(self, call: Call | None = None) -> None:
+        """Returns when it was told of something, or a second later. With the block's `call` the handler may be suspended
+        meanwhile."""
+        if call is None:
+            with trio.move_on_after(_LOOK):
+                await self._ear.event.wait()
+        else:
+            await self.durable.suspension.wait(call, self._ear.event, trio.current_time() + _LOOK)
+        self._ear.event = trio.Event()
 
     @property
     def is_read(self) -> bool:
@@ -290,7 +297,7 @@ class _Ear:
     """What a block has been told, and whether the handler reads its children's states."""
 
     def __init__(self) -> None:
-        self._event = trio.Event()
+        self.event = trio.Event()
         self.interest = False
 
     def asked(self) -> None:
@@ -301,12 +308,7 @@ class _Ear:
         return interest
 
     def told(self) -> None:
-        self._event.set()
-
-    async def news(self, limit: float) -> None:
-        with trio.move_on_after(limit):
-            await self._event.wait()
-        self._event = trio.Event()
+        self.event.set()
 
 
 def _cut(member: Member) -> bool:

@@ -24,15 +24,16 @@ from .history import History
 from .keys import Keys
 from .replay import Stood, stood
 from .resuming import resume
+from .suspension import Suspension
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from datetime import datetime
 
     from ...durable_calls import DurableScope
     from ...handlers import Durability
-    from ...jobs import CancelReason
+    from ...jobs import CancelReason, Outcome
     from ...lines import Resumed
     from ..jobs.running_job import RunningJob
     from .attempts import DurableParts
@@ -54,7 +55,16 @@ _RETURNED.suspendable = True
 
 
 class Block(Protocol):
-    """A block with children."""
+    """A block with children. `collect`: their failures are kept, and wake no handler; `closing`: it cancels them."""
+
+    number: int
+    collect: bool
+    closing: bool
+
+    @property
+    def failures(self) -> Sequence[object]:
+        """The failures of its children that this attempt knows of."""
+        ...
 
     async def flush(self) -> None:
         """Starts the children that wait to be written together."""
@@ -88,6 +98,7 @@ class Durable:
         self.cancelling = Cancelling()
         self.resumed: Resumed | None = None
         """What the attempts before have left; None in the first, and where none made a durable call."""
+        self.suspension = Suspension(self)
         self.blocks: list[Block] = []
         """The blocks with children that are open."""
 
@@ -127,6 +138,10 @@ class Durable:
 
     async def wait_for_event(self, name: str, type_: Any, limit: float | None, key: str | None) -> Any:
         return await waits.wait_for_event(self, name, type_, limit, key)
+
+    def suspended(self, *, returned: bool = False) -> Outcome:
+        """The outcome of an attempt that was suspended. `returned`: its handler returned a value all the same."""
+        return self.suspension.outcome(returned=returned)
 
     # What all calls have in common
 

@@ -182,6 +182,12 @@ class History:
         if self._waiters and (self.lost or self._waiters[0].line <= self._written):
             self._waiters[0].event.set()
 
+    def unused(self, number: int) -> None:
+        """No line with this number of `alone` was written, and that is known: the next line may have it."""
+        if self._next == number + 1:
+            self._next = number
+            self._written = min(self._written, number - 1)
+
     @asynccontextmanager
     async def alone(self) -> AsyncGenerator[int]:
         """The number of a line that the block writes itself, or not: until its end no other line of this job is written."""

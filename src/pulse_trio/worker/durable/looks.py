@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ...store.trees import Rechecked
     from .block import Block
     from .nursery import Opened
+    from .receiving import Receiver
 
 _EVERY = 1.0
 """Seconds between two looks at what is due."""
@@ -39,8 +40,9 @@ class RecheckStore(Protocol):
 class Looks:
     """One for each worker."""
 
-    def __init__(self, store: RecheckStore, observer: Observer) -> None:
+    def __init__(self, store: RecheckStore, receiver: Receiver, observer: Observer) -> None:
         self._store = store
+        self._receiver = receiver
         self._outage = Outage("trees", observer)
         self._open: dict[int, list[Opened]] = {}
         self._filled: dict[Block, None] = {}
@@ -52,7 +54,8 @@ class Looks:
     # What it is told
 
     def heard(self, job_id: int) -> None:
-        """A notification: something has happened to a child of that job."""
+        """A notification: something has happened to a child of that job, or it was sent an event."""
+        self._receiver.heard(job_id)
         here = self._open.get(job_id)
         if here is None:
             self._due.give()

@@ -166,7 +166,6 @@ class Opened:
             await block.flush()
             call.blocks = (block.number,)
             call.fail_blocks = () if block.collect else (block.number,)
-            call.suspendable = True
             async with self._durable.awaiting(call):
                 if self._durable.resumed is not None:
                     await block.learn()
@@ -177,12 +176,11 @@ class Opened:
                     if block.all_ended:
                         break
                     if look.live:
-                        await block.news()
+                        await block.news(call)
                         await block.catch_up()
                     elif not block.failures:
                         # Cancelled because of this job, which is told in a moment.
                         await block.news()
-        call.suspendable = False
         async with self._durable.awaiting(call):
             if error is not None:
                 await self._close("parent")

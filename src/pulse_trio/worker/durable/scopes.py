@@ -28,8 +28,8 @@ class Scope:
     def __init__(self, durable: Durable, key: str, until: float) -> None:
         self.key = key
         self._durable = durable
-        self._until = until
-        self._inner = trio.CancelScope()
+        self.until = until
+        self.inner = trio.CancelScope()
         self._noted = False
         if durable.history.replay.over:
             self.goes_on_live()
@@ -37,25 +37,25 @@ class Scope:
     @property
     def cancelled_caught(self) -> bool:
         """Whether the block was cut short by this scope; known when the block has ended."""
-        return self._inner.cancelled_caught
+        return self.inner.cancelled_caught
 
     @property
     def cancel_called(self) -> bool:
         """Whether its deadline has struck, or `cancel` was called."""
-        return self._inner.cancel_called
+        return self.inner.cancel_called
 
     def cancel(self) -> None:
         """Cancels the block now."""
-        self._inner.cancel()
+        self.inner.cancel()
         self._durable.note_cancellation()
 
     def goes_on_live(self) -> None:
         """The replay is over: from now on the deadline counts."""
-        self._inner.deadline = self._durable.on_our_clock(self._until)
+        self.inner.deadline = self._durable.on_our_clock(self.until)
 
     def note(self, at: tuple[str, ...]) -> None:
         """Remembers that it struck, if it did, while these calls stood."""
-        if self._inner.cancel_called and not self._noted:
+        if self.inner.cancel_called and not self._noted:
             self._noted = True
             value = msgspec.json.encode(Stood(at)).decode()
             self._durable.history.hold(Kind.SCOPE_CANCELLED, self.key, "", value)
@@ -63,12 +63,12 @@ class Scope:
     def strike_again(self) -> None:
         """The history has come to where it struck."""
         self._noted = True
-        self._inner.cancel(reason="an earlier attempt was cut short here")
+        self.inner.cancel(reason="an earlier attempt was cut short here")
 
     @contextmanager
     def opened(self, *, fail: bool) -> Generator[Scope]:
         """The block."""
-        with self._inner:
+        with self.inner:
             self._durable.scopes.append(self)
             self._durable.history.replay.scopes.add(self.key)
             self._durable.hand_out()
@@ -76,12 +76,12 @@ class Scope:
                 yield self
             finally:
                 # What cut a plain await short is remembered here.
-                if self._inner.cancel_called:
+                if self.inner.cancel_called:
                     self._durable.note_cancellation()
-                self._inner.deadline = math.inf
+                self.inner.deadline = math.inf
                 self._durable.scopes.remove(self)
                 self._durable.history.replay.scopes.discard(self.key)
-        if fail and self._inner.cancelled_caught:
+        if fail and self.inner.cancelled_caught:
             raise trio.TooSlowError
 
 

@@ -1,24 +1,111 @@
-"""`job.sleep` and `job.wait_for_event`."""
+"""`job.sleep` and `job.wait_for_event`.
+
+When a wait ends is remembered as it begins. In memory it waits for a notification or for its moment, and meanwhile the handler
+may be suspended; a later attempt goes on with the same wait.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import math
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, cast
 
-from ...errors import UsageError
+import msgspec
+import trio
+
+from ...codec import decoded_event
+from ...errors import InvalidEvent, UsageError
+from ...handlers import check_text
+from ...lines import Kind, Line
+from ...store.waits import Wanted
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
+    from .calls import Call
     from .durable import Durable
+
+_LOOK = 1.0
+"""Seconds after which an event is asked for again, because a notification may be lost."""
 
 
 async def sleep(durable: Durable, seconds: float, key: str | None) -> None:
-    raise UsageError("job.sleep is not there yet")
+    """See `Job.sleep`."""
+    call = await durable.begin("sleep", "", key, "job.sleep")
+    if await durable.replayed(call) is None:
+        await _sleep(durable, call, durable.moment(call.key, seconds))
 
 
 async def sleep_until(durable: Durable, moment: datetime, key: str | None) -> None:
-    raise UsageError("job.sleep_until is not there yet")
+    """See `Job.sleep_until`. Raises `UsageError` for a datetime without a time zone."""
+    if not isinstance(cast("object", moment), datetime) or moment.utcoffset() is None:
+        raise UsageError(f"job.sleep_until takes a datetime with its time zone, got {moment!r}.")
+    call = await durable.begin("sleep", "", key, "job.sleep_until")
+    if await durable.replayed(call) is None:
+        # Remembered, because code may compute another moment in a later attempt.
+        await _sleep(durable, call, durable.history.moment(call.key, moment.timestamp()))
+
+
+async def _sleep(durable: Durable, call: Call, until: float) -> None:
+    await durable.history.written()
+    call.until = until
+    async with durable.awaiting(call):
+        await durable.suspension.wait(call, trio.Event(), durable.on_our_clock(until))
+    await durable.record(call, Kind.SLEPT)
 
 
 async def wait_for_event(durable: Durable, name: str, type_: Any, limit: float | None, key: str | None) -> Any:
-    raise UsageError("job.wait_for_event is not there yet")
+    """See `Job.wait_for_event`."""
+    check_text("The name of an event", name, 256)
+    try:
+        decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(type_)
+    except (TypeError, NameError) as error:
+        raise UsageError(f"job.wait_for_event cannot decode a payload as {type_!r}: {error}.") from None
+    call = await durable.begin("event", name, key, "job.wait_for_event")
+    line = await durable.replayed(call)
+    if line is None:
+        line = await _wait(durable, call, limit)
+    if line.kind is Kind.TIMED_OUT:
+        raise TimeoutError(f"No event {name!r} came" + (f" within {limit:g} s." if limit is not None else " in time."))
+    job_id = durable.running.claim.id
+    try:
+        return decoder.decode(decoded_event(durable.parts.codec, line.value or "null", name, job_id))
+    except msgspec.ValidationError as error:
+        raise InvalidEvent(
+            f"The payload of the event {name!r} of job {job_id} is not the {type_!r} that the handler waits for: {error}."
+        ) from None
+
+
+async def _wait(durable: Durable, call: Call, limit: float | None) -> Line:
+    until = None if limit is None else durable.moment(call.key, limit)
+    await durable.history.written()
+    call.events, call.until = (call.name,), until
+    receiver, job_id = durable.parts.receiver, durable.running.claim.id
+    async with durable.awaiting(call):
+        while True:
+            news = receiver.news_of(job_id)
+            try:
+                line = await _receive(durable, call)
+                now, end = trio.current_time(), math.inf if until is None else durable.on_our_clock(until)
+                if line is not None:
+                    return line
+                if now >= end:
+                    break
+                await durable.suspension.wait(call, news, min(end, now + _LOOK))
+            finally:
+                receiver.forget(job_id, news)
+    return await durable.record(call, Kind.TIMED_OUT)
+
+
+async def _receive(durable: Durable, call: Call) -> Line | None:
+    """The line of the event, if one is there. A cancellation waits for the answer, because the line may be written."""
+    claim = durable.running.claim
+    history = durable.history
+    async with history.alone() as number:
+        payload = None
+        with trio.CancelScope(shield=True, deadline=durable.running.lease_deadline) as patience:
+            payload = await durable.parts.receiver.receive(Wanted(claim, number, call.key, call.name))
+        if payload is not None:
+            return Line(number, Kind.EVENT, call.key, call.name, payload)
+    if not patience.cancelled_caught:
+        history.unused(number)
+    await trio.lowlevel.checkpoint()
+    return None

@@ -68,6 +68,10 @@ class Attempt(DurableCalls, Protocol):
         """The blocks with children that are open."""
         ...
 
+    def suspended(self, *, returned: bool = False) -> Outcome:
+        """The outcome of an attempt that was suspended. `returned`: its handler returned a value all the same."""
+        ...
+
     def holds_back(self, reason: CancelReason) -> bool:
         """Whether a cancellation must wait until the handler stands where the attempt before did."""
         ...

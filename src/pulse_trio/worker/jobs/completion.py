@@ -35,6 +35,8 @@ def in_view_of(job: RunningJob, outcome: Outcome | None) -> Outcome | None:
     if outcome is None:
         return None
     if outcome.kind == "completed":
+        if job.reason == "suspended":
+            return job.durability.suspended(returned=True)
         return replace(outcome, cancelling=True) if job.asked else outcome
     # A retry that would begin after the job's deadline is due at the deadline, and is cancelled then: clients that wait for the
     # job wait no longer than that, and the failure is on record.

@@ -338,6 +338,8 @@ class Runner:
     def outcome_of_cancelled(self, job: RunningJob) -> Outcome | None:
         """The outcome of a cancelled job; None when there is nothing left to report."""
         reason = job.cancel_reason or "shutdown"
+        if reason == "suspended" and job.stuck is None:
+            return job.durability.suspended()
         return outcome_of_cancel(job.claim, reason, self._calls.retries.get(job.claim.kind), job.cancel_message)
 
     def outcome_of_stuck(self, job: RunningJob) -> Outcome | None:
@@ -367,10 +369,8 @@ class Runner:
         later, job.outcome = job.outcome, committed
         if later is None or later is committed or (later.kind == "completed" and later.result is None):
             return
-        claim = job.claim
-        if later.kind == "completed" and same_result(
-            self._calls.codec, later.result, committed.result, claim.kind, claim.id
-        ):
+        claim, codec = job.claim, self._calls.codec
+        if later.kind == "completed" and same_result(codec, later.result, committed.result, claim.kind, claim.id):
             return
         said = later.error or f"the handler's attempt ended as {later.kind}"
         if later.kind == "completed":

@@ -1,0 +1,101 @@
+"""Receives the events that this worker's running jobs wait for: those of many jobs in one statement.
+
+A notification `look_for_tree ID` is the reason to ask at once. Each wait asks once a second as well, because a notification
+may be lost.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from ...errors import DatabaseUnavailable
+from ..outage import Outage
+from ..signal import Signal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ...observe import Observer
+    from ...store.waits import Received, Wanted
+
+_BATCH = 200
+"""Waits in one statement."""
+_LOCKED_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
+"""Seconds until a job whose row another transaction has locked is looked at again; doubled each time."""
+
+
+class WaitStore(Protocol):
+    async def receive(self, wanted: Sequence[Wanted]) -> Mapping[tuple[int, int], Received]: ...
+
+
+class _Question:
+    """One wait that asks whether its event is there."""
+
+    __slots__ = ("answer", "answered", "wanted")
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.wanted = wanted
+        self.answered = trio.Event()
+        self.answer: Received | None = None
+
+
+class Receiver:
+    """One for each worker."""
+
+    def __init__(self, store: WaitStore, observer: Observer) -> None:
+        self._store = store
+        self._outage = Outage("events", observer)
+        self._questions: list[_Question] = []
+        self._work = Signal()
+        self._news: dict[int, list[trio.Event]] = {}
+        """By job: set when something was sent to it."""
+
+    def heard(self, job_id: int) -> None:
+        """A notification: that job may have been sent an event, or something has happened to a child of it."""
+        for news in self._news.pop(job_id, ()):
+            news.set()
+
+    def news_of(self, job_id: int) -> trio.Event:
+        """An event that is set when there is a reason to ask again. Pass it to `forget`."""
+        news = trio.Event()
+        self._news.setdefault(job_id, []).append(news)
+        return news
+
+    def forget(self, job_id: int, news: trio.Event) -> None:
+        """That wait is over."""
+        waiting = self._news.get(job_id)
+        if waiting is not None and news in waiting:
+            waiting.remove(news)
+            if not waiting:
+                del self._news[job_id]
+
+    async def receive(self, wanted: Wanted) -> str | None:
+        """The payload of the event if it is there; None if not. Asks again while the job's row is locked."""
+        pause = _LOCKED_PAUSE
+        while True:
+            question = _Question(wanted)
+            self._questions.append(question)
+            self._work.give()
+            await question.answered.wait()
+            if question.answer is None or question.answer.payload is not None:
+                return None if question.answer is None else question.answer.payload
+            await trio.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    async def run(self) -> None:
+        """Asks until cancelled."""
+        while True:
+            await self._work.wait()
+            while batch := self._questions[:_BATCH]:
+                try:
+                    found = await self._store.receive([question.wanted for question in batch])
+                except DatabaseUnavailable as error:
+                    await trio.sleep(self._outage.failed(error))
+                    continue
+                self._outage.over()
+                del self._questions[: len(batch)]
+                for question in batch:
+                    question.answer = found.get((question.wanted.claim.id, question.wanted.line))
+                    question.answered.set()

@@ -1,0 +1,116 @@
+"""Suspension: a handler of which every task stands in a durable call that only waits gives its slot back.
+
+It is cancelled with the reason `suspended`, and what its calls wait for goes into the database with the end of the attempt. The
+next attempt starts from the top, replays, and comes to the same place, when something of that is there.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import trio
+
+from ...jobs import Suspended
+from ...trio_internals import scopes_around
+
+if TYPE_CHECKING:
+    from .calls import Call
+    from .durable import Durable
+
+_FIRST_LOOK, _LONGEST_LOOK = 0.05, 1.0
+"""Seconds after which a call that waits looks whether all other tasks wait too: nothing says that a task has ended."""
+_IGNORED = "the handler returned a value while it was being suspended: it is ignored, for the handler starts again from the top"
+
+
+class Suspension:
+    """Of one attempt."""
+
+    __slots__ = ("_calls", "_durable", "_since", "_waits")
+
+    def __init__(self, durable: Durable) -> None:
+        self._durable = durable
+        self._calls: set[Call] = set()
+        self._since = -math.inf
+        """Since when the tasks stand in the same calls, on Trio's clock."""
+        self._waits: Suspended | None = None
+
+    async def wait(self, call: Call, news: trio.Event, until: float = math.inf) -> None:
+        """Returns when `news` is set, or at `until` on Trio's clock. Meanwhile the handler may be suspended, to wait for what
+        `call` names. The caller has opened `durable.awaiting(call)`, and all lines that it depends on are written."""
+        now = trio.current_time()
+        after = self._durable.declared.suspend_after
+        call.suspendable = not self._in_a_plain_deadline()
+        pause = _FIRST_LOOK
+        try:
+            while not news.is_set() and now < until:
+                calls = set(self._durable.standing.values())
+                if calls != self._calls:
+                    self._calls, self._since = calls, now
+                due = self._since + after
+                if now >= due:
+                    self._suspend_if_all_wait()
+                    due = now + pause
+                    pause = min(pause * 2, _LONGEST_LOOK)
+                with trio.move_on_at(min(until, due)):
+                    await news.wait()
+                now = trio.current_time()
+        finally:
+            call.suspendable = False
+
+    def outcome(self, *, returned: bool = False) -> Suspended:
+        """The end of the attempt. `returned`: the handler returned a value although it was cancelled."""
+        assert self._waits is not None  # noqa: S101 -- nothing else gives that reason
+        if not returned:
+            return self._waits
+        waits = self._waits
+        return Suspended(
+            waits.claim, "suspended", error=_IGNORED, blocks=waits.blocks, fail_blocks=waits.fail_blocks,
+            events=waits.events, until=waits.until,
+        )  # fmt: skip
+
+    def _suspend_if_all_wait(self) -> None:
+        durable = self._durable
+        running, history = durable.running, durable.history
+        if (
+            running.cancel_reason is not None
+            or running.scope_nursery is None
+            or running.scope_nursery.cancel_scope.cancel_called
+            or running.transaction is not None
+            or durable.mismatch is not None
+            or not history.replay.over
+            or history.unwritten
+            or any(scope.cancel_called for scope in durable.scopes)
+            or any(block.closing for block in durable.blocks)
+            or not all(call.suspendable for call in durable.standing.values())
+            or not durable.all_stand()
+        ):
+            return
+        if any(block.failures and not block.collect for block in durable.blocks):
+            # Found when children were adopted: the block cancels its body, and the others.
+            durable.parts.looks.heard(running.claim.id)
+            return
+        calls = list(durable.standing.values())
+        fails = {block.number for block in durable.blocks if not block.collect}
+        moments = [call.until for call in calls if call.until is not None] + [scope.until for scope in durable.scopes]
+        until = min(moments, default=math.inf)
+        self._waits = Suspended(
+            running.claim,
+            "suspended",
+            blocks=tuple({block for call in calls for block in call.blocks}),
+            fail_blocks=tuple(fails.union(*(call.fail_blocks for call in calls))),
+            events=tuple({name for call in calls for name in call.events}),
+            until=until if until < math.inf else None,
+        )
+        running.cancel("suspended")
+
+    def _in_a_plain_deadline(self) -> bool:
+        """Whether a scope of the handler's own, which no later attempt remembers, limits this task."""
+        durable, limit = self._durable, self._durable.running.scope_nursery
+        ours = {scope.inner for scope in durable.scopes}
+        for scope in scopes_around(trio.lowlevel.current_task()):
+            if limit is not None and scope is limit.cancel_scope:
+                return False
+            if scope.deadline < math.inf and scope not in ours:
+                return True
+        return False

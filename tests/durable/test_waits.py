@@ -1,0 +1,455 @@
+"""`job.wait_for_event`, `job.sleep`, and the suspension of handlers that only wait."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+import trio
+
+from pulse_trio import Job, SyncClient
+
+if TYPE_CHECKING:
+    from support.trees import Trees
+
+pytestmark = pytest.mark.real_clock
+
+
+class Approval(msgspec.Struct):
+    by: str
+    amount: int = 0
+
+
+def send(trees: Trees, job_id: int, name: str, payload: Any = None, **options: Any) -> bool:
+    return SyncClient(trees.dsn).send_event(job_id, name, payload, **options)
+
+
+def attempts(trees: Trees, job_id: int) -> list[tuple[int, str, str | None]]:
+    return [(a["attempt"], a["outcome"], a["error"]) for a in trees.window.attempts(job_id)]
+
+
+def look(trees: Trees) -> None:
+    """As any worker does on the notification, or within a second."""
+    while trees.window.value("SELECT count(*) FROM recheck"):
+        trees.window.run("SELECT * FROM recheck_jobs()")
+
+
+def the_hour_passes(trees: Trees, job_id: int) -> None:
+    """The moment that the job waits for has come."""
+    trees.window.run(
+        "UPDATE history SET value = to_json(extract(epoch FROM now())::float8) WHERE job_id = %s AND kind = 10", job_id
+    )
+    trees.again()
+
+
+# Events
+
+
+async def test_an_event_that_was_sent_before_it_is_waited_for_is_received_with_its_type(trees: Trees) -> None:
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> list[Any]:
+        approval = await job.wait_for_event("approved", type=Approval)
+        return [type(approval).__name__, approval.by, await job.wait_for_event("note")]
+
+    job_id = trees.enqueue("order")
+    send(trees, job_id, "approved", {"by": "ada", "amount": 3})
+    send(trees, job_id, "note", None)
+    await trees.burst()
+    assert trees.job(job_id)["result"] == ["Approval", "ada", None]
+    assert trees.lines(job_id) == [(3, "1:event", "approved"), (3, "2:event", "note")]
+
+
+async def test_an_event_that_is_sent_while_the_handler_waits_in_memory_is_received_at_once(trees: Trees) -> None:
+    waiting = trio.Event()
+
+    @trees.handlers.job(durable=True, suspend_after=60)
+    async def order(job: Job) -> Any:
+        waiting.set()
+        return await job.wait_for_event("approved")
+
+    job_id = trees.enqueue("order")
+    async with trio.open_nursery() as nursery:
+        worker = trees.worker(burst=True)
+        nursery.start_soon(worker.run)
+        await waiting.wait()
+        await trio.to_thread.run_sync(send, trees, job_id, "approved", "yes")
+    assert trees.job(job_id)["result"] == "yes"
+    assert trees.job(job_id)["attempt"] == 1
+
+
+async def test_later_attempts_get_the_same_event_and_not_the_next(trees: Trees) -> None:
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> Any:
+        got = await job.wait_for_event("approved")
+        if job.attempt < 3:
+            raise ValueError("not yet")
+        return got
+
+    job_id = trees.enqueue("order")
+    send(trees, job_id, "approved", 1)
+    send(trees, job_id, "approved", 2)
+    for _ in range(3):
+        trees.again()
+        await trees.burst()
+    assert trees.job(job_id)["result"] == 1
+    assert trees.window.value("SELECT payload FROM event WHERE line IS NULL") == 2
+
+
+async def test_a_payload_that_does_not_fit_stays_received_and_each_attempt_gets_the_same_error(trees: Trees) -> None:
+    errors: list[str] = []
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> None:
+        try:
+            await job.wait_for_event("approved", type=Approval)
+        except Exception as error:
+            errors.append(f"{type(error).__name__}: {error}")
+            raise
+
+    job_id = trees.enqueue("order")
+    send(trees, job_id, "approved", {"by": 7})
+    for _ in range(2):
+        trees.again()
+        await trees.burst()
+    assert len(errors) == 2
+    assert len(set(errors)) == 1
+    assert errors[0].startswith("InvalidEvent: The payload of the event 'approved' of job")
+    assert "Expected `str`, got `int` - at `$.by`" in errors[0]
+
+
+async def test_a_timeout_is_a_line_so_that_an_event_that_comes_later_changes_nothing(trees: Trees) -> None:
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> str:
+        try:
+            return await job.wait_for_event("approved", timeout=0.05)
+        except TimeoutError as error:
+            if job.attempt < 2:
+                raise ValueError("again") from None
+            return str(error)
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    send(trees, job_id, "approved", "late")
+    trees.again()
+    await trees.burst()
+    assert trees.job(job_id)["result"] == "No event 'approved' came within 0.05 s."
+    assert [kind for kind, *_ in trees.lines(job_id)] == [10, 4]
+
+
+@pytest.mark.parametrize("name", ["", "a" * 257, 7])
+async def test_a_bad_name_is_refused(trees: Trees, name: Any) -> None:
+    @trees.handlers.job(durable=True, max_attempts=1)
+    async def order(job: Job) -> None:
+        await job.wait_for_event(name)
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    assert trees.job(job_id)["error"].startswith("InvalidName: The name of an event")
+
+
+# Suspension
+
+
+async def test_a_handler_that_only_waits_is_suspended_and_goes_on_when_its_event_comes(trees: Trees) -> None:
+    steps: list[str] = []
+
+    async def charge() -> int:
+        steps.append("charged")
+        return 5
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> list[Any]:
+        try:
+            charged = await job.step(charge)
+            return [charged, await job.wait_for_event("approved")]
+        finally:
+            steps.append(f"finally {job.cancel_reason}")
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    assert attempts(trees, job_id) == [(1, "suspended", None)]
+    assert steps == ["charged", "finally suspended"]
+    row = trees.window.row(job_id)
+    assert row is not None
+    assert (row["state"], row["locked_by"]) == (1, 0)
+    # It costs nothing to look for it, and nothing happens.
+    await trees.burst()
+    assert trees.job(job_id)["attempt"] == 1
+    send(trees, job_id, "approved", "yes")
+    look(trees)
+    await trees.burst()
+    assert trees.job(job_id)["result"] == [5, "yes"]
+    assert steps == ["charged", "finally suspended", "finally None"]
+
+
+async def test_what_a_suspended_handler_returns_is_ignored_and_said_and_what_it_raises_fails_the_attempt(
+    trees: Trees,
+) -> None:
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def returns(job: Job) -> str:
+        try:
+            await job.wait_for_event("approved")
+        except trio.Cancelled:  # noqa: ASYNC103 -- what a handler should not do
+            return "swallowed"  # noqa: ASYNC104 -- what a handler should not do
+        return "received"
+
+    @trees.handlers.job(durable=True, suspend_after=0, max_attempts=1)
+    async def raises(job: Job) -> None:
+        try:
+            await job.wait_for_event("approved")
+        finally:
+            raise ValueError("in finally")
+
+    first, second = trees.enqueue("returns"), trees.enqueue("raises", max_attempts=1)
+    await trees.burst()
+    ((_, outcome, said),) = attempts(trees, first)
+    assert outcome == "suspended"
+    assert said is not None
+    assert said.startswith("the handler returned a value while it was being suspended: it is ignored")
+    assert trees.job(second)["state"] == "dead"
+    assert "ValueError: in finally" in trees.job(second)["error"]
+    send(trees, first, "approved")
+    look(trees)
+    await trees.burst()
+    assert trees.job(first)["result"] == "received"
+
+
+async def test_a_refund_in_a_clean_up_is_not_made_when_the_handler_is_suspended_and_is_made_when_it_is_cancelled(
+    trees: Trees,
+) -> None:
+    calls: list[str] = []
+
+    async def charge() -> int:
+        calls.append("charge")
+        return 7
+
+    async def refund(amount: int) -> None:
+        calls.append(f"refund {amount}")
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> None:
+        charged = await job.step(charge)
+        try:
+            await job.wait_for_event("approved")
+        except BaseException:
+            with job.cleanup():
+                await job.step(refund, charged)  # noqa: ASYNC102 -- shielded, with a deadline
+            raise
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    assert (calls, attempts(trees, job_id)) == (["charge"], [(1, "suspended", None)])
+    SyncClient(trees.dsn).cancel(job_id, reason="changed my mind")
+    await trees.burst()
+    assert calls == ["charge", "refund 7"]
+    job = trees.job(job_id)
+    assert (job["state"], job["cancel_reason"]) == ("cancelled", "changed my mind")
+
+
+async def test_a_worker_that_stops_suspends_nothing_and_refuses_the_refund(trees: Trees) -> None:
+    calls: list[str] = []
+    waiting = trio.Event()
+
+    async def charge() -> None:
+        calls.append("charge")
+
+    async def refund() -> None:
+        calls.append("refund")
+
+    @trees.handlers.job(durable=True, suspend_after=60)
+    async def order(job: Job) -> None:
+        await job.step(charge)
+        try:
+            waiting.set()
+            await job.wait_for_event("approved")
+        except BaseException:
+            with job.cleanup():
+                await job.step(refund)  # noqa: ASYNC102 -- shielded, with a deadline
+            raise
+
+    job_id = trees.enqueue("order")
+    worker = trees.worker(grace=0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(worker.run)
+        await waiting.wait()
+        worker.stop()
+    assert calls == ["charge"]
+    assert attempts(trees, job_id) == [(1, "released", None)]
+
+
+async def test_a_handler_with_a_task_that_does_something_else_is_not_suspended_until_that_has_ended(
+    trees: Trees,
+) -> None:
+    waits, go_on = trio.Event(), trio.Event()
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> Any:
+        async def other() -> None:
+            await go_on.wait()
+
+        if job.attempt == 1:
+            job.nursery.start_soon(other)
+        waits.set()
+        return await job.wait_for_event("approved")
+
+    job_id = trees.enqueue("order")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trees.burst)
+        await waits.wait()
+        await trio.sleep(0.2)  # the look comes again and again
+        assert trees.job(job_id)["state"] == "running"
+        go_on.set()
+    assert attempts(trees, job_id) == [(1, "suspended", None)]
+
+
+async def test_two_tasks_that_wait_for_different_events_go_on_with_whichever_comes(trees: Trees) -> None:
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> list[str]:
+        got: list[str] = []
+
+        async def wait(name: str) -> None:
+            got.append(await job.wait_for_event(name, key=name))
+
+        async with trio.open_nursery() as nursery:
+            for name in ("a", "b"):
+                nursery.start_soon(wait, name)
+        return got
+
+    job_id = trees.enqueue("order")
+    for name in ("b", "a"):
+        await trees.burst()
+        send(trees, job_id, name, f"got {name}")
+        look(trees)
+    await trees.burst()
+    assert trees.job(job_id)["result"] == ["got b", "got a"]
+    assert [outcome for _, outcome, _ in attempts(trees, job_id)][:2] == ["suspended", "suspended"]
+
+
+async def test_a_plain_scope_with_a_deadline_keeps_a_handler_from_being_suspended(trees: Trees) -> None:
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> str:
+        with trio.move_on_after(0.3):
+            await job.wait_for_event("approved")
+        return "went on"
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    assert (trees.job(job_id)["result"], trees.job(job_id)["attempt"]) == ("went on", 1)
+
+
+async def test_a_remembered_deadline_wakes_a_suspended_handler(trees: Trees) -> None:
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> str:
+        with job.move_on_after(3600) as patience:
+            await job.wait_for_event("approved")
+        return "no patience" if patience.cancelled_caught else "approved"
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    assert attempts(trees, job_id) == [(1, "suspended", None)]
+    until = trees.window.value("SELECT value::text::float8 FROM history WHERE job_id = %s AND kind = 10", job_id)
+    due = trees.window.value("SELECT extract(epoch FROM run_at)::float8 FROM job WHERE id = %s", job_id)
+    assert due == pytest.approx(until)
+    the_hour_passes(trees, job_id)
+    await trees.burst()
+    assert trees.job(job_id)["result"] == "no patience"
+
+
+# Sleep
+
+
+async def test_a_sleep_is_remembered_from_its_first_attempt_and_takes_a_row_not_a_slot(trees: Trees) -> None:
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> str:
+        await job.sleep(timedelta(days=14))
+        return "slept"
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    assert trees.window.value(
+        "SELECT run_at - now() BETWEEN '13 days 23 h' AND '14 days 1 min' FROM job WHERE id = %s", job_id
+    )
+    # A wake-up that comes too early sleeps on until the same moment.
+    before = trees.window.value("SELECT run_at FROM job WHERE id = %s", job_id)
+    trees.again()
+    await trees.burst()
+    assert trees.window.value(
+        "SELECT abs(extract(epoch FROM run_at - %s)) < 0.001 FROM job WHERE id = %s", before, job_id
+    )
+    the_hour_passes(trees, job_id)
+    await trees.burst()
+    assert trees.job(job_id)["result"] == "slept"
+    assert [kind for kind, *_ in trees.lines(job_id)] == [10, 5]
+
+
+async def test_sleep_until_keeps_the_first_moment_whatever_later_attempts_compute(trees: Trees) -> None:
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> str:
+        # A later attempt computes another one, which is not used.
+        await job.sleep_until(datetime.now(UTC) + (timedelta(seconds=0.2) if job.attempt == 1 else timedelta(days=9)))
+        return "awake"
+
+    job_id = trees.enqueue("order")
+    with trio.fail_after(20):
+        while trees.job(job_id)["state"] != "completed":
+            await trees.burst()
+    assert trees.job(job_id)["result"] == "awake"
+
+
+async def test_sleep_until_takes_no_naive_datetime(trees: Trees) -> None:
+    @trees.handlers.job(durable=True, max_attempts=1)
+    async def order(job: Job) -> None:
+        await job.sleep_until(datetime(2030, 1, 1))
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    assert trees.job(job_id)["error"].startswith("UsageError: job.sleep_until takes a datetime with its time zone")
+
+
+# With children
+
+
+async def test_a_handler_whose_children_run_is_suspended_and_goes_on_when_the_last_has_ended(trees: Trees) -> None:
+    @trees.handlers.job(queue="children")
+    async def child(n: int) -> int:
+        return n * n
+
+    @trees.handlers.job(durable=True, suspend_after=0, queue="parents")
+    async def parent(job: Job) -> list[int]:
+        async with job.durable_nursery() as nursery:
+            started = [nursery.start_soon(child, n) for n in range(3)]
+        return [one.result for one in started]
+
+    job_id = trees.enqueue("parent", queue="parents")
+    await trees.burst(queues=["parents"])
+    assert attempts(trees, job_id) == [(1, "suspended", None)]
+    await trees.burst(queues=["children"])
+    look(trees)
+    await trees.burst(queues=["parents"])
+    assert trees.job(job_id)["result"] == [0, 1, 4]
+
+
+async def test_a_childs_failure_wakes_a_handler_that_waits_for_an_event_inside_of_the_block(trees: Trees) -> None:
+    @trees.handlers.job(queue="children", max_attempts=1)
+    async def child() -> None:
+        raise ValueError("broken")
+
+    @trees.handlers.job(durable=True, suspend_after=0, queue="parents")
+    async def parent(job: Job) -> str:
+        try:
+            async with job.durable_nursery() as nursery:
+                nursery.start_soon(child)
+                await job.wait_for_event("never")
+        except ExceptionGroup as group:
+            return str(group.exceptions[0])
+        return "no failure"
+
+    job_id = trees.enqueue("parent", queue="parents")
+    await trees.burst(queues=["parents"])
+    assert attempts(trees, job_id) == [(1, "suspended", None)]
+    await trees.burst(queues=["children"])
+    look(trees)
+    await trees.burst(queues=["parents"])
+    assert "ValueError: broken" in trees.job(job_id)["result"]
