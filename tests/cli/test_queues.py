@@ -27,7 +27,9 @@ async def test_queues_are_listed_with_depth_and_age(command: Command, dsn: str) 
     age = mail.pop("oldest_available_age")
     assert 0 < age < 60
     none = {"limit": None, "rate": None, "key_limit": None, "key_rate": None, "oldest_running_age": None, "dead": 0}
-    assert mail == {"name": "mail", "paused": False, "available": 3, "scheduled": 1, "running": 0} | none
+    assert (
+        mail == {"name": "mail", "paused": False, "available": 3, "scheduled": 1, "running": 0, "suspended": 0} | none
+    )
     assert slow["rate"] == "100/m"
     assert slow["key_limit"] == 2
     table = (await command("queues", "list")).stdout

@@ -62,6 +62,19 @@ async def test_of_many_completed_siblings_the_number_is_shown(command: Command, 
     assert lines[-1] == "└─ ... and 10 completed pack"
 
 
+async def test_a_jobs_timeline_has_its_history_and_its_place_in_the_tree(command: Command, dsn: str) -> None:
+    root, children = plant(dsn)
+    shown = (await command("jobs", "show", str(root))).stdout
+    assert "step" in shown
+    assert "charge" in shown
+    assert "due" not in shown
+    shown = (await command("jobs", "show", str(children[0]))).stdout
+    assert f"parent       {root}" in shown
+    assert "child key    parcel-0" in shown
+    listed = (await command("queues", "list")).stdout
+    assert "suspended" in listed
+
+
 async def test_refusals_name_the_root(command: Command, dsn: str) -> None:
     root, children = plant(dsn)
     refused = await command("jobs", "retry", str(root), code=2)

@@ -12,7 +12,7 @@ import click
 from ..errors import TookTooLong, UsageError
 from ..plain import plain
 from ..states import State
-from ..store import health, history, operations
+from ..store import family, health, history, operations
 from ..text import ago, count_of, duration, headline, local_time, shown, utc_now
 from . import timeline
 from .database import open_store
@@ -131,7 +131,8 @@ def show_job(job_id: int, schema: str | None, dsn: str | None, as_json: bool) ->
         attempts = client.run(operations.attempts(job_id))
         cancellations = client.cancellations(job_id)
         quarantined = next(iter(client.run(health.quarantined(job_id))), None)
-    entries = timeline.life_of(job, attempts, cancellations)
+        lines = [] if job.root_id is None else client.run(family.lines(job_id))
+    entries = timeline.life_of(job, attempts, cancellations, lines)
     if as_json:
         print_json(
             {

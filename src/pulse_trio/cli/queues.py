@@ -76,7 +76,12 @@ def list_queues(
     if kinds:
         print_table(("kind", "paused"), [(p.kind, ago(p.paused_at, utc_now())) for p in paused])
     else:
-        print_table(COLUMNS, [_row(q) for q in found], right=RIGHT, whole=("queue",))
+        columns, rows = COLUMNS, [_row(q) for q in found]
+        if any(q.suspended for q in found):
+            at = COLUMNS.index("running")
+            columns = (*COLUMNS[:at], "suspended", *COLUMNS[at:])
+            rows = [(*row[:at], q.suspended, *row[at:]) for row, q in zip(rows, found, strict=True)]
+        print_table(columns, rows, right=(*RIGHT, "suspended"), whole=("queue",))
         if not found:
             notice("no queue has jobs")
     if paused and not kinds:

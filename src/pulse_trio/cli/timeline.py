@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..lines import Kind
 from ..states import FINISHED, State
 from ..text import ago, count_of, duration, headline
 from .output import terminal
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from ..records import JobRecord
     from ..store.cancelling import CancellationRecord
+    from ..store.family import HistoryLine
     from ..store.operations import AttemptRecord
 
 STYLES = {
@@ -39,6 +41,8 @@ STYLES = {
     "cancel delivered": "yellow",
 }
 """Of states and of outcomes."""
+_NEVER = 9999
+"""The year until which a job is suspended that waits for no moment."""
 _FIRST, _LAST = 10, 90
 """How many attempts are shown; a job that snoozes may have any number."""
 _MIN_WIDTH, _MAX_WIDTH = 12, 48
@@ -62,8 +66,25 @@ class Entry:
     detail: str | None = None
 
 
+_LINES = {
+    Kind.STEP: "step",
+    Kind.STEP_FAILED: "step failed",
+    Kind.EVENT: "event",
+    Kind.TIMED_OUT: "timed out",
+    Kind.SLEPT: "slept",
+    Kind.BLOCK: "children ended",
+    Kind.BLOCK_FAILED: "children failed",
+    Kind.SCOPE_CANCELLED: "deadline struck",
+    Kind.CANCELLED: "cancelled",
+}
+"""What a line of a history says. A kind that is not here is no event of its own."""
+
+
 def life_of(
-    job: JobRecord, attempts: Sequence[AttemptRecord], cancellations: Sequence[CancellationRecord] = ()
+    job: JobRecord,
+    attempts: Sequence[AttemptRecord],
+    cancellations: Sequence[CancellationRecord] = (),
+    lines: Sequence[HistoryLine] = (),
 ) -> list[Entry]:
     """The events of a job, in order."""
     entries = [Entry(job.created_at, "enqueued")]
@@ -72,17 +93,23 @@ def life_of(
         if at is not None:
             entries.append(_attempt(attempt, at))
     for asked in cancellations:
-        why = f"by {asked.requested_by}" + (f": {asked.reason}" if asked.reason else "")
+        said = asked.reason or asked.cause
+        why = f"by {asked.requested_by}" + (f": {said}" if said else "")
         entries.append(Entry(asked.requested_at, "cancel asked", detail=why))
         if asked.delivered_at is not None:
             entries.append(Entry(asked.delivered_at, "cancel delivered"))
+    entries += [Entry(line.written_at, _LINES[kind], detail=line.name) for line in lines for kind in _kinds(line)]
     entries.sort(key=lambda entry: entry.at)
     if job.finished_at is not None:
         took = (job.finished_at - job.created_at).total_seconds()
         entries.append(Entry(job.finished_at, str(job.state), detail=_end(job, len(attempts), took)))
-    elif job.state is not State.RUNNING:
+    elif job.state is not State.RUNNING and not (job.state is State.SUSPENDED and job.run_at.year == _NEVER):
         entries.append(Entry(job.run_at, "due", detail=str(job.state)))
     return entries
+
+
+def _kinds(line: HistoryLine) -> list[Kind]:
+    return [kind for kind in _LINES if kind == line.kind]
 
 
 def _attempt(attempt: AttemptRecord, at: datetime) -> Entry:

@@ -40,7 +40,7 @@ class CancelResult:
 @dataclass(frozen=True, slots=True)
 class CancellationRecord:
     """One row of the ledger, as `pulse.cancellations` shows it. `attempt` is None for a job that waited; `ended_as` is what
-    the job became."""
+    the job became; `cause` is `parent`, `sibling` or `deadline` for a member of a tree, None if a person asked."""
 
     id: int
     job_id: int
@@ -51,6 +51,7 @@ class CancellationRecord:
     delivered_at: datetime | None
     ended_at: datetime | None
     ended_as: State | None
+    cause: str | None = None
 
 
 def cancel(job_id: int, *, reason: str | None = None, by: str | None = None) -> Operation[CancelResult]:
