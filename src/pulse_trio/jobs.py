@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from .durable_calls import DurableCalls, DurableScope
+    from .worker.durable.nursery import DurableNursery  # the one type that comes from above
 
 CancelReason = Literal[
     "user", "timeout", "deadline", "parent", "sibling", "fence-lost", "lease-unproven", "shutdown", "suspended"
@@ -345,7 +346,9 @@ class Job:
         neither. Otherwise like `step`."""
         return await self._runtime.durable().transaction_step(function, args, key)
 
-    def durable_nursery(self, *, collect: bool = False, key: str | None = None) -> AbstractAsyncContextManager[Any]:
+    def durable_nursery(
+        self, *, collect: bool = False, key: str | None = None
+    ) -> AbstractAsyncContextManager[DurableNursery]:
         """`async with job.durable_nursery() as nursery:` starts children that are jobs, on any worker, and ends when they have
         ended. With `collect=True` their failures are kept in `child.outcome` instead of being raised."""
         return self._runtime.durable().nursery(collect=collect, key=key)

@@ -13,6 +13,8 @@ from support.trees import Trees  # noqa: TC001
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pulse_trio.worker.durable.children import Child
+
 
 async def test_a_block_ends_when_its_children_have_and_they_have_their_results(trees: Trees) -> None:
     @trees.handlers.job
@@ -333,3 +335,35 @@ async def test_a_handler_that_is_not_durable_has_no_durable_nursery(trees: Trees
     job_id = trees.enqueue("plain")
     await trees.burst()
     assert trees.job(job_id)["result"] == "refused"
+
+
+async def test_the_states_of_many_children_are_there_while_the_block_waits_for_them(trees: Trees) -> None:
+    seen = trio.Event()
+
+    @trees.handlers.job
+    async def numbered(n: int) -> int:
+        if n == 1199:
+            await seen.wait()
+        return n
+
+    @trees.handlers.job(durable=True)
+    async def parent(job: Job) -> int:
+        async with trio.open_nursery() as tasks:
+            children: list[Child[int]] = []
+
+            async def count() -> None:
+                while True:
+                    if sum(child.state == State.COMPLETED for child in children) == 1199:
+                        break
+                    await trio.sleep(0.05)
+                seen.set()
+
+            async with job.durable_nursery() as nursery:
+                children += [nursery.start_soon(numbered, n) for n in range(1200)]
+                tasks.start_soon(count)
+            return sum(child.result for child in children)
+
+    job_id = trees.enqueue("parent")
+    with trio.fail_after(60):
+        await trees.burst()
+    assert trees.job(job_id)["result"] == sum(range(1200))

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _PAUSE, _LONGEST_PAUSE = 0.01, 1.0
 """Seconds until the database is asked again, when a row was locked or the database was away; doubled each time."""
+_WINDOW = 500
+"""Children that are asked for by id. PostgreSQL compares each member of the block with each id."""
 _LOOK = 1.0
 """Seconds after which a block that waits looks although it was told nothing."""
 
@@ -200,6 +202,8 @@ class Block:
         trees = self.durable.parts.trees
         if ids is not None and not ids:
             return []
+        if ids is not None and len(ids) > _WINDOW:
+            ids = None
         members: list[Member] = await self._answer(lambda: trees.members(self.fence, self.number, ids=ids))
         bad: list[tuple[Child[Any], Member]] = []
         for member in members:
@@ -278,9 +282,19 @@ class Block:
         return self._ear.interest
 
     async def catch_up(self) -> None:
-        """Keeps `child.state` up to date while the handler reads it."""
-        if self._ear.take_interest():
-            await self.learn([c.id for c in self.by_key.values() if not c.has_ended and c.known_id is not None])
+        """Keeps `child.state` up to date while the handler reads it.
+
+        Children are claimed in the order in which they were started, mostly, so those that were started first are asked for, a
+        few at a time, until most of them still live.
+        """
+        if not self._ear.take_interest():
+            return
+        alive = [child for child in self.by_key.values() if not child.has_ended and child.known_id is not None]
+        for first in range(0, len(alive), _WINDOW):
+            window = alive[first : first + _WINDOW]
+            await self.learn([child.id for child in window])
+            if sum(child.has_ended for child in window) * 2 < len(window):
+                return
 
     @property
     def failures(self) -> list[Any]:
