@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from pulse_trio import ChildFailed, Discard, Fixed, Job, State, SyncClient, UsageError
+from pulse_trio import Child, ChildFailed, Discard, Fixed, Job, State, SyncClient, UsageError
 from support.trees import Trees  # noqa: TC001
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from pulse_trio.worker.durable.children import Child
 
 
 async def test_a_block_ends_when_its_children_have_and_they_have_their_results(trees: Trees) -> None:
@@ -22,7 +20,7 @@ async def test_a_block_ends_when_its_children_have_and_they_have_their_results(t
         return 2 * n
 
     @trees.handlers.job(durable=True)
-    async def parent(job: Job) -> list[object]:
+    async def parent(job: Job) -> list[int | str]:
         async with job.durable_nursery() as nursery:
             children = [nursery.start_soon(double, n) for n in range(3)]
             named = nursery.start_soon(double.options(child_key="named"), n=21)
@@ -31,7 +29,7 @@ async def test_a_block_ends_when_its_children_have_and_they_have_their_results(t
             await nursery.flush()
             assert named.id > job.id
         assert {child.state for child in children} == {State.COMPLETED}
-        return [child.result for child in children] + [named.result, named.key, children[2].key]
+        return [*(child.result for child in children), named.result, named.key, children[2].key]
 
     job_id = trees.enqueue("parent")
     await trees.burst()
