@@ -636,10 +636,12 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = :"schema", pg_temp SET en
                      ELSE 'scheduled' END
               ELSE coalesce(CASE d.state WHEN 4 THEN 'completed' WHEN 5 THEN 'dead' WHEN 6 THEN 'cancelled' END, 'gone') END,
          d.result::text, d.error, d.cancel_reason
-  FROM member m
+  -- From the ids: `= ANY` with a parameter compares each child with each of them, 50 million times for 10,000.
+  FROM unnest(coalesce($6, ARRAY(SELECT a.job_id FROM member a WHERE a.parent_id = $1 AND ($4 IS NULL OR a.block = $4)))) asked(id)
+  JOIN member m ON m.job_id = asked.id AND m.parent_id = $1 AND ($4 IS NULL OR m.block = $4)
   LEFT JOIN job j ON j.id = m.job_id
   LEFT JOIN job_archive d ON d.id = m.job_id AND j.id IS NULL
-  WHERE m.parent_id = $1 AND ($4 IS NULL OR m.block = $4) AND (j.id IS NULL OR NOT $5) AND ($6 IS NULL OR m.job_id = ANY ($6))
+  WHERE (j.id IS NULL OR NOT $5)
     AND EXISTS (SELECT FROM job p WHERE p.id = $1 AND p.attempt = $2 AND p.locked_by = $3 AND p.state = 2)
   ORDER BY m.block, m.child_key
 $function$;
