@@ -365,3 +365,63 @@ async def test_the_states_of_many_children_are_there_while_the_block_waits_for_t
     with trio.fail_after(60):
         await trees.burst()
     assert trees.job(job_id)["result"] == sum(range(1200))
+
+
+async def test_a_parent_that_is_suspended_in_its_block_goes_on_when_the_children_have_ended(trees: Trees) -> None:
+    attempts: list[int] = []
+
+    @trees.handlers.job
+    async def works(n: int) -> int:
+        return n
+
+    @trees.handlers.job
+    async def fails() -> None:
+        raise Discard("broken")
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def parent(job: Job) -> list[int]:
+        attempts.append(job.attempt)
+        async with job.durable_nursery() as nursery:
+            children = [nursery.start_soon(works, n) for n in range(3)]
+        try:
+            async with job.durable_nursery() as nursery:
+                nursery.start_soon(fails)
+        except* ChildFailed as group:
+            failed = len(group.exceptions)
+        return [*(child.result for child in children), failed]
+
+    job_id = trees.enqueue("parent")
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            worker = await nursery.start(trees.worker().run)
+            found = await trio.to_thread.run_sync(lambda: SyncClient(trees.dsn).wait(job_id, 50))
+            worker.stop()
+    assert found.result == [0, 1, 2, 1]
+    assert attempts == list(range(1, len(attempts) + 1))
+    assert len(attempts) > 1
+    assert [kind for kind, _, _ in trees.lines(job_id)] == [6, 7]
+
+
+async def test_a_childs_failure_ends_the_sleep_of_a_body_that_is_suspended(trees: Trees) -> None:
+    @trees.handlers.job
+    async def fails() -> None:
+        raise Discard("broken")
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def parent(job: Job) -> str:
+        said = "slept"
+        try:
+            async with job.durable_nursery() as nursery:
+                nursery.start_soon(fails)
+                await job.sleep(3600)
+        except* ChildFailed:
+            said = "woken"
+        return said
+
+    job_id = trees.enqueue("parent")
+    with trio.fail_after(40):
+        async with trio.open_nursery() as nursery:
+            worker = await nursery.start(trees.worker().run)
+            found = await trio.to_thread.run_sync(lambda: SyncClient(trees.dsn).wait(job_id, 30))
+            worker.stop()
+    assert found.result == "woken"
