@@ -296,7 +296,7 @@ BEGIN
     RETURNING j.id, j.queue, j.run_at, j.options
   ), limited AS (
     INSERT INTO member_deadline (deadline, job_id)
-    SELECT to_timestamp(least(greatest(o.moment, -62135510400), 253402214400)), o.id
+    SELECT timestamptz 'epoch' + make_interval(secs => least(greatest(o.moment, -62135510400), 253402214400)), o.id
     FROM (SELECT b.id, (b.options ->> 'deadline')::float8 AS moment FROM born b WHERE strpos(b.options::text, '"deadline"') > 0) o
   ), woken AS MATERIALIZED (
     SELECT wake(q.queue) FROM (SELECT DISTINCT b.queue::text FROM born b WHERE b.run_at <= now()) q
@@ -603,7 +603,7 @@ BEGIN
     DELETE FROM job_archive d USING live l WHERE d.id = l.id
   ), limited AS (
     INSERT INTO member_deadline (deadline, job_id)
-    SELECT to_timestamp(least(greatest(o.moment, -62135510400), 253402214400)), o.id
+    SELECT timestamptz 'epoch' + make_interval(secs => least(greatest(o.moment, -62135510400), 253402214400)), o.id
     FROM (SELECT l.id, option_number(l.options, 'deadline', '-infinity', 'infinity') AS moment FROM live l) o WHERE o.moment IS NOT NULL
     ON CONFLICT DO NOTHING
   )

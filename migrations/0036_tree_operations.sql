@@ -316,7 +316,7 @@ BEGIN
   FROM member m JOIN job p ON p.id = m.parent_id, LATERAL (SELECT option_number(p.options, 'deadline', '-infinity', 'infinity') AS until) u
   WHERE m.job_id = ANY (acted) AND j.id = m.job_id AND j.state <> 2 AND u.until IS NOT NULL;
   INSERT INTO member_deadline (deadline, job_id)
-  SELECT to_timestamp(least(greatest(o.moment, -62135510400), 253402214400)), o.id
+  SELECT timestamptz 'epoch' + make_interval(secs => least(greatest(o.moment, -62135510400), 253402214400)), o.id
   FROM (SELECT j.id, option_number(j.options, 'deadline', '-infinity', 'infinity') AS moment
         FROM member m JOIN job j ON j.id = m.job_id WHERE m.job_id = ANY (acted)) o
   WHERE o.moment IS NOT NULL ON CONFLICT DO NOTHING;
