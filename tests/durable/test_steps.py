@@ -8,7 +8,8 @@ import msgspec
 import pytest
 import trio
 
-from pulse_trio import Discard, Job, ReplayMismatch, StepFailed, UsageError
+from pulse_trio import Discard, Job, ReplayMismatch, StepFailed, SyncClient, UsageError
+from pulse_trio.store import history
 
 if TYPE_CHECKING:
     from support.trees import Trees
@@ -319,3 +320,60 @@ async def test_a_result_that_is_too_large_ends_the_job_and_says_which_step(trees
     found = trees.job(job_id)
     assert found["state"] == "dead"
     assert "step fetch" in found["error"]
+
+
+async def test_a_transaction_steps_writes_and_its_line_come_together(trees: Trees) -> None:
+    trees.window.run("CREATE TABLE public.ledger (what text)")
+    calls: list[str] = []
+
+    async def book(tx: Any, what: str) -> str:
+        calls.append(what)
+        await tx.execute("INSERT INTO public.ledger VALUES (%s)", [what])
+        if what == "bad":
+            raise ValueError("no")
+        return what * 2
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> list[str]:
+        got = [await job.transaction_step(book, "a")]
+        try:
+            await job.transaction_step(book, "bad")
+        except StepFailed as error:
+            got.append(str(error))
+        got.append(await job.transaction_step(book, "b"))
+        if job.attempt == 1:
+            raise ValueError("not yet")
+        return got
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    trees.again()
+    await trees.burst()
+    assert trees.job(job_id)["result"] == ["aa", "Step book failed: ValueError: no", "bb"]
+    assert calls == ["a", "bad", "b"]
+    assert [row["what"] for row in trees.window.run("SELECT what FROM public.ledger ORDER BY what")] == ["a", "b"]
+
+
+async def test_a_retry_afresh_forgets_the_history(trees: Trees) -> None:
+    calls: list[int] = []
+
+    async def work() -> int:
+        calls.append(1)
+        return len(calls)
+
+    @trees.handlers.job(durable=True, max_attempts=1)
+    async def order(job: Job) -> None:
+        await job.step(work)
+        raise ValueError("no")
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    client = SyncClient(trees.dsn)
+    client.retry(job_id)
+    await trees.burst()
+    assert len(calls) == 1
+    client.run(history.retry_batch([job_id], afresh=True))
+    assert trees.lines(job_id) == []
+    await trees.burst()
+    assert len(calls) == 2
+    assert trees.lines(job_id) == [(1, "1:step", "work")]

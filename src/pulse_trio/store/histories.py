@@ -53,23 +53,7 @@ class Histories:
         return Written({one for part in parts for one in part.stand}, {one for part in parts for one in part.locked})
 
     async def _write(self, connection: TrioConnection[Any], some: Sequence[Lines]) -> Written:
-        every = [(of.claim, of.version, line) for of in some for line in of.lines]
-        cursor = await connection.execute(
-            statement("write_lines", self._schema),
-            {
-                "ids": numbers([claim.id for claim, _, _ in every]),
-                "attempts": numbers([claim.attempt for claim, _, _ in every]),
-                "sessions": numbers([claim.session for claim, _, _ in every]),
-                "lines": numbers([line.line for _, _, line in every]),
-                "kinds": numbers([int(line.kind) for _, _, line in every]),
-                "keys": texts([line.key for _, _, line in every]),
-                "names": texts([line.name or None for _, _, line in every]),
-                "values": texts([line.value for _, _, line in every]),
-                "events": optional_numbers([line.event_id for _, _, line in every]),
-                "firsts": numbers([version for _, version, _ in every]),
-            },
-            prepare=True,
-        )
+        cursor = await connection.execute(statement("write_lines", self._schema), parameters(some), prepare=True)
         rows: list[tuple[int, int, bool]] = await cursor.fetchall()
         return Written(
             {(job_id, attempt) for job_id, attempt, stands in rows if stands},
@@ -93,3 +77,20 @@ class Histories:
             found,
             lines=[Line(line, Kind(kind), key, name, value, event) for line, kind, key, name, value, event in lines],
         )
+
+
+def parameters(some: Sequence[Lines]) -> dict[str, str]:
+    """The parameters of write_lines.sql."""
+    every = [(of.claim, of.version, line) for of in some for line in of.lines]
+    return {
+        "ids": numbers([claim.id for claim, _, _ in every]),
+        "attempts": numbers([claim.attempt for claim, _, _ in every]),
+        "sessions": numbers([claim.session for claim, _, _ in every]),
+        "lines": numbers([line.line for _, _, line in every]),
+        "kinds": numbers([int(line.kind) for _, _, line in every]),
+        "keys": texts([line.key for _, _, line in every]),
+        "names": texts([line.name or None for _, _, line in every]),
+        "values": texts([line.value for _, _, line in every]),
+        "events": optional_numbers([line.event_id for _, _, line in every]),
+        "firsts": numbers([version for _, version, _ in every]),
+    }

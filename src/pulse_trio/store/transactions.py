@@ -24,11 +24,13 @@ from ..errors import DatabaseUnavailable
 from ..postgres import OwnAsyncCursor, discard_all, open_pool, pinned_for_transaction
 from ..sql import statement
 from .arrays import numbers, texts
+from .histories import parameters
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
 
     from ..jobs import Claim, Outcome
+    from ..lines import Lines
     from ..postgres import TrioConnection, TrioPool
 
 _SIZE = 10
@@ -102,18 +104,35 @@ class Begun:
 
         Raises `RuntimeError` if the transaction was ended by hand meanwhile.
         """
+        self._check_open()
+        with _answering("the completion"):
+            rows = await self._complete(outcome)
+        return self._taken(rows)
+
+    async def remember(self, lines: Lines) -> bool | None:
+        """Writes lines of the job's history instead, fenced too. Returns and raises the same."""
+        self._check_open()
+        with _answering("the line"):
+            self._limits.apply(self.connection)
+            await self.connection.command(_before_completion(_ANSWER_WITHIN, _COMMIT_WITHIN))
+            async with OwnAsyncCursor(self.connection) as cursor:
+                await cursor.execute(statement("write_lines", self._schema), parameters([lines]), prepare=False)
+                rows = [row[1:] for row in await cursor.fetchall()]
+        return self._taken(rows)
+
+    def _taken(self, rows: list[Any]) -> bool | None:
+        if not rows:
+            return False
+        self.completed = bool(rows[0][1])
+        return True if self.completed else None
+
+    def _check_open(self) -> None:
         if self.connection.pgconn.transaction_status == pq.TransactionStatus.IDLE:
             raise RuntimeError(
                 "the transaction of job.transaction() was ended inside its block; leave that to the block"
             )
         if self.connection.pgconn.pipeline_status != pq.PipelineStatus.OFF:
             raise RuntimeError("a pipeline of job.transaction() is still open: leave its block first")
-        with _answering("the completion"):
-            rows = await self._complete(outcome)
-        if not rows:
-            return False
-        self.completed = bool(rows[0][1])
-        return True if self.completed else None
 
     async def _complete(self, outcome: Outcome) -> list[Any]:
         claim = outcome.claim

@@ -124,7 +124,8 @@ def build(
     receiver = Receiver(receipts, observer)
     limiter = trio.CapacityLimiter(settings.concurrency)
     looks = Looks(trees, receiver, observer)
-    durables = DurableParts(histories, lines, jobs, store.sessions, codec, trees, looks, receiver, limiter)
+    kept = store.transactions
+    durables = DurableParts(histories, lines, jobs, store.sessions, codec, trees, looks, receiver, kept, limiter)
     calls = Calls(handlers, codec, plan, resources, durables)
     reports = Reports(jobs, observer)
     progress = ProgressReports(store.progress, observer)

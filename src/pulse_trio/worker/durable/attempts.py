@@ -12,13 +12,14 @@ from .durable import Durable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from contextlib import AbstractAsyncContextManager
 
     import trio
 
     from ...codec import Codec
     from ...handlers import Handler
     from ...jobs import Claim
-    from ...lines import Resumed
+    from ...lines import Lines, Resumed
     from ..jobs.common import DatabaseClock
     from ..jobs.job_table import JobTable
     from ..jobs.running_job import RunningJob
@@ -26,6 +27,17 @@ if TYPE_CHECKING:
     from .history import Writer
     from .looks import Looks
     from .receiving import Receiver
+
+
+class Begun(Protocol):
+    @property
+    def connection(self) -> Any: ...
+
+    async def remember(self, lines: Lines) -> bool | None: ...
+
+
+class TransactionStore(Protocol):
+    def begin(self, *, seconds: float) -> AbstractAsyncContextManager[Begun]: ...
 
 
 class ResumeStore(Protocol):
@@ -44,6 +56,7 @@ class DurableParts:
     trees: TreeStore
     looks: Looks
     receiver: Receiver
+    transactions: TransactionStore
     limiter: trio.CapacityLimiter
     """Of the threads of plain steps."""
 

@@ -10,22 +10,25 @@ import msgspec
 import trio
 
 from ...describing import leaves_of, message_of, raised_by_ctrl_c, storable, type_name
-from ...errors import ReplayMismatch, StepFailed, UsageError
-from ...handlers import encode_result
+from ...errors import DatabaseUnavailable, ReplayMismatch, StepFailed, UsageError
+from ...handlers import UnfitValue, encode_result
 from ...handlers.payloads import readable_result
 from ...handlers.signature import hints_of
 from ...jobs import Discard, RetryAfter, Snooze
-from ...lines import Kind
+from ...lines import Kind, Line, Lines
+from ...store import CommitUnknown
+from ..jobs.transactions import Transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ...lines import Line
     from .calls import Call
     from .durable import Durable
 
 _TEXT = 4000
 """Characters of a step's exception that are remembered."""
+_LOCKED_PAUSE = 0.02
+"""Seconds until a row that another transaction has locked (a beat, most often) is tried again."""
 _OF_THE_JOB = (Snooze, RetryAfter, Discard)
 """What a step raises to say something about its job, not about itself."""
 
@@ -56,7 +59,50 @@ async def step(durable: Durable, function: Callable[..., Any], args: Sequence[An
 
 async def transaction_step(durable: Durable, function: Callable[..., Any], args: Sequence[Any], key: str | None) -> Any:
     """See `Job.transaction_step`."""
-    raise UsageError("job.transaction_step is not there yet")
+    name, running = name_of(function), durable.running
+    if not inspect.iscoroutinefunction(function):
+        raise UsageError(
+            f"job.transaction_step takes an async function, whose first argument is the transaction, got {name}."
+        )
+    call = await durable.begin("step", name, key, "job.transaction_step")
+    line = await durable.replayed(call)
+    if line is not None:
+        return remembered(durable, function, line)
+    limit = min(running.timeout_deadline, running.job_deadline) - trio.current_time()
+    try:
+        # No other line of this job is written until it is known whether this one is.
+        async with durable.history.alone() as number, durable.parts.transactions.begin(seconds=limit) as begun:
+            async with durable.awaiting(call):
+                value = await function(Transaction(begun.connection, None), *args)
+            text = encode_result(f"step {name}", value)
+            coded = durable.parts.coded(running.claim, number, text)
+            lines = Lines(running.claim, [Line(number, Kind.STEP, call.key, name, coded)], durable.history.version)
+            while (written := await begun.remember(lines)) is None:  # noqa: ASYNC110 -- no event tells of a lock
+                await trio.sleep(_LOCKED_PAUSE)
+            if not written:
+                raise _FenceLost
+    except _FenceLost:
+        if not running.ended:
+            durable.parts.jobs.lose(running)
+        running.cancel("fence-lost")
+        await trio.lowlevel.checkpoint()  # noqa: ASYNC120 -- the cancellation says more
+        raise RuntimeError(f"job {running.claim.id} lost its lease; its transaction was rolled back") from None
+    except CommitUnknown:
+        # The next attempt begins when the transaction has ended, which holds the job's row until then, and looks for the line.
+        running.cancel("lease-unproven")
+        await trio.lowlevel.checkpoint()  # noqa: ASYNC120 -- the cancellation says more
+        raise
+    except Exception as error:
+        failed = None if issubclass(type(error), DatabaseUnavailable) else failure_of(durable, call, error)
+        if failed is None:
+            raise
+        raise failed from error
+    durable.history.are_written(number)
+    return decoded(function, name, text)
+
+
+class _FenceLost(Exception):
+    pass
 
 
 def failure_of(durable: Durable, call: Call, error: Exception) -> StepFailed | None:
@@ -65,7 +111,7 @@ def failure_of(durable: Durable, call: Call, error: Exception) -> StepFailed | N
     leaves = leaves_of(error)
     if any(issubclass(type(leaf), trio.Cancelled) or raised_by_ctrl_c(leaf) for leaf in leaves):
         return None
-    if all(issubclass(type(leaf), _OF_THE_JOB) for leaf in leaves):
+    if all(issubclass(type(leaf), (*_OF_THE_JOB, UnfitValue)) for leaf in leaves):
         return None
     said = storable(f"Step {call.name} failed: {type_name(error)}: {message_of(error)}")[:_TEXT]
     durable.history.hold(Kind.STEP_FAILED, call.key, call.name, msgspec.json.encode(said).decode())
