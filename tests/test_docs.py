@@ -50,6 +50,7 @@ PAGES_THAT_RUN = [
     "docs/how-to/queues.md",
     "docs/how-to/resources.md",
     "docs/how-to/exactly-once.md",
+    "docs/how-to/steps.md",
     "docs/how-to/cancel.md",
     "docs/how-to/change-durable-code.md",
     "docs/how-to/inspect.md",
