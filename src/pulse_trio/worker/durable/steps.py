@@ -17,7 +17,7 @@ from ...handlers.signature import hints_of
 from ...jobs import Discard, RetryAfter, Snooze
 from ...lines import Kind, Line, Lines
 from ...store import CommitUnknown
-from ..jobs.transactions import Transaction
+from ..jobs.given_transaction import Transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

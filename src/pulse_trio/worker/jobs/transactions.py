@@ -19,6 +19,7 @@ from ...describing import Carried, CarriedBase, carried
 from ...errors import DatabaseUnavailable
 from ...store import CommitUnknown
 from .completion import completed_in_transaction
+from .given_transaction import Transaction
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -55,29 +56,6 @@ class TransactionStore(Protocol):
     def begin(self, *, seconds: float) -> AbstractAsyncContextManager[Begun]: ...
 
     async def committed(self, claim: Claim) -> bool: ...
-
-
-class Transaction:
-    """What `async with job.transaction() as tx` gives. `tx.connection` is a `TrioConnection` inside the transaction;
-    `tx.result` becomes the job's result."""
-
-    __slots__ = ("connection", "result")
-
-    def __init__(self, connection: Any, result: Any) -> None:
-        self.connection = connection
-        self.result = result
-
-    async def execute(self, query: Any, parameters: Any = None, **options: Any) -> Any:
-        """`tx.connection.execute`: runs one statement in the transaction; returns a cursor."""
-        return await self.connection.execute(query, parameters, **options)
-
-    def cursor(self, *args: Any, **options: Any) -> Any:
-        """`tx.connection.cursor`."""
-        return self.connection.cursor(*args, **options)
-
-    def transaction(self, *args: Any, **options: Any) -> Any:
-        """`tx.connection.transaction`: a savepoint."""
-        return self.connection.transaction(*args, **options)
 
 
 class _FenceLost(Exception):
