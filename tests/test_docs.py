@@ -54,6 +54,7 @@ PAGES_THAT_RUN = [
     "docs/how-to/cancel.md",
     "docs/how-to/change-durable-code.md",
     "docs/how-to/inspect.md",
+    "docs/how-to/wait-for-events.md",
     "docs/how-to/test-a-web-app.md",
     "docs/how-to/testing.md",
     "docs/how-to/survive.md",

@@ -16,6 +16,8 @@ async def end_burst(parts: Parts, stops: Stops) -> None:
     # A schedule that is due counts as work: the next sweep finds its jobs.
     await parts.scheduler.looked.wait()
     wakeups = parts.wakeups
+    # What was sent to suspended jobs before counts as work too: the look makes them due.
+    await parts.services.looks.look_once()
     wakeups.look_again()
     while True:
         await wakeups.dry.wait()

@@ -92,6 +92,11 @@ class Looks:
             nursery.start_soon(self._write, nursery)
             nursery.start_soon(self._look)
 
+    async def look_once(self) -> None:
+        """Lets those go on for whom something has come already."""
+        with suppress(DatabaseUnavailable):
+            await self._store.recheck(_BATCH)
+
     async def _recheck(self) -> None:
         peek_at = trio.current_time() + _PEEK_EVERY
         while True:
