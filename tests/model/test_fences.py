@@ -707,7 +707,7 @@ TORN = [
     Torn("transaction_done", r"a\.job_id = %\(id\)s::bigint", noted_commit_of_another_job),
     Torn("transaction_done", r"a\.outcome = 'completed'", noted_commit_of_a_failure),
     Torn("transaction_done", r"NOT EXISTS \(SELECT FROM \S+job j WHERE .*::int\)", traceless_commit_of_a_running_job),
-    Torn("transaction_done", r"NOT EXISTS \(SELECT FROM \S+attempt a(?s:.*)::bigint\)", traceless_commit_of_a_rescued_attempt),
+    Torn("transaction_done", r"NOT EXISTS \(SELECT FROM \S+attempt a(?s:.*?)::bigint\)", traceless_commit_of_a_rescued_attempt),
     Torn("complete_unlocked", r"j\.attempt = r\.attempt", transaction_of_an_earlier_attempt),
     Torn("complete_unlocked", r"j\.locked_by = r\.session", transaction_of_another_session),
     Torn("complete_unlocked", r"j\.id = r\.id", transaction_of_another_job),

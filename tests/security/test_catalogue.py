@@ -121,6 +121,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
     "function end_overdue": called_by("worker"),
     "function failed_child": {},
     "function far": {},
+    "function forget_history": called_by("operator"),
     "function has_mark": PUBLIC,
     "function in_tree": {},
     "function is_parked": called_by("worker", "operator"),
