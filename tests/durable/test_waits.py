@@ -248,6 +248,18 @@ async def test_a_refund_in_a_clean_up_is_not_made_when_the_handler_is_suspended_
     assert (job["state"], job["cancel_reason"]) == ("cancelled", "changed my mind")
 
 
+async def test_a_suspended_job_that_is_cancelled_now_ends_without_its_clean_up(trees: Trees) -> None:
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> None:
+        await job.sleep(3600)
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    (result,) = SyncClient(trees.dsn).cancel_many([job_id], now=True)
+    assert result.state == "cancelled"
+    assert trees.job(job_id)["attempt"] == 1
+
+
 async def test_a_worker_that_stops_suspends_nothing_and_refuses_the_refund(trees: Trees) -> None:
     calls: list[str] = []
     waiting = trio.Event()

@@ -80,7 +80,7 @@ WAITING = BATCHES - {"batch_due"} | {
     "note_enqueue", "outcome", "send_event",
 }  # fmt: skip
 OPERATORS = {
-    "cancel_jobs", "delete_jobs", "forget_history",
+    "cancel_jobs", "cancel_jobs_now", "delete_jobs", "forget_history",
     "limit_queue", "pause_kind", "pause_queue", "resume_kind", "resume_queue", "retry_job",
     "note_enqueue", "send_event", "set_retention", "stack_ask", "stack_take", "wake", "release_jobs", "complete_jobs",
     "schedule_fire", "schedule_fired", "schedule_move", "schedule_one", "schedule_pause", "schedule_put", "schedule_remove",
@@ -92,6 +92,7 @@ NOT_THE_WORKERS = {
     "tree_places",
     "audit",
     "cancel_jobs",
+    "cancel_jobs_now",
     "delete_jobs",
     "forget_history",
     "release_jobs",

@@ -306,6 +306,7 @@ def test_every_statement_with_a_plan_that_matters_is_tried_here() -> None:
         "drop_waits",
         "waiting_place",
         "cancel_jobs",
+        "cancel_jobs_now",
         "release_jobs",
         "complete_jobs",
         "stack_ask",

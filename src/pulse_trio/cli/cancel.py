@@ -25,20 +25,28 @@ UNKNOWN = 2
 @click.argument("job_ids", type=JOB_ID, metavar="ID...", nargs=-1, required=True)
 @click.option("--reason", metavar="TEXT", help="The reason, for the handler, the job and the ledger.")
 @click.option("--wait", is_flag=True, help="Return when the handlers of running jobs have ended.")
+@click.option("--now", is_flag=True, help="Durable jobs that do not run end at once, without their clean-up.")
 @actor_option
 @schema_option
 @dsn_option
 @json_option
 def cancel_jobs(
-    job_ids: tuple[int, ...], reason: str | None, wait: bool, schema: str | None, dsn: str | None, as_json: bool
+    job_ids: tuple[int, ...],
+    reason: str | None,
+    wait: bool,
+    now: bool,
+    schema: str | None,
+    dsn: str | None,
+    as_json: bool,
 ) -> int:
     """Cancel jobs: waiting jobs at once, running jobs by cancelling their handlers.
 
+    A durable job that is suspended, or waits for a retry, runs once more, so that its clean-up runs; --now ends it without.
     Prints each job's state: cancelled, or running while its handler has not ended. A finished job stays unchanged. If one
     of several jobs does not exist, the others are cancelled, and the exit code is 2.
     """
     with open_store(dsn, schema) as client:
-        results = client.cancel_many(job_ids, reason=reason)
+        results = client.cancel_many(job_ids, reason=reason, now=now)
         _say(job_ids, results)
         if wait:
             results = client.ended(results)

@@ -237,9 +237,11 @@ class SyncClient:
         result = self.run(cancelling.cancel(job_id, reason=reason, by=requester()))
         return self.ended([result])[0] if wait else result
 
-    def cancel_many(self, job_ids: Iterable[int], *, reason: str | None = None) -> list[cancelling.CancelResult]:
-        """Cancels many jobs; see `Client.cancel_many`."""
-        return self.run(cancelling.cancel_many(job_ids, reason=reason, by=requester()))
+    def cancel_many(
+        self, job_ids: Iterable[int], *, reason: str | None = None, now: bool = False
+    ) -> list[cancelling.CancelResult]:
+        """Cancels many jobs; see `Client.cancel_many`. `now`: durable jobs that do not run end without their clean-up."""
+        return self.run(cancelling.cancel_many(job_ids, reason=reason, by=requester(), now=now))
 
     def tree(self, job_id: int, *, limit: int = family.MOST) -> list[family.TreeJob]:
         """The tree that a job belongs to; see `Client.tree`."""

@@ -63,13 +63,14 @@ def cancel(job_id: int, *, reason: str | None = None, by: str | None = None) -> 
 
 
 def cancel_many(
-    job_ids: Iterable[int], *, reason: str | None = None, by: str | None = None
+    job_ids: Iterable[int], *, reason: str | None = None, by: str | None = None, now: bool = False
 ) -> Operation[list[CancelResult]]:
-    """Cancels many jobs in one statement; returns the answers in the order of their ids, none for an unknown job."""
+    """Cancels many jobs in one statement; returns the answers in the order of their ids, none for an unknown job. `now`: a
+    durable job that does not run ends at once, without the attempt in which it would clean up."""
     text = check_reason(reason)
     # Checked as numbers here: the database's message about a bad one would name a statement that the user never wrote.
     ids = [check_id(job_id) for job_id in job_ids]
-    rows = yield Query("cancel_jobs", {"ids": numbers(ids), "reason": text, "by": by})
+    rows = yield Query("cancel_jobs_now" if now else "cancel_jobs", {"ids": numbers(ids), "reason": text, "by": by})
     return [CancelResult(row[0], row[1], State(row[2])) for row in rows]
 
 
