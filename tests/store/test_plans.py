@@ -343,7 +343,7 @@ def test_every_statement_with_a_plan_that_matters_is_tried_here() -> None:
         "write_lines",
         "resume",
         "forget_history",
-        # Functions, whose statements tests/store/test_waits.py explains.
+        # Functions: tests/store/test_waits.py tries them. Nothing counts what they read yet.
         "send_event",
         "receive_events",
         "suspend_jobs",
