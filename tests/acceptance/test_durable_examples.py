@@ -22,7 +22,7 @@ KILLED = """
 import os, signal
 from pathlib import Path
 
-import {name}
+import {name} as example
 from {name} import *
 
 calls = Path("calls.txt")
@@ -48,7 +48,7 @@ def counted(function):
 
 before = os.environ.get("KILLED") == "after"
 for function in ({functions},):
-    setattr({name}, function.__name__, counted(function))
+    setattr(example, function.__name__, counted(function))
 """
 
 
