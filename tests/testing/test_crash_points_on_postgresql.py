@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 import trio
+import trio.testing
 
-from pulse_trio import Handlers, Job
-from pulse_trio.testing import crash_points
+from pulse_trio import ConfigurationError, DatabaseUnavailable, Handlers, Job
+from pulse_trio.testing import NeverEnds, crash_points
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
     from pulse_trio.handlers import Handler
 
 handlers = Handlers()
+points: dict[str, str] = {}
+"""By the line, found once."""
 database: ContextVar[str] = ContextVar("database")
+row_locked: ContextVar[trio.Event | None] = ContextVar("row_locked", default=None)
 
 
 @handlers.job
@@ -41,6 +45,16 @@ async def pay_once(job: Job, amount: int) -> None:
     with psycopg.connect(database.get(), options="-c lock_timeout=10s") as own:
         own.execute("INSERT INTO paid VALUES (%s, %s)", [job.id, amount])
         await trio.lowlevel.checkpoint()
+
+
+@handlers.job
+async def pay_holding_its_row(job: Job, amount: int) -> None:
+    async with job.transaction() as tx:
+        await tx.execute("SELECT FROM pulse.job WHERE id = %s FOR UPDATE", [job.id])
+        if (locked := row_locked.get()) is not None:
+            locked.set()
+        await trio.lowlevel.checkpoint()
+        await tx.execute("INSERT INTO paid VALUES (%s, %s)", [job.id, amount])
 
 
 @pytest.fixture
@@ -87,3 +101,57 @@ async def test_the_connection_of_a_killed_handler_ends_and_its_transaction_is_ro
     # Otherwise the retry waits for the dead attempt's lock until its lock_timeout.
     with trio.fail_after(60):
         assert await pays_once(pay_once, dsn, paid, "kill@1") == "2 attempts, reached: True"
+
+
+async def test_every_point_of_a_payment_in_the_transaction_is_survived(dsn: str, paid: psycopg.Connection[Any]) -> None:
+    names: list[str] = []
+    async for run in crash_points(pay, 5, dsn=dsn):
+        names.append(run.point)
+        assert run.state == "completed", str(run)
+        assert paid.execute("SELECT amount FROM paid WHERE job = %s", [run.job_id]).fetchall() == [(5,)], str(run)
+    assert sum(name.startswith("lost@") for name in names) > 3
+    assert names[-1] == "kill@end"
+
+
+async def test_a_handler_whose_transaction_holds_the_jobs_row_goes_on_and_keeps_its_lease(dsn: str, paid: Any) -> None:
+    point = await point_of("await trio.lowlevel.checkpoint()", dsn)
+    assert await pays_once(pay_holding_its_row, dsn, paid, point) == "1 attempts, reached: True"
+
+
+async def test_a_test_that_is_cancelled_while_a_lease_is_being_lost_ends(dsn: str, paid: Any) -> None:
+    point = await point_of("await trio.lowlevel.checkpoint()", dsn)
+    locked = trio.Event()
+    async with trio.open_nursery() as nursery:
+        token = row_locked.set(locked)
+        nursery.start_soon(pays_once, pay_holding_its_row, dsn, paid, point)
+        row_locked.reset(token)
+        await locked.wait()
+        await trio.testing.wait_all_tasks_blocked()  # the handler waits until its worker is told
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_attempt_that_is_late_while_its_lease_is_being_lost_is_ended(dsn: str, paid: Any) -> None:
+    point = await point_of("await trio.lowlevel.checkpoint()", dsn)
+    # Less than it takes until the row counts as locked.
+    runs = crash_points(pay_holding_its_row, 5, dsn=dsn, only=point, timeout=0.4)
+    with pytest.raises(NeverEnds, match="did not end within"):
+        await anext(runs)
+
+
+@pytest.mark.parametrize(
+    ("dsn_given", "error"),
+    [("postgresql://nobody@127.0.0.1:1/none", DatabaseUnavailable), ("no connection string", ConfigurationError)],
+)
+async def test_without_a_server_the_error_itself_is_raised(dsn_given: str, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        await anext(crash_points(pay, 5, dsn=dsn_given))
+
+
+async def point_of(line: str, dsn: str) -> str:
+    """The point where the handler's lease is lost at this line."""
+    if line in points:
+        return points[line]
+    async for run in crash_points(pay_holding_its_row, 5, dsn=dsn):
+        if run.point.startswith("lost") and run.place is not None and run.place.source == line:
+            return points.setdefault(line, run.point)
+    raise AssertionError(f"no checkpoint at {line}")

@@ -166,8 +166,13 @@ class CrashRuns:
             raise ConfigurationError(
                 "crash_points(dsn=) talks to PostgreSQL, so it needs real time: no autojump_clock."
             )
+        failed: Exception | None = None
         async with open_database(self._dsn) as ground:
-            return await live(ground, self._handler, self._handlers, self._request, point, seconds)
+            try:
+                return await live(ground, self._handler, self._handlers, self._request, point, seconds)
+            except Exception as error:  # raised below, where no nursery puts it into a group
+                failed = error
+        raise failed
 
 
 def _points(only: CrashPoint | None, *, can_lose: bool) -> Generator[CrashPoint, Life]:

@@ -10,6 +10,7 @@ import msgspec
 import trio
 
 from ...client import open_client
+from ...postgres import connect_or_unavailable
 from ...states import FINISHED
 from ...store import WorkerStore
 from ...worker import Worker
@@ -30,6 +31,8 @@ SETTINGS: dict[str, Any] = {"concurrency": 1, "lag_warning": 0.0, "cleanup": 5.0
 """A worker for one job. It is stopped only when its job is lost, and that job ends by itself."""
 _RESCUE_WITHIN = 10.0
 _RESCUE_PAUSE = 0.01
+_LOCKED_AFTER = 0.5
+"""Seconds until a row counts as locked by the handler's own transaction. A heartbeat or a vacuum holds it for less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +67,9 @@ class Ground(Protocol):
         """A worker that is not yet run."""
         ...
 
-    async def rescue(self, job_id: int, *, dead: bool) -> None:
-        """The worker's jobs go back, as by a supervisor that saw it die; if it is `dead`, its connections are gone."""
+    async def rescue(self, job_id: int, *, dead: bool) -> bool:
+        """The worker's jobs go back, as by a supervisor that saw it die; if it is `dead`, its connections are gone. Returns
+        whether the job went back: a living worker's transaction may hold its lock."""
         ...
 
     async def look(self, job_id: int) -> Look: ...
@@ -106,15 +110,16 @@ class MemoryGround:
             handlers, self._database, memory=store, burst=True, instruments=[instrument], log=False, **SETTINGS
         )
 
-    async def rescue(self, job_id: int, *, dead: bool) -> None:
+    async def rescue(self, job_id: int, *, dead: bool) -> bool:
         if self._store is None:
-            return
+            return True
         if dead:
             # A dead session's locks are gone, and so are its ears.
             self._database.locked.clear()
             self._database.listeners.clear()
             self._database.idle.clear()
         await MemoryStore(self._database).rescue_sessions([self._store.session])
+        return True
 
     async def look(self, job_id: int) -> Look:
         job = self._database.jobs[job_id]
@@ -156,17 +161,21 @@ class DatabaseGround:
             **SETTINGS,
         )
 
-    async def rescue(self, job_id: int, *, dead: bool) -> None:
+    async def rescue(self, job_id: int, *, dead: bool) -> bool:
         if dead:
             self._proxy.cut()
         store = WorkerStore(self._dsn)
         try:
             with trio.fail_after(_RESCUE_WITHIN):
                 await store.check_schema()
+                locked_at = trio.current_time() + _LOCKED_AFTER
                 # A row that the dead worker's transaction has locked is free as soon as the server has noticed.
                 while (await self.look(job_id)).running:
+                    if not dead and trio.current_time() >= locked_at:
+                        return False
                     await store.rescue_sessions(self._sessions)
                     await trio.sleep(_RESCUE_PAUSE)
+            return True
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
                 await store.aclose()
@@ -182,5 +191,7 @@ class DatabaseGround:
 @asynccontextmanager
 async def open_database(dsn: str) -> AsyncGenerator[DatabaseGround]:
     """A ground on a PostgreSQL that has the schema."""
+    # Before the first nursery, which would put the error into a group.
+    await (await connect_or_unavailable(dsn, own=True)).close()
     async with open_proxy(dsn) as proxy, open_client(dsn) as client:
         yield DatabaseGround(dsn, client, proxy)

@@ -120,16 +120,21 @@ async def _attempt(
             process.spawn(nursery, work, worker)
             if not struck_before:
                 nursery.start_soon(_lose, ground, process, worker, job_id)
-            with trio.move_on_after(seconds) as patience:
-                await process.over()
-            if patience.cancelled_caught:
-                late = _where(worker, handler, process)
+            try:
+                with trio.move_on_after(seconds) as patience:
+                    await process.over()
+                if patience.cancelled_caught:
+                    late = _where(worker, handler, process)
+                    process.kill()
+                    await process.over()
+                dead, blocked = process.killed, watch.said
+            finally:
+                # Also when the test is cancelled or `_lose` fails: a cancellation does not reach a task that waits, shielded,
+                # for the loss of its lease, and the nursery waits for that task.
                 process.kill()
-                await process.over()
-            dead, blocked = process.killed, watch.said
             nursery.cancel_scope.cancel()
     finally:
-        # Also when the test is cancelled: the abandoned tasks end before the instrument goes.
+        # The abandoned tasks end before the instrument goes.
         with trio.CancelScope(shield=True):
             process.kill()
             await process.over()
@@ -168,7 +173,14 @@ async def _lose(ground: Ground, process: Process, worker: Worker, job_id: int) -
     strikes = process.strikes
     await strikes.losing.wait()
     worker.quiet()
-    await ground.rescue(job_id, dead=False)
+    if not await ground.rescue(job_id, dead=False):
+        # A transaction of the handler's own has locked the job's row, so no worker can take it. As in production the handler
+        # goes on: it commits, and has kept its lease; or it rolls back, and the next rescue takes the job.
+        strikes.lost()
+        worker.stop()
+        while not await ground.rescue(job_id, dead=False):
+            pass
+        return
     parts = worker._parts
     assert parts is not None  # noqa: S101 -- it runs a job
     held = list(parts.jobs.held)

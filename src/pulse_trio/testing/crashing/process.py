@@ -125,6 +125,8 @@ class Process(trio.abc.Instrument):
         """Nothing of this process runs any more. The current task may be one of it: it ends at its next checkpoint, so its
         caller has to wait there."""
         self.killed = True
+        # Nobody tells a dead worker of a lost lease; what waits for that ends.
+        self.strikes.lost()
         for task in list(self._waiting):
             # The end of one may have woken another.
             if (trap := self._waiting.pop(task, None)) is not None and self._gives_up(trap):
