@@ -32,7 +32,7 @@ SETTINGS: dict[str, Any] = {"concurrency": 1, "lag_warning": 0.0, "cleanup": 5.0
 _RESCUE_WITHIN = 10.0
 _RESCUE_PAUSE = 0.01
 _LOCKED_AFTER = 0.5
-"""Seconds until a row counts as locked by the handler's own transaction. A heartbeat or a vacuum holds it for less."""
+"""Seconds until a row counts as locked by the handler's own transaction. A heartbeat's statement holds it for less."""
 
 
 @dataclass(frozen=True, slots=True)

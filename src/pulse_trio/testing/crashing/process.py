@@ -125,7 +125,7 @@ class Process(trio.abc.Instrument):
         """Nothing of this process runs any more. The current task may be one of it: it ends at its next checkpoint, so its
         caller has to wait there."""
         self.killed = True
-        # Nobody tells a dead worker of a lost lease; what waits for that ends.
+        # A dead worker hears of nothing: a task that waits until it has heard of its lost lease goes on to its end.
         self.strikes.lost()
         for task in list(self._waiting):
             # The end of one may have woken another.
