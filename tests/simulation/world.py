@@ -115,6 +115,7 @@ class World:
         self._unlocked: dict[int, float] = {}
         self._stopped = Stopped()
         self._begun = 0
+        self._is_over = False
         self._last_continued = 0.0
         self._waits_since: dict[int | str, float] = {}
 
@@ -243,7 +244,8 @@ class World:
                         raise
                     self.counts["replaced"] += 1
                     store.stop_asked = store.disturbed_at = trio.current_time()
-                    if self._stores[store.worker] is store:
+                    # Once all were told to stop nobody would tell its successor.
+                    if self._stores[store.worker] is store and not self._is_over:
                         self._begin(store.worker, {})
                     break
             self._check_farewell(store)
@@ -369,6 +371,7 @@ class World:
         if not self._all_finished():
             left = [f"{job.id} is {job.state}" for job in self.database.jobs.values() if job.finished is None]
             raise Broken(f"not finished within {self._recovery_limit():g} s of healing: {', '.join(left)}")
+        self._is_over = True
         for number, _ in enumerate(self._workers):
             self._stop(number)
         with trio.fail_after(self.plan.grace + 2 * LEASE + CLEANUP):

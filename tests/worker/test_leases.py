@@ -756,7 +756,7 @@ async def test_a_cancelled_program_is_told_to_handlers_at_once_shielded_or_not(s
     stage.enqueue("shielded")
     with trio.move_on_after(1):
         await stage.worker().run()
-    assert log.what == ["parent", "parent"]
+    assert log.what == ["shutdown", "shutdown"]
     assert stage.outcomes() == ["released"]
 
 
