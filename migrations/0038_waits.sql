@@ -153,6 +153,16 @@ BEGIN
   GET DIAGNOSTICS pruned = ROW_COUNT;
 END $function$;
 
+-- With each upkeep the oldest events are looked at.
+DO $block$
+DECLARE
+  was constant text := E'  more := prune_trees(kept) OR more;\n';
+  found regprocedure := (SELECT p.oid FROM pg_proc p WHERE p.pronamespace = quote_ident(:'schema')::regnamespace AND p.proname = 'upkeep');
+BEGIN
+  IF strpos(pg_get_functiondef(found), was) = 0 THEN RAISE EXCEPTION '% is not what this migration changes', found; END IF;
+  EXECUTE replace(pg_get_functiondef(found), was, was || E'  PERFORM prune_events(0, 1000);\n');
+END $block$;
+
 REVOKE ALL ON FUNCTION :"schema".place_event(bigint, text, json, text),
   :"schema".send_event(bigint, text, json, text), :"schema".receive_events(bigint[], int[], bigint[], int[], text[], text[]),
   :"schema".suspend(bigint, int, bigint, int[], int[], text[], float8, text),
