@@ -17,6 +17,7 @@ import pytest
 import trio
 
 from pulse_trio.errors import InvalidTransition, UnknownJob
+from pulse_trio.jobs import CancelRequest
 from pulse_trio.states import State
 from pulse_trio.store import cancelling, history, operations
 from support.stores import Window, claim, claim_one, end, open_store
@@ -158,7 +159,7 @@ async def test_a_beat_does_not_wait_for_a_request_for_cancellation_and_brings_it
     assert (beat.renewed, beat.locked) == (frozenset(), {ours})
     first.commit()
     beat = await store.beat([ours])
-    assert (beat.renewed, beat.cancelling) == ({ours}, {ours: "no more"})
+    assert (beat.renewed, beat.cancelling) == ({ours}, {ours: CancelRequest("user", "no more")})
 
 
 async def test_a_rescue_does_not_wait_for_a_request_for_cancellation_and_obeys_it_when_it_is_there(
