@@ -11,8 +11,8 @@ from typing import Any
 from test_docs import PAGES_THAT_RUN, blocks
 
 ROOT = Path(__file__).parents[2]
-UNTYPED = ("docs/how-to/django.md", "docs/how-to/fastapi-sqlalchemy.md")
-"""Django has no types of its own; the other page's trial drives ASGI by hand, as no server has to."""
+UNTYPED = ("docs/how-to/django.md", "docs/how-to/fastapi-sqlalchemy.md", "docs/how-to/test-a-web-app.md")
+"""Django has no types of its own; the other pages drive ASGI by hand, as no server has to."""
 
 
 def test_the_examples_of_the_pages_type_check(tmp_path: Path) -> None:
