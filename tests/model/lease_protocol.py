@@ -402,6 +402,8 @@ def _tidy(world: World) -> World:
     if row.state in FINISHED and not world.budget.retries:
         row = row._replace(attempt=0, used=0, max_attempts=0)
     before = world.before_claim if world.budget.failovers else None
+    if row is world.row and before is world.before_claim:
+        return world
     return world._replace(row=row, before_claim=before)
 
 
@@ -440,10 +442,87 @@ def broken_invariant(world: World) -> str | None:
     return None
 
 
+class Mirror:
+    """Takes a world and its mirror image to one world: the workers in one order, the sessions with names that follow from it.
+
+    The two workers obey the same rules, and sessions are only compared for equality, so a world and its mirror image have the
+    same future with the workers' names exchanged. It is enough to look at one of them.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[Worker, tuple[int, ...]], tuple[int, tuple[Worker, Worker]]] = {}
+        self._ranks: dict[Worker, int] = {}
+        self._rows: dict[tuple[Row, Row | None], tuple[tuple[int, ...], Row, Row | None]] = {}
+
+    def fold(self, world: World) -> tuple[World, bool]:
+        """The one world, and whether the workers changed places for it."""
+        rows = (world.row, world.before_claim)
+        found = self._rows.get(rows)
+        if found is None:
+            found = self._rows[rows] = _named(*rows)
+        named, row, before = found
+        (rank, one), (other_rank, other) = (self._placed(w, named) for w in world.workers)
+        changed = other_rank < rank
+        workers = (other[0], one[1]) if changed else (one[0], other[1])
+        return World(row, workers, world.budget, NAMES, before, world.broken), changed
+
+    def _placed(self, w: Worker, named: tuple[int, ...]) -> tuple[int, tuple[Worker, Worker]]:
+        """The worker's rank in the order, and the worker in either place. Two of the same rank differ in their place alone."""
+        seen = self._seen.get((w, named))
+        if seen is None:
+            # A session that the row does not have is one worker's alone: each place has names of its own for those.
+            first, second = (_worker_renamed(w, named, private) for private in PRIVATE)
+            rank = self._ranks.setdefault(first, len(self._ranks))
+            seen = self._seen[w, named] = (rank, (first, second))
+        return seen
+
+
+PRIVATE = (10, 20)
+"""The last name before those of the sessions that one worker alone has, for each place."""
+NAMES = 30
+"""The last of all names: a new session comes after it."""
+
+
+def _named(row: Row, before: Row | None) -> tuple[tuple[int, ...], Row, Row | None]:
+    """The sessions that the row has, in an order that does not depend on which worker is which; and the rows with their
+    places in it as their names."""
+    named = tuple(dict.fromkeys((*_sessions(row), *(_sessions(before) if before else ()))))
+    names = {session: name for name, session in enumerate(named, 1)}
+    return named, _renamed(row, names), _renamed(before, names) if before else None
+
+
+def _sessions(row: Row) -> list[int]:
+    return [session for session in (row.session, *(session for _, session, _ in row.ended)) if session]
+
+
+def _renamed(row: Row, names: dict[int, int]) -> Row:
+    if not names:
+        return row
+    ended = tuple((attempt, names[session], outcome) for attempt, session, outcome in row.ended)
+    return row._replace(session=names[row.session] if row.session else 0, ended=ended)
+
+
+def _worker_renamed(w: Worker, named: tuple[int, ...], private: int) -> Worker:
+    names = {session: name for name, session in enumerate(named, 1)}
+    public = len(names)
+
+    def name(session: int) -> int:
+        return names.setdefault(session, private + 1 + len(names) - public)
+
+    return w._replace(
+        session=name(w.session),
+        running=w.running._replace(session=name(w.running.session)) if w.running else None,
+        claim=w.claim._replace(session=name(w.claim.session)) if w.claim else None,
+        beat=w.beat._replace(session=name(w.beat.session)) if w.beat else None,
+        report=w.report._replace(session=name(w.report.session)) if w.report else None,
+    )
+
+
 class Found(NamedTuple):
     """What an exploration saw."""
 
     states: int
+    """Worlds, of which each stands for its mirror image too."""
     counterexample: list[str] | None
     """The steps to a broken invariant, and its name as the last entry."""
     stuck: list[str] | None
@@ -467,9 +546,10 @@ def _explore(guards: Guards, budget: Budget, limit: int) -> Found:
     Beside the invariants it asks of every world that the job can still finish: nothing is lost.
     """
     protocol = Protocol(guards)
-    first = start(budget)
+    mirror = Mirror()
+    first, _ = mirror.fold(start(budget))
     numbers: dict[World, int] = {first: 0}
-    came: list[tuple[int, str]] = [(-1, "start")]
+    came: list[tuple[int, str, bool]] = [(-1, "start", False)]
     before: list[list[int]] = [[]]
     finished: list[int] = []
     queue: deque[tuple[int, World]] = deque([(0, first)])
@@ -479,11 +559,12 @@ def _explore(guards: Guards, budget: Budget, limit: int) -> Found:
             return Found(len(numbers), [*_path(came, number), broken], None)
         if world.row.state in FINISHED or world.row.highest >= world.budget.attempts:
             finished.append(number)
-        for name, after in protocol.steps(world):
+        for name, unfolded in protocol.steps(world):
+            after, changed = mirror.fold(unfolded)
             known = numbers.get(after)
             if known is None:
                 known = numbers[after] = len(came)
-                came.append((number, name))
+                came.append((number, name, changed))
                 before.append([])
                 queue.append((known, after))
                 if known > limit:
@@ -505,9 +586,18 @@ def _reach_back(goals: list[int], before: list[list[int]]) -> set[int]:
     return seen
 
 
-def _path(came: list[tuple[int, str]], number: int) -> list[str]:
-    steps: list[str] = []
+def _path(came: list[tuple[int, str, bool]], number: int) -> list[str]:
+    """The steps, with each worker under the name that it had at the start."""
+    back: list[tuple[str, bool]] = []
     while number > 0:
-        number, name = came[number]
-        steps.append(name)
-    return steps[::-1]
+        number, name, changed = came[number]
+        back.append((name, changed))
+    steps: list[str] = []
+    exchanged = False
+    for name, changed in reversed(back):
+        steps.append(name.translate(EXCHANGED) if exchanged else name)
+        exchanged ^= changed
+    return steps
+
+
+EXCHANGED = str.maketrans("01", "10")

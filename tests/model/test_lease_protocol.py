@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from .lease_protocol import Budget, Guards, explore
+from .lease_protocol import Budget, Guards, Mirror, Protocol, World, broken_invariant, explore, start
 
 FAULTS = [
     Budget(attempts=3),
@@ -50,3 +50,37 @@ def test_without_any_one_rule_a_counterexample_is_found(guard: str) -> None:
     found = explore(replace(Guards(), **{guard: False}), budget)
     assert found.counterexample is not None
     assert found.counterexample[-1] == broken
+    *steps, _ = found.counterexample
+    assert broken in {
+        broken_invariant(world) for world in worlds_after(steps, replace(Guards(), **{guard: False}), budget)
+    }
+
+
+def worlds_after(steps: list[str], guards: Guards, budget: Budget) -> set[World]:
+    """Where these steps lead from the start, with each worker in its own place."""
+    protocol = Protocol(guards)
+    worlds = {start(budget)}
+    for step in steps:
+        worlds = {after for world in worlds for name, after in protocol.steps(world) if name == step}
+    return worlds
+
+
+@pytest.mark.parametrize(
+    "budget", [Budget(attempts=1, crashes=1), Budget(attempts=1, failovers=1)], ids=["crash", "failover"]
+)
+def test_the_worlds_explored_and_their_mirror_images_are_all_that_can_be_reached(budget: Budget) -> None:
+    protocol = Protocol()
+    reached = {start(budget)}
+    todo = list(reached)
+    while todo:
+        for _, after in protocol.steps(todo.pop()):
+            if after not in reached:
+                reached.add(after)
+                todo.append(after)
+    mirror = Mirror()
+    for world in reached:
+        folded, _ = mirror.fold(world)
+        assert mirror.fold(world._replace(workers=world.workers[::-1]))[0] == folded
+        there = {mirror.fold(after)[0] for _, after in protocol.steps(world)}
+        assert there == {mirror.fold(after)[0] for _, after in protocol.steps(folded)}
+    assert len({mirror.fold(world)[0] for world in reached}) == explore(Guards(), budget).states < len(reached)
