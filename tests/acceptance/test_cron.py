@@ -35,7 +35,7 @@ async def beat(at: datetime) -> str:
 
 
 async def start(processes: Processes, dsn: str) -> Running:
-    return await processes.pulse_trio("run", "app:handlers", "--poll=0.2", f"--dsn={dsn}")
+    return await processes.command("run", "app:handlers", "--poll=0.2", f"--dsn={dsn}")
 
 
 async def test_each_occurrence_is_fired_once_while_workers_are_killed(dsn: str, processes: Processes) -> None:

@@ -435,7 +435,7 @@ async def test_an_address_in_use_is_the_callers_fault(dsn: str, processes: Proce
             "import pulse_trio\nhandlers = pulse_trio.Handlers()\n@handlers.job\ndef work(): ...\n"
         )
         for more in ([], ["--processes=2"]):
-            running = await processes.pulse_trio("run", "app:handlers", f"--dsn={dsn}", f"--http={at}", *more)
+            running = await processes.command("run", "app:handlers", f"--dsn={dsn}", f"--http={at}", *more)
             assert await running.ended() == 2
             assert "another process uses this port" in running.stderr
 
@@ -445,7 +445,7 @@ async def test_without_the_extra_the_worker_says_how_to_install_it(dsn: str, pro
         "import sys, pulse_trio\nsys.modules['hypercorn'] = None\n"
         "handlers = pulse_trio.Handlers()\n@handlers.job\ndef work(): ...\n"
     )
-    running = await processes.pulse_trio("run", "app:handlers", f"--dsn={dsn}", "--http=127.0.0.1:0")
+    running = await processes.command("run", "app:handlers", f"--dsn={dsn}", "--http=127.0.0.1:0")
     assert await running.ended() == 2
     assert "pip install 'pulse-trio[metrics]'" in running.stderr
 

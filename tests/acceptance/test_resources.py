@@ -37,7 +37,7 @@ async def test_run_exits_with_2_and_names_a_resource_that_cannot_be_opened(
 ) -> None:
     (tmp_path / "app.py").write_text(BROKEN)
     (job,) = enqueue(dsn)
-    worker = await processes.pulse_trio(*RUN, f"--dsn={dsn}", f"--processes={count}")
+    worker = await processes.command(*RUN, f"--dsn={dsn}", f"--processes={count}")
     assert await worker.ended() == 2, worker.report()
     assert "The resource 'search' (search, " in worker.stderr
     assert "app.py:7) failed when it was opened: ConnectionError: no search engine there" in worker.stderr
@@ -74,7 +74,7 @@ async def test_a_resource_that_never_ends_does_not_keep_a_process_that_was_told_
 ) -> None:
     (tmp_path / "app.py").write_text(ENDLESS)
     (job,) = enqueue(dsn)
-    worker = await processes.pulse_trio(*RUN, f"--dsn={dsn}", f"--processes={count}", "--cleanup=0.2")
+    worker = await processes.command(*RUN, f"--dsn={dsn}", f"--processes={count}", "--cleanup=0.2")
     await settled(dsn, job)
     worker.send(signal.SIGTERM)
     assert await worker.ended() == 3, worker.report()
@@ -126,7 +126,7 @@ async def test_a_handler_of_every_kind_in_the_worker_enqueues_with_a_client_of_t
     (tmp_path / "app.py").write_text(CLIENTS)
     kinds = ["trio", "asyncio", "thread"]
     jobs = [enqueue(dsn, kind, n=n)[0] for n, kind in enumerate(kinds)]
-    worker = await processes.pulse_trio(*RUN, f"--dsn={dsn}")
+    worker = await processes.command(*RUN, f"--dsn={dsn}")
     for n, job in enumerate(jobs):
         state, _, made = await settled(dsn, job)
         assert state == "completed"

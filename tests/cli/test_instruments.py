@@ -168,7 +168,7 @@ async def test_run_reports_to_the_instruments_it_is_given_and_logs_all_the_same(
         "--instrument",
         "monitoring:once",
     ]
-    running = await processes.pulse_trio("run", "app", "--burst", "--verbose", "--dsn", dsn, *given)
+    running = await processes.command("run", "app", "--burst", "--verbose", "--dsn", dsn, *given)
     assert await running.ended() == 0, running.report()
     told = sorted((folder / "told").read_text().splitlines())
     assert told == sorted(f"{where} completed {job_id}" for where in ("handlers", "option") for job_id in jobs)
@@ -181,7 +181,7 @@ async def test_every_process_and_the_supervisor_have_the_instruments_of_the_comm
 ) -> None:
     job_id = SyncClient(dsn).enqueue("greet", {"name": "Ada"}).id
     given = ["--processes", "2", "--instrument", "monitoring:Counting"]
-    running = await processes.pulse_trio("run", "app", "--burst", "--dsn", dsn, *given)
+    running = await processes.command("run", "app", "--burst", "--dsn", dsn, *given)
     assert await running.ended() == 0, running.report()
     told = sorted((folder / "told").read_text().splitlines())
     assert told == sorted(["option child"] * 2 + [f"{where} completed {job_id}" for where in ("handlers", "option")])
@@ -191,7 +191,7 @@ async def test_every_process_and_the_supervisor_have_the_instruments_of_the_comm
 async def test_a_bad_instrument_ends_run_before_it_begins(
     folder: Path, dsn: str, processes: Processes, more: list[str]
 ) -> None:
-    running = await processes.pulse_trio("run", "app", "--dsn", dsn, "--instrument", "monitoring:broken", *more)
+    running = await processes.command("run", "app", "--dsn", dsn, "--instrument", "monitoring:broken", *more)
     assert await running.ended() == 2
     assert "monitoring:broken could not be created: OSError: no socket for the metrics" in running.stderr
     assert 'monitoring.py", line' in running.stderr

@@ -203,7 +203,7 @@ def test_an_operator_operates_and_cannot_work_as_a_worker(office: Office) -> Non
 @pytest.mark.usefixtures("app")
 @pytest.mark.parametrize("login", ["producer", "operator", "stranger"])
 async def test_a_worker_under_another_login_says_so_and_ends(office: Office, processes: Processes, login: str) -> None:
-    worker = await processes.pulse_trio("run", "app:handlers", f"--dsn={office.as_(login)}")
+    worker = await processes.command("run", "app:handlers", f"--dsn={office.as_(login)}")
     assert await worker.ended() == 2, worker.report()
     assert "permission denied" in worker.stderr
     assert re.search("schema's owner, run: pulse-trio grants.* --worker ROLE", worker.stderr)

@@ -44,7 +44,7 @@ async def test_a_worker_with_the_rights_of_an_older_version_ends_at_once_and_nam
         assert await doctor.ended() == 1
         assert "EXECUTE on stack_questions" in doctor.stdout
         grant_sync(logins.dsn, {"worker": name})
-        worker = await processes.pulse_trio("run", "app:handlers", "--burst", f"--dsn={logins.as_('worker')}")
+        worker = await processes.command("run", "app:handlers", "--burst", f"--dsn={logins.as_('worker')}")
         assert await worker.ended() == 0, worker.report()
         assert owner.value("SELECT state FROM jobs WHERE id = %s", job_id) == "completed"
 
