@@ -88,8 +88,9 @@ BEGIN
   SELECT q.* INTO d FROM durable_job q WHERE q.job_id = target;
   SELECT h.* INTO last FROM history h WHERE h.job_id = target ORDER BY h.line DESC LIMIT 1;
   IF last.kind = 7 THEN
-    SELECT a.outcome IN ('failed', 'timeout', 'discarded') INTO failed FROM attempt a
-    WHERE a.job_id = target AND a.attempt < of_attempt ORDER BY a.attempt DESC LIMIT 1;
+    -- Its own attempt, or one that met it again: those after it may have been suspended or rescued while the children ran again.
+    failed := EXISTS (SELECT FROM attempt a WHERE a.job_id = target AND a.attempt >= last.attempt AND a.attempt < of_attempt
+                      AND a.outcome IN ('failed', 'timeout', 'discarded'));
   END IF;
   IF p.cancelling THEN
     SELECT c.* INTO asked FROM cancellation c WHERE c.job_id = target AND c.ended_at IS NULL ORDER BY c.requested_at DESC LIMIT 1;

@@ -84,8 +84,13 @@ BEGIN
     IF NOT FOUND THEN held := false; RETURN NEXT; CONTINUE; END IF;
     UPDATE event e SET line = r.line WHERE e.id = found_id AND e.line IS NULL RETURNING e.payload INTO value;
     IF NOT FOUND THEN held := false; RETURN NEXT; CONTINUE; END IF;
-    INSERT INTO history (job_id, line, kind, key, name, value, event_id, attempt)
-    VALUES (r.id, r.line, 3, r.key, r.name, value, found_id, r.attempt);
+    -- As write_lines: a block's failure that an attempt has failed of is forgotten, and its line is taken.
+    INSERT INTO history AS h (job_id, line, kind, key, name, value, event_id, attempt)
+    VALUES (r.id, r.line, 3, r.key, r.name, value, found_id, r.attempt)
+    ON CONFLICT ON CONSTRAINT history_pkey DO UPDATE
+      SET kind = EXCLUDED.kind, key = EXCLUDED.key, name = EXCLUDED.name, value = EXCLUDED.value, event_id = EXCLUDED.event_id,
+          attempt = EXCLUDED.attempt, written_at = EXCLUDED.written_at
+      WHERE h.kind = 7 AND h.attempt < EXCLUDED.attempt;
     RETURN NEXT;
   END LOOP;
 END $function$;

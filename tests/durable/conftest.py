@@ -6,10 +6,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pulse_trio import states
 from support.trees import Trees
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+@pytest.fixture(autouse=True)
+def late_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failed attempt is due again in an hour, so that no burst runs it by chance: the delay is drawn from 0 on."""
+    monkeypatch.setattr(states, "retry_delay", lambda _: 3600.0)
 
 
 @pytest.fixture
