@@ -304,7 +304,7 @@ async def test_a_connection_that_the_server_has_ended_meanwhile_is_made_anew(
 
 
 @pytest.mark.trio
-async def test_an_occurrence_of_a_schedule_costs_at_most_twelve_statements(
+async def test_an_occurrence_of_a_schedule_costs_at_most_thirteen_statements(
     nightly: Handlers, pulse_clock: PulseClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     statements = 0
@@ -322,5 +322,5 @@ async def test_an_occurrence_of_a_schedule_costs_at_most_twelve_statements(
         statements = 0
         assert (await pulse_clock.advance(days=days)).ended == {"completed": days}
         counts.append(statements)
-    # What a worker's start and end take does not count.
-    assert (counts[2] - counts[1]) / 20 <= 12
+    # What a worker's start and end take does not count; the looks at trees, one a second of real time, may.
+    assert (counts[2] - counts[1]) / 20 <= 13
