@@ -193,6 +193,7 @@ async def test_a_shutdown_too_finds_who_does_not_end(stage: Stage, release: trio
     assert stage.outcomes() == ["released"]
 
 
+@pytest.mark.real_clock  # a virtual clock jumps while the thread runs
 async def test_a_middleware_around_a_thread_that_does_not_end_is_noticed_when_the_thread_has_ended(
     stage: Stage,
 ) -> None:
