@@ -9,15 +9,13 @@ from __future__ import annotations
 import json
 import sys
 import time
-from typing import TYPE_CHECKING
 
 import trio
 
+from pulse_trio import Handlers, Job  # noqa: TC001 -- the annotations of handlers are read while the program runs
+
 # Pyright takes `worker` for the folder of tests.
 from worker import Counter, handlers_for, run  # pyright: ignore[reportAttributeAccessIssue]
-
-if TYPE_CHECKING:
-    from pulse_trio import Handlers, Job
 
 
 async def nothing(number: int) -> int:
