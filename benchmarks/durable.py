@@ -169,7 +169,7 @@ def our_events(server: Server, count: int) -> Row:
         with psycopg.connect(dsn, autocommit=True) as connection:
             client = SyncClient(connection)
             for number in range(count):
-                job_id = client.enqueue("waiter", number=float(number)).id
+                job_id = client.enqueue("waiter", {"number": float(number)}).id
                 wait_until(lambda job_id=job_id: _state(connection, job_id) == "suspended", 20, "its suspension")
                 sent = time.monotonic()
                 client.send_event(job_id, "approved", "yes")
