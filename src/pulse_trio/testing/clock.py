@@ -19,6 +19,7 @@ from ..postgres import connect_sync
 from ..worker import Worker
 from .draining import UnknownKinds, drain_with, in_trio
 from .kept import kept_for
+from .suspended import drained, grows_trees, suspending_at_once
 from .virtual_time import MOVE, STOP, jump_statement
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
     from ..errors import ResourceFailed, ResourceLost
     from ..handlers import Handlers
-    from ..worker import WorkerReport
     from ..worker.building import Parts
+    from .suspended import DrainReport
 
 
 _NO_CLOCK = (
@@ -36,6 +37,9 @@ _NO_CLOCK = (
 )
 _LONGEST = 1e9
 """Seconds, some thirty years: no rate makes a job wait for longer."""
+_LOOK_WHILE_RUNNING = 0.05
+"""Seconds after which jobs are claimed although others still run: a durable handler that does something else meanwhile keeps its
+slot while it waits for its children."""
 
 
 @dataclass
@@ -55,6 +59,7 @@ class _Due(NamedTuple):
 
     schedules: bool
     leases: bool
+    trees: bool
 
 
 class PulseClock:
@@ -80,7 +85,7 @@ class PulseClock:
         seconds: float = 0.0,
         timeout: float = 30.0,  # noqa: ASYNC109 -- says who did not end
         **settings: Any,
-    ) -> WorkerReport:
+    ) -> DrainReport:
         """Lets so much time pass (`by` is seconds or a `timedelta`): runs what is due, then what falls due in that time, in its
         order, schedules included. Says how many jobs ended how. `advance()` runs what is due now.
 
@@ -100,7 +105,7 @@ class PulseClock:
         *,
         timeout: float = 30.0,  # noqa: ASYNC109 -- says who did not end
         **settings: Any,
-    ) -> WorkerReport:
+    ) -> DrainReport:
         """The same up to a moment, an aware datetime, as in `datetime(2030, 3, 31, 1, 30, tzinfo=ZoneInfo("Asia/Tokyo"))`."""
         self._check(moment)
         return await self._play(moment, timeout, settings)
@@ -110,7 +115,7 @@ class PulseClock:
         *,
         timeout: float = 30.0,  # noqa: ASYNC109 -- says who did not end
         **settings: Any,
-    ) -> WorkerReport:
+    ) -> DrainReport:
         """Runs all jobs to their end: what is due, then whatever job falls due next, until no job waits for its time. Schedules
         fire only where their time has come: they never end. This is what `pulse_worker.drain()` does on this clock."""
         return await self._play(None, timeout, settings)
@@ -136,19 +141,19 @@ class PulseClock:
         if moment < self.now() - timedelta(seconds=1):
             raise ValueError(f"Time goes forward only: {moment.isoformat()} is before {self.now().isoformat()}.")
 
-    def advance_sync(self, by: timedelta | float = 0.0, /, **given: Any) -> WorkerReport:
+    def advance_sync(self, by: timedelta | float = 0.0, /, **given: Any) -> DrainReport:
         """`advance` for tests without an event loop."""
         return in_trio(lambda: self.advance(by, **given))
 
-    def advance_to_sync(self, moment: datetime, /, **given: Any) -> WorkerReport:
+    def advance_to_sync(self, moment: datetime, /, **given: Any) -> DrainReport:
         """`advance_to` for tests without an event loop."""
         return in_trio(lambda: self.advance_to(moment, **given))
 
-    def run_until_idle_sync(self, **given: Any) -> WorkerReport:
+    def run_until_idle_sync(self, **given: Any) -> DrainReport:
         """`run_until_idle` for tests without an event loop."""
         return in_trio(lambda: self.run_until_idle(**given))
 
-    async def _play(self, by: timedelta | datetime | None, seconds: float, settings: Mapping[str, Any]) -> WorkerReport:
+    async def _play(self, by: timedelta | datetime | None, seconds: float, settings: Mapping[str, Any]) -> DrainReport:
         goal, unknown = _Goal(by), UnknownKinds()
 
         def worker(**given: Any) -> Worker:
@@ -162,7 +167,7 @@ class PulseClock:
         if goal.lacks_clock:
             raise ConfigurationError(_NO_CLOCK)
         unknown.refuse()
-        return report
+        return await drained(self._dsn, self._handlers, report, settings)
 
 
 class ClockWorker(Worker):
@@ -170,7 +175,8 @@ class ClockWorker(Worker):
 
     def __init__(self, handlers: Handlers, dsn: str, *, goal: _Goal, unknown: UnknownKinds, **given: Any) -> None:
         # Its own claim loop, scheduler and watchdog do not run: `_play` has their turns.
-        super().__init__(handlers, dsn, watch=False, **given)
+        super().__init__(suspending_at_once(handlers), dsn, watch=False, **given)
+        self._grows_trees = grows_trees(handlers)
         self._goal = goal
         self._moved_at = 0.0
         self._unknown = unknown
@@ -214,7 +220,7 @@ class ClockWorker(Worker):
             self._goal.lacks_clock = True
             self.stop()
             return
-        await self._run_what_is_due(parts, _Due(schedules=True, leases=True))
+        await self._run_what_is_due(parts, _Due(schedules=True, leases=True, trees=True))
         while not self._unknown.kinds:
             # What a worker reckons by its own clock (the end of a retry at its job's deadline) has the real time in it that the
             # attempts took: the clock is moved by so much more, and so is the goal.
@@ -233,13 +239,37 @@ class ClockWorker(Worker):
             await parts.scheduler.fire_due()
         if due.leases:
             await self._store.upkeep.rescue()
+        if due.trees:
+            # What it ends or wakes is due now: the first look below finds it.
+            await self._store.upkeep.tend_trees()
+            await self._look_at_trees()
         more = True
         while more:
+            ran = False
             while await parts.claim_loop.exhaust():
-                await parts.jobs.until_none_runs()
+                ran = True
+                await self._until_none_runs(parts)
                 await parts.reports.drained()
+            if ran and self._grows_trees:
+                # The last child of a block wakes its parent.
+                await self._look_at_trees()
+                continue
             # The callback of a batch may be due.
             more = await parts.services.batches.finish()
+
+    async def _until_none_runs(self, parts: Parts) -> None:
+        if not self._grows_trees:
+            await parts.jobs.until_none_runs()
+        while parts.jobs.running:
+            with trio.move_on_after(_LOOK_WHILE_RUNNING):
+                await parts.jobs.until_none_runs()
+            if parts.jobs.running:
+                await parts.claim_loop.exhaust()
+
+    async def _look_at_trees(self) -> None:
+        # At all that is due where the clock stands; what is locked becomes due later.
+        while (await self._store.trees.recheck()).due_in == 0:
+            pass
 
     async def _begin(self) -> datetime | None:
         await self._move(STOP, {})

@@ -14,6 +14,7 @@ from ..errors import ConfigurationError, HandlerStuck, PulseTrioError
 from ..observe import JobEnded, JobStarted, UnknownKindReleased
 from ..worker import Worker
 from .blocked import ending_blocks
+from .suspended import drained, suspending_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ..handlers import Handlers
     from ..worker import WorkerReport
     from .clock import PulseClock
+    from .suspended import DrainReport
 
 
 _MANY = 10
@@ -73,12 +75,13 @@ class PulseWorker:
         self._handlers = handlers
         self._clock = clock
 
-    async def drain(self, *, timeout: float = 30.0, **settings: Any) -> WorkerReport:  # noqa: ASYNC109 -- says who did not end
+    async def drain(self, *, timeout: float = 30.0, **settings: Any) -> DrainReport:  # noqa: ASYNC109 -- says who did not end
         """Runs what is due until nothing is due and nothing runs, and says how many jobs ended how.
 
         What is due later (a retry with its delay, a schedule) is left alone; but with `pulse_clock` the clock moves on until no
-        job waits. `settings` are those of `WorkerSettings`, as `concurrency=1`. Under asyncio the worker runs in a thread, with
-        a Trio of its own.
+        job waits. A durable job that waits for an event which nobody sends, or without a clock for its time or its children,
+        stays suspended, and is in the report's `suspended`. `settings` are those of `WorkerSettings`, as `concurrency=1`. Under
+        asyncio the worker runs in a thread, with a Trio of its own.
 
         Raises `TimeoutError` when that has taken `timeout` seconds; it names the jobs that still ran, and their handlers have
         been cancelled. Raises `LookupError` when a job has no handler, and `ConfigurationError` on Trio's `autojump_clock`. A
@@ -89,14 +92,14 @@ class PulseWorker:
 
         def worker(**given: Any) -> Worker:
             given["instruments"] = [*given.get("instruments", ()), unknown]
-            return Worker(self._handlers, self._dsn, **given)
+            return Worker(suspending_at_once(self._handlers), self._dsn, **given)
 
         unknown = UnknownKinds()
         report = await drain_with(worker, timeout, settings)
         unknown.refuse()
-        return report
+        return await drained(self._dsn, self._handlers, report, settings)
 
-    def drain_sync(self, *, timeout: float = 30.0, **settings: Any) -> WorkerReport:
+    def drain_sync(self, *, timeout: float = 30.0, **settings: Any) -> DrainReport:
         """`drain` for tests without an event loop."""
         return in_trio(lambda: self.drain(timeout=timeout, **settings))
 
@@ -113,10 +116,10 @@ async def drain_with(make: Callable[..., Worker], seconds: float, settings: Mapp
     return await anyio.to_thread.run_sync(lambda: trio.run(_drain, make, seconds, settings))
 
 
-def in_trio(play: Callable[[], Coroutine[Any, Any, WorkerReport]]) -> WorkerReport:
+def in_trio(play: Callable[[], Coroutine[Any, Any, DrainReport]]) -> DrainReport:
     """What `play()` returns, in a Trio run of its own."""
 
-    async def main() -> WorkerReport:
+    async def main() -> DrainReport:
         return await play()
 
     return trio.run(main)

@@ -88,7 +88,10 @@ def give_clock(connection: psycopg.Connection[Any], schema: str = "pulse") -> No
 
 
 _JOBS = """
-(SELECT min(run_at) FROM {0}.job WHERE run_at > pulse_clock.now() AND run_at < 'infinity'),
+(SELECT min(run_at) FROM {0}.job WHERE run_at > pulse_clock.now() AND run_at < {0}.far()),
+(SELECT min(due_at) FROM {0}.recheck WHERE due_at > pulse_clock.now()),
+(SELECT min(d.deadline) FROM {0}.member_deadline d
+ WHERE d.deadline > pulse_clock.now() AND EXISTS (SELECT FROM {0}.job j WHERE j.id = d.job_id)),
 (SELECT min(lease_until) + interval '1 ms' FROM {0}.job
  WHERE lease_until >= pulse_clock.now() AND lease_until < 'infinity'),
 pulse_clock.now() + make_interval(secs => %(soon)s::float8)
@@ -100,13 +103,17 @@ FROM (SELECT least(MOMENTS) AS at OFFSET 0) due
 WHERE due.at IS NOT NULL AND (%(until)s::timestamptz IS NULL OR due.at <= %(until)s::timestamptz)
 RETURNING moment,
   EXISTS (SELECT FROM {0}.schedule WHERE paused_at IS NULL AND next_due <= moment),
-  EXISTS (SELECT FROM {0}.job WHERE lease_until < moment)
+  EXISTS (SELECT FROM {0}.job WHERE lease_until < moment),
+  EXISTS (SELECT FROM {0}.recheck WHERE due_at <= moment) OR EXISTS (SELECT FROM {0}.member_deadline WHERE deadline <= moment)
 """
+"""A suspended job without a moment of its own, and one whose outcome waits for its descendants, have `run_at` at `far()`: their
+rechecks move them. Deadlines of members that have ended are left over."""
 
 
 def jump_statement(schema: str, *, schedules: bool) -> Composed:
     """Moves the clock to the next moment at which something falls due, if that is at most `until` (NULL: whenever it is), and
-    answers where it stands, whether a schedule is due there, and whether a lease has ended. Answers nothing where there is no
+    answers where it stands, whether a schedule is due there, whether a lease has ended, and whether a tree is to be looked at.
+    Answers nothing where there is no
     such moment. `taken` is added to it. `soon`: seconds from now after which a queue's rate lets a job start, or NULL."""
     moments: LiteralString = _JOBS + _FIRES if schedules else _JOBS
     return SQL(_JUMP.replace("MOMENTS", moments)).format(Identifier(schema))
