@@ -38,8 +38,8 @@ _NO_CLOCK = (
 _LONGEST = 1e9
 """Seconds, some thirty years: no rate makes a job wait for longer."""
 _LOOK_WHILE_RUNNING = 0.05
-"""Seconds after which jobs are claimed although others still run: a durable handler that does something else meanwhile keeps its
-slot while it waits for its children."""
+"""Seconds after which jobs are claimed although others still run: a durable handler that does something else meanwhile keeps
+its slot while it waits for its children."""
 
 
 @dataclass
