@@ -8,11 +8,14 @@ import json
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pulse_trio.doctor import JUDGED, ONLY_METRICS
+from pulse_trio.doctor import RUNBOOK as ADDRESS
 from pulse_trio.settings import WorkerSettings
 from pulse_trio.worker.metrics.catalogue import METRICS
 
@@ -98,6 +101,16 @@ def test_every_alert_has_its_entry_in_the_runbook_and_every_entry_its_alert() ->
         assert rule["labels"]["severity"] in ("page", "ticket")
     for entry in RUNBOOK.read_text().split("\n## ")[1:]:
         assert [word for word in ("**Means**", "**Look**", "**Do**") if word not in entry] == [], entry.splitlines()[0]
+
+
+def test_the_doctor_knows_each_alert_by_its_name_and_with_its_threshold_or_says_why_not() -> None:
+    rules = {rule["alert"]: rule["expr"] for rule in alerts()}
+    assert {*JUDGED} | {*ONLY_METRICS} == {*rules}
+    assert not {*JUDGED} & {*ONLY_METRICS}
+    for name, thresholds in JUDGED.items():
+        assert tuple(float(number) for number in re.findall(r"> ([\d.]+)", rules[name])) == thresholds, name
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
+    assert f"{urls['Documentation']}/{RUNBOOK.relative_to(ROOT / 'docs')}" == ADDRESS
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from pulse_trio.cli.doctor import Finding, diagnose, doctor, judge_line, judge_server
+from pulse_trio.cli.doctor import doctor
+from pulse_trio.doctor import RUNBOOK, Finding, diagnose, judge_line, judge_server
 from pulse_trio.store import health
 from pulse_trio.store.family import StuckMember
-from pulse_trio.store.health import Health, Holder, PutBack, Server, Storage
+from pulse_trio.store.health import Failing, Health, Holder, PutBack, Quarantined, Server, Storage
 from pulse_trio.store.operations import WorkerRecord
 from pulse_trio.store.queues import QueueRecord
 from support.stores import Window, claim, end, open_store
@@ -127,8 +128,9 @@ PAUSED = replace(QUEUE, paused=True, oldest_available_age=900.0)
         ({"holders": [Holder("the replication slot 'x'", None)]}, "warning", "old transaction", "unknown age"),
         ({"workers": [WORKER, replace(WORKER, state="stale")]}, "warning", "stale worker", "web-1:4711"),
         ({"workers": []}, "error", "workers", "no worker runs, and 5 jobs wait"),
+        ({"workers": [], "queues": []}, "warning", "workers", "no job waits now"),
         ({"queues": [PAUSED]}, "warning", "paused queue", "mail is paused; 5 jobs wait, the oldest for 15 min"),
-        ({"queues": [replace(QUEUE, oldest_available_age=90.0)]}, "warning", "backlog", "due for 1 min 30 s"),
+        ({"queues": [replace(QUEUE, oldest_available_age=400.0)]}, "warning", "backlog", "due for 6 min 40 s"),
         ({"queues": [replace(QUEUE, dead=3)]}, "warning", "dead jobs", "3 jobs of mail died within the last 24 h"),
         ({"put_back": [PutBack("lost", 12, 2, 99)]}, "warning", "unknown kind", "'lost' were released 12 times"),
     ],
@@ -141,13 +143,56 @@ def test_every_trouble_is_told_with_what_to_do(changes: dict[str, Any], level: s
     assert found.do
 
 
+BUSY = replace(WORKER, running=96)
+SUSPECT = Quarantined(9, "mail", "bomb", None, 0.0, 3, 1, None, None)
+
+
+@pytest.mark.parametrize(
+    ("alert", "changes", "quiet"),
+    [
+        ("PulseNoWorkers", {"workers": []}, {}),
+        (
+            "PulseQueueBacklog",
+            {"queues": [replace(QUEUE, oldest_available_age=301.0)]},
+            {"queues": [replace(QUEUE, oldest_available_age=300.0)]},
+        ),
+        ("PulseQueueBacklog", {"queues": [PAUSED]}, {"queues": [replace(PAUSED, oldest_available_age=300.0)]}),
+        (
+            "PulseJobsFail",
+            {"failing": [Failing("mail", "send", 6, 11, 600.0)]},
+            {"failing": [Failing("mail", "send", 10, 10, 600.0), Failing("mail", "pay", 10, 20, 600.0)]},
+        ),
+        ("PulseJobsRescued", {"rescued": 6}, {"rescued": 5}),
+        ("PulseQuarantine", {"quarantined": [SUSPECT]}, {}),
+        (
+            "PulseSlotsFull",
+            {"workers": [BUSY], "queues": [replace(QUEUE, oldest_available_age=61.0)]},
+            {"workers": [BUSY], "queues": [replace(QUEUE, oldest_available_age=60.0)]},
+        ),
+        (
+            "PulseSlotsFull",
+            {"workers": [BUSY], "queues": [replace(QUEUE, oldest_available_age=61.0)]},
+            {"workers": [replace(BUSY, running=95)], "queues": [replace(QUEUE, oldest_available_age=61.0)]},
+        ),
+        ("PulseScheduleLate", {"late": {"nightly": 121.0}}, {"late": {"nightly": 120.0}}),
+    ],
+)
+def test_a_finding_names_its_alert_at_the_alerts_threshold_and_not_below(
+    alert: str, changes: dict[str, Any], quiet: dict[str, Any]
+) -> None:
+    (found,) = [finding for finding in of_health(**changes) if finding.alert is not None]
+    assert found.alert == alert
+    assert found.runbook == f"{RUNBOOK}#{alert.lower()}"
+    assert [finding.alert for finding in of_health(**quiet) if finding.alert is not None] == []
+
+
 def test_few_updates_and_old_servers_are_not_complained_about() -> None:
     assert of_health(storage=replace(STORAGE, updates=10, hot_updates=0)) == []
     assert of_health(server=replace(SERVER, version=150000), storage=replace(STORAGE, lease_index=False)) == []
 
 
 def test_a_backlog_says_whether_anybody_takes_the_queue() -> None:
-    late = replace(QUEUE, oldest_available_age=90.0)
+    late = replace(QUEUE, oldest_available_age=400.0)
     (found,) = of_health(queues=[late], workers=[replace(WORKER, queues=["other"])])
     assert found.do == "No running worker serves that queue: start one with --queues mail"
 
@@ -201,6 +246,57 @@ async def test_what_is_wrong_in_a_database_is_found(dsn: str, monkeypatch: pytes
         assert [w.state for w in found.workers] == ["running"]
 
 
+async def test_kinds_that_fail_rescued_attempts_and_late_schedules_are_found(dsn: str) -> None:
+    with Window(dsn) as window:
+        window.run("SELECT upkeep('7 days')")
+        job_id = window.enqueue("q", kind="bad")
+        window.run(
+            "INSERT INTO attempt SELECT %s::bigint, n, 7, now(), now(), outcome, 'e' FROM generate_series(1, 6) n,"
+            " unnest(ARRAY['failed', 'timeout', 'rescued', 'snoozed']) outcome",
+            job_id,
+        )
+        # Of a job that died, and of one whose attempts ended before.
+        window.run(
+            "INSERT INTO job_archive (id, finished_at, started_at, run_at, created_at, locked_by, attempt, failures,"
+            " max_attempts, priority, state, queue, kind, args) SELECT n, now(), now(), now(), now(), 9, 1, 0, 20, 0,"
+            " CASE n WHEN 900 THEN 5 ELSE 4 END, 'q', 'mixed', '{}' FROM generate_series(900, 907) n"
+        )
+        window.run("INSERT INTO attempt SELECT 900, n, 7, now(), now(), 'failed', 'e' FROM generate_series(1, 3) n")
+        window.run(
+            "INSERT INTO attempt SELECT %s::bigint, n, 7, now(), now() - interval '20 min', 'failed', 'e'"
+            " FROM generate_series(50, 90) n",
+            job_id,
+        )
+        found = look(window)
+        assert [(f.queue, f.kind, f.failed, f.ended) for f in found.failing] == [
+            ("q", "bad", 12, 18),
+            ("q", "mixed", 3, 10),
+        ]
+        assert found.rescued == 6
+        assert {f.alert for f in diagnose(found)} >= {"PulseJobsFail", "PulseJobsRescued"}
+
+
+async def test_the_share_of_failures_is_right_where_only_the_end_of_a_day_is_read(dsn: str) -> None:
+    with Window(dsn) as window:
+        window.run("SELECT upkeep('7 days')")
+        job_id = window.enqueue("q", kind="busy")
+        # 20,000 attempts a minute completed; a tenth of that failed, in rows that take much more room.
+        window.run(
+            "INSERT INTO job_archive (id, finished_at, started_at, run_at, created_at, locked_by, attempt, failures,"
+            " max_attempts, priority, state, queue, kind, args) SELECT n, now() - (60000 - n) * interval '3 ms', now(), now(),"
+            " now(), 9, 1, 0, 20, 0, 4, 'q', 'busy', '{}' FROM generate_series(1, 60000) n"
+        )
+        window.run(
+            "INSERT INTO attempt SELECT %s::bigint, n, 7, now(),"
+            " now() - (6000 - n) * interval '30 ms', 'failed', repeat(n::text, 400)"
+            " FROM generate_series(1, 6000) n",
+            job_id,
+        )
+        (busy,) = look(window).failing
+        assert 10 < busy.ended < 60_000
+        assert 0.05 < busy.failed / busy.ended < 0.15
+
+
 def test_a_role_that_may_only_look_is_found_out(dsn: str) -> None:
     with Window(dsn) as window:
         window.run("DO $$ BEGIN CREATE ROLE pulse_trio_reader; EXCEPTION WHEN duplicate_object THEN END $$")
@@ -247,6 +343,7 @@ async def test_the_command_exits_1_when_something_is_wrong_and_says_what_to_do(
     assert "no worker runs, and 1 job wait" in ill.stdout
     assert "Start one: pulse-trio run app:handlers" in ill.stdout
     assert "due for 2 h 0 min" in ill.stdout
+    assert f"PulseNoWorkers: {RUNBOOK}#pulsenoworkers" in ill.stdout
     assert not json.loads((await command("doctor", "--json", code=1)).stdout)["ok"]
 
 
@@ -256,4 +353,5 @@ async def test_without_a_database_or_a_schema_that_is_the_finding(processes: Pro
         assert await running.ended() == 1, running.report()
         (finding,) = json.loads(running.stdout)["findings"]
         assert (finding["level"], finding["check"]) == ("error", "connection")
+        assert finding["alert"] == ("PulseDatabaseDown" if dsn != empty_dsn else None)
         assert what in finding["what"]

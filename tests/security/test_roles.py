@@ -63,7 +63,8 @@ ENQUEUING = {"reserve", "key_holders", "enqueue", "enqueue_many", "enqueue_uniqu
 READING = {
     "attempts", "audit", "batch_failures", "batch_finished", "batch_live", "batch_status", "batch_unfinished", "cancel_ended",
     "cancel_requested", "running_fences",
-    "cancel_ledger", "quarantined", "count_by_state", "doctor_put_back", "doctor_storage", "doctor_ids", "ended", "job",
+    "cancel_ledger", "quarantined", "count_by_state", "doctor_put_back", "doctor_recent", "doctor_storage", "doctor_ids",
+    "ended", "job",
     "metrics_queues", "metrics_schedules",
     "tree", "lines_of", "tree_places", "stuck_trees",
     "jobs", "limits_of_queue", "matching_jobs", "outcome", "paused_kinds", "queue_keys", "queues", "retentions", "running_of",

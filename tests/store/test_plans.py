@@ -33,6 +33,7 @@ STATEMENTS: dict[str, dict[str, Any]] = {
     "beat": FENCE | {"lease": "30 s", "leases": None},
     "settled": FENCE | {"traceless": "{t,f,t}"},
     "doctor_put_back": {},
+    "doctor_recent": {},
     "cancel_delivered": FENCE,
     "cancel_requested": {"ids": "{1,2,3}"},
     "running_fences": {"ids": "{1,2,3}"},
@@ -67,6 +68,7 @@ STATEMENTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 CLIENTS = {
     "doctor_put_back",
+    "doctor_recent",
     "jobs",
     "cancel_ended",
     "enqueue_unique",

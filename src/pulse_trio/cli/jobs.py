@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..doctor import crashes_of
 from ..errors import TookTooLong, UsageError
 from ..plain import plain
 from ..states import State
@@ -16,7 +17,6 @@ from ..store import family, health, history, operations
 from ..text import ago, count_of, duration, headline, local_time, shown, utc_now
 from . import timeline
 from .database import open_store
-from .doctor import crashes_of
 from .filters import RATE, described, filter_of, filter_options, parsed_retention
 from .options import actor_option, dsn_option, json_option, page_limit_option, schema_option
 from .output import notice, print_fields, print_json, print_rich, print_table

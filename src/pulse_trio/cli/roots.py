@@ -1,4 +1,4 @@
-"""What a retry or a deletion of a tree's root does to the tree, and what keeps a tree from going on, in words."""
+"""What a retry or a deletion of a tree's root does to the tree, in words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..client import SyncClient
-    from ..store.family import StuckMember
 
 _COUNTED = 100_000
 _AT_ONCE = 1000
@@ -35,25 +34,3 @@ def on_trees(client: SyncClient, ids: Sequence[int], verb: str) -> str | None:
     return (
         f"{whose}: a retried root goes on after the last line of its history, and may start its failed children again"
     )
-
-
-def advice(stuck: StuckMember) -> tuple[str, str]:
-    """What keeps a job of a tree from going on, and what to do about it."""
-    tree = f"the tree of job {stuck.root_id}"
-    match stuck.why:
-        case "paused queue":
-            return f"{tree} waits for job {stuck.job_id}, whose queue {stuck.queue} is paused", (
-                f"pulse-trio queues resume {stuck.queue}; or: pulse-trio jobs cancel {stuck.root_id}"
-            )
-        case "paused kind":
-            return f"{tree} waits for job {stuck.job_id}, whose kind {stuck.kind} is paused", (
-                f"pulse-trio queues resume --kind {stuck.kind}; or: pulse-trio jobs cancel {stuck.root_id}"
-            )
-        case "unserved queue":
-            return f"{tree} waits for job {stuck.job_id} on {stuck.queue}, which no live worker serves", (
-                f"Start a worker that serves {stuck.queue}; or: pulse-trio jobs cancel {stuck.root_id}"
-            )
-        case _:
-            return f"job {stuck.job_id} waits, and nothing would tell it that it may go on (rows deleted by hand?)", (
-                f"Any worker's watchdog looks at it within minutes; see: pulse-trio jobs tree {stuck.job_id}"
-            )

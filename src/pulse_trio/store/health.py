@@ -1,4 +1,4 @@
-"""Reads the health of a database in a few statements. cli/doctor.py decides what the readings mean."""
+"""Reads the health of a database in a few statements. doctor/ decides what the readings mean."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ LONG = 300.0
 """An open transaction is reported after this many seconds."""
 PATIENCE = 10.0
 """Seconds that each look may take."""
+SCHEDULES = 100
+"""How many schedules are looked at, as by the metrics."""
 LIFT = (
     "Take it back (DROP POLICY ... ON ...; ALTER TABLE ... NO FORCE ROW LEVEL SECURITY; on tables but job_archive, attempt"
     " and cancellation also DISABLE ROW LEVEL SECURITY), or let the workers' roles and the schema's owner pass: ALTER ROLE ..."
@@ -100,6 +102,17 @@ class Quarantined:
 
 
 @dataclass(frozen=True, slots=True)
+class Failing:
+    """The latest attempts of a kind: how many `ended` within the last `seconds`, and how many of them `failed`."""
+
+    queue: str
+    kind: str
+    failed: int
+    ended: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class RowSecurity:
     """A table with row-level security that is not pulse-trio's own: `policies` are those that pulse-trio does not know.
     `hides`: rows may be hidden from this role, or (`forced`) from the schema's functions."""
@@ -130,6 +143,11 @@ class Health:
     row_security: list[RowSecurity] = field(default_factory=list[RowSecurity])
     stuck: list[StuckMember] = field(default_factory=list["StuckMember"])
     """Jobs of trees that do not go on by themselves."""
+    failing: list[Failing] = field(default_factory=list[Failing])
+    rescued: int = 0
+    """Attempts of workers that died, within the last quarter of an hour; at least so many."""
+    late: dict[str, float] = field(default_factory=dict[str, float])
+    """For how many seconds each schedule is late; the first hundred by name."""
 
 
 def server() -> Operation[Server]:
@@ -157,7 +175,13 @@ def health(known: Server) -> Operation[Health]:
     suspects = yield from quarantined()
     hidden = yield from row_security()
     still = (yield from stuck()) if may_look else []
-    return Health(known, storage, holders, put_back, found, found_queues, suspects, behind, hidden, still)
+    *kinds, (_, _, rescued, _, _) = yield Query("doctor_recent", {}, PATIENCE)
+    failing = [Failing(*row) for row in kinds]
+    rows = yield Query("metrics_schedules", {"most": SCHEDULES}, PATIENCE)
+    late = {name: max(0.0, seconds) for name, seconds in rows}
+    return Health(
+        known, storage, holders, put_back, found, found_queues, suspects, behind, hidden, still, failing, rescued, late
+    )
 
 
 def row_security() -> Operation[list[RowSecurity]]:

@@ -1,0 +1,17 @@
+"""Judges what store/health.py reads: plain functions over collected facts, for the command and the web page."""
+
+from .findings import JUDGED, ONLY_METRICS, RUNBOOK, Finding
+from .jobs import crashes_of, diagnose
+from .server import judge_line, judge_pooler, judge_server
+
+__all__ = [
+    "JUDGED",
+    "ONLY_METRICS",
+    "RUNBOOK",
+    "Finding",
+    "crashes_of",
+    "diagnose",
+    "judge_line",
+    "judge_pooler",
+    "judge_server",
+]

@@ -1,0 +1,219 @@
+"""Judges what is read of workers, queues, schedules and jobs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..store import health as looking
+from ..text import count_of, duration
+from .findings import BACKLOG, ENOUGH_ATTEMPTS, FAILING, FULL, LATE, RESCUED, WAITED, Finding
+from .tables import holders, storage_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..store.family import StuckMember
+    from ..store.health import Health, Quarantined
+
+RUNS_LONG = 3600.0
+"""Seconds after which the doctor reports a running attempt."""
+
+
+def diagnose(found: Health) -> Iterator[Finding]:
+    """Findings about the workers, queues and tables."""
+    yield from storage_of(found.storage, found.server)
+    if found.ids_behind:
+        yield Finding(
+            "error",
+            "ids",
+            f"the sequence of job ids is {found.ids_behind:,} behind the existing jobs (a restore without it?): new jobs get "
+            f"the ids of finished ones, and enqueues fail where a live job has the id",
+            "pulse-trio migrate moves it forward; or, as the schema's owner: SELECT pulse.mend_ids()",
+        )
+    for table in found.row_security:
+        yield Finding(
+            "error" if table.hides else "warning",
+            "row-level security",
+            f"row-level security other than pulse-trio's own may hide rows of {table}: jobs may wait forever, or run again",
+            looking.LIFT,
+        )
+    yield from holders(found)
+    yield from _workers(found)
+    yield from _queues(found)
+    yield from _slots(found)
+    yield from _attempts(found)
+    yield from _schedules(found)
+    yield from (Finding("warning", "trees", *_advice(stuck)) for stuck in found.stuck)
+    for job in found.quarantined:
+        since = f"for {duration(job.age)}" if job.since is not None else "since before this version"
+        where = f"process {job.host}:{job.pid} runs it" if job.pid is not None else "it waits"
+        yield Finding(
+            "warning",
+            "quarantine",
+            f"job {job.id} ({job.kind}) of {job.queue} has been in quarantine {since}, after {crashes_of(job)}; {where}",
+            f"To see why its workers died: pulse-trio jobs show {job.id}; to give it up: pulse-trio jobs cancel {job.id}",
+            alert="PulseQuarantine",
+        )
+    if not found.quarantined:
+        yield Finding("ok", "quarantine", "no job is in quarantine")
+    for back in found.put_back:
+        yield Finding(
+            "warning",
+            "unknown kind",
+            f"{count_of(back.jobs, 'job')} of kind {back.kind!r} were released {back.times} times within the hour",
+            f"Does a worker of its queue have that handler? See: pulse-trio jobs show {back.first}",
+        )
+
+
+def crashes_of(job: Quarantined) -> str:
+    """The crash record of a job in quarantine."""
+    crashes = "1 crash" if job.crashes == 1 else f"{job.crashes} crashes"
+    return f"{crashes}, {job.deaths} of them seen to be its own"
+
+
+def _workers(found: Health) -> Iterator[Finding]:
+    for worker in found.workers:
+        if worker.state == "stale":
+            yield Finding(
+                "warning",
+                "stale worker",
+                f"{worker.host}:{worker.pid} shows no sign of life; its jobs are rescued when their leases run out",
+                "Was it killed, stopped (SIGSTOP), or cut off? If its process still exists: pulse-trio stack, or kill it.",
+            )
+    live = [worker for worker in found.workers if worker.state in ("running", "draining")]
+    waiting = sum(queue.available for queue in found.queues)
+    if live:
+        yield Finding(
+            "ok", "workers", f"{count_of(len(live), 'worker')}, {sum(w.running for w in live):,} jobs running"
+        )
+    elif waiting:
+        yield Finding(
+            "error",
+            "workers",
+            f"no worker runs, and {count_of(waiting, 'job')} wait",
+            "Start one: pulse-trio run app:handlers",
+            alert="PulseNoWorkers",
+        )
+    else:
+        yield Finding(
+            "warning",
+            "workers",
+            "no worker runs; no job waits now",
+            "Start one: pulse-trio run app:handlers",
+            alert="PulseNoWorkers",
+        )
+
+
+def _queues(found: Health) -> Iterator[Finding]:
+    late: list[str] = []
+    for queue in found.queues:
+        age = queue.oldest_available_age or 0.0
+        if queue.paused:
+            yield Finding(
+                "warning",
+                "paused queue",
+                f"{queue.name} is paused; {count_of(queue.available, 'job')} wait, the oldest for {duration(age)}",
+                f"pulse-trio queues resume {queue.name}",
+                alert="PulseQueueBacklog" if age > BACKLOG else None,
+            )
+        elif age > BACKLOG:
+            late.append(queue.name)
+            yield Finding(
+                "warning",
+                "backlog",
+                f"the oldest job of {queue.name} has been due for {duration(age)}; {count_of(queue.available, 'job')} wait",
+                _more(queue.name, found),
+                alert="PulseQueueBacklog",
+            )
+        if queue.dead:
+            yield Finding(
+                "warning",
+                "dead jobs",
+                f"{count_of(queue.dead, 'job')} of {queue.name} died within the last 24 h",
+                f"pulse-trio jobs list --state dead --queue {queue.name}, and jobs retry when the cause is fixed.",
+            )
+        if (queue.oldest_running_age or 0) > RUNS_LONG:
+            yield Finding(
+                "ok",
+                "long attempt",
+                f"the oldest attempt of {queue.name} has run for {duration(queue.oldest_running_age or 0)} (pulse-trio jobs "
+                f"list --state running --queue {queue.name}; pulse-trio stack ID shows what it is doing)",
+            )
+    if not late:
+        yield Finding("ok", "backlog", f"no job has been due for more than {duration(BACKLOG)}")
+
+
+def _slots(found: Health) -> Iterator[Finding]:
+    live = [worker for worker in found.workers if worker.state in ("running", "draining")]
+    slots, running = sum(w.concurrency for w in live), sum(w.running for w in live)
+    oldest = max((queue.oldest_available_age or 0.0 for queue in found.queues), default=0.0)
+    if slots and running / slots > FULL and oldest > WAITED:
+        yield Finding(
+            "warning",
+            "slots",
+            f"{running:,} of {slots:,} slots are taken, and the oldest job has waited for {duration(oldest)}",
+            "Raise --concurrency where handlers wait for others, start more workers where they compute.",
+            alert="PulseSlotsFull",
+        )
+
+
+def _attempts(found: Health) -> Iterator[Finding]:
+    for kind in found.failing:
+        if kind.ended > ENOUGH_ATTEMPTS and kind.failed / kind.ended > FAILING:
+            yield Finding(
+                "warning",
+                "failing jobs",
+                f"{kind.failed:,} of the last {kind.ended:,} attempts of {kind.kind} in {kind.queue} failed, within "
+                f"{duration(kind.seconds)}",
+                f"pulse-trio jobs list --state retryable --kind {kind.kind}; pulse-trio queues pause --kind {kind.kind} keeps "
+                f"them from using up their attempts.",
+                alert="PulseJobsFail",
+            )
+    if found.rescued > RESCUED:
+        yield Finding(
+            "warning",
+            "rescued jobs",
+            f"{found.rescued:,} attempts were left behind within 15 minutes by workers that died",
+            "Was their memory used up, or were they killed before their --grace had passed? See the system's log.",
+            alert="PulseJobsRescued",
+        )
+
+
+def _schedules(found: Health) -> Iterator[Finding]:
+    for name, late in found.late.items():
+        if late > LATE:
+            yield Finding(
+                "warning",
+                "schedule",
+                f"the schedule {name} is late by {duration(late)}",
+                "Does a worker run that declares it? See: pulse-trio cron list",
+                alert="PulseScheduleLate",
+            )
+
+
+def _more(queue: str, found: Health) -> str:
+    if not any(queue in w.queues or w.queues == ["*"] for w in found.workers if w.state == "running"):
+        return f"No running worker serves that queue: start one with --queues {queue}"
+    return "Add workers or raise --concurrency, unless a limit holds the queue back (pulse-trio queues list)."
+
+
+def _advice(stuck: StuckMember) -> tuple[str, str]:
+    """What keeps a job of a tree from going on, and what to do about it."""
+    tree = f"the tree of job {stuck.root_id}"
+    match stuck.why:
+        case "paused queue":
+            return f"{tree} waits for job {stuck.job_id}, whose queue {stuck.queue} is paused", (
+                f"pulse-trio queues resume {stuck.queue}; or: pulse-trio jobs cancel {stuck.root_id}"
+            )
+        case "paused kind":
+            return f"{tree} waits for job {stuck.job_id}, whose kind {stuck.kind} is paused", (
+                f"pulse-trio queues resume --kind {stuck.kind}; or: pulse-trio jobs cancel {stuck.root_id}"
+            )
+        case "unserved queue":
+            return f"{tree} waits for job {stuck.job_id} on {stuck.queue}, which no live worker serves", (
+                f"Start a worker that serves {stuck.queue}; or: pulse-trio jobs cancel {stuck.root_id}"
+            )
+        case _:
+            return f"job {stuck.job_id} waits, and nothing would tell it that it may go on (rows deleted by hand?)", (
+                f"Any worker's watchdog looks at it within minutes; see: pulse-trio jobs tree {stuck.job_id}"
+            )
