@@ -38,7 +38,7 @@ _UNREAD = 10_000
 scope: without this limit such a client would keep the worker from ending."""
 _AGAIN = 1.0
 _PLAIN = "text/plain; charset=utf-8"
-_FAILED = "the server of /metrics failed; it starts again. No job is concerned"
+_FAILED = "the server of %s failed; it starts again. No job is concerned"
 
 
 class Source(Protocol):
@@ -131,22 +131,23 @@ def check_installed() -> None:
         ) from None
 
 
-def listening(address: str) -> socket.socket:
-    """A socket that listens at HOST:PORT. Raises `ConfigurationError`."""
+def listening(address: str, setting: str = "the setting 'http'") -> socket.socket:
+    """A socket that listens at HOST:PORT. Raises `ConfigurationError`, which names the setting that gave the address."""
     host, port = address_of(address)
     try:
         family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         # Closed when another program is executed in place of this one, or started by it.
         listener = socket.create_server(where[:2], family=family)
     except (OSError, UnicodeError) as error:
-        raise ConfigurationError(f"Cannot listen at {address} (the setting 'http'): {_why(error)}") from None
+        raise ConfigurationError(f"Cannot listen at {address} ({setting}): {_why(error)}") from None
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         # Linux hands it on to the connections that are accepted.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD)
     return listener
 
 
-def _shown(listener: socket.socket) -> str:
+def shown_address(listener: socket.socket) -> str:
+    """Where it listens, as HOST:PORT."""
     host, port = listener.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -171,9 +172,9 @@ async def serving(address: str, source: Source) -> AsyncGenerator[trio.Nursery]:
     An exception of the block is raised as it is, not in a group."""
     check_installed()
     with await trio.to_thread.run_sync(listening, address) as listener:
-        logger.info("serving /metrics, /healthz and /readyz at http://%s", _shown(listener))
+        logger.info("serving /metrics, /healthz and /readyz at http://%s", shown_address(listener))
         async with beside() as nursery:
-            nursery.start_soon(_serve, listener, App(source))
+            nursery.start_soon(serve, listener, App(source))
             yield nursery
 
 
@@ -194,10 +195,13 @@ async def beside() -> AsyncGenerator[trio.Nursery]:
             raise raised
 
 
-async def _serve(listener: socket.socket, app: App) -> None:
+async def serve(listener: socket.socket, app: Any, *, what: str = "/metrics", streams: bool = False) -> None:
+    """Serves an ASGI app on that socket until it is cancelled; a server that fails starts again.
+
+    With `streams` an answer may go on for ever while its client says nothing. A request still has to come in time."""
     from hypercorn.config import Config, Sockets
 
-    serve: Any = import_module("hypercorn.trio").serve
+    hypercorn: Any = import_module("hypercorn.trio").serve
 
     class Ours(Config):
         def create_sockets(self) -> Sockets:
@@ -211,18 +215,18 @@ async def _serve(listener: socket.socket, app: App) -> None:
         config.include_server_header = False
         config.h11_max_incomplete_size = config.h2_max_header_list_size = _HEADERS
         config.keep_alive_timeout = _PATIENCE
-        config.read_timeout = _PATIENCE
+        config.read_timeout = None if streams else _PATIENCE
         config.graceful_timeout = 0
         try:
             # The server closes it when it ends.
             with listener.dup() as ours:
-                await serve(app, config, mode="asgi")
+                await hypercorn(app, config, mode="asgi")
         except Exception:
-            logger.exception(_FAILED)
+            logger.exception(_FAILED, what)
         except BaseExceptionGroup as group:  # noqa: ASYNC103 -- the program's part is raised
             failed, programs = group.split(Exception)
             if failed is not None:
-                logger.error(_FAILED, exc_info=failed)
+                logger.error(_FAILED, what, exc_info=failed)
             if programs is not None:
                 raise programs from None  # noqa: ASYNC104 -- the program's part of it
         await trio.sleep(_AGAIN)

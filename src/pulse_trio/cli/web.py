@@ -1,0 +1,76 @@
+"""`pulse-trio web`: the web page, served by Hypercorn on Trio."""
+
+from __future__ import annotations
+
+import signal
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import click
+import trio
+
+from .. import logs
+from ..errors import ConfigurationError
+from ..settings import load_settings
+from ..worker.metrics.server import beside, listening, serve, shown_address
+from .database import choose_database, open_database_async
+from .options import dsn_option, schema_option
+from .output import notice
+
+if TYPE_CHECKING:
+    from .database import Choice
+
+
+@click.command("web")
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where to listen.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any that is free.")
+@click.option("--read-only", is_flag=True, help="Show everything, and change nothing.")
+@schema_option
+@dsn_option
+def web(host: str, port: int, read_only: bool, schema: str | None, dsn: str | None) -> int:
+    """Serve the web page: what runs, what waits, what fails and why, and what can be done about it.
+
+    It needs the extra: pip install 'pulse-trio[web]'. Ctrl-C or SIGTERM ends it.
+    """
+    check_installed()
+    choice = choose_database(dsn)
+    logs.set_up(as_json=False, verbose=False)
+    trio.run(
+        _serve,
+        choice,
+        load_settings({"schema": schema}).schema,
+        f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+        read_only,
+    )
+    return 0
+
+
+def check_installed() -> None:
+    """Raises `ConfigurationError` if the libraries of the extra are missing."""
+    from .. import web as package
+
+    package.check_installed()
+    try:
+        import_module("hypercorn.trio")
+    except ImportError as error:
+        raise ConfigurationError(
+            f"The web page needs libraries that are not installed ({error}). Install them: {package.HOW_TO_INSTALL}"
+        ) from None
+
+
+async def _serve(choice: Choice, schema: str, address: str, read_only: bool) -> None:
+    from ..web import create_app
+
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with open_database_async(choice, schema, notice) as dsn:
+            app: Any = create_app(dsn, read_only=read_only, schema=schema)
+            with await trio.to_thread.run_sync(listening, address, "--host and --port") as listener:
+                async with beside() as nursery:
+                    nursery.start_soon(_serve_app, listener, app)
+                    notice(f"the web page is at http://{shown_address(listener)}/ (Ctrl-C ends it)")
+                    async for _ in signals:
+                        break
+
+
+async def _serve_app(listener: Any, app: Any) -> None:
+    await serve(listener, app, what="the web page", streams=True)

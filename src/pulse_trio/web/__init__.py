@@ -1,0 +1,55 @@
+"""The web page over a database of jobs, as an ASGI app; needs the extra `pulse-trio[web]`.
+
+    app = create_app("postgresql://user@host/database")
+
+It runs on Trio and asyncio, by itself or mounted in another app, under any prefix.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from ..errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from .security import Authenticate
+
+HOW_TO_INSTALL = "pip install 'pulse-trio[web]'"
+_NEEDED = ("starlette", "jinja2", "itsdangerous", "argon2", "python_multipart")
+
+
+def create_app(
+    dsn: str, *, read_only: bool = False, authenticate: Authenticate | None = None, schema: str = "pulse"
+) -> Starlette:
+    """The ASGI app: for Hypercorn or another server, or to mount in an app of one's own.
+
+    Args:
+        dsn: the database. Connections are made when a page is first asked for, and closed by the app's lifespan; mounted
+            apps get no lifespan in most frameworks, and then keep at most four idle connections until the process ends.
+        read_only: shows everything and changes nothing.
+        authenticate: says which user sends a request.
+        schema: where pulse-trio's tables are.
+
+    Raises `ConfigurationError` when the extra's libraries are not installed.
+    """
+    check_installed()
+    from .app import build
+
+    return build(dsn, read_only=read_only, authenticate=authenticate, schema=schema)
+
+
+def check_installed() -> None:
+    """Raises `ConfigurationError` if the libraries of the extra are missing."""
+    try:
+        for name in _NEEDED:
+            import_module(name)
+    except ImportError as error:
+        raise ConfigurationError(
+            f"The web page needs libraries that are not installed ({error}). Install them: {HOW_TO_INSTALL}"
+        ) from None
+
+
+__all__ = ["create_app"]

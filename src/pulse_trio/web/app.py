@@ -1,0 +1,41 @@
+"""Assembles the app: its parts, its routes, and what guards it."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.staticfiles import StaticFiles
+
+from . import problems, security
+from .addresses import STATIC
+from .database import Database
+from .live import Live
+from .pages import jobs, overview
+from .site import Site
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from .security import Authenticate
+
+PAGES = (overview.PAGE, jobs.PAGE)
+
+
+def build(dsn: str, *, read_only: bool, authenticate: Authenticate | None, schema: str) -> Starlette:
+    """The app for one database."""
+    site = Site(Database(dsn, schema), Live(), read_only)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncGenerator[None]:
+        yield
+        await site.database.aclose()
+
+    routes = [route for each in PAGES for route in each.routes()]
+    app = Starlette(routes=[*routes, Mount("/static", StaticFiles(directory=STATIC))], lifespan=lifespan)
+    app.state.site = site
+    problems.add_to(app)
+    security.secure(app, read_only=read_only, authenticate=authenticate)
+    return app

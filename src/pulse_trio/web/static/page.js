@@ -1,0 +1,1 @@
+// Enhances the pages: everything works without it.

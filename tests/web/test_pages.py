@@ -1,0 +1,61 @@
+"""Each page and its JSON twin, on an empty database, with data, and without a database."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.sites import open_site
+
+if TYPE_CHECKING:
+    import httpx
+
+    from support.stores import Window
+
+PAGES = {"/": "/api/overview", "/jobs": "/api/jobs"}
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_a_page_answers_on_an_empty_database(site: httpx.AsyncClient, path: str) -> None:
+    answer = await site.get(path)
+
+    assert answer.status_code == 200, answer.text
+    assert "<h1>" in answer.text
+
+
+async def test_a_page_and_its_twin_show_the_same_jobs(site: httpx.AsyncClient, window: Window) -> None:
+    job_id = window.enqueue("mail", kind="send")
+
+    page, twin = await site.get("/jobs"), await site.get("/api/jobs")
+
+    assert f'href="/jobs/{job_id}"' in page.text
+    assert [job["id"] for job in twin.json()["jobs"]] == [job_id]
+
+
+async def test_every_address_of_a_page_is_under_the_prefix(dsn: str) -> None:
+    async with open_site(dsn, prefix="/ops/pulse") as site:
+        page = await site.get("/jobs")
+
+    assert page.status_code == 200
+    addresses = [
+        part.partition('"')[0] for mark in ('href="', 'src="', 'action="') for part in page.text.split(mark)[1:]
+    ]
+    assert addresses
+    assert [a for a in addresses if not a.startswith(("/ops/pulse/", "#"))] == []
+
+
+async def test_a_database_that_is_away_is_a_503_that_says_so() -> None:
+    async with open_site("postgresql://127.0.0.1:1/none") as site:
+        page, twin = await site.get("/jobs"), await site.get("/api/jobs")
+
+    assert (page.status_code, twin.status_code) == (503, 503)
+    assert "The database is away" in page.text
+    assert twin.json()["title"] == "The database is away"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_the_pages_work_on_asyncio(dsn: str, anyio_backend: str) -> None:
+    async with open_site(dsn) as site:
+        assert (await site.get("/")).status_code == 200
