@@ -12,7 +12,7 @@ import trio
 from .. import logs
 from ..errors import ConfigurationError
 from ..settings import load_settings
-from ..worker.metrics.server import beside, listening, serve, shown_address
+from ..worker.metrics.server import beside, keep_serving, listening, shown_address
 from .database import choose_database, open_database_async
 from .options import dsn_option, schema_option
 from .output import notice
@@ -73,4 +73,4 @@ async def _serve(choice: Choice, schema: str, address: str, read_only: bool) -> 
 
 
 async def _serve_app(listener: Any, app: Any) -> None:
-    await serve(listener, app, what="the web page", streams=True)
+    await keep_serving(listener, app, what="the web page", streams=True)

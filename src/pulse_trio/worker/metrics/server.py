@@ -174,7 +174,7 @@ async def serving(address: str, source: Source) -> AsyncGenerator[trio.Nursery]:
     with await trio.to_thread.run_sync(listening, address) as listener:
         logger.info("serving /metrics, /healthz and /readyz at http://%s", shown_address(listener))
         async with beside() as nursery:
-            nursery.start_soon(serve, listener, App(source))
+            nursery.start_soon(keep_serving, listener, App(source))
             yield nursery
 
 
@@ -195,7 +195,7 @@ async def beside() -> AsyncGenerator[trio.Nursery]:
             raise raised
 
 
-async def serve(listener: socket.socket, app: Any, *, what: str = "/metrics", streams: bool = False) -> None:
+async def keep_serving(listener: socket.socket, app: Any, *, what: str = "/metrics", streams: bool = False) -> None:
     """Serves an ASGI app on that socket until it is cancelled; a server that fails starts again.
 
     With `streams` an answer may go on for ever while its client says nothing. A request still has to come in time."""
