@@ -110,6 +110,40 @@ async def test_an_attempt_that_failed_of_a_child_starts_it_again_and_keeps_what_
     assert sorted(runs) == ["good", "moody", "moody"]
 
 
+async def test_a_child_that_an_attempt_failed_of_is_started_again_though_the_next_meets_it_in_its_replay(
+    trees: Trees,
+) -> None:
+    ran: list[int] = []
+    stepped = trio.Event()
+
+    async def step() -> None: ...
+
+    @trees.handlers.job
+    async def child(job: Job) -> int:
+        await stepped.wait()
+        ran.append(job.attempt)
+        if job.attempt == 1:
+            raise Discard("the first time")
+        return job.attempt
+
+    @trees.handlers.job(durable=True)
+    async def parent(job: Job) -> int:
+        async with job.durable_nursery() as nursery:
+            one = nursery.start_soon(child)
+            await nursery.flush()
+            # Its line comes before that of the block, so the next attempt knows its child while it replays.
+            await job.step(step)
+            stepped.set()
+        return one.result
+
+    job_id = trees.enqueue("parent")
+    await trees.burst()
+    assert trees.job(job_id)["state"] == "retryable"
+    trees.again()
+    await trees.burst()
+    assert (trees.job(job_id)["state"], trees.job(job_id)["result"], ran) == ("completed", 2, [1, 2])
+
+
 async def test_a_bodys_exception_cancels_the_children_and_is_in_a_group_always(trees: Trees) -> None:
     reasons: list[object] = []
 

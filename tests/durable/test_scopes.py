@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 import trio
+import trio.lowlevel
 
-from pulse_trio import Job  # noqa: TC001 -- read when the handler is declared
+from pulse_trio import Job, UsageError
 
 if TYPE_CHECKING:
     from support.trees import Trees
@@ -200,3 +202,69 @@ async def test_a_timeout_without_compensation_leaves_no_line_and_the_next_attemp
     await trees.burst()
     assert trees.job(job_id)["result"] == "done"
     assert [kind for kind, _, _ in trees.lines(job_id)] == [1, 1]
+
+
+@pytest.mark.parametrize("last", ["block", "step"])
+async def test_a_block_that_ended_in_time_is_not_cut_short_in_an_attempt_that_comes_after_its_deadline(
+    last: str, trees: Trees
+) -> None:
+    branches: list[str] = []
+
+    @trees.handlers.job
+    async def child() -> None: ...
+
+    async def quick() -> None: ...
+
+    async def act(branch: str) -> None:
+        branches.append(branch)
+        if len(branches) == 1:
+            raise ValueError("the process dies here, before the line of this step")
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> None:
+        with job.move_on_after(30) as patience:
+            if last == "block":
+                async with job.durable_nursery() as nursery:
+                    nursery.start_soon(child)
+            else:
+                await job.step(quick)
+                await trio.lowlevel.checkpoint()
+        await job.step(act, "refund" if patience.cancelled_caught else "ship")
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    assert trees.job(job_id)["state"] == "retryable"
+    # An hour later.
+    trees.window.run("UPDATE history SET value = '1.0' WHERE kind = %s AND key = '1:scope'", MOMENT)
+    trees.again()
+    await trees.burst()
+    assert branches == ["ship", "ship"]
+    assert trees.job(job_id)["state"] == "completed"
+
+
+async def test_the_names_that_the_history_derives_from_a_key_are_no_keys_of_other_calls(trees: Trees) -> None:
+    said: list[str] = []
+
+    @trees.handlers.job(durable=True, max_attempts=1)
+    async def order(job: Job) -> None:
+        async with job.durable_nursery(key="a"):
+            pass
+        for key in ("block a", "a body"):
+            try:
+                with job.move_on_after(5, key=key):
+                    await trio.lowlevel.checkpoint()
+            except UsageError as error:
+                said.append(str(error))
+        with job.move_on_after(5, key="b"):
+            pass
+        try:
+            await job.sleep(0, key="b ended")
+        except UsageError as error:
+            said.append(str(error))
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    assert trees.job(job_id)["state"] == "completed"
+    assert [error.split(": ")[1].split(";")[0] for error in said] == [
+        f"the key {key!r} is used twice in this job (as {key!r})" for key in ("block a", "a body", "b ended")
+    ]

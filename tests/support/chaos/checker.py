@@ -1,4 +1,5 @@
-"""The invariants I0 to I16, each a pure function from a history to its violations, with the evidence.
+"""The invariants I0 to I16, each a pure function from a history to its violations, with the evidence; those of trees, I17 to
+I22, are in tree_checker.py.
 
 The journal is what the database did; the workers' lines are what they asked and believed; the effects are what the world saw.
 An invariant compares at least two of these, or one with the rules. Times are monotonic seconds unless they are the journal's.
@@ -8,21 +9,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .history import CANCELLED, COMPLETED, DEAD, FINISHED, LIVE_WAITING, NO_ROW, RETRYABLE, RUNNING, WAITING
+from .tree_checker import TREES
+from .violations import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from .history import Fence, History, Step
 
-REFUNDED = {"snoozed", "released"}
+REFUNDED = {"snoozed", "released", "suspended"}
 """Outcomes that use no budget."""
-PEOPLES = {"retry_job", "delete_jobs", "prune", "upkeep"}
-"""Statements that may touch a finished job."""
+PEOPLES = {"retry_job", "delete_jobs", "prune", "upkeep", "restart_children"}
+"""Statements that may touch a finished job: of people, and of a parent whose next attempt starts a failed child again."""
 REPORTING = {"complete_and_claim", "complete_unlocked", "fail"}
 CLAIMING = {"complete_and_claim", "claim_limited", "claim_suspect"}
 
@@ -40,20 +42,6 @@ CRASH_LIMIT = 3
 """Deaths in processes of its own after which a job is dead."""
 FAREWELL = 5.0
 """Seconds the last reports of a worker may take that is to be replaced."""
-
-
-@dataclass(frozen=True)
-class Violation:
-    """One broken promise. `evidence` has the lines it was seen in."""
-
-    invariant: str
-    job: int | None
-    message: str
-    evidence: tuple[Any, ...] = ()
-
-    def __str__(self) -> str:
-        lines = "".join(f"\n    {line}" for line in self.evidence)
-        return f"{self.invariant}: job {self.job}: {self.message}{lines}"
 
 
 def check(history: History) -> list[Violation]:
@@ -364,8 +352,10 @@ def i9_one_path(history: History) -> Iterator[Violation]:
                 expected = DEAD
             if change.cancelling:
                 expected = CANCELLED
-            if step.new != expected:
-                yield Violation("I9", step.job, f"{step.outcome} led to state {step.new}, not {expected}", step.changes)
+            if step.reached != expected:
+                yield Violation(
+                    "I9", step.job, f"{step.outcome} led to state {step.reached}, not {expected}", step.changes
+                )
 
 
 def fence_of(step: Step) -> Fence:
@@ -573,4 +563,5 @@ INVARIANTS: Mapping[str, Callable[[History], Iterable[Violation]]] = {
     "I14": i14_replaced,
     "I15": i15_no_crash,
     "I16": i16_poison,
+    **TREES,
 }

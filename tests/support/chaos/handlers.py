@@ -15,10 +15,15 @@ import threading
 import time
 from datetime import datetime  # noqa: TC003 -- the handlers' annotations are read
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import trio
 
 from pulse_trio import Discard, Handlers, Job, Snooze
+
+if TYPE_CHECKING:
+    from .recorder import Recorder
 
 STEP = 0.1  # seconds between two effects
 NARROW = 3
@@ -196,6 +201,123 @@ async def tick_last(job: Job, at: datetime) -> None:
 async def tick_skip(job: Job, at: datetime) -> None:
     """Every occurrence, and none of those missed."""
     LINE.tell(job, 0)
+
+
+# Trees: durable jobs with children, steps, sleeps and events
+
+STEPS = 1000
+"""The effect of step n of a tree is number `STEPS` + n."""
+
+
+class Diary:
+    """What durable handlers say that they were given, in the log of their worker."""
+
+    def __init__(self) -> None:
+        self._recorder: Recorder | None = None
+
+    def saw(self, job: Job, place: str, value: Any) -> None:
+        if self._recorder is None:
+            from .recorder import Recorder  # not for the children of `in_process`
+
+            self._recorder = Recorder(Path(f"worker-{WHO}.jsonl"), WHO)
+        self._recorder.line("saw", job=job.id, attempt=job.attempt, place=place, value=value)
+
+
+DIARY = Diary()
+
+
+async def grow(job: Job, shape: dict[str, Any]) -> str:
+    """What a tree's job does. Everything that `shape` has is optional.
+
+    `steps`, `rows`: how many of each. `body`, `ends`: seconds. `children`: their shapes. `patience`: seconds until the block's
+    remembered deadline. `event`, `sleep`: seconds. `fails`: in how many attempts it raises at its end. `refund`: a step in its
+    clean-up. `forgiving`: failures of children stay in their outcomes.
+    """
+
+    async def note(n: int) -> str:
+        LINE.tell(job, STEPS + n)
+        await trio.sleep(shape.get("pause", 0))
+        return f"{job.attempt} {uuid4()}"
+
+    async def plant(tx: Any, n: int) -> None:
+        await tx.execute("INSERT INTO chaos.planted (job, attempt, n) VALUES (%s, %s, %s)", [job.id, job.attempt, n])
+
+    try:
+        for n in range(shape.get("steps", 0)):
+            DIARY.saw(job, f"step {n}", await job.step(note, n, key=f"step {n}"))
+        for n in range(shape.get("rows", 0)):
+            await job.transaction_step(plant, n, key=f"row {n}")
+        if "children" in shape:
+            await _branch_out(job, shape)
+        if "sleep" in shape:
+            await job.sleep(shape["sleep"])
+        if "event" in shape:
+            for n in range(2):
+                try:
+                    got = await job.wait_for_event("go", type=int, timeout=shape["event"], key=f"event {n}")
+                except TimeoutError:
+                    got = None
+                DIARY.saw(job, f"event {n}", got)
+        DIARY.saw(job, "last step", await job.step(note, 99, key="step 99"))
+        await act(job, shape.get("ends", 0))
+    except trio.Cancelled:
+        if "refund" in shape:
+            with job.cleanup():
+                await job.step(note, 98, key="step 98")  # noqa: ASYNC102 -- job.cleanup() is the shield
+        raise
+    if job.attempt <= shape.get("fails", 0):
+        raise RuntimeError(f"failure {job.attempt} of {shape['fails']}")
+    return "grown"
+
+
+async def _branch_out(job: Job, shape: dict[str, Any]) -> None:
+    kept: list[Any] = []
+    forgiving = shape.get("forgiving", False)
+    with job.move_on_after(shape.get("patience", 1000)) as patience:
+        async with job.durable_nursery(collect=forgiving, key="block") as nursery:
+            for n, child in enumerate(shape["children"]):
+                handler = {"branch": branch, "leaf": leaf, "thread leaf": leaf_in_thread}[child["kind"]]
+                kept.append(nursery.start_soon(handler.options(child_key=f"child {n}"), child))
+            await nursery.flush()
+            if shape.get("body"):
+                await job.sleep(shape["body"])
+    # Remembered when the next call begins, which says it.
+    await job.step(_tell, job, patience.cancelled_caught, key="patience")
+    if not patience.cancelled_caught:
+        DIARY.saw(job, "children", [[c.id, str(c.state), c.result if c.state == "completed" else None] for c in kept])
+        DIARY.saw(job, f"joined {job.attempt}", [c.id for c in kept])
+
+
+async def _tell(job: Job, struck: bool) -> None:
+    DIARY.saw(job, "patience", struck)
+
+
+@handlers.job(durable=True, suspend_after=0.1, max_attempts=12, backoff_base=0.05, backoff_cap=0.5)
+async def tree(job: Job, token: str, shape: dict[str, Any]) -> str:
+    """The root of a tree."""
+    return await grow(job, shape)
+
+
+@handlers.job(durable=True, suspend_after=0, max_attempts=12, backoff_base=0.05, backoff_cap=0.5)
+async def branch(job: Job, shape: dict[str, Any]) -> str:
+    """A child that has children, and that is suspended as soon as it waits."""
+    return await grow(job, shape)
+
+
+@handlers.job(max_attempts=8, backoff_base=0.05, backoff_cap=0.5)
+async def leaf(job: Job, shape: dict[str, Any]) -> str:
+    """A child that is no durable job; it is dead at its first failure, and lives again with its parent's next attempt."""
+    await act(job, shape.get("ends", 0))
+    if job.attempt <= shape.get("fails", 0):
+        raise Discard(f"failure {job.attempt} of {shape['fails']}")
+    return f"leaf of attempt {job.attempt}"
+
+
+@handlers.job(max_attempts=8, backoff_base=0.05, backoff_cap=0.5)
+def leaf_in_thread(job: Job, shape: dict[str, Any]) -> str:
+    """A child in a thread."""
+    time.sleep(shape.get("ends", 0))
+    return f"leaf of attempt {job.attempt}"
 
 
 # The other kinds of handlers

@@ -9,6 +9,8 @@ from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .journal import Trees
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
@@ -112,7 +114,13 @@ class Step:
         if self.release is None:
             return None
         noted = next((c.outcome for c in self.changes if c.operation == "note"), None)
-        return noted or ("completed" if self.new == COMPLETED else None)
+        return noted or ("completed" if self.reached == COMPLETED else None)
+
+    @property
+    def reached(self) -> int:
+        """Where the job stood, but for its tree: an outcome that waits for descendants, and a cancelled job that runs once more
+        for its compensation, were archived and taken back in the same transaction."""
+        return next((c.state for c in self.changes if c.operation == "archive" and c.state), self.new)
 
     @property
     def renewals(self) -> list[Change]:
@@ -159,6 +167,7 @@ class History:
     """When each schedule was paused, in seconds since 1970: nothing is fired from then on."""
     strangers: int = 0
     """How many jobs strangers wrote. They are left out of everything else."""
+    trees: Trees = field(default_factory=Trees)
     crashes: Sequence[str] = ()
     """What workers said of an error that was nobody's but pulse-trio's own, with which they ended."""
 

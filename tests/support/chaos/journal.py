@@ -31,6 +31,13 @@ CREATE TABLE chaos.journal (
   queue text, key text, due timestamptz, PRIMARY KEY (job, revision));
 -- What handlers write in the transactions that complete their jobs.
 CREATE TABLE chaos.booking (job bigint NOT NULL, attempt int NOT NULL);
+-- What they write in the transactions of durable steps.
+CREATE TABLE chaos.planted (job bigint NOT NULL, attempt int NOT NULL, n int NOT NULL);
+-- Each line of a history that was written or removed, and each child's place.
+CREATE TABLE chaos.line (operation text, job bigint, line int, kind int, key text, attempt int, event_id bigint, tx bigint,
+                         at timestamptz DEFAULT clock_timestamp());
+CREATE TABLE chaos.member (operation text, job bigint, parent bigint, root bigint, block int, key text,
+                           at timestamptz DEFAULT clock_timestamp());
 
 CREATE FUNCTION chaos.next_revision(job bigint) RETURNS int LANGUAGE sql AS $$
   INSERT INTO chaos.head AS h VALUES (job, 1) ON CONFLICT (job) DO UPDATE SET revision = h.revision + 1 RETURNING revision $$;
@@ -68,8 +75,24 @@ BEGIN
           NEW.session, NEW.attempt, NEW.outcome);
   RETURN NULL;
 END $$;
+CREATE FUNCTION chaos.line_changed() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  INSERT INTO chaos.line
+  SELECT lower(TG_OP), r.job_id, r.line, r.kind, r.key, r.attempt, r.event_id, pg_current_xact_id()::text::bigint
+  FROM (SELECT (CASE TG_OP WHEN 'DELETE' THEN OLD ELSE NEW END).*) r;
+  RETURN NULL;
+END $$;
+CREATE FUNCTION chaos.member_changed() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  INSERT INTO chaos.member SELECT lower(TG_OP), r.job_id, r.parent_id, r.root_id, r.block, r.child_key
+  FROM (SELECT (CASE TG_OP WHEN 'DELETE' THEN OLD ELSE NEW END).*) r;
+  RETURN NULL;
+END $$;
+CREATE TRIGGER chaos AFTER INSERT OR UPDATE OR DELETE ON pulse.history FOR EACH ROW EXECUTE FUNCTION chaos.line_changed();
+CREATE TRIGGER chaos AFTER INSERT OR DELETE ON pulse.member FOR EACH ROW EXECUTE FUNCTION chaos.member_changed();
 CREATE TRIGGER chaos AFTER INSERT OR UPDATE OR DELETE ON pulse.job FOR EACH ROW EXECUTE FUNCTION chaos.job_changed();
-CREATE TRIGGER chaos AFTER INSERT OR DELETE ON pulse.job_archive FOR EACH ROW EXECUTE FUNCTION chaos.archive_changed();
+-- Before the trigger that takes back the row of a job whose descendants live.
+CREATE TRIGGER a_chaos AFTER INSERT OR DELETE ON pulse.job_archive FOR EACH ROW EXECUTE FUNCTION chaos.archive_changed();
 CREATE TRIGGER chaos AFTER INSERT ON pulse.attempt FOR EACH ROW EXECUTE FUNCTION chaos.attempt_noted();
 """
 
@@ -111,6 +134,90 @@ class Change(NamedTuple):
     queue: str | None = None
     key: str | None = None
     due: float | None = None
+
+
+class WrittenLine(NamedTuple):
+    """A line of a history that was written (`insert`), or removed (`delete`). `at`: seconds since 1970."""
+
+    operation: str
+    job: int
+    line: int
+    kind: int
+    key: str
+    attempt: int
+    event: int | None = None
+    tx: int = 0
+    at: float = 0.0
+
+
+class Place(NamedTuple):
+    """A child, or the removal of one."""
+
+    operation: str
+    job: int
+    parent: int
+    root: int
+    block: int
+    key: str
+    at: float = 0.0
+
+
+class SentEvent(NamedTuple):
+    """An event as it stands at the end. `line`: of the history that received it."""
+
+    event: int
+    job: int
+    payload: int
+    line: int | None
+
+
+class Trees(NamedTuple):
+    """What there was of trees. `planted`: job, attempt and number of each row that a durable step wrote. `orphans`: the jobs
+    that a look found live while their parent was not."""
+
+    lines: Sequence[WrittenLine] = ()
+    places: Sequence[Place] = ()
+    events: Sequence[SentEvent] = ()
+    planted: Sequence[tuple[int, int, int]] = ()
+    orphans: Sequence[int] = ()
+
+
+def read_trees(dsn: str, orphans: Sequence[int]) -> Trees:
+    """What there was of trees."""
+    return Trees(
+        [
+            WrittenLine(*row)
+            for row in _rows(
+                dsn,
+                "SELECT operation, job, line, kind, key, attempt, event_id, tx, extract(epoch FROM at)::float8 FROM chaos.line"
+                " ORDER BY at",
+            )
+        ],
+        [
+            Place(*row)
+            for row in _rows(
+                dsn,
+                "SELECT operation, job, parent, root, block, key, extract(epoch FROM at)::float8 FROM chaos.member ORDER BY at",
+            )
+        ],
+        [
+            SentEvent(*row)
+            for row in _rows(dsn, "SELECT id, job_id, payload::text::bigint, line FROM pulse.event WHERE name = 'go'")
+        ],
+        _rows(dsn, "SELECT job, attempt, n FROM chaos.planted"),
+        orphans,
+    )
+
+
+def read_orphans(connection: psycopg.Connection[Any]) -> list[int]:
+    """The jobs that live while their parent does not: one statement, one snapshot."""
+    return [
+        row[0]
+        for row in connection.execute(
+            "SELECT m.job_id FROM pulse.member m JOIN pulse.job j ON j.id = m.job_id"
+            " WHERE NOT EXISTS (SELECT FROM pulse.job p WHERE p.id = m.parent_id)"
+        )
+    ]
 
 
 def install(dsn: str) -> None:

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 COLOURS = {
     "completed": "#4c9f70", "failed": "#e0a030", "timeout": "#b8860b", "discarded": "#8a6d3b", "snoozed": "#7fa8d1",
-    "released": "#5b7fc7", "cancelled": "#9aa0a6", "rescued": "#c0392b", "unknown": "#d0d0d0",
+    "released": "#5b7fc7", "cancelled": "#9aa0a6", "rescued": "#c0392b", "suspended": "#b9d8c4",
+    "unknown": "#d0d0d0",
 }  # fmt: skip
 FAULT_COLOURS = {"kill": "#000000", "stop short": "#9467bd", "stop long": "#5e2d91", "terminate": "#444444"}
 NETWORK = "#1f9bcf"

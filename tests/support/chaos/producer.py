@@ -14,12 +14,13 @@ import sys
 from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import psycopg
 import trio
 
 from pulse_trio import open_client
-from pulse_trio.errors import PulseTrioError
+from pulse_trio.errors import InvalidTransition, PulseTrioError, UnknownJob
 from pulse_trio.postgres import TrioConnection
 from support.chaos import handlers as h
 from support.chaos.orphans import die_with_parent
@@ -50,12 +51,14 @@ class Producer:
         self._recorder = recorder
         self._count = 0
         self._known: deque[int] = deque(maxlen=200)
+        self._trees: deque[int] = deque(maxlen=10)
+        self._sent = 0
 
     async def run(self) -> None:
         """Until cancelled."""
         ways: list[tuple[int, Callable[[], Awaitable[None]]]] = [
             (10, self.single), (2, self.bulk), (3, self.committed), (2, self.rolled_back), (2, self.unique), (2, self.delayed),
-            (2, self.by_sql), (1, self.cancel), (1, self.retry),
+            (2, self.by_sql), (1, self.cancel), (1, self.retry), (3, self.tree), (3, self.send),
         ]  # fmt: skip
         weights, methods = [w for w, _ in ways], [m for _, m in ways]
         while True:
@@ -156,6 +159,51 @@ class Producer:
                     "SELECT pulse.enqueue('steady', %s::text::jsonb, max_attempts => 8)",
                     [json.dumps({"token": token, "seconds": 0.05})],
                 )
+
+    async def tree(self) -> None:
+        token = self.token()
+        with self._recorder.operation("enqueue", tokens=[token]) as answer:
+            refs = await self._client.enqueue_many([h.tree.request(token=token, shape=self.shape(2))])
+            self.heard(answer, [token], refs)
+            self._trees.extend(ref.id for ref in refs)
+
+    def shape(self, levels: int) -> dict[str, Any]:
+        """A tree of at most so many levels below its root. See `handlers.grow`."""
+        chance = self._random
+
+        def some(probability: float, low: float, high: float) -> float:
+            return round(chance.uniform(low, high), 3) if chance.random() < probability else 0
+
+        drawn: dict[str, Any] = {
+            "steps": chance.randrange(3), "rows": chance.randrange(2), "pause": some(0.3, 0, 0.3), "ends": some(0.3, 0, 1),
+            "fails": chance.choice([0, 0, 0, 1, 2]), "forgiving": chance.random() < 0.3, "body": some(0.3, 0, 1),
+            "patience": some(0.2, 0.3, 4), "sleep": some(0.3, 0, 2), "event": some(0.5, 0.5, 3),
+            "refund": chance.random() < 0.3, "kind": "branch",
+        }  # fmt: skip
+        if levels:
+            drawn["children"] = [self.shape(levels - 1) for _ in range(chance.choice([0, 1, 2, 4]))]
+        else:
+            times = chance.choice([0, 0, 0, 1])
+            drawn = {
+                "kind": chance.choice(["leaf", "leaf", "thread leaf"]),
+                "ends": chance.uniform(0, 1),
+                "fails": times,
+            }
+        return {name: value for name, value in drawn.items() if value}
+
+    async def send(self) -> None:
+        """An event for a tree, or the same one again."""
+        if not self._trees:
+            return
+        job = self._random.choice(self._trees)
+        self._sent += self._random.random() < 0.8
+        payload = crc32(f"{self._name} {self._sent}".encode()) % 2**31
+        with self._recorder.operation("send", job=job, payload=payload) as answer:
+            try:
+                await self._client.send_event(job, "go", payload, event_key=f"{payload}")
+            except (InvalidTransition, UnknownJob):
+                answer["phase"] = "failed"
+                raise
 
     async def cancel(self) -> None:
         if self._known:

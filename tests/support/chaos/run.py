@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from pulse_trio.settings import WorkerSettings
 from pulse_trio.testing.faults.server import RestartableServer
 
 from . import handlers, journal
-from .checker import Violation, check, hindered
+from .checker import check, hindered
 from .handlers import CATCH_UP, EVERY, NARROW, TENANT, TENANTS
 from .history import RUNNING, Bounds, History, Limit, read_crashes, read_effects, read_lines, strangers, without
 from .schedule import LEASE, plan
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from .history import Fault, Fence, Step
     from .schedule import Planned
+    from .violations import Violation
 
 SETTINGS: dict[str, Any] = {
     "lease": LEASE, "heartbeat": 2.0, "watchdog": 0.5, "cleanup": 0.5, "poll": 0.2, "grace": GRACE, "concurrency": 10,
@@ -97,6 +99,7 @@ async def play(
     folder.chmod(0o711)  # root runs PostgreSQL as `nobody`, who has to come through
     server = await trio.to_thread.run_sync(RestartableServer, folder / "pg", SERVER_SETTINGS)
     planned = plan(seed, seconds, workers, kinds) if planned is None else planned
+    orphans: set[int] = set()
     try:
         epoch = await trio.to_thread.run_sync(clock_offset, server.dsn)
         async with open_stage(folder, server, SETTINGS, seed, workers=workers, producers=producers, rate=rate) as stage:
@@ -104,6 +107,7 @@ async def play(
             began = time.monotonic()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(progress, say, began, seconds, stage.faults, stage.server.dsn)
+                nursery.start_soon(look_for_orphans, stage.server.dsn, orphans)
                 await carry_out(stage, planned, began)
                 await trio.sleep(max(0.0, began + seconds - time.monotonic()))
                 nursery.cancel_scope.cancel()
@@ -137,6 +141,7 @@ async def play(
             await trio.to_thread.run_sync(journal.read_fires, server.dsn),
             await trio.to_thread.run_sync(journal.read_pauses, server.dsn),
             strangers=len(foreign),
+            trees=await trio.to_thread.run_sync(journal.read_trees, server.dsn, sorted(orphans)),
             crashes=read_crashes(folder),
         )
         violations = await trio.to_thread.run_sync(check, history)
@@ -193,6 +198,20 @@ async def progress(say: Callable[[str], None], began: float, seconds: float, fau
         say(f"{passed}: {len(faults)} faults (last: {last}), {done} jobs done, {live} live")
 
 
+async def look_for_orphans(dsn: str, found: set[int]) -> None:
+    """Looks in one snapshot after the other for live jobs whose parents are not."""
+
+    def look() -> list[int]:
+        with psycopg.connect(dsn, connect_timeout=2) as connection:
+            connection.execute("SET lock_timeout = '500ms'")
+            return journal.read_orphans(connection)
+
+    while True:
+        await trio.sleep(0.5)
+        with suppress(psycopg.OperationalError, psycopg.errors.LockNotAvailable):
+            found.update(await trio.to_thread.run_sync(look))
+
+
 def standing(dsn: str) -> tuple[int, int]:
     """Live and finished jobs."""
     with psycopg.connect(dsn, connect_timeout=2) as connection:
@@ -228,6 +247,9 @@ def count(history: History) -> dict[str, Any]:
         "beats renewed": sum(len(s.renewals) for s in steps),
         "effects": len(history.effects),
         "rows of job.transaction()": len(history.bookings),
+        "children": sum(place.operation == "insert" for place in history.trees.places),
+        "lines of histories": sum(line.operation == "insert" for line in history.trees.lines),
+        "events received": sum(event.line is not None for event in history.trees.events),
         "occurrences of schedules": len(history.fires),
         "faults": dict(sorted(Counter(f.kind for f in history.faults).items())),
         "handlers that did not end": sum(line["event"] == "overran" for line in history.lines),

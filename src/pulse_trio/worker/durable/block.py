@@ -227,7 +227,10 @@ class Block:
 
     async def _learn_of_failures(self, bad: list[tuple[Child[Any], Member]]) -> None:
         trees, again = self.durable.parts.trees, set[int]()
-        if not self.closing and self.durable.history.replay.over:
+        if not self.closing and not self.durable.history.replay.over:
+            # Decided when the replay has come to its end: no child is started again before.
+            bad = [(child, member) for child, member in bad if not self._may_restart(child, member)]
+        elif not self.closing:
             ids = [member.job_id for child, member in bad if self._may_restart(child, member)]
             if ids:
                 again = await self._answer(lambda: trees.restart_children(self.fence, ids))

@@ -14,10 +14,14 @@ import trio
 from ...errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from .calls import CallKind
 
 LONGEST = 256
 """Bytes of a key in UTF-8."""
+_DERIVED: Mapping[str, Sequence[str]] = {"block": ("block {}", "{} body"), "scope": ("{} ended",)}
+"""What else the history has under names that are made from the key of a call."""
 _OURS = re.compile(r"\d+:[a-z]+")
 
 
@@ -42,11 +46,15 @@ class Keys:
                 raise UsageError(
                     f"{what} in a second task of the handler needs key=: tasks run in a different order in each attempt."
                 )
-            return f"{self._count}:{kind}"
-        check_key("key", key)
-        if key in self._used:
-            raise UsageError(f"{what}: the key {key!r} is used twice in this job; each durable call needs its own.")
-        self._used.add(key)
+            key = f"{self._count}:{kind}"
+        else:
+            check_key("key", key)
+        names = {key, *(name.format(key) for name in _DERIVED.get(kind, ()))}
+        if taken := names & self._used:
+            raise UsageError(
+                f"{what}: the key {key!r} is used twice in this job (as {min(taken)!r}); each durable call needs its own."
+            )
+        self._used |= names
         return key
 
 

@@ -1,7 +1,8 @@
 """`job.move_on_after` and `job.fail_after`: deadlines that later attempts keep.
 
 The deadline is remembered when the block begins. That it struck is a line, with the calls that stood then: a later attempt is
-cancelled while the same calls stand. A block that ended in time needs no line, because no later one depends on it.
+cancelled while the same calls stand. That a block ended in time is remembered with the next durable call: its deadline may pass
+before the next attempt, whose replay may end inside the block.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ class Scope:
         self.until = until
         self.inner = trio.CancelScope()
         self._noted = False
+        self._ended = ended_key(key)
+        if self._ended in durable.history.replay.moments:
+            self.until = math.inf
         if durable.history.replay.over:
             self.goes_on_live()
 
@@ -65,6 +69,13 @@ class Scope:
         self._noted = True
         self.inner.cancel(reason="an earlier attempt was cut short here")
 
+    def _ends_in_time(self) -> None:
+        """Remembers it before a later call does anything that rests on it."""
+        history = self._durable.history
+        if self.until < math.inf and history.replay.over:
+            history.replay.moments[self._ended] = 0.0
+            history.hold(Kind.MOMENT, self._ended, "", "0.0")
+
     @contextmanager
     def opened(self, *, fail: bool) -> Generator[Scope]:
         """The block."""
@@ -78,11 +89,18 @@ class Scope:
                 # What cut a plain await short is remembered here.
                 if self.inner.cancel_called:
                     self._durable.note_cancellation()
+                else:
+                    self._ends_in_time()
                 self.inner.deadline = math.inf
                 self._durable.scopes.remove(self)
                 self._durable.history.replay.scopes.discard(self.key)
         if fail and self.inner.cancelled_caught:
             raise trio.TooSlowError
+
+
+def ended_key(key: str) -> str:
+    """Under which it is remembered that the scope `key` ended in time."""
+    return f"{key} ended"
 
 
 @contextmanager
