@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from pulse_trio.cli import timeline
 from pulse_trio.states import State
+from pulse_trio.store.life import life_of
 from pulse_trio.store.operations import AttemptRecord, JobRecord
 from pulse_trio.text import parse_duration, parse_moment
 from support.stores import Window, claim, end, open_store
@@ -84,6 +88,32 @@ async def test_a_key_is_shown_where_a_job_has_one(command: Command, dsn: str) ->
         assert f"\nkey          {key}\n" in (await command("jobs", "show", str(job_id))).stdout
     assert "\nkey " not in (await command("jobs", "show", str(plain))).stdout
     assert json.loads((await command("jobs", "show", str(waiting), "--json")).stdout)["key"] == "tenant 7"
+
+
+async def test_show_says_why_a_job_waits(command: Command, dsn: str) -> None:
+    with Window(dsn) as window:
+        job_id = window.enqueue("mail")
+    await command("queues", "pause", "mail")
+    shown = await command("jobs", "show", str(job_id))
+    assert f"\nwaits        Its queue, mail, is paused.\n{'':13}No worker is live.\n" in shown.stdout
+    as_json = json.loads((await command("jobs", "show", str(job_id), "--json")).stdout)
+    assert [reason["code"] for reason in as_json["waits_for"]] == ["queue_paused", "no_worker"]
+
+
+async def test_show_of_a_role_that_may_not_ask_why_leaves_it_out(
+    command: Command, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Window(dsn) as window:
+        job_id, role = window.enqueue("mail"), f"asks_{os.getpid()}_{time.monotonic_ns()}"
+        readable = "jobs, pulse.attempts, pulse.session, pulse.cancellations, pulse.job, pulse.migration"
+        window.run(f"CREATE ROLE {role}; GRANT USAGE ON SCHEMA pulse TO {role}")
+        window.run(f"GRANT SELECT ON pulse.{readable} TO {role}")
+        try:
+            limited = make_conninfo(dsn, options=f"-crole={role}")
+            shown = await command("jobs", "show", str(job_id), "--dsn", limited)
+            assert ("\nstate        available\n" in shown.stdout, "\nwaits" in shown.stdout) == (True, False)
+        finally:
+            window.run(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 async def test_a_mass_retry_is_rehearsed_asked_for_and_done(command: Command, dsn: str) -> None:
@@ -204,7 +234,7 @@ def tried(number: int, start: float, stop: float | None, outcome: str, error: st
 
 def drawn(job: JobRecord, attempts: list[AttemptRecord], now: datetime, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))
-    return [line.plain for line in timeline.picture(job, timeline.life_of(job, attempts), now)]
+    return [line.plain for line in timeline.picture(job, life_of(job, attempts), now)]
 
 
 def bars(lines: list[str]) -> list[str]:

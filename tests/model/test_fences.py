@@ -829,6 +829,7 @@ HARMLESS = {
     "slots": "says where to look; the claim decides",
     "suspects_due": "says where to look; the claim decides",
     "quarantined": "a person's list",
+    "why_waits": "why one job waits, for a person",
     "metrics_queues": "a count",
     "prune_permits": "removes what claim_limited does not count",
     "ask_stack()": "a question",

@@ -66,7 +66,7 @@ READING = {
     "cancel_ledger", "quarantined", "count_by_state", "doctor_put_back", "doctor_recent", "doctor_storage", "doctor_ids",
     "ended", "job",
     "metrics_queues", "metrics_schedules",
-    "tree", "lines_of", "tree_places", "stuck_trees",
+    "tree", "lines_of", "tree_places", "stuck_trees", "why_waits",
     "jobs", "limits_of_queue", "matching_jobs", "outcome", "paused_kinds", "queue_keys", "queues", "retentions", "running_of",
     "schedule_clock",
     "schedule_fires", "schedule_next", "schedules", "sessions_of", "settled", "suspects_due", "transaction_done",
@@ -90,6 +90,7 @@ OPERATORS = {
 NOT_THE_WORKERS = {
     "tree",
     "lines_of",
+    "why_waits",
     "tree_places",
     "audit",
     "cancel_jobs",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -12,15 +11,16 @@ import click
 from ..doctor import crashes_of
 from ..errors import TookTooLong, UsageError
 from ..plain import plain
-from ..states import State
-from ..store import family, health, history, operations
-from ..text import ago, count_of, duration, headline, local_time, shown, utc_now
+from ..states import FINISHED, State
+from ..store import family, health, history, life, operations
+from ..text import ago, count_of, duration, headline, utc_now
 from . import timeline
 from .database import open_store
 from .filters import RATE, described, filter_of, filter_options, parsed_retention
 from .options import actor_option, dsn_option, json_option, page_limit_option, schema_option
 from .output import notice, print_fields, print_json, print_rich, print_table
 from .roots import on_trees
+from .showing import compact, fields_of, in_quarantine, print_error, reasons_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from ..client import SyncClient
     from ..records import JobRecord
-    from ..store.health import Quarantined
     from ..store.history import Deleted, JobFilter, Retried
 
 JOB_ID = click.IntRange(1, 2**63 - 1)
@@ -95,7 +94,7 @@ def list_jobs(
 
 
 def _row(job: JobRecord, now: datetime) -> tuple[object, ...]:
-    arguments = _compact(job.args)
+    arguments = compact(job.args)
     return (
         job.id,
         job.state,
@@ -115,10 +114,6 @@ def _moment(job: JobRecord) -> datetime:
     return job.finished_at or job.run_at
 
 
-def _compact(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
 @jobs.command("show")
 @click.argument("job_id", type=JOB_ID, metavar="ID")
 @schema_option
@@ -132,72 +127,39 @@ def show_job(job_id: int, schema: str | None, dsn: str | None, as_json: bool) ->
         cancellations = client.cancellations(job_id)
         quarantined = next(iter(client.run(health.quarantined(job_id))), None)
         lines = [] if job.root_id is None else client.run(family.lines(job_id))
-    entries = timeline.life_of(job, attempts, cancellations, lines)
+        reasons = [] if job.state in FINISHED else reasons_of(client, job_id)
+    entries = life.life_of(job, attempts, cancellations, lines)
     if as_json:
         print_json(
             {
                 **_as_dict(job),
                 "quarantine": quarantined,
+                "waits_for": reasons,
                 "attempts": attempts,
                 "cancellations": cancellations,
                 "timeline": entries,
             }
         )
         return
-    print_fields(_fields(job) | {"quarantine": None if quarantined is None else _in_quarantine(quarantined)})
+    print_fields(
+        fields_of(job)
+        | {
+            "waits": "\n".join(reason.text for reason in reasons),
+            "quarantine": None if quarantined is None else in_quarantine(quarantined),
+        }
+    )
     click.echo()
     print_rich(timeline.picture(job, entries, utc_now()))
     last = next((a for a in reversed(attempts) if a.error is not None), None)
     error = job.error or (last.error if last is not None else None)
     if error is not None:
         click.echo(f"\nlast error{f' (attempt {last.attempt})' if last is not None else ''}:")
-        _print_error(error)
+        print_error(error)
 
 
 def _as_dict(job: JobRecord) -> dict[str, Any]:
     fields: Any = plain(job)
     return fields
-
-
-def _fields(job: JobRecord) -> dict[str, object]:
-    times = {name: local_time(getattr(job, name)) for name in _TIMES}
-    return {
-        "id": job.id,
-        "kind": job.kind,
-        "state": job.state,
-        "queue": job.queue,
-        "priority": job.priority,
-        "attempt": f"{job.attempt} of {job.max_attempts}",
-        "unique key": job.unique_key,
-        "key": job.key,
-        "parent": job.parent_id,
-        "tree of": job.root_id if job.root_id != job.id else None,
-        "child key": job.child_key,
-        "cancelled": job.cancel_reason,
-        "progress": _progress(job),
-        **{name.replace("_", " ").removesuffix(" at"): value for name, value in times.items()},
-        "arguments": _compact(job.args),
-        "result": _compact(job.result) if job.state is State.COMPLETED else None,
-    }
-
-
-def _in_quarantine(job: Quarantined) -> str:
-    since = f"since {local_time(job.since)}, " if job.since is not None else ""
-    return f"{since}after {crashes_of(job)}"
-
-
-def _progress(job: JobRecord) -> str | None:
-    if job.progress is None:
-        return None
-    return f"{job.progress:.0%} {shown(job.progress_message or '')}".rstrip()
-
-
-_TIMES = ("created_at", "run_at", "started_at", "lease_until", "finished_at")
-
-
-def _print_error(error: str) -> None:
-    for line in shown(error).splitlines():
-        click.echo(f"    {line}".rstrip())
 
 
 # Acting on many

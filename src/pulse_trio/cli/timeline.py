@@ -1,4 +1,4 @@
-"""The history of one job: what happened when, as values for programs and as a picture for people.
+"""The history of one job as a picture for people (store/life.py has it as values).
 
 Each attempt is a bar on one axis from the enqueue to the end (or to now): dots while the job waited, blocks while it ran.
 """
@@ -6,11 +6,9 @@ Each attempt is a bar on one axis from the enqueue to the end (or to now): dots 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..lines import Kind
-from ..states import FINISHED, State
+from ..states import FINISHED
 from ..text import ago, count_of, duration, headline
 from .output import terminal
 
@@ -21,9 +19,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from ..records import JobRecord
-    from ..store.cancelling import CancellationRecord
-    from ..store.family import HistoryLine
-    from ..store.operations import AttemptRecord
+    from ..store.life import Entry
 
 STYLES = {
     "completed": "green",
@@ -41,96 +37,11 @@ STYLES = {
     "cancel delivered": "yellow",
 }
 """Of states and of outcomes."""
-_NEVER = 9999
-"""The year until which a job is suspended that waits for no moment."""
 _FIRST, _LAST = 10, 90
 """How many attempts are shown; a job that snoozes may have any number."""
 _MIN_WIDTH, _MAX_WIDTH = 12, 48
 _BESIDE = 100
 """The width of a line without its bar."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One event of a job: at a moment, or from `at` to `until` (None: still going on). `seconds` is its duration."""
-
-    at: datetime
-    event: str
-    until: datetime | None = None
-    attempt: int | None = None
-    outcome: str | None = None
-    seconds: float | None = None
-    worker: int | None = None
-    host: str | None = None
-    pid: int | None = None
-    detail: str | None = None
-
-
-_LINES = {
-    Kind.STEP: "step",
-    Kind.STEP_FAILED: "step failed",
-    Kind.EVENT: "event",
-    Kind.TIMED_OUT: "timed out",
-    Kind.SLEPT: "slept",
-    Kind.BLOCK: "children ended",
-    Kind.BLOCK_FAILED: "children failed",
-    Kind.SCOPE_CANCELLED: "deadline struck",
-    Kind.CANCELLED: "cancelled",
-}
-"""What a line of a history says. A kind that is not here is no event of its own."""
-
-
-def life_of(
-    job: JobRecord,
-    attempts: Sequence[AttemptRecord],
-    cancellations: Sequence[CancellationRecord] = (),
-    lines: Sequence[HistoryLine] = (),
-) -> list[Entry]:
-    """The events of a job, in order."""
-    entries = [Entry(job.created_at, "enqueued")]
-    for attempt in attempts:
-        at = attempt.started_at or attempt.ended_at
-        if at is not None:
-            entries.append(_attempt(attempt, at))
-    for asked in cancellations:
-        said = asked.reason or asked.cause
-        why = f"by {asked.requested_by}" + (f": {said}" if said else "")
-        entries.append(Entry(asked.requested_at, "cancel asked", detail=why))
-        if asked.delivered_at is not None:
-            entries.append(Entry(asked.delivered_at, "cancel delivered"))
-    entries += [Entry(line.written_at, _LINES[kind], detail=line.name) for line in lines for kind in _kinds(line)]
-    entries.sort(key=lambda entry: entry.at)
-    if job.finished_at is not None:
-        took = (job.finished_at - job.created_at).total_seconds()
-        entries.append(Entry(job.finished_at, str(job.state), detail=_end(job, len(attempts), took)))
-    elif job.state is not State.RUNNING and not (job.state is State.SUSPENDED and job.run_at.year == _NEVER):
-        entries.append(Entry(job.run_at, "due", detail=str(job.state)))
-    return entries
-
-
-def _kinds(line: HistoryLine) -> list[Kind]:
-    return [kind for kind in _LINES if kind == line.kind]
-
-
-def _attempt(attempt: AttemptRecord, at: datetime) -> Entry:
-    start, end = attempt.started_at, attempt.ended_at
-    return Entry(
-        at=at,
-        event="attempt",
-        until=end,
-        attempt=attempt.attempt,
-        outcome=attempt.outcome,
-        seconds=(end - start).total_seconds() if start is not None and end is not None else None,
-        worker=attempt.worker,
-        host=attempt.host,
-        pid=attempt.pid,
-        detail=(attempt.error or "").partition("\n")[0] or None,
-    )
-
-
-def _end(job: JobRecord, attempts: int, took: float) -> str:
-    text = f"after {count_of(attempts, 'attempt')}, {duration(took)} after it was enqueued"
-    return f"{text}: {job.cancel_reason}" if job.cancel_reason else text
 
 
 # Drawing

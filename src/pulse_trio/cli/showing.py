@@ -1,0 +1,76 @@
+"""What `pulse-trio jobs show` prints of one job."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from ..errors import UsageError
+from ..states import State
+from ..store import operations, why
+from ..text import local_time, shown
+from .doctor import crashes_of
+
+if TYPE_CHECKING:
+    from ..client import SyncClient
+    from ..records import JobRecord
+    from ..store.health import Quarantined
+    from ..store.why import Reason
+
+
+def reasons_of(client: SyncClient, job_id: int) -> list[Reason]:
+    """What a job waits for; nothing where this role may not ask: it sees the rest of the job all the same."""
+    try:
+        return client.run(why.why(job_id))
+    except UsageError as error:
+        if operations.is_refusal(error):
+            return []
+        raise
+
+
+def compact(value: object) -> str:
+    """JSON on one line."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def fields_of(job: JobRecord) -> dict[str, object]:
+    times = {name: local_time(getattr(job, name)) for name in _TIMES}
+    return {
+        "id": job.id,
+        "kind": job.kind,
+        "state": job.state,
+        "queue": job.queue,
+        "priority": job.priority,
+        "attempt": f"{job.attempt} of {job.max_attempts}",
+        "unique key": job.unique_key,
+        "key": job.key,
+        "parent": job.parent_id,
+        "tree of": job.root_id if job.root_id != job.id else None,
+        "child key": job.child_key,
+        "cancelled": job.cancel_reason,
+        "progress": _progress(job),
+        **{name.replace("_", " ").removesuffix(" at"): value for name, value in times.items()},
+        "arguments": compact(job.args),
+        "result": compact(job.result) if job.state is State.COMPLETED else None,
+    }
+
+
+def in_quarantine(job: Quarantined) -> str:
+    since = f"since {local_time(job.since)}, " if job.since is not None else ""
+    return f"{since}after {crashes_of(job)}"
+
+
+def _progress(job: JobRecord) -> str | None:
+    if job.progress is None:
+        return None
+    return f"{job.progress:.0%} {shown(job.progress_message or '')}".rstrip()
+
+
+_TIMES = ("created_at", "run_at", "started_at", "lease_until", "finished_at")
+
+
+def print_error(error: str) -> None:
+    for line in shown(error).splitlines():
+        click.echo(f"    {line}".rstrip())
