@@ -824,6 +824,8 @@ ELSEWHERE = {"complete_and_claim", "complete_unlocked", "fail", "beat", "expired
 """Torn in tests/chaos/test_checker.py."""
 HARMLESS = {
     "matching_jobs": "a person's list of jobs",
+    "look_through_jobs": "a person's list of jobs",
+    "live_ids": "a person's list of jobs",
     "running_of": "a count",
     "queue_keys": "a count",
     "slots": "says where to look; the claim decides",

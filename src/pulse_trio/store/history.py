@@ -151,9 +151,9 @@ def matching(
 def _matching(
     chosen: JobFilter, *, limit: int | None, before: int | None, timeout: float | None, sizes: bool
 ) -> Operation[Sequence[Row]]:
-    workers = yield from _sessions(chosen.get("worker"))
+    workers = yield from sessions_named(chosen.get("worker"))
     parameters: dict[str, Any] = {
-        "state": _state(chosen.get("state")),
+        "state": state_named(chosen.get("state")),
         "workers": workers,
         **{name: chosen.get(name) for name in ("queue", "kind", "error", "unique_key", "key")},
         **moment("since", chosen.get("since")),
@@ -165,7 +165,8 @@ def _matching(
     return (yield Query("matching_jobs", parameters, timeout))
 
 
-def _state(given: State | str | None) -> str | None:
+def state_named(given: State | str | None) -> str | None:
+    """A state's name. Raises `InvalidArguments`."""
     if given is None:
         return None
     try:
@@ -182,7 +183,8 @@ def moment(name: str, given: datetime | timedelta | None) -> dict[str, Any]:
     return {name: None if isinstance(given, timedelta) else given, f"{name}_ago": ago}
 
 
-def _sessions(worker: int | str | None) -> Operation[str | None]:
+def sessions_named(worker: int | str | None) -> Operation[str | None]:
+    """A worker's sessions, by its id or host:pid, as an array. Raises `InvalidArguments`, `UsageError` for an unknown one."""
     if worker is None:
         return None
     if isinstance(worker, int) or worker.isdecimal():
