@@ -1,9 +1,9 @@
 """Pages of jobs for a person who searches: each look is bounded, whatever the filter and however many jobs there are.
 
-Theory. A filter that an index supports (an id's range, a state that few jobs have, a unique key, the live jobs of a queue or of a
-key) finds its jobs by that index. For all others the newest jobs are walked in the order of their ids, at most `WINDOW` live and
-`WINDOW` finished ones at a time; a page that they do not fill says how far the walk came, and the next page goes on there. So no
-filter is refused for its breadth, none reads a table from end to end, and what was not looked at is said.
+Theory. A filter that an index supports (an id's range, a state that few jobs have, a unique key, the live jobs of a queue or of
+a key) finds its jobs by that index. For all others the newest jobs are walked in the order of their ids, at most `WINDOW` live
+and `WINDOW` finished ones at a time; a page that they do not fill says how far the walk came, and the next page goes on there.
+So no filter is refused for its breadth, none reads a table from end to end, and what was not looked at is said.
 """
 
 from __future__ import annotations
