@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..doctor import crashes_of
 from ..errors import TookTooLong, UsageError
 from ..plain import plain
 from ..states import FINISHED, State

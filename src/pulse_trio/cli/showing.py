@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ..doctor import crashes_of
 from ..errors import UsageError
 from ..states import State
 from ..store import operations, why
 from ..text import local_time, shown
-from .doctor import crashes_of
 
 if TYPE_CHECKING:
     from ..client import SyncClient
