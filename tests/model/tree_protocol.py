@@ -261,7 +261,8 @@ class Protocol:
     def _settled(self, world: World, job: int, row: Row, outcome: str, *, parks: bool, tells: bool) -> World:
         if parks and self.guards.outcome_waits_for_descendants:
             parked = row._replace(state="parked", outcome=outcome, cancelling=True, sweep=True, watched=tells)
-            after = self._sweep(_put(world, job, parked), job, "parent")
+            # What is below is left to the look, whose transaction is its own.
+            after = _put(world, job, parked)
             return _asked(after, job) if self.guards.parking_leaves_a_recheck else after
         ended = row._replace(state=outcome, by=NOBODY, cancelling=False, sweep=False, outcome="", watched=False)
         after = _put(world, job, ended)

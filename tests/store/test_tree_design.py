@@ -380,9 +380,10 @@ def test_whichever_of_todays_statements_ends_a_parent_its_outcome_waits_for_ever
     children = b.claim("children", 1)
     b.start(children[0], "grandchild", queue="grandchildren")
     ends_of(kind)(a, parent)
-    # Waiting for what runs; what waited without descendants has ended at once.
+    # Waiting for what runs; what waited without descendants ends with the next look.
     assert watch.run("SELECT count(*) FROM job_archive WHERE id = %s", parent[0]) == [(0,)]
     assert suspended(watch, parent[0])
+    settle(watch)
     assert watch.value("SELECT cancelling FROM job WHERE id = %s", children[0][0])
     ended = watch.run("SELECT child_key, cancel_reason FROM job_archive JOIN member ON job_id = id ORDER BY 1")
     assert ended == [("grandchild", "parent"), ("waits", "parent")]
