@@ -375,9 +375,9 @@ def test_members_are_kept_as_long_as_their_root_and_go_with_it(workers: list[Tel
     # The rest of that day is gone.
     assert watch.run("SELECT child_key FROM jobs WHERE finished_at IS NOT NULL") == [("0",)]
     a.complete(parent)
-    watch.run("UPDATE durable_job SET root_ended_at = %s", old)
     # The root's own row goes first: as long as it is there, it can be retried.
     watch.run("UPDATE job_archive SET finished_at = %s WHERE id = %s", old, parent[0])
+    watch.run("UPDATE durable_job SET root_ended_at = %s", old)
     watch.value("UPDATE maintenance SET maintained_at = '-infinity' RETURNING 1")
     watch.value("SELECT upkeep('7 days')")
     assert watch.value("SELECT count(*) FROM member") == 0
