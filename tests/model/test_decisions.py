@@ -129,7 +129,7 @@ MOVES: dict[str, set[Event]] = {
     "fail": {rule.event for rule in RULES} - {Event.COMPLETE},
     "bury": {Event.BURY},
     "cancel_row()": {Event.CANCEL},
-    "cancel_children()": {Event.CANCEL},
+    "sweep_children()": {Event.CANCEL},
     "suspend()": {Event.SUSPEND},
     "restart_children()": {Event.RETRY},
     # A parked job's first outcome, once its last descendant has ended.
