@@ -131,7 +131,9 @@ def test_a_day_of_the_archive_looks_up_no_member_that_is_younger_than_its_jobs(w
     watch.run("UPDATE job_archive SET finished_at = '2020-01-01 12:00Z'")
     watch.run("INSERT INTO member SELECT 1000 + i, 1, 1, 1, i::text FROM generate_series(1, 5000) i")
     watch.run("ANALYZE member")
-    fetched = "SELECT sum(seq_tup_read + idx_tup_fetch) FROM pg_stat_xact_user_tables WHERE relid = 'pulse.member'::regclass"
+    fetched = (
+        "SELECT sum(seq_tup_read + idx_tup_fetch) FROM pg_stat_xact_user_tables WHERE relid = 'pulse.member'::regclass"
+    )
     with watch.open():
         assert watch.value("SELECT keeps_members('job_archive_20200101')") is False
         assert watch.value(fetched) < 10
@@ -270,7 +272,9 @@ def test_ids_that_are_cancelled_together_are_compared_once(workers: list[Teller]
     half = [job for (job,) in jobs][::2]
     assert cancel(watch, *half, 10**9) == [(job, "cancelled") for job in half]
     assert watch.value("SELECT count(*) FROM job") == 150
-    body = watch.value("SELECT prosrc FROM pg_proc WHERE proname = 'cancel_rows' AND pronamespace = 'pulse'::regnamespace")
+    body = watch.value(
+        "SELECT prosrc FROM pg_proc WHERE proname = 'cancel_rows' AND pronamespace = 'pulse'::regnamespace"
+    )
     assert "ANY (held)" not in body
 
 
