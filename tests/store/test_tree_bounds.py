@@ -1,5 +1,5 @@
-"""Bounds and leftovers of trees: what one transaction does, holds and counts, and what retention deletes. By the shipped statements,
-beside workers' (tests/store/test_tree_operations.py has what they do).
+"""Bounds and leftovers of trees: what one transaction does, holds and counts, and what retention deletes. By the shipped
+statements, beside workers' (tests/store/test_tree_operations.py has what they do).
 """
 
 from __future__ import annotations
@@ -332,8 +332,8 @@ def test_a_compensation_that_kills_its_process_is_quarantined_and_ends_after_as_
             break
         seen += found
         watch.run(
-            "UPDATE job SET state = 2, attempt = attempt + 1, locked_by = %s, lease_until = now() + interval '1 min', started_at = now() "
-            "WHERE id = %s",
+            "UPDATE job SET state = 2, attempt = attempt + 1, locked_by = %s, lease_until = now() + interval '1 min', "
+            "started_at = now() WHERE id = %s",
             a.session, job[0],
         )  # fmt: skip
         again = (job[0], again[1] + 1)
