@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
-    from ..handlers import Handlers
+    from ..handlers import Handler, Handlers
 
 _SUSPENDED = """
 SELECT s.id, s.kind, f.events, cardinality(f.blocks) > 0, nullif(s.run_at, {0}.far())
@@ -45,23 +45,28 @@ def suspending_at_once(handlers: Handlers) -> Handlers:
     others = copy(handlers)
     # Not registered again: that would look for a handler's resources again, in the signature that both share.
     others._by_kind = {  # pyright: ignore[reportPrivateUsage] -- as said
-        handler.kind: handler
-        if handler.durability is None
-        else replace(handler, durability=replace(handler.durability, suspend_after=0.0))
-        for handler in handlers
+        handler.kind: at_once(handler) for handler in handlers
     }
     return others
+
+
+def at_once(handler: Handler[..., Any]) -> Handler[..., Any]:
+    """The same handler, suspended as soon as it only waits."""
+    if handler.durability is None:
+        return handler
+    return replace(handler, durability=replace(handler.durability, suspend_after=0.0))
 
 
 async def drained(dsn: str, handlers: Handlers, report: WorkerReport, settings: Mapping[str, Any]) -> DrainReport:
     """A worker's report, with what is suspended now."""
     suspended: dict[int, str] = {}
     if grows_trees(handlers):
-        suspended = await anyio.to_thread.run_sync(_suspended, dsn, settings.get("schema", "pulse"))
+        suspended = await anyio.to_thread.run_sync(suspended_jobs, dsn, settings.get("schema", "pulse"))
     return DrainReport(report.ended, report.released, suspended)
 
 
-def _suspended(dsn: str, schema: str) -> dict[int, str]:
+def suspended_jobs(dsn: str, schema: str) -> dict[int, str]:
+    """The suspended jobs of a database, and what each waits for."""
     with connect_sync(dsn) as connection:
         rows = connection.execute(SQL(_SUSPENDED).format(Identifier(schema))).fetchall()
     return {job_id: f"{kind} waits for {_waits(*waits)}" for job_id, kind, *waits in rows}

@@ -14,17 +14,18 @@ import trio.testing
 from ...errors import ConfigurationError
 from ...handlers import Handler
 from ..memory import MemoryDatabase
-from .grounds import MemoryGround, open_database
+from ..stubs import events_of, with_stubs
+from .grounds import Durably, MemoryGround, open_database
 from .lives import NeverEnds, live
 from .noting import BodyWatch
 from .points import NONE, CrashPoint, point_named
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Generator, Mapping
+    from collections.abc import AsyncIterator, Generator, Iterable, Mapping, Sequence
 
     from ...handlers import Handlers
     from .lives import Life
-    from .points import Place
+    from .points import Place, Strike
 
 __all__ = ["CrashRun", "CrashRuns", "NeverEnds", "crash_points"]
 
@@ -34,8 +35,9 @@ class CrashRun:
     """One run of the handler, over: it was struck at one point, and then retried until its job had ended."""
 
     point: str
-    """Which: `none` (no crash), `kill@3` (killed at its third checkpoint), `lost@3` (its lease lost there), `kill@start`
-    (before its first line), `kill@end` (when the attempt had ended, and nothing was reported)."""
+    """Which: `none` (no crash), `kill@3` (killed at its third checkpoint), `lost@3` (its lease lost there), `cancel@3` (its job
+    cancelled there), `kill@start` (before its first line), `kill@end` (when the attempt had ended, and nothing was
+    reported)."""
     place: Place | None
     """The line of the checkpoint: `place.file`, `place.line`, `place.function`."""
     reached: bool
@@ -62,18 +64,26 @@ def crash_points(
     *args: Any,
     arguments: Mapping[str, Any] | None = None,
     only: str | None = None,
+    cancel: bool = False,
     dsn: str | None = None,
     handlers: Handlers | None = None,
+    children: Mapping[Handler[..., Any] | str, Any] | None = None,
+    events: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None,
     timeout: float = 30.0,
 ) -> CrashRuns:
     """`async for run in crash_points(handler, *args): ...` runs the handler's job again and again, each time to its end: first
     undisturbed, then killed at each of its checkpoints, then losing its lease at each, and killed before its first line and
     after its last. In the body, assert that the effect happened once.
 
-    `arguments` are further arguments by name. `only` runs one point alone, as a failure says. `dsn` is a PostgreSQL with the
+    `arguments` are further arguments by name. `only` runs one point alone, as a failure says. `cancel` adds runs in which a
+    person cancels the job at each checkpoint (Trio handlers only): what must be undone then? `dsn` is a PostgreSQL with the
     schema (the fixture `pulse_dsn`), for handlers with `job.transaction()`; without it the jobs are in memory. `handlers` is
     the handler's registry, if it uses resources or middleware. `timeout` is seconds for each attempt. Retries are due at once,
     whatever their delay.
+
+    A durable handler needs `dsn`. Its children run undisturbed, with `handlers`, or have the results that `children` gives for
+    them: by handler or kind a value, an exception, or a function of their arguments. `events` are sent to each of its jobs
+    before it begins: payloads by name, or pairs of both. Time passes for it where the database has a clock (`pulse_clock`).
 
     Works on Trio and asyncio. Raises `InvalidArguments`, `ConfigurationError`; in the loop `NeverEnds` (a `TimeoutError`) for a
     handler that does not end, and `ConfigurationError` for a handler that does not come to the point of `only`.
@@ -81,12 +91,34 @@ def crash_points(
     if not isinstance(cast("object", handler), Handler):
         raise ConfigurationError(f"crash_points takes a handler (a function under @handlers.job), got {handler!r}.")
     request = handler.request(*args, **(arguments or {}))
+    durable = None
+    if handler.durability is None:
+        if children is not None or events is not None:
+            raise ConfigurationError(
+                f"crash_points: children and events are for durable handlers, {handler.kind!r} is none."
+            )
+    elif dsn is None:
+        raise ConfigurationError(
+            f"crash_points: {handler.kind!r} is durable, and its history needs a real database: dsn=pulse_dsn, the fixture."
+        )
+    else:
+        durable = Durably(with_stubs(handlers, handler, children), events_of(events))
     point = None if only is None else point_named(only)
     if point is not None and point.strike == "lost" and handler.runs == "process":
         raise ConfigurationError(
             f"crash_points(only={only!r}): the lease of a handler that runs in a process is not lost here, only kill@N."
         )
-    return CrashRuns(handler, request, point, ground=(dsn, handlers), seconds=timeout)
+    strikes: list[Strike] = [] if handler.runs == "process" else ["lost"]
+    if cancel or (point is not None and point.strike == "cancel"):
+        if handler.runs != "trio":
+            raise ConfigurationError(
+                f"crash_points(cancel=True) is for handlers on Trio, {handler.kind!r} runs elsewhere."
+            )
+        strikes.append("cancel")
+    points = _points(point, strikes)
+    return CrashRuns(
+        handler, request, points, ground=(dsn, handlers, durable), alone=point is not None, seconds=timeout
+    )
 
 
 class CrashRuns:
@@ -96,18 +128,19 @@ class CrashRuns:
         self,
         handler: Handler[..., Any],
         request: Any,
-        only: CrashPoint | None,
+        points: Generator[CrashPoint, Life],
         *,
-        ground: tuple[str | None, Handlers | None],
+        ground: tuple[str | None, Handlers | None, Durably | None],
+        alone: bool,
         seconds: float,
     ) -> None:
         self._handler = handler
         self._request = request
-        self._dsn, self._handlers = ground
+        self._dsn, self._handlers, self._durable = ground
         self._seconds = seconds
         self._database = MemoryDatabase()
-        self._alone = only is not None
-        self._points = _points(only, can_lose=handler.runs != "process")
+        self._alone = alone
+        self._points = points
         self._last: Life | None = None
         self._watch: BodyWatch | None = None
 
@@ -167,7 +200,7 @@ class CrashRuns:
                 "crash_points(dsn=) talks to PostgreSQL, so it needs real time: no autojump_clock."
             )
         failed: Exception | None = None
-        async with open_database(self._dsn) as ground:
+        async with open_database(self._dsn, self._durable) as ground:
             try:
                 return await live(ground, self._handler, self._handlers, self._request, point, seconds)
             except Exception as error:  # raised below, where no nursery puts it into a group
@@ -175,7 +208,7 @@ class CrashRuns:
         raise failed
 
 
-def _points(only: CrashPoint | None, *, can_lose: bool) -> Generator[CrashPoint, Life]:
+def _points(only: CrashPoint | None, others: Sequence[Strike]) -> Generator[CrashPoint, Life]:
     """The points in order. What is sent in is how the run at the last point went."""
     if only is not None:
         yield only
@@ -184,8 +217,8 @@ def _points(only: CrashPoint | None, *, can_lose: bool) -> Generator[CrashPoint,
     yield CrashPoint("kill", "start")
     for number in range(1, undisturbed.checkpoints + 1):
         yield CrashPoint("kill", "at", number)
-        if can_lose:
-            yield CrashPoint("lost", "at", number)
+        for strike in others:
+            yield CrashPoint(strike, "at", number)
     for number in range(1, undisturbed.ends + 1):
         yield CrashPoint("kill", "end", number)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,9 +17,10 @@ from ...worker import Worker
 from ..faults.proxy import open_proxy
 from ..memory import MemoryDatabase, MemoryStore
 from ..memory.worker import MemoryWorker
+from .others import QUEUE, Others
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from ...client import Client
@@ -49,8 +50,20 @@ class Look:
         return self.state in FINISHED
 
     @property
+    def suspended(self) -> bool:
+        return self.state == "suspended"
+
+    @property
     def running(self) -> bool:
         return self.state == "running"
+
+
+@dataclass(frozen=True, slots=True)
+class Durably:
+    """What a durable handler has around it: `handlers` run its children, `events` are sent to each of its jobs."""
+
+    handlers: Handlers
+    events: Sequence[tuple[str, Any]] = ()
 
 
 class Ground(Protocol):
@@ -74,8 +87,17 @@ class Ground(Protocol):
 
     async def look(self, job_id: int) -> Look: ...
 
+    async def cancel(self, job_id: int) -> None:
+        """A person cancels the job."""
+        ...
+
     async def hasten(self, job_id: int) -> None:
         """The job is due now."""
+        ...
+
+    async def until_due(self, job_id: int) -> int:
+        """Waits until what a suspended job waits for is there. Returns how many lines its history has. Raises
+        `ConfigurationError` if it never comes."""
         ...
 
 
@@ -126,40 +148,55 @@ class MemoryGround:
         result = None if job.result is None else msgspec.json.decode(job.result)
         return Look(str(job.state.value), job.attempt, result, job.error)
 
+    async def cancel(self, job_id: int) -> None:
+        self._database.cancel(job_id, notify=False)
+
     async def hasten(self, job_id: int) -> None:
         self._database.retry(job_id)
+
+    async def until_due(self, job_id: int) -> int:
+        raise AssertionError("no job in memory is suspended")
 
 
 class DatabaseGround:
     """On a PostgreSQL. The worker reaches it through a proxy, which resets its connections when it is killed."""
 
-    def __init__(self, dsn: str, client: Client, proxy: Proxy) -> None:
+    def __init__(self, dsn: str, client: Client, proxy: Proxy, durable: Durably | None) -> None:
         self._dsn = dsn
         self._client = client
         self._proxy = proxy
         self._sessions: list[int] = []
+        self._events = () if durable is None else durable.events
+        self._others = None if durable is None else Others(dsn, durable.handlers)
 
     @property
     def written(self) -> list[str]:
         return []
 
     async def enqueue(self, request: JobRequest) -> int:
+        if self._others is not None:
+            request = msgspec.structs.replace(request, queue=QUEUE)
         (ref,) = await self._client.enqueue_many([request])
+        for name, payload in self._events:
+            await self._client.send_event(ref.id, name, payload)
         return ref.id
 
     @asynccontextmanager
     async def worker(self, handlers: Handlers, instrument: Any) -> AsyncGenerator[Worker]:
         self._sessions.clear()
-        yield Worker(
-            handlers,
-            self._proxy.dsn,
-            burst=True,
-            watch=False,
-            on_session=self._sessions.append,
-            instruments=[instrument],
-            log=False,
-            **SETTINGS,
-        )
+        beside, queues = (nullcontext(), None) if self._others is None else (self._others.beside(), [QUEUE])
+        async with beside:
+            yield Worker(
+                handlers,
+                self._proxy.dsn,
+                burst=True,
+                watch=False,
+                on_session=self._sessions.append,
+                instruments=[instrument],
+                log=False,
+                queues=queues,
+                **SETTINGS,
+            )
 
     async def rescue(self, job_id: int, *, dead: bool) -> bool:
         if dead:
@@ -184,14 +221,21 @@ class DatabaseGround:
         job = await self._client.job(job_id)
         return Look(str(job.state), job.attempt, job.result, job.error)
 
+    async def cancel(self, job_id: int) -> None:
+        await self._client.cancel(job_id)
+
     async def hasten(self, job_id: int) -> None:
         await self._client.retry(job_id)
 
+    async def until_due(self, job_id: int) -> int:
+        assert self._others is not None  # noqa: S101 -- only durable jobs are suspended
+        return await self._others.until_due(job_id)
+
 
 @asynccontextmanager
-async def open_database(dsn: str) -> AsyncGenerator[DatabaseGround]:
+async def open_database(dsn: str, durable: Durably | None = None) -> AsyncGenerator[DatabaseGround]:
     """A ground on a PostgreSQL that has the schema."""
     # Before the first nursery, which would put the error into a group.
     await (await connect_or_unavailable(dsn, own=True)).close()
     async with open_proxy(dsn) as proxy, open_client(dsn) as client:
-        yield DatabaseGround(dsn, client, proxy)
+        yield DatabaseGround(dsn, client, proxy, durable)

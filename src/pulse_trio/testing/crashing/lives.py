@@ -15,6 +15,8 @@ from ...handlers import Handlers
 from ...observe import JobEnded
 from ..blocked import ending_blocks
 from ..running import WITHOUT_REGISTRY
+from ..suspended import at_once
+from .durable import add_points
 from .process import Process
 from .strikes import Strikes
 from .wrapping import with_points
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 _ATTEMPTS = 100
 """A job that has not ended by then is one that never will."""
+_SUSPENSIONS = 10
+"""As many of a durable handler, without a new line of its history, do not end either."""
 _TOLD_WITHIN = 100
 """Turns of Trio's loop until a worker that was told of a lost lease has cancelled its handler."""
 
@@ -56,6 +60,7 @@ class _Ends:
 
     def __init__(self, process: Process) -> None:
         self._process = process
+        self.ended = trio.Event()
 
     def listeners(self) -> Mapping[type[Any], Callable[[Any], None]]:
         return {JobEnded: self._ended}
@@ -63,6 +68,7 @@ class _Ends:
     def _ended(self, _: JobEnded) -> None:
         if not self._process.killed and self._process.strikes.ends_dead():
             self._process.kill()
+        self.ended.set()
 
 
 async def live(
@@ -77,9 +83,18 @@ async def live(
     strikes = Strikes(point, handler.function)
     job_id = await ground.enqueue(request)
     look = await ground.look(job_id)
+    waits: list[int] = []
     for _ in range(_ATTEMPTS):
         await _attempt(ground, handler, registry, strikes, job_id, seconds)
         look = await ground.look(job_id)
+        if look.suspended:
+            waits.append(await ground.until_due(job_id))
+            if waits[-_SUSPENSIONS:] == [waits[-1]] * _SUSPENSIONS:
+                raise NeverEnds(
+                    f"the job of {handler.kind!r} was suspended {_SUSPENSIONS} times and its history did not grow. Are the "
+                    "keys of its children others in each attempt?"
+                )
+            look = await ground.look(job_id)
         if look.finished:
             return Life(
                 job_id, look, strikes.struck, strikes.place, strikes.checkpoints, strikes.ends, list(ground.written)
@@ -102,6 +117,8 @@ async def _attempt(
 ) -> None:
     """One worker, from its start to its end or its death."""
     process, struck_before = Process(strikes), strikes.struck
+    process.is_durable = handler.durability is not None
+    ends = _Ends(process)
     handlers = _alone(handler, process, registry)
     failed: list[Exception] = []
     watching = ExitStack()
@@ -115,7 +132,10 @@ async def _attempt(
     late, dead, blocked = "", False, ""
     trio.lowlevel.add_instrument(process)
     try:
-        async with ground.worker(handlers, _Ends(process)) as worker, trio.open_nursery() as nursery:
+        async with ground.worker(handlers, ends) as worker, trio.open_nursery() as nursery:
+            if process.is_durable:
+                add_points(worker, process)
+                nursery.start_soon(_stop_when_ended, worker, ends)
             watch = watching.enter_context(ending_blocks("crash_points", worker, seconds))
             process.spawn(nursery, work, worker)
             if not struck_before:
@@ -159,19 +179,29 @@ async def _attempt(
         await ground.rescue(job_id, dead=True)
 
 
+async def _stop_when_ended(worker: Worker, ends: _Ends) -> None:
+    """A burst looks around for others before it ends, and a durable handler has many attempts."""
+    await ends.ended.wait()
+    worker.stop()
+
+
 def _alone(handler: Handler[..., Any], process: Process, registry: Handlers | None) -> Handlers:
     """The handler with its crash points, among the resources and middleware of its registry."""
     handlers = Handlers() if registry is None else copy(registry)
     # Not registered again: that would look for its resources again, in the signature that it shares with the user's.
-    handlers._by_kind = {handler.kind: replace(handler, function=with_points(handler, process))}
+    handlers._by_kind = {handler.kind: replace(at_once(handler), function=with_points(handler, process))}
     handlers._schedules, handlers._queues, handlers.codec = {}, {}, None
     return handlers
 
 
 async def _lose(ground: Ground, process: Process, worker: Worker, job_id: int) -> None:
-    """When the time comes: the job is rescued by others, and the worker hears of it from its next heartbeat."""
+    """When the time comes: the job is rescued by others, or cancelled, and the worker hears of it from its next heartbeat."""
     strikes = process.strikes
     await strikes.losing.wait()
+    if strikes.point.strike == "cancel":
+        await ground.cancel(job_id)
+        await _tell(process, worker)
+        return
     worker.quiet()
     if not await ground.rescue(job_id, dead=False):
         # A transaction of the handler's own has locked the job's row, so no worker can take it. As in production the handler
@@ -181,6 +211,12 @@ async def _lose(ground: Ground, process: Process, worker: Worker, job_id: int) -
         while not await ground.rescue(job_id, dead=False):
             pass
         return
+    await _tell(process, worker)
+    worker.stop()
+
+
+async def _tell(process: Process, worker: Worker) -> None:
+    """The next heartbeat says what has happened to the job. Returns when its handler is cancelled."""
     parts = worker._parts
     assert parts is not None  # noqa: S101 -- it runs a job
     held = list(parts.jobs.held)
@@ -193,8 +229,7 @@ async def _lose(ground: Ground, process: Process, worker: Worker, job_id: int) -
         if all(scope.cancel_called for scope in scopes):
             break
         await trio.lowlevel.checkpoint()
-    strikes.lost()
-    worker.stop()
+    process.strikes.lost()
 
 
 def _where(worker: Worker, handler: Handler[..., Any], process: Process) -> str:

@@ -7,7 +7,7 @@ import os
 import re
 import sysconfig
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from ...errors import ConfigurationError
 from ...worker.diagnosis.stack import await_frames
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType
     from typing import Any
 
-Strike = Literal["none", "kill", "lost"]
+Strike = Literal["none", "kill", "lost", "cancel"]
 Where = Literal["start", "at", "end"]
 
-_NAME = re.compile(r"(kill|lost)@(start|end)?([1-9][0-9]*)?")
+_NAME = re.compile(r"(kill|lost|cancel)@(start|end)?([1-9][0-9]*)?")
 _LIBRARIES = tuple(
     os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
@@ -54,7 +54,7 @@ class CrashPoint:
             return f"was killed before the first line of attempt {self.number}{at}"
         if self.where == "end":
             return f"was killed when attempt {self.number} had ended, before its outcome was written{at}"
-        what = "was killed" if self.strike == "kill" else "lost its lease"
+        what = {"kill": "was killed", "lost": "lost its lease"}.get(self.strike, "was cancelled")
         return f"{what} at checkpoint {self.number}{at}"
 
 
@@ -66,11 +66,11 @@ def point_named(name: str) -> CrashPoint:
     if name == "none":
         return NONE
     match = _NAME.fullmatch(name)
-    if match is None or not (match[2] or match[3]) or (match[1], match[2]) in (("lost", "start"), ("lost", "end")):
+    if match is None or not (match[2] or match[3]) or (match[1] != "kill" and match[2]):
         raise ConfigurationError(
-            f"crash_points(only={name!r}): a point is none, kill@N, lost@N, kill@start or kill@end, as in kill@3."
+            f"crash_points(only={name!r}): a point is none, kill@N, lost@N, cancel@N, kill@start or kill@end, as in kill@3."
         )
-    strike: Strike = "kill" if match[1] == "kill" else "lost"
+    strike = cast("Strike", match[1])
     where: Where = "at" if match[2] is None else "start" if match[2] == "start" else "end"
     return CrashPoint(strike, where, int(match[3] or 1))
 
@@ -83,6 +83,8 @@ class Place:
     line: int
     function: str
     inner: Place | None = None
+    about: str = ""
+    """What a durable call was about to do there, or had done."""
 
     @property
     def source(self) -> str:
@@ -92,6 +94,7 @@ class Place:
     def __str__(self) -> str:
         said = f"{_short(self.file)}:{self.line} in {self.function}"
         said += f": {self.source}" if self.source else ""
+        said += f" ({self.about})" if self.about else ""
         return said if self.inner is None else f"{said}\n  inside of it: {self.inner}"
 
 
@@ -103,7 +106,7 @@ def place_of_task(coro: Any, handler: Callable[..., Any]) -> Place:
 def place_of_frames(frames: Iterable[tuple[FrameType, int]], handler: Callable[..., Any]) -> Place:
     """The same of frames, outermost first."""
     own: CodeType | None = getattr(handler, "__code__", None)
-    users = [pair for pair in frames if pair[0].f_code is own or _is_users(pair[0])]
+    users = [pair for pair in frames if pair[0].f_code is own or is_users(pair[0])]
     if not users:
         return place_of_handler(handler)
     # Above the handler's own frame stands what wraps it.
@@ -132,7 +135,8 @@ def _place(frame: FrameType, line: int) -> Place:
     return Place(frame.f_code.co_filename, line, frame.f_code.co_qualname)
 
 
-def _is_users(frame: FrameType) -> bool:
+def is_users(frame: FrameType) -> bool:
+    """Whether the code is the user's: neither a library's nor ours."""
     module = str(frame.f_globals.get("__name__", ""))
     if any(module == name or module.startswith(f"{name}.") for name in _OURS):
         return False

@@ -34,6 +34,7 @@ from ...worker.jobs.kinds.asyncio_thread import LoopThread
 from ...worker.jobs.kinds.in_asyncio import AsyncioCalls
 from ...worker.jobs.kinds.in_process import ChildProcess, ProcessCalls
 from ...worker.jobs.running_job import HEARTBEAT
+from .durable import stands_in_a_call
 from .points import place_of_task
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ class Process(trio.abc.Instrument):
         """What was open before it began."""
         self.child: InChild | None = None
         """Where a handler in a process of its own notes its points."""
+        self.is_durable = False
+        """Whether its handler is durable."""
         self.thread_parked = False
         """Whether the handler is a thread that was stopped for ever."""
         self.handling: set[trio.lowlevel.Task] = set()
@@ -125,8 +128,10 @@ class Process(trio.abc.Instrument):
         """Nothing of this process runs any more. The current task may be one of it: it ends at its next checkpoint, so its
         caller has to wait there."""
         self.killed = True
-        # A dead worker hears of nothing: a task that waits until it has heard of its lost lease goes on to its end.
-        self.strikes.lost()
+        # A dead worker hears of nothing: a task that waits until it has heard of its lost lease goes on to its end. Not before
+        # the strike: the next attempt's lease is still to be lost.
+        if self.strikes.struck:
+            self.strikes.lost()
         for task in list(self._waiting):
             # The end of one may have woken another.
             if (trap := self._waiting.pop(task, None)) is not None and self._gives_up(trap):
@@ -154,7 +159,7 @@ class Process(trio.abc.Instrument):
                 trap = stepped(step)
             except StopIteration as end:
                 return end.value
-            counts = self._counts(task) and not self.killed
+            counts = self._counts(task) and not self.killed and not self._remembers(coro)
             if counts and self.strikes.waits(coro):
                 self.strikes.losing.set()
             if self.killed and code not in _RELEASED_BY_THE_SYSTEM:
@@ -181,6 +186,10 @@ class Process(trio.abc.Instrument):
     def _counts(self, task: trio.lowlevel.Task) -> bool:
         # What pulse-trio starts inside of a handler's call, as a connection for its transaction, is not the handler's.
         return task in self.handling or (task.context.get(handling, False) and not _is_ours(self._tasks.get(task)))
+
+    def _remembers(self, coro: Any) -> bool:
+        """Whether a durable call waits, which has points of its own."""
+        return self.is_durable and stands_in_a_call(await_frames(coro))
 
     def _abandon(self, task: trio.lowlevel.Task, coro: Coroutine[Any, Any, Any]) -> None:
         abandon(coro, self.kept)

@@ -30,7 +30,7 @@ class Strikes:
         self.struck = False
         self.place: Place | None = None
         self.losing = trio.Event()
-        """The lease is to be lost now."""
+        """The lease is to be lost now, or the job to be cancelled."""
         self._lost = trio.Event()
         self._lost_for_threads = threading.Event()
         self._counting = threading.Lock()
@@ -41,13 +41,22 @@ class Strikes:
         """A task of the handler begins to wait, perhaps on asyncio. Returns whether the lease is to be lost now."""
         with self._counting:
             self.begun += 1
-            return self._is_due("lost", self.begun) and self._strike(place_of_task(coro, self.handler))
+            return self._asks_at(self.begun) and self._strike(place_of_task(coro, self.handler))
 
     def goes_on(self, coro: Any) -> bool:
         """What it waited for has happened. Returns whether the worker is to be killed now."""
         with self._counting:
             self.checkpoints += 1
             return self._is_due("kill", self.checkpoints) and self._strike(place_of_task(coro, self.handler))
+
+    def at_call(self, place: Place) -> Strike | None:
+        """A durable call is about to be remembered, or has been. Returns what happens."""
+        with self._counting:
+            self.begun += 1
+            self.checkpoints += 1
+            if self._asks_at(self.begun) and self._strike(place):
+                return self.point.strike
+            return "kill" if self._is_due("kill", self.checkpoints) and self._strike(place) else None
 
     def at_line(self, place: Place) -> Strike | None:
         """A plain function is about to run a line. Returns what happens."""
@@ -57,6 +66,10 @@ class Strikes:
                 if self._is_due(strike, self.checkpoints) and self._strike(place):
                     return strike
         return None
+
+    def _asks_at(self, number: int) -> bool:
+        """Whether the lease is to be lost there, or the job to be cancelled."""
+        return self._is_due("lost", number) or self._is_due("cancel", number)
 
     def _is_due(self, strike: str, number: int) -> bool:
         point = self.point
@@ -89,8 +102,8 @@ class Strikes:
 
     @property
     def is_being_lost(self) -> bool:
-        """Whether the lease is lost, and the worker not yet told: the handler waits for that where it is."""
-        return self.struck and self.point.strike == "lost" and not self._lost.is_set()
+        """Whether the lease is lost or the job cancelled, and the worker not yet told: the handler waits for that there."""
+        return self.struck and self.point.strike in ("lost", "cancel") and not self._lost.is_set()
 
     async def told(self) -> None:
         """Waits until the worker knows."""

@@ -1,0 +1,138 @@
+# pyright: reportPrivateUsage=false
+"""The crash points of durable calls: before and after each statement by which one is remembered.
+
+A step's function has returned, and its line is not written; the line is written, and the handler does not know. In between the
+database decides, so there is nothing else to strike at. What a durable call does beside, as waiting for a notification, differs
+from run to run and is no point.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+import trio
+
+from ...lines import CALL_OF, Kind
+from ...worker import durable as durable_package
+from .points import is_users
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+    from types import FrameType
+
+    from ...lines import Line, Lines
+    from ...store.trees import Fence, NewChild, Started
+    from ...store.waits import Received, Wanted
+    from ...worker import Worker
+    from .process import Process
+
+_DURABLE = os.path.join(os.path.dirname(durable_package.__file__), "")
+
+
+def stands_in_a_call(frames: Iterable[tuple[FrameType, int]]) -> bool:
+    """Whether a durable call itself waits there, and not a function of the user's that it has called."""
+    inside = False
+    for frame, _ in frames:
+        if frame.f_code.co_filename.startswith(_DURABLE):
+            inside = True
+        elif is_users(frame):
+            inside = False
+    return inside
+
+
+def add_points(worker: Worker, process: Process) -> None:
+    """Puts the points of durable calls into a worker that has not begun."""
+    worker._store = cast("Any", _Store(worker._store, process))
+
+
+class _Passed:
+    """A part of the store with points at some of its operations."""
+
+    def __init__(self, part: Any, process: Process) -> None:
+        self._part = part
+        self._process = process
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._part, name)
+
+    async def _point(self, about: str) -> None:
+        process = self._process
+        strikes = process.strikes
+        place = next(iter(process.waits_at()), None)
+        if place is None or process.killed:
+            return
+        strike = strikes.at_call(replace(place, about=about))
+        if strike == "kill":
+            process.kill()
+            await trio.sleep_forever()
+        if strike in ("lost", "cancel"):
+            strikes.losing.set()
+        if strikes.is_being_lost:
+            await strikes.told()
+
+
+class _Store(_Passed):
+    def __init__(self, store: Any, process: Process) -> None:
+        super().__init__(store, process)
+        self.histories = _Histories(store.histories, process)
+        self.trees = _Trees(store.trees, process)
+        self.receipts = _Waits(store.receipts, process)
+        self.transactions = _Transactions(store.transactions, process)
+
+
+class _Histories(_Passed):
+    async def write_lines(self, lines: Sequence[Lines]) -> Any:
+        what = ", ".join(dict.fromkeys(_named(line) for some in lines for line in some.lines))
+        await self._point(f"before {what} was written")
+        written = await self._part.write_lines(lines)
+        await self._point(f"after {what} was written")
+        return written
+
+
+class _Trees(_Passed):
+    async def start_children(self, fence: Fence, block: int, children: Sequence[NewChild]) -> Started:
+        what = "1 child" if len(children) == 1 else f"{len(children)} children"
+        await self._point(
+            f"before {what} of it were written" if len(children) > 1 else f"before {what} of it was written"
+        )
+        started = await self._part.start_children(fence, block, children)
+        await self._point(
+            f"after {what} of it were written" if len(children) > 1 else f"after {what} of it was written"
+        )
+        return started
+
+
+class _Waits(_Passed):
+    async def receive(self, wanted: Sequence[Wanted]) -> Mapping[tuple[int, int], Received]:
+        found = await self._part.receive(wanted)
+        names = [one.name for one in wanted if (one.claim.id, one.line) in found]
+        if names:
+            await self._point(f"after the event {names[0]!r} was received")
+        return found
+
+
+class _Transactions(_Passed):
+    @asynccontextmanager
+    async def begin(self, **given: Any) -> AsyncGenerator[Any]:
+        async with self._part.begin(**given) as begun:
+            yield begun
+            if begun.completed:
+                await self._point("before its COMMIT")
+        await self._point("after its COMMIT")
+
+
+def _named(line: Line) -> str:
+    match line.kind:
+        case Kind.STEP | Kind.STEP_FAILED:
+            return f"the line of step {line.name}"
+        case Kind.MOMENT:
+            return "the moment until which it waits"
+        case Kind.CANCELLED:
+            return "the line of the cancellation"
+        case Kind.TIMED_OUT:
+            return f"the timeout of the event {line.name!r}"
+        case _:
+            return f"the line of the {CALL_OF[line.kind]}"

@@ -1,0 +1,127 @@
+"""What runs beside the handler that crashes: its children, the events that it waits for, and time.
+
+The handler's job stands in a queue of its own. A worker that is not struck serves the other queues: while the handler is
+suspended or dead, so that the order is the same in each run; beside it only where it keeps its slot while it waits.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio.to_thread
+import trio
+
+from ...errors import ConfigurationError
+from ...postgres import connect_sync
+from ..clock import PulseClock
+from ..draining import PulseWorker
+from ..suspended import suspended_jobs
+from ..virtual_time import STOP, jump_statement
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from ...handlers import Handlers
+
+QUEUE = "crash_points"
+"""Of the handler's own job."""
+_QUEUES = """
+SELECT DISTINCT queue FROM pulse.jobs
+WHERE queue <> %s AND state NOT IN ('completed', 'dead', 'cancelled', 'suspended') ORDER BY 1
+"""
+_LINES = "SELECT count(*) FROM pulse.history WHERE job_id = %s"
+_HAS_CLOCK = "SELECT to_regclass('pulse_clock.clock') IS NOT NULL"
+_GRACE = 0.3
+"""Seconds in which a handler that only waits is suspended. After them its children run beside it."""
+
+
+class Others:
+    """All jobs of a database but the handler's own."""
+
+    def __init__(self, dsn: str, handlers: Handlers) -> None:
+        self._dsn = dsn
+        self._handlers = handlers
+        self._has_clock: bool | None = None
+
+    async def until_due(self, job_id: int) -> int:
+        """Runs others, and lets time pass from moment to moment, until a suspended job is due or has ended. Returns how many
+        lines its history has.
+
+        Raises `ConfigurationError` if it waits for what never comes here.
+        """
+        while True:
+            await self._run()
+            waits = (await anyio.to_thread.run_sync(suspended_jobs, self._dsn, "pulse")).get(job_id)
+            if waits is None:
+                return await anyio.to_thread.run_sync(self._lines, job_id)
+            if not await anyio.to_thread.run_sync(self._jump):
+                raise ConfigurationError(_stuck(waits, has_clock=bool(self._has_clock)))
+
+    @asynccontextmanager
+    async def beside(self) -> AsyncGenerator[None]:
+        """While the block runs others run too, if it takes so long that its handler cannot have been suspended."""
+
+        async def run() -> None:
+            while True:
+                await trio.sleep(_GRACE)
+                with trio.CancelScope(shield=True):
+                    try:
+                        await self._run()
+                    except ConfigurationError as error:
+                        failed.append(error)  # raised below, where no nursery puts it into a group
+                        return
+
+        failed: list[ConfigurationError] = []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run)
+            yield
+            nursery.cancel_scope.cancel()
+        if failed:
+            raise failed[0]
+
+    async def _run(self) -> None:
+        queues = await anyio.to_thread.run_sync(self._look)
+        if not queues:
+            return
+        settings: dict[str, Any] = {"queues": queues, "log": False}
+        try:
+            if self._has_clock:
+                await PulseClock(self._dsn, self._handlers).advance(**settings)
+            else:
+                await PulseWorker(self._dsn, self._handlers).drain(**settings)
+        except LookupError as error:
+            raise ConfigurationError(
+                f"crash_points: {error} Pass the registry of its children, handlers=..., or their results, children=..."
+            ) from None
+
+    def _look(self) -> list[str]:
+        with connect_sync(self._dsn) as connection:
+            if self._has_clock is None:
+                ((self._has_clock,),) = connection.execute(_HAS_CLOCK).fetchall()
+                if self._has_clock:
+                    connection.execute(STOP)
+            return [queue for (queue,) in connection.execute(_QUEUES, [QUEUE]).fetchall()]
+
+    def _lines(self, job_id: int) -> int:
+        with connect_sync(self._dsn) as connection:
+            ((lines,),) = connection.execute(_LINES, [job_id]).fetchall()
+        return lines
+
+    def _jump(self) -> bool:
+        if not self._has_clock:
+            return False
+        with connect_sync(self._dsn) as connection:
+            moved = connection.execute(
+                jump_statement("pulse", schedules=False), {"until": None, "taken": "0", "soon": None}
+            ).fetchall()
+        return bool(moved)
+
+
+def _stuck(waits: str, *, has_clock: bool) -> str:
+    if has_clock or "event" in waits:
+        return f"crash_points: {waits}, and nothing brings it: pass events={{'name': payload}}, which are sent to each job."
+    return (
+        f"crash_points: {waits}, and time does not pass in this database: put pulse_clock among the test's arguments, or make "
+        "it with pulse_database(clock=True)."
+    )

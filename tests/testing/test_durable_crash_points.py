@@ -1,0 +1,225 @@
+"""`crash_points` over durable handlers: each durable call is a point, and planted bugs are found there."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+import trio.lowlevel
+
+from pulse_trio import ConfigurationError, Handlers, Job
+from pulse_trio.testing import NeverEnds, crash_points
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pulse_trio.handlers import Handler
+    from pulse_trio.testing import PulseClock
+
+pytestmark = pytest.mark.trio
+
+handlers = Handlers()
+done: list[str] = []
+
+
+@pytest.fixture
+def pulse_handlers() -> Handlers:
+    return handlers
+
+
+@pytest.fixture(autouse=True)
+def nothing_done() -> Iterator[None]:
+    done.clear()
+    yield
+    done.clear()
+
+
+async def act(what: str) -> str:
+    """An effect with a key, as those of a good provider: a repetition is none."""
+    await trio.lowlevel.checkpoint()
+    if what not in done:
+        done.append(what)
+    return what
+
+
+@handlers.job(max_attempts=5)
+async def part(number: int) -> int:
+    done.append(f"part {number}")
+    return number * 10
+
+
+@handlers.job(durable=True, max_attempts=5)
+async def order(job: Job, number: int) -> int:
+    await job.step(act, "charged")
+    async with job.durable_nursery() as nursery:
+        parts = [nursery.start_soon(part, n) for n in range(number)]
+    await job.wait_for_event("approved", type=str, timeout=timedelta(days=3))
+    await job.sleep(timedelta(days=14))
+    await job.step(act, "shipped")
+    return sum(one.result for one in parts)
+
+
+async def test_each_durable_call_is_a_point_and_an_order_survives_all_of_them(
+    pulse_clock: PulseClock, pulse_dsn: str
+) -> None:
+    said: list[str] = []
+    async for run in crash_points(order, 1, dsn=pulse_dsn, handlers=handlers, events={"approved": "Ada"}):
+        assert (run.state, run.result, done) == ("completed", 0, ["charged", "part 0", "shipped"]), run
+        assert run.reached
+        said.append(str(run))
+        done.clear()
+    file = "test_durable_crash_points.py"
+    for about in (
+        "before the line of step act was written",
+        "after the line of step act was written",
+        "before 1 child of it was written",
+        "after 1 child of it was written",
+        "before the line of the block was written",
+        "after the event 'approved' was received",
+        "before the line of the sleep was written",
+    ):
+        for struck in ("was killed at checkpoint", "lost its lease at checkpoint"):
+            found = [one for one in said if f"({about})" in one and struck in one]
+            assert found, (about, struck)
+            assert f"{file}:" in found[0]
+            assert 'Again: crash_points(order, ..., only="' in found[0]
+
+
+# Handlers with planted bugs
+
+
+@handlers.job(durable=True, max_attempts=5)
+async def mails_outside(job: Job) -> None:
+    await job.step(act, "charged")
+    done.append("mail")
+    await job.step(act, "noted")
+
+
+@handlers.job(durable=True, max_attempts=5)
+async def child_of_chance(job: Job) -> None:
+    async with job.durable_nursery() as nursery:
+        nursery.start_soon(part.options(child_key=f"at {job.attempt}"), 1)
+        await nursery.flush()
+
+
+@handlers.job(durable=True, max_attempts=5)
+async def pays_at_the_event(job: Job) -> None:
+    name = await job.wait_for_event("approved", type=str)
+    done.append(f"paid {name}")
+
+
+@handlers.job(durable=True, max_attempts=5)
+async def refunds_without_cleanup(job: Job) -> None:
+    await job.step(act, "charged")
+    try:
+        await job.step(act, "packed")
+    except BaseException:
+        await job.step(act, "refunded")  # noqa: ASYNC102 -- the mistake: a cancellation strikes it, too
+        raise
+
+
+@handlers.job(durable=True, max_attempts=5)
+async def refunds(job: Job) -> None:
+    await job.step(act, "charged")
+    try:
+        await job.step(act, "packed")
+    except BaseException:
+        with job.cleanup():
+            await job.step(act, "refunded")  # noqa: ASYNC102 -- job.cleanup() is a shield with a deadline
+        raise
+
+
+async def found(dsn: str, handler: Handler[..., Any], expected: list[str], **given: Any) -> tuple[str, str]:
+    """The first point at which something else was done, and the text of its line."""
+    async for run in crash_points(handler, dsn=dsn, handlers=handlers, **given):
+        if done != expected:
+            assert run.place is not None
+            assert run.place.file == __file__
+            return run.point, run.place.source
+        done.clear()
+    return "none", ""
+
+
+@pytest.mark.parametrize(
+    ("handler", "expected", "given", "at", "source"),
+    [
+        (mails_outside, ["charged", "mail", "noted"], {}, "lost@3", 'await job.step(act, "charged")'),
+        (
+            pays_at_the_event,
+            ["paid Ada"],
+            {"events": {"approved": "Ada"}},
+            "lost@1",
+            'name = await job.wait_for_event("approved", type=str)',
+        ),
+    ],
+    ids=["an effect outside of a step", "an effect of an event outside of a step"],
+)
+async def test_a_planted_bug_is_found_with_its_line(
+    handler: Any,
+    expected: list[str],
+    given: dict[str, Any],
+    at: str,
+    source: str,
+    pulse_clock: PulseClock,
+    pulse_dsn: str,
+) -> None:
+    assert await found(pulse_dsn, handler, expected, **given) == (at, source)
+
+
+async def test_a_child_under_another_key_in_each_attempt_is_found(pulse_clock: PulseClock, pulse_dsn: str) -> None:
+    with pytest.raises(NeverEnds, match="Are the keys of its children others in each attempt"):
+        await found(pulse_dsn, child_of_chance, ["part 1"])
+    assert len(done) > 1
+
+
+async def test_a_forgotten_cleanup_is_found_where_the_job_is_cancelled(pulse_clock: PulseClock, pulse_dsn: str) -> None:
+    missing: dict[str, list[str]] = {}
+    for handler in (refunds_without_cleanup, refunds):
+        missing[handler.kind] = []
+        async for run in crash_points(handler, dsn=pulse_dsn, cancel=True):
+            if (
+                run.state == "cancelled"
+                and "refunded" not in done
+                and run.place is not None
+                and "packed" in run.place.source
+            ):
+                missing[handler.kind].append(run.point)
+            done.clear()
+    assert missing["refunds"] == []
+    assert any(point.startswith("cancel@") for point in missing["refunds_without_cleanup"])
+
+
+async def test_a_durable_handler_without_a_database_is_told_to_take_one() -> None:
+    with pytest.raises(
+        ConfigurationError, match="'order' is durable, and its history needs a real database: dsn=pulse_dsn"
+    ):
+        crash_points(order, 1)
+
+
+async def test_a_wait_that_nothing_ends_says_what_to_pass(pulse_clock: PulseClock, pulse_dsn: str) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"waits for the event 'approved', and nothing brings it: pass events="
+    ):
+        async for _ in crash_points(pays_at_the_event, dsn=pulse_dsn):
+            pass
+
+
+async def test_a_sleep_in_a_database_without_a_clock_says_what_to_do(dsn: str) -> None:
+    with pytest.raises(ConfigurationError, match="time does not pass in this database: put pulse_clock among"):
+        async for _ in crash_points(order, 0, dsn=dsn, handlers=handlers, events={"approved": "Ada"}):
+            pass
+
+
+async def test_a_child_without_a_handler_says_what_to_pass(pulse_clock: PulseClock, pulse_dsn: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"without a handler here: part\..* Pass the registry"):
+        async for _ in crash_points(child_of_chance, dsn=pulse_dsn, only="none"):
+            pass
+
+
+async def test_children_may_have_results_instead_of_running(pulse_clock: PulseClock, pulse_dsn: str) -> None:
+    async for run in crash_points(
+        order, 2, dsn=pulse_dsn, children={part: lambda n: n + 5}, events={"approved": "Ada"}, only="none"
+    ):
+        assert (run.state, run.result, done) == ("completed", 11, ["charged", "shipped"])
