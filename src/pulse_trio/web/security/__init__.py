@@ -1,51 +1,77 @@
-"""Who asks, and what they may do."""
+"""Who asks, and what they may see and do: the guard in front of every page.
+
+`secure` puts it there. Templates get `user`, `csrf_token`, `flash` and `logged_in` from `context`; payloads go through
+`redacted`; actions answer with `redirect(request, path, flash=...)`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import os
+from typing import TYPE_CHECKING, Any
 
-from starlette.requests import Request
+from .guard import Access, Authenticate, Guard
+from .headers import SecurityHeaders
+from .login import Login
+from .passage import passage_of, redirect, within
+from .redaction import HIDDEN, redacted
+from .settings import WebSettings, web_settings
+from .users import User, hash_password
 
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Callable
 
     from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from .guard import Answer
 
 
-@dataclass(frozen=True, slots=True)
-class User:
-    """Who sent a request. `may_act`: change anything; `may_read_payloads`: see arguments and results."""
-
-    name: str
-    may_act: bool = True
-    may_read_payloads: bool = True
-
-
-Authenticate = Callable[[Request], Awaitable[User | None]]
-"""The caller's own: which user sends this request, or None for nobody."""
-
-
-class Secured:
-    """The ASGI middleware that gives each request its user."""
-
-    def __init__(self, app: Any, *, read_only: bool, authenticate: Authenticate | None) -> None:
-        self._app = app
-        self._read_only = read_only
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Passes a request on with `request.state.user`."""
-        if scope["type"] == "http":
-            scope.setdefault("state", {})["user"] = User("local", may_act=not self._read_only)
-        await self._app(scope, receive, send)
-
-
-def secure(app: Starlette, *, read_only: bool, authenticate: Authenticate | None) -> None:
-    """Puts what guards the app in front of it."""
-    app.add_middleware(Secured, read_only=read_only, authenticate=authenticate)
+def secure(
+    app: Starlette,
+    *,
+    read_only: bool,
+    authenticate: Authenticate | None,
+    answer: Answer,
+    page: Callable[..., Response],
+    settings: WebSettings | None = None,
+) -> Access:
+    """Puts the guard in front of the app, and adds the login page if there are users. `answer` renders an exception, `page` a
+    template; the settings are the environment's unless given. Raises `ConfigurationError`."""
+    access = Access(
+        settings if settings is not None else web_settings(os.environ), read_only=read_only, authenticate=authenticate
+    )
+    if access.users:
+        app.router.routes[:0] = Login(access.users, page).routes
+    # The one that is added last is the outermost.
+    app.add_middleware(Guard, access=access, answer=answer)
+    app.add_middleware(SecurityHeaders)
+    return access
 
 
 def context(request: Request) -> dict[str, Any]:
-    """What templates know of security: `user`, and `csrf_token` for each form."""
-    return {"user": getattr(request.state, "user", None), "csrf_token": ""}
+    """What templates know of security."""
+    passage = passage_of(request)
+    return {
+        "user": passage.user,
+        "csrf_token": passage.token(),
+        "flash": passage.flash,
+        "logged_in": passage.logs_in,
+    }
+
+
+__all__ = [
+    "HIDDEN",
+    "Access",
+    "Authenticate",
+    "User",
+    "WebSettings",
+    "context",
+    "hash_password",
+    "passage_of",
+    "redacted",
+    "redirect",
+    "secure",
+    "web_settings",
+    "within",
+]

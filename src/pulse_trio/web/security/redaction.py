@@ -1,0 +1,44 @@
+"""What of a payload a person is shown.
+
+The values of fields that the setting `redact` names are shown to no one. Users who may not read payloads see that there is one,
+and nothing of it.
+"""
+
+from __future__ import annotations
+
+import re
+from fnmatch import translate
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from .users import User
+
+HIDDEN = "••••••"
+"""In the place of a redacted value. Its length says nothing of the value's."""
+_DEEPEST = 100
+
+
+def redacted(value: Any, user: User | None) -> Any:
+    """The value as this user may see it: HIDDEN for one who may not read payloads, but None and an empty object stay."""
+    if user is None or not user.may_read_payloads:
+        return value if value is None or value == {} else HIDDEN
+    return _shown(value, _named(user.redact), 0) if user.redact else value
+
+
+@lru_cache(maxsize=64)
+def _named(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(translate(each.lower()) for each in patterns))
+
+
+def _shown(value: Any, named: re.Pattern[str], depth: int) -> Any:
+    if depth > _DEEPEST:
+        return HIDDEN
+    if isinstance(value, dict):
+        return {
+            name: HIDDEN if named.match(str(name).lower()) else _shown(its, named, depth + 1)
+            for name, its in cast("dict[Any, Any]", value).items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [_shown(each, named, depth + 1) for each in cast("list[Any]", value)]
+    return value
