@@ -72,8 +72,8 @@ def make_app(*, read_only: bool = False, authenticate: Any = None, **settings: A
     ]
     app = Starlette(routes=routes)
     app.state.changes = []
-    given = WebSettings(**{"users": USERS, "secret": SECRET} | settings)
-    secure(app, read_only=read_only, authenticate=authenticate, answer=answer, page=page, settings=given)
+    given: dict[str, Any] = {"users": USERS, "secret": SECRET, **settings}
+    secure(app, read_only=read_only, authenticate=authenticate, answer=answer, page=page, settings=WebSettings(**given))
     return app
 
 
