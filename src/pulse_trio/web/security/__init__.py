@@ -1,7 +1,7 @@
 """Who asks, and what they may see and do: the guard in front of every page.
 
 `secure` puts it there. Templates get `user`, `csrf_token`, `flash` and `logged_in` from `context`; payloads go through
-`redacted`; actions answer with `redirect(request, path, flash=...)`.
+`redacted`, records through `without_payloads`; actions answer with `redirect(request, path, flash=...)`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .guard import Access, Authenticate, Guard
 from .headers import SecurityHeaders
 from .login import Login
 from .passage import passage_of, redirect, within
-from .redaction import HIDDEN, redacted
+from .redaction import HIDDEN, PAYLOAD, redacted, without_payloads
 from .settings import WebSettings, web_settings
 from .users import User, hash_password
 
@@ -62,6 +62,7 @@ def context(request: Request) -> dict[str, Any]:
 
 __all__ = [
     "HIDDEN",
+    "PAYLOAD",
     "Access",
     "Authenticate",
     "User",
@@ -74,4 +75,5 @@ __all__ = [
     "secure",
     "web_settings",
     "within",
+    "without_payloads",
 ]

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from starlette.responses import RedirectResponse
 
-from .sessions import flash_name, forgotten
+from .sessions import Flash, flash_name, forgotten
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -32,7 +32,8 @@ class Passage:
     user: User | None = None
     logs_in: bool = False
     """Whether the user came by the login page, and can log out."""
-    flash: str | None = None
+    flash: Flash | None = None
+    _token: str = ""
     _cookies: list[str] = field(default_factory=list[str])
 
     @property
@@ -41,8 +42,13 @@ class Passage:
         return "" if self.user is None else self.user.name
 
     def token(self) -> str:
-        """A token for a form of this page."""
-        return self.sessions.token(self.session, self.name)
+        """The token for the forms of this page: one for all of them, so that a live part does not change by it."""
+        self._token = self._token or self.sessions.token(self.session, self.name)
+        return self._token
+
+    def is_first(self, form: object) -> bool:
+        """Whether this form is sent for the first time: a double click, or a page that was gone back to, sends it again."""
+        return self.sessions.is_first(f"{self.session.sid} {self.scope['path']} {form}")
 
     def plan(self, what: Any) -> str:
         """What the user is asked to confirm, signed."""
@@ -65,9 +71,9 @@ class Passage:
         self.session = self.sessions.begin()
         self._cookies = [self.sessions.set_cookie(self.scope, self.session)]
 
-    def tell(self, text: str) -> None:
+    def tell(self, text: str, *, failed: bool = False) -> None:
         """The next page shows this line."""
-        self._cookies.append(self.sessions.set_flash(self.scope, text))
+        self._cookies.append(self.sessions.set_flash(self.scope, Flash(text, failed)))
 
     def answered(self, message: Message) -> Message:
         """The beginning of an answer, with the cookies that it brings."""
@@ -97,10 +103,10 @@ def within(path: object) -> str | None:
     return path if isinstance(path, str) and len(path) < 4000 and _WITHIN.fullmatch(path) else None
 
 
-def redirect(request: Request, path: str, *, flash: str | None = None) -> RedirectResponse:
-    """303 to a page of the app, which shows `flash`."""
+def redirect(request: Request, path: str, *, flash: str | None = None, failed: bool = False) -> RedirectResponse:
+    """303 to a page of the app, which shows `flash`; `failed` says that it is a problem."""
     if flash is not None:
-        passage_of(request).tell(flash)
+        passage_of(request).tell(flash, failed=failed)
     answer = RedirectResponse("/", 303)
     answer.headers["location"] = quote(str(request.scope.get("root_path", "")).rstrip("/")) + path
     return answer

@@ -6,16 +6,22 @@ and nothing of it.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from fnmatch import translate
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from .users import User
 
 HIDDEN = "••••••"
 """In the place of a redacted value. Its length says nothing of the value's."""
+PAYLOAD: Mapping[str, bool] = {"payload": True}
+"""A dataclass's field that holds a payload: `field(metadata=PAYLOAD)`. Those of these names are known without it."""
+_NAMES = frozenset({"args", "arguments", "result", "payload"})
 _DEEPEST = 100
 
 
@@ -42,3 +48,22 @@ def _shown(value: Any, named: re.Pattern[str], depth: int) -> Any:
     if isinstance(value, (list, tuple)):
         return [_shown(each, named, depth + 1) for each in cast("list[Any]", value)]
     return value
+
+
+def without_payloads(record: Any, user: User | None) -> Any:
+    """A record, or a structure of records, whose payloads are as this user may see them.
+
+    Where it is shown, never where it is read: what is read is shared by all who look at a page."""
+    if dataclasses.is_dataclass(record) and not isinstance(record, type):
+        changed = {f.name: _field(f, getattr(record, f.name), user) for f in dataclasses.fields(record) if f.init}
+        return dataclasses.replace(record, **changed)
+    if isinstance(record, dict):
+        return {name: without_payloads(its, user) for name, its in cast("dict[Any, Any]", record).items()}
+    if isinstance(record, (list, tuple)):
+        return [without_payloads(each, user) for each in cast("list[Any]", record)]
+    return record
+
+
+def _field(field: dataclasses.Field[Any], value: Any, user: User | None) -> Any:
+    is_payload = field.name in _NAMES or "payload" in field.metadata
+    return redacted(value, user) if is_payload else without_payloads(value, user)

@@ -15,7 +15,7 @@ import secrets
 import time
 from dataclasses import dataclass
 from http.cookies import SimpleCookie
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from itsdangerous import BadData, URLSafeTimedSerializer
 
@@ -42,6 +42,16 @@ class Session:
     """Whether the browser does not have it yet."""
 
 
+class Flash(NamedTuple):
+    """A line that an action leaves for the next page; `failed` if it is a problem."""
+
+    text: str
+    failed: bool = False
+
+    def __str__(self) -> str:
+        return self.text
+
+
 class Sessions:
     """Reads, makes and ends sessions."""
 
@@ -53,6 +63,7 @@ class Sessions:
         self._plans = URLSafeTimedSerializer(key, salt="pulse-trio plan", signer_kwargs=_SIGNER)
         self._key = hmac.digest(key.encode(), b"pulse-trio form", "sha256")
         self._ended: dict[str, float] = {}
+        self._sent: dict[bytes, None] = {}
         self._streams: dict[str, list[anyio.CancelScope]] = {}
 
     # Sessions
@@ -135,20 +146,30 @@ class Sessions:
             return None
         return what if (sid, name) == (session.sid, user) else None
 
-    def set_flash(self, scope: Scope, text: str) -> str:
+    def set_flash(self, scope: Scope, flash: Flash) -> str:
         """The header that gives the browser a line to show on the next page."""
-        return _cookie(scope, flash_name(scope), str(self._notes.dumps(text[:_FLASH])), 60)
+        return _cookie(scope, flash_name(scope), str(self._notes.dumps([flash.text[:_FLASH], flash.failed])), 60)
 
-    def flash(self, scope: Scope) -> str | None:
+    def flash(self, scope: Scope) -> Flash | None:
         """The line that the last action left."""
         text = cookies_of(scope).get(flash_name(scope))
         if text is None:
             return None
         try:
-            found = self._notes.loads(text, max_age=60)
-        except BadData:
+            told, failed = self._notes.loads(text, max_age=60)
+        except (BadData, TypeError, ValueError):
             return None
-        return found if isinstance(found, str) else None
+        return Flash(str(told), bool(failed))
+
+    def is_first(self, form: str) -> bool:
+        """Whether a form is sent for the first time, as far as the last thousands are remembered."""
+        known = hashlib.sha256(form.encode(errors="surrogatepass")).digest()
+        if known in self._sent:
+            return False
+        self._sent[known] = None
+        if len(self._sent) > _ENDED:
+            del self._sent[next(iter(self._sent))]
+        return True
 
 
 _FLASH = 1000

@@ -1,0 +1,233 @@
+"""Acting on many jobs: first a page that says how many and which, then the act, in steps.
+
+The page before counts the jobs once and gives the browser their ids, signed for this user and session: the act goes to the jobs
+that were counted, whichever jobs match by then. Each step is a statement for 500 jobs, under the user's name; a request
+does as many steps as fit into its time, and answers with how far it has come and the signed rest. So nothing goes on when the
+person has left, and every number shown is true.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from starlette.responses import JSONResponse
+
+from ...errors import InvalidArguments, UsageError
+from ...store import cancelling, history, operations
+from ...text import count_of, parse_moment
+from ..rendering import page
+from ..security import passage_of, within
+from ..site import site_of
+from .common import SENT_ALREADY, act, back, form_of, is_given, route, text_of, user_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from ...store.history import JobFilter
+    from ..database import Database
+
+MOST = 10_000
+"""Jobs of one act."""
+PATIENCE = 10.0
+"""Seconds that finding them may take."""
+VALID = 15 * 60
+"""Seconds within which a count must be confirmed: it becomes less true with time."""
+_STEP, _STEPS = 1.0, 20.0
+"""Seconds of work for one request: of a script that shows each step, and of a plain form."""
+PAST = {"cancel": "cancelled", "retry": "retried", "delete": "deleted"}
+FILTERS = ("state", "queue", "kind", "worker", "since", "until", "error", "unique_key", "key")
+_SAMPLE = 10
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a person is asked to confirm, and how far it has come. `said` are the filters, as they were given."""
+
+    verb: str
+    ids: list[int]
+    said: dict[str, str] = field(default_factory=dict[str, str])
+    total: int = 0
+    moved: int = 0
+    refused: int = 0
+    reason: str = ""
+    """Why the first one was refused."""
+    back: str = "/jobs"
+    afresh: bool = False
+
+    def packed(self) -> list[Any]:
+        """As JSON; ids as differences, which compress well."""
+        steps = [one - before for before, one in zip([0, *self.ids], self.ids, strict=False)]
+        rest = [self.total, self.moved, self.refused, self.reason, self.back, self.afresh]
+        return [self.verb, steps, self.said, *rest]
+
+    @classmethod
+    def unpacked(cls, found: Any) -> Plan:
+        """The reverse."""
+        verb, steps, said, *rest = found
+        ids: list[int] = []
+        for step in steps:
+            ids.append((ids[-1] if ids else 0) + step)
+        return cls(verb, ids, said, *rest)
+
+    @property
+    def past(self) -> str:
+        """`retried`, and so on."""
+        return PAST[self.verb]
+
+    @property
+    def done(self) -> int:
+        """How many were tried."""
+        return self.moved + self.refused
+
+
+@dataclass(frozen=True)
+class Preview:
+    """The page before: the plan, signed; whether there are more jobs than one act takes; the first of them; what becomes of
+    trees."""
+
+    plan: Plan
+    signed: str
+    more: bool
+    sample: list[Any]
+    trees: str | None
+
+
+async def preview(request: Request) -> Response:
+    """How many jobs, and which: changes nothing."""
+    verb = text_of(request, "verb")
+    if verb not in PAST:
+        raise InvalidArguments(f"Say what to do with the jobs: {', '.join(PAST)}.")
+    said = {name: text for name in FILTERS if (text := text_of(request, name)) is not None}
+    where = within(form_of(request).get("back")) or "/jobs"
+    database = site_of(request).database
+    chosen = _selected(request)
+    if chosen:
+        ids, said = chosen, {}
+    else:
+        ids = await _matching(database, said)
+    more = len(ids) > MOST
+    # The newest, if there are more than one act takes; the oldest of these first.
+    ids = sorted(ids[:MOST])
+    if not ids:
+        return back(request, "/jobs", "No job matches: nothing was changed.")
+    plan = Plan(verb, ids, said, total=len(ids), back=where, afresh=is_given(request, "afresh"))
+    sample = await database.read(history.page(ids[:_SAMPLE]))
+    trees = None if verb == "cancel" else await _trees(database, verb, ids)
+    asked = Preview(plan, passage_of(request).plan(plan.packed()), more, sample, trees)
+    return page(request, "bulk_preview.html", asked, live=False)
+
+
+def _selected(request: Request) -> list[int]:
+    given = [each for each in form_of(request).getlist("ids") if isinstance(each, str)]
+    found: set[int] = set()
+    for each in given:
+        if not each.isdecimal() or len(each) > 19:
+            raise InvalidArguments("A job's id is a whole number.")
+        found.add(cancelling.check_id(int(each)))
+    return sorted(found, reverse=True)
+
+
+async def _matching(database: Database, said: dict[str, str]) -> list[int]:
+    if "state" not in said:
+        raise UsageError("Say which state of jobs is meant, such as dead: without one every job would be chosen.")
+    chosen: dict[str, Any] = dict(said)
+    for name in ("since", "until"):
+        if name in chosen:
+            try:
+                chosen[name] = parse_moment(chosen[name])
+            except ValueError as error:
+                raise InvalidArguments(f"{error}.") from None
+    # One more than an act takes tells whether there are more.
+    found = history.matching(cast("JobFilter", chosen), limit=MOST + 1, timeout=PATIENCE)
+    return await database.read(found, patience=PATIENCE)
+
+
+async def _trees(database: Database, verb: str, ids: Sequence[int]) -> str | None:
+    roots = members = 0
+    for start in range(0, len(ids), history.BATCH * 2):
+        for place in (await database.read(operations.places_of(ids[start : start + history.BATCH * 2]))).values():
+            if place.parent_id is None and place.members and not place.root_lives:
+                roots, members = roots + 1, members + place.members
+    if not roots:
+        return None
+    whose = f"{count_of(roots, 'job')} of them started {count_of(members, 'other')}"
+    if verb == "delete":
+        return f"{whose}, which are deleted too, with their histories."
+    return (
+        f"{whose}. A retried root goes on after the last line of its history, and may start its failed children again."
+    )
+
+
+async def bulk(request: Request) -> Response:
+    """Acts on the jobs that were confirmed, for as long as one request may take."""
+    passage = passage_of(request)
+    signed = form_of(request).get("plan")
+    found = passage.planned(signed, VALID)
+    as_json = "application/json" in request.headers.get("accept", "")
+    if found is None:
+        told = "That list was made too long ago, or in another session. Nothing was changed: look again."
+        return _answer(request, back(request, "/jobs", told, failed=True), as_json)
+    plan = Plan.unpacked(found)
+    if not passage.is_first(signed):
+        return _answer(request, back(request, plan.back, SENT_ALREADY, failed=True), as_json)
+    until = time.monotonic() + (_STEP if as_json else _STEPS)
+    while plan.ids:
+        plan = await _step(request, plan)
+        if time.monotonic() >= until:
+            break
+    if not plan.ids:
+        return _answer(request, _end(request, plan), as_json)
+    signed = passage.plan(plan.packed())
+    if as_json:
+        return JSONResponse({"plan": signed, "done": plan.done, "total": plan.total, "past": plan.past})
+    return page(request, "bulk.html", Preview(plan, signed, False, [], None), live=False)
+
+
+async def _step(request: Request, plan: Plan) -> Plan:
+    ids, rest = plan.ids[: history.BATCH], plan.ids[history.BATCH :]
+    chosen = cast("JobFilter", plan.said)
+    reasons: dict[int, str] = {}
+    match plan.verb:
+        case "retry":
+            retried = await act(request, history.retry_batch(ids, chosen=chosen, afresh=plan.afresh))
+            moved, reasons = len(retried.retried), retried.refused
+        case "delete":
+            deleted = await act(request, history.delete_batch(ids, chosen=chosen))
+            moved, reasons = len(deleted.deleted), deleted.refused
+        case _:
+            by = f"{user_of(request).name} (web)"
+            asked = await act(request, cancelling.cancel_many(ids, by=by))
+            moved = sum(each.cancellation is not None for each in asked)
+            reasons = {
+                each.job_id: f"Job {each.job_id} is {each.state} already."
+                for each in asked
+                if each.cancellation is None
+            }
+    reason = plan.reason or next(iter(reasons.values()), "")
+    return Plan(
+        plan.verb, rest, plan.said, plan.total, plan.moved + moved, plan.refused + len(ids) - moved, reason[:300], plan.back,
+        plan.afresh,
+    )  # fmt: skip
+
+
+def _end(request: Request, plan: Plan) -> Response:
+    told = f"{count_of(plan.moved, 'job')} {plan.past}."
+    if plan.verb == "cancel":
+        told = f"{count_of(plan.moved, 'job')} cancelled; handlers that run are being cancelled."
+    if plan.refused:
+        told += f" {plan.refused:,} not: {plan.reason}" if plan.reason else f" {plan.refused:,} were gone."
+    return back(request, plan.back, told, failed=bool(plan.refused and not plan.moved))
+
+
+def _answer(request: Request, answer: Response, as_json: bool) -> Response:
+    if not as_json:
+        return answer
+    return JSONResponse({"location": answer.headers["location"]})
+
+
+ROUTES = [route("/jobs/preview", preview, "/jobs"), route("/jobs/bulk", bulk, "/jobs")]

@@ -1,0 +1,395 @@
+"""Every action by its form: what it does, what it says, and the line that it leaves in the audit trail."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pulse_trio.client import request_by_name
+from pulse_trio.store import queues, schedules
+from pulse_trio.timing import Timing
+from pulse_trio.web import User
+from pulse_trio.web.actions import ROUTES, bulk
+from pulse_trio.web.addresses import segment
+from support.sites import open_site
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    import httpx
+    from starlette.requests import Request
+
+    from support.stores import Window
+
+
+async def authenticate(request: Request) -> User | None:
+    name = request.headers.get("x-user", "ada")
+    return User(name, may_act=name == "ada", may_read_payloads=True)
+
+
+@pytest.fixture
+async def site(dsn: str) -> AsyncGenerator[httpx.AsyncClient]:
+    async with open_site(dsn, authenticate=authenticate) as client:
+        yield client
+
+
+async def post(site: httpx.AsyncClient, path: str, **fields: Any) -> httpx.Response:
+    """Sends a form with a token that is new."""
+    shown = await site.get("/enqueue")
+    token = re.search(r'name="csrf_token" value="([^"]+)"', shown.text)
+    assert token is not None, shown.text
+    return await site.post(path, data={"csrf_token": token[1]} | fields)
+
+
+async def told(site: httpx.AsyncClient, answer: httpx.Response) -> str:
+    """The line on the page that an answer leads to."""
+    assert answer.status_code == 303, answer.text
+    shown = await site.get("/enqueue")
+    found = re.search(r'<p class="flash[^>]*>(.*?)</p>', shown.text, re.DOTALL)
+    assert found is not None, shown.text
+    return found[1]
+
+
+def trail(window: Window) -> list[tuple[str, str, str | None, int]]:
+    rows = window.run("SELECT actor, act, target, jobs FROM audit ORDER BY id")
+    return [(row["actor"], row["act"], row["target"], row["jobs"]) for row in rows]
+
+
+# One job
+
+
+async def test_a_waiting_job_is_cancelled_with_a_reason_under_the_users_name(
+    site: httpx.AsyncClient, window: Window
+) -> None:
+    job_id = window.enqueue()
+    done = await post(site, f"/actions/jobs/{job_id}/cancel", reason="not <today>")
+    assert done.headers["location"] == f"/jobs/{job_id}"
+    assert await told(site, done) == f"Job {job_id} is cancelled."
+    assert window.job(job_id)["cancel_reason"] == "not <today>"
+    (ledger,) = window.run("SELECT requested_by FROM cancellations")
+    assert "ada (web)" in ledger["requested_by"]
+    assert trail(window) == [("ada", "cancel", None, 1)]
+    again = await post(site, f"/actions/jobs/{job_id}/cancel")
+    assert await told(site, again) == f"Job {job_id} is cancelled already; nothing was changed."
+
+
+async def test_a_finished_job_is_retried_deleted_after_a_question_and_then_is_unknown(
+    site: httpx.AsyncClient, window: Window
+) -> None:
+    job_id = window.enqueue()
+    await post(site, f"/actions/jobs/{job_id}/cancel")
+    done = await post(site, f"/actions/jobs/{job_id}/retry", back="/jobs?state=cancelled")
+    assert done.headers["location"] == "/jobs?state=cancelled"
+    assert window.state(job_id) == "available"
+    refused = await post(site, f"/actions/jobs/{job_id}/retry")
+    assert f"Job {job_id} is available" in await told(site, refused)
+    question = await post(site, f"/actions/jobs/{job_id}/delete", back=f"/jobs/{job_id}")
+    assert question.status_code == 200
+    assert f"Delete job {job_id}?" in question.text
+    assert window.state(job_id) == "available"
+    done = await post(site, f"/actions/jobs/{job_id}/delete", confirmed="yes", back=f"/jobs/{job_id}")
+    assert done.headers["location"] == "/jobs"
+    assert window.run("SELECT id FROM jobs") == []
+    gone = await post(site, f"/actions/jobs/{job_id}/delete", confirmed="yes")
+    assert f"There is no job {job_id}" in await told(site, gone)
+    assert [act for _, act, _, _ in trail(window)] == ["cancel", "retry", "delete"]
+
+
+async def test_a_job_is_enqueued_again_as_it_was_once_for_a_form_that_is_sent_twice(
+    site: httpx.AsyncClient, window: Window
+) -> None:
+    old = window.enqueue(
+        "mail", kind="send", args={"to": "ada", "n": 1e-7}, priority=5, max_attempts=3, timeout=30.0, key="tenant",
+        unique_key="once", delay=3600.0, deadline=60.0,
+    )  # fmt: skip
+    token = re.search(r'name="csrf_token" value="([^"]+)"', (await site.get("/enqueue")).text)
+    assert token is not None
+    path = f"/actions/jobs/{old}/enqueue-again"
+    done = await site.post(path, data={"csrf_token": token[1]})
+    second = await site.post(path, data={"csrf_token": token[1]})
+    assert second.headers["location"] == f"/jobs/{old}"
+    new = int(done.headers["location"].rpartition("/")[2])
+    assert [row["id"] for row in window.run("SELECT id FROM jobs ORDER BY id")] == [old, new]
+    was, job = window.row(old), window.row(new)
+    assert was is not None
+    assert job is not None
+    for name in ("kind", "args", "queue", "priority", "max_attempts", "key"):
+        assert job[name] == was[name], name
+    assert job["options"] == {"timeout": 30.0}
+    assert job["unique_key"] is None
+    assert window.state(new) == "available"
+    assert trail(window) == [("ada", "enqueue", "mail send", 1)]
+
+
+async def test_arguments_that_are_encrypted_for_one_job_are_not_enqueued_again(
+    site: httpx.AsyncClient, window: Window
+) -> None:
+    bound = window.enqueue(args={"$codec": "k", "data": "x"})
+    free = window.enqueue(args={"$codec": "k", "data": "x", "bound": False})
+    assert "encrypted for that job alone" in await told(site, await post(site, f"/actions/jobs/{bound}/enqueue-again"))
+    assert "is enqueued" in await told(site, await post(site, f"/actions/jobs/{free}/enqueue-again"))
+
+
+async def test_only_a_running_job_has_a_stack(site: httpx.AsyncClient, window: Window) -> None:
+    job_id = window.enqueue()
+    answer = await post(site, f"/actions/jobs/{job_id}/stack")
+    assert f"Job {job_id} is available: only a running job has a stack." in await told(site, answer)
+
+
+@pytest.mark.parametrize("path", ["/actions/jobs/0/cancel", "/actions/jobs/99999999999999999999/retry"])
+async def test_an_id_that_no_job_has_is_refused(site: httpx.AsyncClient, path: str) -> None:
+    assert "A job&#39;s id is a whole number" in await told(site, await post(site, path))
+
+
+# Queues, kinds, schedules
+
+
+@pytest.mark.parametrize("queue", ["mail", "a/b", "x/pause", "..", "A:b.c-d_"])
+async def test_a_queue_is_paused_limited_and_resumed_whatever_its_name(
+    site: httpx.AsyncClient, window: Window, queue: str
+) -> None:
+    path = f"/actions/queues/{segment(queue)}"
+    window.enqueue(queue)
+    await post(site, f"{path}/pause")
+    await post(site, f"{path}/limits", limit="3", rate="10/s", key_limit="", key_rate="")
+    (found,) = window.do(queues.queues())
+    assert (found.name, found.paused, found.limit, found.rate, found.key_limit) == (queue, True, 3, "10/s", None)
+    await post(site, f"{path}/resume")
+    await post(site, f"{path}/limits")
+    (found,) = window.do(queues.queues())
+    assert (found.paused, found.limit, found.rate) == (False, None, None)
+    assert {line[:3] for line in trail(window)} >= {
+        ("ada", "pause", f"queue {queue}"),
+        ("ada", "resume", f"queue {queue}"),
+    }
+
+
+@pytest.mark.parametrize(("name", "given"), [("limit", "many"), ("limit", "0"), ("rate", "fast"), ("key_limit", "1.5")])
+async def test_a_limit_that_is_none_is_refused_and_nothing_is_set(
+    site: httpx.AsyncClient, window: Window, name: str, given: str
+) -> None:
+    window.enqueue("mail")
+    answer = await post(site, "/actions/queues/mail/limits", **{"limit": "5", name: given})
+    assert answer.headers["location"] == "/queues"
+    assert given in await told(site, answer)
+    assert trail(window) == []
+
+
+async def test_a_kind_is_paused_and_resumed(site: httpx.AsyncClient, window: Window) -> None:
+    await post(site, "/actions/kinds/mail.send/pause")
+    assert [p.kind for p in window.do(queues.paused_kinds())] == ["mail.send"]
+    await post(site, "/actions/kinds/mail.send/resume")
+    assert window.do(queues.paused_kinds()) == []
+    assert [line[:3] for line in trail(window)] == [
+        ("ada", "pause", "kind mail.send"),
+        ("ada", "resume", "kind mail.send"),
+    ]
+
+
+async def test_a_schedule_is_paused_resumed_and_run_now(site: httpx.AsyncClient, window: Window) -> None:
+    window.do(schedules.put(schedules.Schedule("nightly/x", request_by_name("report"), Timing(cron="0 3 * * *"))))
+    path = "/actions/schedules/nightly%2Fx"
+    await post(site, f"{path}/pause")
+    assert window.value("SELECT paused_at IS NOT NULL FROM schedule") is True
+    ran = await post(site, f"{path}/run-now")
+    assert re.fullmatch(r"Job \d+ of the schedule nightly/x is enqueued\.", await told(site, ran))
+    await post(site, f"{path}/resume")
+    assert window.value("SELECT paused_at IS NULL FROM schedule") is True
+    assert {line[0] for line in trail(window)[1:]} == {"ada"}
+    unknown = await post(site, "/actions/schedules/none/pause")
+    assert "There is no schedule &#39;none&#39;" in await told(site, unknown)
+
+
+# Enqueuing by hand
+
+
+async def test_a_job_is_enqueued_by_hand_and_a_mistake_shows_the_form_again(
+    site: httpx.AsyncClient, window: Window
+) -> None:
+    fields = {
+        "kind": "send",
+        "queue": "mail",
+        "priority": "-3",
+        "max_attempts": "2",
+        "unique_key": "k",
+        "key": "t",
+        "delay": "60",
+    }
+    for args, problem in [
+        ('{"to": ', "not valid JSON"), ("[1]", "a JSON object"), ('{"a": NaN}', "NaN"), ("[" * 5000, ""),
+        ('{"a": "\\u0000"}', ""),
+    ]:  # fmt: skip
+        wrong = await post(site, "/actions/jobs/enqueue", **fields, args=args)
+        assert wrong.status_code == 400
+        assert problem in wrong.text
+        assert 'value="mail"' in wrong.text
+    assert (await post(site, "/actions/jobs/enqueue", **fields | {"priority": "high"})).status_code == 400
+    assert (await post(site, "/actions/jobs/enqueue", **fields | {"delay": "inf"})).status_code == 400
+    assert (await post(site, "/actions/jobs/enqueue", **fields | {"kind": ""})).status_code == 400
+    assert window.run("SELECT id FROM jobs") == []
+    done = await post(site, "/actions/jobs/enqueue", **fields, args='{"to": "ada", "n": [1, 2.5, null]}')
+    job = window.job(int(done.headers["location"].rpartition("/")[2]))
+    assert job["args"] == {"to": "ada", "n": [1, 2.5, None]}
+    assert (job["queue"], job["priority"], job["max_attempts"], job["unique_key"], job["key"], job["state"]) == (
+        "mail", -3, 2, "k", "t", "scheduled",
+    )  # fmt: skip
+    taken = await post(site, "/actions/jobs/enqueue", **fields, args="{}")
+    assert taken.headers["location"] == f"/jobs/{job['id']}"
+    assert "Nothing was enqueued" in await told(site, taken)
+    assert trail(window) == [("ada", "enqueue", "mail send", 1)]
+
+
+# Many jobs
+
+
+def plan_in(text: str) -> str:
+    found = re.search(r'name="plan" value="([^"]+)"', text)
+    assert found is not None, text
+    return found[1]
+
+
+async def test_many_jobs_are_counted_confirmed_and_retried_and_no_other_one_is(
+    site: httpx.AsyncClient, window: Window
+) -> None:
+    ids = window.enqueue_many(1200, "mail", delay=3600.0)
+    shown = await post(
+        site, "/actions/jobs/preview", verb="retry", state="scheduled", queue="mail", back="/jobs?state=scheduled"
+    )
+    assert "Retry 1,200 jobs?" in shown.text
+    late = window.enqueue("mail", delay=3600.0)
+    done = await post(site, "/actions/jobs/bulk", plan=plan_in(shown.text))
+    assert done.headers["location"] == "/jobs?state=scheduled"
+    assert await told(site, done) == "1,200 jobs retried."
+    assert window.value("SELECT count(*) FROM jobs WHERE state = 'available'") == len(ids)
+    assert window.state(late) == "scheduled"
+    assert trail(window) == [("ada", "retry", None, n) for n in (500, 500, 200)]
+    assert window.value("SELECT details->>'filter' FROM audit LIMIT 1") == "state scheduled, queue mail"
+    twice = await post(site, "/actions/jobs/bulk", plan=plan_in(shown.text))
+    assert "was sent already" in await told(site, twice)
+
+
+async def test_selected_jobs_are_cancelled_and_those_that_have_ended_are_counted_apart(
+    site: httpx.AsyncClient, window: Window
+) -> None:
+    one, two, three = window.enqueue_many(3)
+    await post(site, f"/actions/jobs/{one}/cancel")
+    shown = await post(site, "/actions/jobs/preview", verb="cancel", ids=[str(one), str(two)])
+    assert "Cancel 2 jobs?" in shown.text
+    done = await post(site, "/actions/jobs/bulk", plan=plan_in(shown.text))
+    assert (
+        f"1 job cancelled; handlers that run are being cancelled. 1 not: Job {one} is cancelled already."
+        in await told(site, done)
+    )
+    assert [window.state(each) for each in (one, two, three)] == ["cancelled", "cancelled", "available"]
+
+
+async def test_a_script_is_told_of_each_step(
+    site: httpx.AsyncClient, window: Window, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window.enqueue_many(1100)
+    monkeypatch.setattr(bulk, "_STEP", 0.0)
+    monkeypatch.setattr(bulk, "_STEPS", 0.0)
+    shown = await post(site, "/actions/jobs/preview", verb="delete", state="available")
+    assert "removed for good" in shown.text
+    plan, seen = plan_in(shown.text), list[Any]()
+    site.headers["accept"] = "application/json"
+    while True:
+        found = (await post(site, "/actions/jobs/bulk", plan=plan)).json()
+        if "location" in found:
+            break
+        plan = found["plan"]
+        seen.append((found["done"], found["total"], found["past"]))
+    assert seen == [(500, 1100, "deleted"), (1000, 1100, "deleted")]
+    assert window.run("SELECT id FROM jobs") == []
+    del site.headers["accept"]
+    window.enqueue_many(600)
+    shown = await post(site, "/actions/jobs/preview", verb="delete", state="available")
+    half = await post(site, "/actions/jobs/bulk", plan=plan_in(shown.text))
+    assert "500 of 600 jobs" in half.text
+    assert (await post(site, "/actions/jobs/bulk", plan=plan_in(half.text))).status_code == 303
+    assert window.run("SELECT id FROM jobs") == []
+
+
+async def test_more_than_one_act_takes_is_said_and_the_newest_are_taken(
+    site: httpx.AsyncClient, window: Window, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "MOST", 10)
+    ids = window.enqueue_many(15)
+    shown = await post(site, "/actions/jobs/preview", verb="cancel", state="available")
+    assert "More match. These are the newest 10" in shown.text
+    await post(site, "/actions/jobs/bulk", plan=plan_in(shown.text))
+    assert [row["id"] for row in window.run("SELECT id FROM jobs WHERE state = 'available' ORDER BY id")] == ids[:5]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"verb": "retry"}, "Say which state"),
+        ({"verb": "drop", "state": "dead"}, "Say what to do"),
+        ({"verb": "retry", "state": "sad"}, "There is no state"),
+        ({"verb": "retry", "state": "dead", "since": "soon"}, "a moment is"),
+        ({"verb": "retry", "state": "dead", "worker": "x"}, "A worker is its id"),
+        ({"verb": "retry", "ids": "x"}, "whole number"),
+        ({"verb": "retry", "ids": "9" * 30}, "whole number"),
+        ({"verb": "retry", "state": "dead"}, "No job matches"),
+    ],
+)
+async def test_a_selection_that_cannot_be_is_refused(
+    site: httpx.AsyncClient, fields: dict[str, str], said: str
+) -> None:
+    assert said in await told(site, await post(site, "/actions/jobs/preview", **fields))
+
+
+async def test_a_plan_is_of_its_user_its_session_and_its_hour(
+    site: httpx.AsyncClient, window: Window, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window.enqueue_many(2)
+    shown = await post(site, "/actions/jobs/preview", verb="cancel", state="available")
+    plan = plan_in(shown.text)
+    refused = "made too long ago, or in another session"
+    for forged in ("", "x", plan[:-1] + ("A" if plan[-1] != "A" else "B"), plan[1:]):
+        assert refused in await told(site, await post(site, "/actions/jobs/bulk", plan=forged))
+    async with open_site(dsn, authenticate=authenticate) as other:
+        assert refused in await told(other, await post(other, "/actions/jobs/bulk", plan=plan))
+    monkeypatch.setattr(bulk, "VALID", -1)
+    assert refused in await told(site, await post(site, "/actions/jobs/bulk", plan=plan))
+    assert trail(window) == []
+
+
+# Who may not
+
+
+ACTIONS = [
+    *(f"/actions/jobs/1/{verb}" for verb in ("cancel", "retry", "delete", "enqueue-again", "stack")),
+    *(f"/actions/queues/mail/{verb}" for verb in ("pause", "resume", "limits")),
+    *(f"/actions/kinds/send/{verb}" for verb in ("pause", "resume")),
+    *(f"/actions/schedules/nightly/{verb}" for verb in ("pause", "resume", "run-now")),
+    "/actions/jobs/preview",
+    "/actions/jobs/bulk",
+    "/actions/jobs/enqueue",
+]
+
+
+@pytest.mark.parametrize("path", ACTIONS)
+async def test_a_viewer_and_a_read_only_page_reach_no_action(dsn: str, window: Window, path: str) -> None:
+    window.enqueue("mail", kind="send")
+    async with open_site(dsn, authenticate=authenticate) as site:
+        site.headers["x-user"] = "eve"
+        shown = await site.get("/enqueue")
+        assert "You may look" in shown.text
+        assert (await site.post(path, data={"csrf_token": "x"})).status_code == 403
+        assert (await site.get(path)).status_code == 405
+    async with open_site(dsn, authenticate=authenticate, read_only=True) as site:
+        assert "<form" not in (await site.get("/jobs")).text
+        assert (await site.post(path, data={"csrf_token": "x"})).status_code == 403
+    assert trail(window) == []
+    assert window.value("SELECT count(*) FROM jobs") == 1
+
+
+def test_every_action_is_in_that_list() -> None:
+    for route in ROUTES:
+        if route.methods == {"POST"}:
+            assert any(route.path_regex.match(path) for path in ACTIONS), route.path
+        assert route.methods == {"POST"} or route.path == "/enqueue"
