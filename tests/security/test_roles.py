@@ -64,7 +64,7 @@ READING = {
     "attempts", "audit", "batch_failures", "batch_finished", "batch_live", "batch_status", "batch_unfinished", "cancel_ended",
     "cancel_requested", "running_fences",
     "cancel_ledger", "quarantined", "count_by_state", "doctor_put_back", "doctor_recent", "doctor_storage", "doctor_ids",
-    "ended", "job",
+    "ended", "enqueued_as", "job",
     "metrics_queues", "metrics_schedules",
     "tree", "lines_of", "tree_places", "stuck_trees", "why_waits",
     "jobs", "limits_of_queue", "matching_jobs", "outcome",

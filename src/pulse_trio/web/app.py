@@ -9,7 +9,8 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 
-from . import problems, security
+from . import problems, rendering, security
+from .actions import ROUTES as ACTIONS
 from .addresses import STATIC
 from .database import Database
 from .live import Live
@@ -19,12 +20,14 @@ from .site import Site
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from .security import Authenticate
+    from .security import Authenticate, WebSettings
 
 PAGES = (overview.PAGE, jobs.PAGE)
 
 
-def build(dsn: str, *, read_only: bool, authenticate: Authenticate | None, schema: str) -> Starlette:
+def build(
+    dsn: str, *, read_only: bool, authenticate: Authenticate | None, schema: str, settings: WebSettings | None
+) -> Starlette:
     """The app for one database."""
     site = Site(Database(dsn, schema), Live(), read_only)
 
@@ -34,8 +37,15 @@ def build(dsn: str, *, read_only: bool, authenticate: Authenticate | None, schem
         await site.database.aclose()
 
     routes = [route for each in PAGES for route in each.routes()]
-    app = Starlette(routes=[*routes, Mount("/static", StaticFiles(directory=STATIC))], lifespan=lifespan)
+    app = Starlette(routes=[*routes, *ACTIONS, Mount("/static", StaticFiles(directory=STATIC))], lifespan=lifespan)
     app.state.site = site
     problems.add_to(app)
-    security.secure(app, read_only=read_only, authenticate=authenticate)
+    security.secure(
+        app,
+        read_only=read_only,
+        authenticate=authenticate,
+        answer=problems.answer,
+        page=rendering.page,
+        settings=settings,
+    )
     return app

@@ -70,7 +70,7 @@ async def answer(request: Request, error: Exception) -> Response:
     if problem.status == 500:
         logger.error("a page failed: %s %s", request.method, request.url.path, exc_info=error)
     if wants_json(request):
-        return twin(problem, status=problem.status)
+        return twin(request, problem, status=problem.status)
     return page(request, "problem.html", problem, status=problem.status, live=False)
 
 

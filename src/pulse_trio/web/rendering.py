@@ -12,6 +12,7 @@ from ..plain import plain
 from ..text import count_of, duration, headline, one_line, shown
 from . import words
 from .addresses import segment, static_url, url
+from .security import HIDDEN, redacted, without_payloads
 from .security import context as security_context
 from .site import site_of
 
@@ -40,6 +41,13 @@ def _static(context: Context, name: str) -> str:
     return static_url(context["request"], name)
 
 
+@pass_context
+def payload(context: Context, value: object) -> str:
+    """Arguments or a result as this user may see them, as text."""
+    seen = redacted(value, context["user"])
+    return seen if seen is HIDDEN else shown(json.dumps(plain(seen), indent=2, ensure_ascii=False, default=str))
+
+
 def _environment() -> Any:
     # Escaped always, whatever a template is called: there is no template of anything but HTML.
     environment: Any = Environment(
@@ -51,7 +59,7 @@ def _environment() -> Any:
     )
     environment.globals |= {"url": _url, "static": _static, "navigation": NAVIGATION}
     environment.filters |= {
-        each.__name__: each for each in (segment, shown, one_line, headline, duration, count_of)
+        each.__name__: each for each in (segment, shown, one_line, headline, duration, count_of, payload)
     } | words.FILTERS
     return environment
 
@@ -81,9 +89,11 @@ def page(request: Request, template: str, data: object = None, /, *, status: int
     return HTMLResponse(rendered(request, template, data, **more), status)
 
 
-def twin(data: object, *, status: int = 200) -> Response:
-    """The JSON twin of a page. Session ids are text: they are greater than JavaScript's numbers."""
-    text = json.dumps(plain(data), ensure_ascii=True, allow_nan=False, default=str)
+def twin(request: Request, data: object, *, status: int = 200) -> Response:
+    """The JSON twin of a page, with payloads as the user may see them. Session ids are text: they are greater than
+    JavaScript's numbers."""
+    seen = plain(without_payloads(data, request.state.user))
+    text = json.dumps(seen, ensure_ascii=True, allow_nan=False, default=str)
     return Response(text, status, media_type="application/json")
 
 

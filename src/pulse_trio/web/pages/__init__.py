@@ -52,7 +52,7 @@ class Page:
         return page(request, self.template, await self.read(request, site_of(request)), live=True)
 
     async def _twin(self, request: Request) -> Response:
-        return twin(await self.read(request, site_of(request)))
+        return twin(request, await self.read(request, site_of(request)))
 
     async def _live(self, request: Request) -> Response:
         assert self.live is not None  # noqa: S101 -- no route leads here without it

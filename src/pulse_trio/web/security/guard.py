@@ -98,19 +98,34 @@ class Guard:
         scope["state"] |= {"passage": passage, "user": None}
         request = Request(scope, receive)
 
+        started = False
+
         async def send_with_cookies(message: Message) -> None:
+            nonlocal started
+            started = True
             await send(passage.answered(message) if message["type"] == "http.response.start" else message)
 
+        try:
+            await self._pass(passage, request, receive, send_with_cookies)
+        except Exception as error:
+            # Answered here: outside of the guard an answer would have neither the user nor the headers.
+            if started:
+                raise
+            answer = await self._answer(request, error)
+            await answer(scope, receive, send_with_cookies)
+
+    async def _pass(self, passage: Passage, request: Request, receive: Receive, send: Send) -> None:
+        scope = passage.scope
         try:
             answer = await self._admit(passage, Request(scope), receive)
         except Refusal as refusal:
             answer = await self._answer(request, HTTPException(refusal.status, str(refusal), refusal.headers or None))
         if answer is not None:
-            await answer(scope, receive, send_with_cookies)
+            await answer(scope, receive, send)
         elif scope["method"] in SAFE:
-            await self._while_it_lasts(passage, receive, send_with_cookies)
+            await self._while_it_lasts(passage, receive, send)
         else:
-            await self._app(scope, receive, send_with_cookies)
+            await self._app(scope, receive, send)
 
     def _misplaced(self, scope: Scope) -> Refusal | None:
         access = self._access
