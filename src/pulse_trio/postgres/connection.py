@@ -166,6 +166,17 @@ class TrioConnection(CancellableConnection[Row]):
             self._check_connection_ok()
             await self.wait(several(self.pgconn, commands))
 
+    async def value_of(self, commands: bytes) -> bytes | None:
+        """One round trip for commands of which the last gives one row with one column: its text, or None for NULL.
+
+        Raises:
+            psycopg.Error: one of them failed, and those after it were not done.
+        """
+        async with self.lock:
+            self._check_connection_ok()
+            answer = await self.wait(several(self.pgconn, commands))
+        return answer.get_value(0, 0)
+
     def was_closed_by_server(self) -> bool:
         """Whether an idle connection is closed, as far as this side knows; costs no round trip.
 

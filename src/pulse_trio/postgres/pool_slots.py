@@ -49,7 +49,7 @@ class Opening:
 # Like DISCARD ALL, which must be alone, but in one message with the program's own commands and the role's reset.
 _DISCARD = (
     b"CLOSE ALL; RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; DEALLOCATE ALL; UNLISTEN *; "
-    b"SELECT pg_catalog.pg_advisory_unlock_all(); DISCARD PLANS; DISCARD TEMP; DISCARD SEQUENCES"
+    b"SELECT pg_catalog.pg_advisory_unlock_all(); DISCARD TEMP; DISCARD SEQUENCES"
 )
 
 

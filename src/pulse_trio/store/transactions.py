@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psycopg
@@ -23,7 +22,6 @@ from psycopg import pq
 from ..errors import DatabaseUnavailable
 from ..postgres import OwnAsyncCursor, discard_all, open_pool, pinned_for_transaction
 from ..sql import statement
-from .arrays import numbers, texts
 from .histories import parameters
 
 if TYPE_CHECKING:
@@ -51,20 +49,14 @@ nothing, while the worker's other connections go on renewing the lease: the hand
 statements have as long as the job's timeout."""
 
 
-@cache
-def _before_completion(answer_within: float, commit_within: float) -> bytes:
-    """Undoes settings of the handler's transaction that could change the completion: the role, the meaning of names, NULL in
-    arrays, a time limit. Deferred constraints are checked before, under the handler's settings."""
-    return b"; ".join(
-        [
-            f"SET LOCAL statement_timeout = '{answer_within:g}s'".encode(),
-            b"SET CONSTRAINTS ALL IMMEDIATE",
-            b"RESET SESSION AUTHORIZATION",
-            b"RESET ROLE",
-            f"SET LOCAL idle_in_transaction_session_timeout = '{commit_within:g}s'".encode(),
-            pinned_for_transaction(),
-        ]
-    )
+_ANSWERING = f"SET LOCAL statement_timeout = '{_ANSWER_WITHIN:g}s'".encode()
+_COMMITTING = f"SET LOCAL idle_in_transaction_session_timeout = '{_COMMIT_WITHIN:g}s'".encode()
+# Deferred constraints are checked before the completion, under the handler's role.
+_AS_OURSELVES = b"SET CONSTRAINTS ALL IMMEDIATE; RESET SESSION AUTHORIZATION; RESET ROLE"
+_BEFORE_COMPLETION = b"; ".join([_ANSWERING, _AS_OURSELVES, _COMMITTING])
+"""Undoes what the handler's transaction may have set; the function that completes brings the other settings that it needs."""
+_BEFORE_LINES = b"; ".join([_BEFORE_COMPLETION, pinned_for_transaction()])
+"""The same for a statement, which has no settings of its own: the meaning of names, NULL in arrays, a time limit."""
 
 
 class CommitUnknown(DatabaseUnavailable):
@@ -106,21 +98,22 @@ class Begun:
         """
         self._check_open()
         with _answering("the completion"):
-            rows = await self._complete(outcome)
-        return self._taken(rows)
+            self._limits.apply(self.connection)
+            done = await self.connection.value_of(_BEFORE_COMPLETION + b"; " + self._completion(outcome))
+        if done is None:
+            return False
+        self.completed = done == b"t"
+        return True if self.completed else None
 
     async def remember(self, lines: Lines) -> bool | None:
         """Writes lines of the job's history instead, fenced too. Returns and raises the same."""
         self._check_open()
         with _answering("the line"):
             self._limits.apply(self.connection)
-            await self.connection.command(_before_completion(_ANSWER_WITHIN, _COMMIT_WITHIN))
+            await self.connection.command(_BEFORE_LINES)
             async with OwnAsyncCursor(self.connection) as cursor:
                 await cursor.execute(statement("write_lines", self._schema), parameters([lines]), prepare=False)
                 rows = [row[1:] for row in await cursor.fetchall()]
-        return self._taken(rows)
-
-    def _taken(self, rows: list[Any]) -> bool | None:
         if not rows:
             return False
         self.completed = bool(rows[0][1])
@@ -134,24 +127,17 @@ class Begun:
         if self.connection.pgconn.pipeline_status != pq.PipelineStatus.OFF:
             raise RuntimeError("a pipeline of job.transaction() is still open: leave its block first")
 
-    async def _complete(self, outcome: Outcome) -> list[Any]:
+    def _completion(self, outcome: Outcome) -> bytes:
         claim = outcome.claim
-        self._limits.apply(self.connection)
-        await self.connection.command(_before_completion(_ANSWER_WITHIN, _COMMIT_WITHIN))
-        async with OwnAsyncCursor(self.connection) as cursor:
-            await cursor.execute(
-                statement("complete_unlocked", self._schema),
-                {
-                    "ids": numbers([claim.id]),
-                    "attempts": numbers([claim.attempt]),
-                    "sessions": numbers([claim.session]),
-                    "results": texts([outcome.result]),
-                    "keep": self._keep,
-                },
-                prepare=False,
-                binary=True,
-            )
-            return await cursor.fetchall()
+        # Digits in any encoding, and whatever the handler has set for how strings are read.
+        result = b"NULL" if outcome.result is None else b"'%s'" % outcome.result.encode().hex().encode()
+        return statement("complete_in_transaction", self._schema) % {
+            b"id": b"%d" % claim.id,
+            b"attempt": b"%d" % claim.attempt,
+            b"session": b"%d" % claim.session,
+            b"result": result,
+            b"keep": b"true" if self._keep else b"false",
+        }
 
 
 class FencedTransactions:
