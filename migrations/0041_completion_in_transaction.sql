@@ -20,7 +20,7 @@ SET plpgsql.extra_warnings = 'none'
 AS $function$
 #variable_conflict use_column
 DECLARE
-  done job; value json;
+  ended bigint;
 BEGIN
   -- A crash of the server must not lose what was said to be done. Only a superuser can have changed the second: the schema's
   -- triggers must fire.
@@ -33,20 +33,23 @@ BEGIN
     PERFORM FROM job j WHERE j.id = $1 AND j.attempt = $2 AND j.locked_by = $3 AND j.state = 2;
     RETURN CASE WHEN FOUND THEN false END;
   END IF;
-  DELETE FROM job j WHERE j.id = $1 AND j.attempt = $2 AND j.locked_by = $3 AND j.state = 2 RETURNING j.* INTO done;
-  IF $5 OR has_mark(done.options) THEN
-    value := coalesce(convert_from(decode($4, 'hex'), 'UTF8'), 'null')::json;
+  -- One statement: policies and triggers of the archive look at the live row as it was.
+  WITH done AS (
+    DELETE FROM job j WHERE j.id = $1 AND j.attempt = $2 AND j.locked_by = $3 AND j.state = 2 RETURNING j.*
+  ), archived AS (
     INSERT INTO job_archive (
       id, started_at, run_at, created_at, locked_by, attempt, max_attempts, priority, queue, kind, args, options, unique_key, key,
       finished_at, failures, state, result)
-    VALUES (
-      done.id, done.started_at, done.run_at, done.created_at, done.locked_by, done.attempt, done.max_attempts, done.priority,
-      done.queue, done.kind, done.args, done.options, done.unique_key, done.key,
-      clock_timestamp(), done.failures, 4, value);
-  END IF;
-  IF done.cancelling THEN
-    UPDATE cancellation c SET ended_at = clock_timestamp(), ended_as = 'completed' WHERE c.job_id = $1 AND c.ended_at IS NULL;
-  END IF;
-  PERFORM tell_end(ARRAY[done.id]);
+    SELECT
+      id, started_at, run_at, created_at, locked_by, attempt, max_attempts, priority, queue, kind, args, options, unique_key, key,
+      clock_timestamp(), failures, 4, coalesce(convert_from(decode($4, 'hex'), 'UTF8'), 'null')::json
+    FROM done WHERE $5 OR has_mark(options)
+  ), closed AS (
+    UPDATE cancellation c SET ended_at = clock_timestamp(), ended_as = 'completed'
+    FROM done WHERE done.cancelling AND c.job_id = done.id AND c.ended_at IS NULL
+  )
+  SELECT id INTO ended FROM done;
+  PERFORM tell_end(ARRAY[ended]);
   RETURN true;
 END $function$;
+REVOKE ALL ON FUNCTION :"schema".complete_in_transaction(bigint, int, bigint, text, boolean) FROM PUBLIC;

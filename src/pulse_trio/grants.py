@@ -108,6 +108,7 @@ FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
         "upkeep",
         "wake",
         "claim_limited",
+        "complete_in_transaction",
         "tell_end",
         "batch_counts",
         "note_enqueue",

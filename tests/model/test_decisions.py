@@ -124,6 +124,7 @@ def test_a_rule_that_only_the_table_knows_is_found(rule: states.Rule, monkeypatc
 MOVES: dict[str, set[Event]] = {
     "complete_and_claim": {Event.COMPLETE, Event.CLAIM},
     "complete_unlocked": {Event.COMPLETE},
+    "complete_in_transaction()": {Event.COMPLETE},
     "claim_suspect": {Event.CLAIM},
     "claim_limited()": {Event.CLAIM},
     "fail": {rule.event for rule in RULES} - {Event.COMPLETE},

@@ -340,12 +340,6 @@ async def transaction_of_another_session(s: Scene) -> bool:
     return await completes(s, s.as_a(await s.running(s.b)))
 
 
-async def transaction_of_another_job(s: Scene) -> bool:
-    one, other = await s.running(), await s.running()
-    await completes(s, one)
-    return s.w.state(other.id) != "running"
-
-
 # A report that is sent again
 
 
@@ -708,9 +702,8 @@ TORN = [
     Torn("transaction_done", r"a\.outcome = 'completed'", noted_commit_of_a_failure),
     Torn("transaction_done", r"NOT EXISTS \(SELECT FROM \S+job j WHERE .*::int\)", traceless_commit_of_a_running_job),
     Torn("transaction_done", r"NOT EXISTS \(SELECT FROM \S+attempt a(?s:.*?)::bigint\)", traceless_commit_of_a_rescued_attempt),
-    Torn("complete_unlocked", r"j\.attempt = r\.attempt", transaction_of_an_earlier_attempt),
-    Torn("complete_unlocked", r"j\.locked_by = r\.session", transaction_of_another_session),
-    Torn("complete_unlocked", r"j\.id = r\.id", transaction_of_another_job),
+    Torn("complete_in_transaction()", r"j\.attempt = \$2", transaction_of_an_earlier_attempt),
+    Torn("complete_in_transaction()", r"j\.locked_by = \$3", transaction_of_another_session),
     Torn("settled", r"d\.attempt = r\.attempt", report_of_a_later_attempt),
     Torn("settled", r"d\.locked_by = r\.session", report_of_another_session),
     Torn("settled", r"d\.id = r\.id", report_of_another_job),

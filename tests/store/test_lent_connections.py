@@ -16,6 +16,7 @@ from psycopg.rows import dict_row
 from psycopg.types.numeric import IntLoader
 
 from pulse_trio.postgres import pool_slots
+from pulse_trio.store import CommitUnknown
 from support.stores import Window, claim_one, end, open_store
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ SELECT json_build_object(
   'temporary', (SELECT json_agg(relname) FROM pg_class WHERE relpersistence = 't' AND relnamespace = pg_my_temp_schema()),
   'sequence', (SELECT last_value FROM pg_sequences WHERE sequencename = 'numbers'))::text
 """
+
+KILLS_ITSELF = b"SELECT pg_terminate_backend(pg_backend_pid())"
 
 CHANGES: list[LiteralString] = [
     "SET search_path = elsewhere",
@@ -193,10 +196,10 @@ async def test_what_a_handler_sets_for_its_transaction_does_not_bend_the_complet
         assert await begun.complete(end(claim, result=None)) is True
         settings = await (
             await begun.connection.execute(
-                "SELECT current_setting('synchronous_commit'), current_setting('session_replication_role')"
+                "SELECT current_setting('synchronous_commit') = 'on', current_setting('session_replication_role') = 'origin'"
             )
         ).fetchone()
-        assert settings == ("on", "origin")
+        assert settings == (True, True)
     assert window.job(job_id) | {"state": "completed", "result": None} == window.job(job_id)
     assert window.run("SELECT result::text FROM job_archive") == [{"result": "null"}]
 
@@ -309,11 +312,64 @@ async def test_a_connection_that_a_handler_closes_is_replaced(store: WorkerStore
 async def test_a_session_that_cannot_be_reset_is_closed(
     store: WorkerStore, window: Window, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with store.transactions.begin() as begun:
-        pid = begun.connection.info.backend_pid
-        monkeypatch.setattr(pool_slots, "_DISCARD", b"SELECT pg_terminate_backend(pg_backend_pid())")
+    # After a rollback.
+    with pytest.raises(ZeroDivisionError):
+        async with store.transactions.begin() as begun:
+            pid = begun.connection.info.backend_pid
+            monkeypatch.setattr(pool_slots, "RESET_SESSION", KILLS_ITSELF)
+            raise ZeroDivisionError
     async with store.transactions.begin() as begun:
         assert begun.connection.info.backend_pid != pid
+
+
+async def test_a_commit_whose_session_is_not_reset_with_it_is_done_and_the_session_is_reset_later(store: WorkerStore, window: Window) -> None:
+    job_id = window.enqueue()
+    claim = await claim_one(store)
+    async with store.transactions.begin() as begun:
+        await begun.connection.execute("SET my.variable = '7'")
+        assert await begun.complete(end(claim))
+        begun.connection.epilogue = b"SELECT 1/0"
+    assert begun.committed
+    assert window.job(job_id)["state"] == "completed"
+    async with store.transactions.begin() as begun:
+        assert await (await begun.connection.execute("SHOW my.variable")).fetchone() == ("",)
+
+
+async def test_of_a_connection_that_is_lost_with_its_commit_nothing_is_claimed(
+    store: WorkerStore, window: Window
+) -> None:
+    window.enqueue()
+    claim = await claim_one(store)
+    with pytest.raises(CommitUnknown):
+        async with store.transactions.begin() as begun:
+            assert await begun.complete(end(claim))
+            begun.connection.epilogue = KILLS_ITSELF
+    assert not begun.committed
+    assert await store.transactions.committed(claim)
+
+
+async def test_a_statement_that_comes_after_the_commit_is_refused(store: WorkerStore, window: Window) -> None:
+    job_id = window.enqueue()
+    claim = await claim_one(store)
+    refused: list[psycopg.OperationalError] = []
+
+    async def late(connection: Any) -> None:
+        # When COMMIT is under way: it waits for its turn on the connection.
+        await trio.testing.wait_all_tasks_blocked()
+        try:
+            await connection.execute("SET search_path = elsewhere")
+        except psycopg.OperationalError as error:
+            refused.append(error)
+
+    async with trio.open_nursery() as nursery, store.transactions.begin() as begun:
+        pid = begun.connection.info.backend_pid
+        assert await begun.complete(end(claim))
+        nursery.start_soon(late, begun.connection)  # noqa: ASYNC111 -- that it outlives the block is what is tried
+    async with store.transactions.begin() as begun:
+        assert begun.connection.info.backend_pid == pid
+        assert await (await begun.connection.execute("SHOW search_path")).fetchone() != ("elsewhere",)
+    assert window.job(job_id)["state"] == "completed"
+    assert len(refused) == 1
 
 
 @pytest.mark.parametrize("seconds", [60.0, float("inf")], ids=["with a timeout", "without"])

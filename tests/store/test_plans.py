@@ -346,6 +346,8 @@ def test_every_statement_with_a_plan_that_matters_is_tried_here() -> None:
         "cancel_block",
         "restart_children",
         "recheck",
+        # A function: tests/store/test_transactions.py reads how it finds its row.
+        "complete_in_transaction",
         # Functions, whose rows tests/durable reads.
         "write_lines",
         "resume",

@@ -61,6 +61,22 @@ async def test_writes_and_completion_are_one_commit(store: WorkerStore, window: 
     assert kept in ([], [{"state": "completed", "attempt": 1, "result": 7}])
 
 
+async def test_the_completion_finds_its_row_by_its_id_also_when_it_was_planned_for_a_small_table(
+    store: WorkerStore, window: Window
+) -> None:
+    window.enqueue()
+    assert await pay(store, await claim_one(store))
+    window.run("VACUUM ANALYZE job")
+    job_id = window.enqueue()
+    window.run("INSERT INTO job (kind) SELECT 'noop' FROM generate_series(1, 5000)")
+    claim = await claim_one(store)
+    assert claim.id == job_id
+    async with store.transactions.begin() as begun:
+        assert await begun.complete(end(claim))
+        look = await begun.connection.execute("SELECT seq_scan FROM pg_stat_xact_user_tables WHERE relname = 'job'")
+        assert await look.fetchone() == (0,)
+
+
 async def test_an_exception_undoes_the_writes_and_the_completion(store: WorkerStore, window: Window) -> None:
     job_id = window.enqueue()
     claim = await claim_one(store)

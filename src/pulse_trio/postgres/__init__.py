@@ -18,7 +18,7 @@ from pulse_trio.postgres.link import Link
 from pulse_trio.postgres.on_asyncio import AsyncioPool, connect_on_asyncio, open_asyncio_pool
 from pulse_trio.postgres.pins import PINNED, UNBOUNDED, pinned_for_transaction
 from pulse_trio.postgres.pool import PoolTimeout, TrioPool, open_pool
-from pulse_trio.postgres.pool_slots import discard_all
+from pulse_trio.postgres.pool_slots import RESET_SESSION, discard_all
 from pulse_trio.postgres.pool_statistics import PoolStatistics
 from pulse_trio.postgres.pooler import configure_session
 from pulse_trio.postgres.reconnecting import connect_or_unavailable, reconnect_delay, wait_for_database
@@ -27,6 +27,7 @@ from pulse_trio.postgres.transaction import TrioPipeline, TrioTransaction
 __all__ = [
     "DEFAULTS",
     "PINNED",
+    "RESET_SESSION",
     "UNBOUNDED",
     "AsyncForeign",
     "AsyncioPool",

@@ -142,12 +142,24 @@ closes_a_cursor = _is_made_by(cast("Callable[..., Any]", ServerCursorMixin._clos
 
 def several(pgconn: PGconn, commands: bytes) -> PQGen[PGresult]:
     """Commands in one message of the simple protocol: the last one's result, or the first error."""
-    pgconn.send_query(commands)
-    results = yield from generators.execute(pgconn)
+    results = yield from answers(pgconn, commands)
     for result in results:
-        if result.status == pq.ExecStatus.FATAL_ERROR:
-            raise errors.error_from_result(result, encoding=pgconn._encoding)
+        if (failure := failure_of(pgconn, result)) is not None:
+            raise failure
     return results[-1]
+
+
+def answers(pgconn: PGconn, commands: bytes) -> PQGen[list[PGresult]]:
+    """Commands in one message of the simple protocol: their results, until the first error."""
+    pgconn.send_query(commands)
+    return (yield from generators.execute(pgconn))
+
+
+def failure_of(pgconn: PGconn, result: PGresult) -> errors.Error | None:
+    """The error that a result is, if it is one."""
+    if result.status != pq.ExecStatus.FATAL_ERROR:
+        return None
+    return errors.error_from_result(result, encoding=pgconn._encoding)
 
 
 def adopt_adapters(connection: AsyncConnection[Any], adapters: AdaptersMap) -> None:
@@ -168,9 +180,11 @@ __all__ = [
     "PsycopgContractError",
     "WaitTimeout",
     "adopt_adapters",
+    "answers",
     "check",
     "closes_a_cursor",
     "conninfo_attempts",
+    "failure_of",
     "forget_statements",
     "get_param",
     "is_ip_address",

@@ -111,7 +111,9 @@ class TrioPool:
         connection = slot.connection
         try:
             yield connection
-            if connection.broken or not connection.closed:
+            if connection.is_reset:
+                await trio.lowlevel.checkpoint_if_cancelled()
+            elif connection.broken or not connection.closed:
                 await connection.commit()
         finally:
             await self._take_back(slot)  # noqa: ASYNC102 - bounded by its mode
@@ -184,8 +186,9 @@ class TrioPool:
             await self._lay_down(slot)
             return
         # Done at once: nothing that the caller kept may be used any more. The rest happens while the caller goes on.
+        is_reset = slot.connection.is_reset
         slot.connection = slot.connection.renewed(slot.made)
-        if self._closed:
+        if self._closed or is_reset:
             await self._lay_down(slot)
         else:
             self._nursery.start_soon(self._restore, slot, self._reset, name="pool: reset")

@@ -47,7 +47,7 @@ class Opening:
 
 
 # Like DISCARD ALL, which must be alone, but in one message with the program's own commands and the role's reset.
-_DISCARD = (
+RESET_SESSION = (
     b"CLOSE ALL; RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; DEALLOCATE ALL; UNLISTEN *; "
     b"SELECT pg_catalog.pg_advisory_unlock_all(); DISCARD TEMP; DISCARD SEQUENCES"
 )
@@ -57,5 +57,5 @@ async def discard_all(connection: Connection) -> None:
     """For `open_pool(reset=...)`: resets a session in one round trip: settings, roles, locks, temporary tables, prepared
     statements, cursors, LISTEN. Through a pooler it changes nothing, because the session is the pooler's."""
     if not connection.pooled:
-        await connection.command(_DISCARD)
+        await connection.command(RESET_SESSION)
         connection.forget_news()

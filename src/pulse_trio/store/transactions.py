@@ -20,7 +20,7 @@ import trio
 from psycopg import pq
 
 from ..errors import DatabaseUnavailable
-from ..postgres import OwnAsyncCursor, discard_all, open_pool, pinned_for_transaction
+from ..postgres import RESET_SESSION, OwnAsyncCursor, discard_all, open_pool, pinned_for_transaction
 from ..sql import statement
 from .histories import parameters
 
@@ -157,6 +157,7 @@ class FencedTransactions:
 
         async def configure(connection: TrioConnection[Any]) -> None:
             connection.cancel_timeout = connection.cleanup_timeout = within
+            connection.epilogue = None if connection.pooled else RESET_SESSION
 
         async with open_pool(
             self._dsn,
