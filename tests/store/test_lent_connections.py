@@ -16,7 +16,6 @@ from psycopg.rows import dict_row
 from psycopg.types.numeric import IntLoader
 
 from pulse_trio.postgres import pool_slots
-from pulse_trio.store import CommitUnknown
 from support.stores import Window, claim_one, end, open_store
 
 if TYPE_CHECKING:
@@ -322,7 +321,9 @@ async def test_a_session_that_cannot_be_reset_is_closed(
         assert begun.connection.info.backend_pid != pid
 
 
-async def test_a_commit_whose_session_is_not_reset_with_it_is_done_and_the_session_is_reset_later(store: WorkerStore, window: Window) -> None:
+async def test_a_commit_whose_session_is_not_reset_with_it_is_done_and_the_session_is_reset_later(
+    store: WorkerStore, window: Window
+) -> None:
     job_id = window.enqueue()
     claim = await claim_one(store)
     async with store.transactions.begin() as begun:
@@ -335,17 +336,17 @@ async def test_a_commit_whose_session_is_not_reset_with_it_is_done_and_the_sessi
         assert await (await begun.connection.execute("SHOW my.variable")).fetchone() == ("",)
 
 
-async def test_of_a_connection_that_is_lost_with_its_commit_nothing_is_claimed(
-    store: WorkerStore, window: Window
-) -> None:
+async def test_a_connection_that_is_lost_after_its_commit_raises_nothing(store: WorkerStore, window: Window) -> None:
     window.enqueue()
     claim = await claim_one(store)
-    with pytest.raises(CommitUnknown):
-        async with store.transactions.begin() as begun:
-            assert await begun.complete(end(claim))
-            begun.connection.epilogue = KILLS_ITSELF
-    assert not begun.committed
+    async with store.transactions.begin() as begun:
+        pid = begun.connection.info.backend_pid
+        assert await begun.complete(end(claim))
+        begun.connection.epilogue = KILLS_ITSELF
+    assert begun.committed
     assert await store.transactions.committed(claim)
+    async with store.transactions.begin() as begun:
+        assert begun.connection.info.backend_pid != pid
 
 
 async def test_a_statement_that_comes_after_the_commit_is_refused(store: WorkerStore, window: Window) -> None:

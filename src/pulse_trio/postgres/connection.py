@@ -98,10 +98,12 @@ class TrioConnection(CancellableConnection[Row]):
     """
     epilogue: bytes | None = None
     """Commands that reset the session, sent with each COMMIT, in the same message: one round trip less for a connection that is
-    lent. When they are done, this object refuses everything: what its user does late would undo them.
+    lent. After that this object refuses everything: what its user does late would undo them.
     """
+    is_over: bool = False
+    """Whether the COMMIT with the epilogue is done."""
     is_reset: bool = False
-    """Whether the epilogue is done."""
+    """Whether the epilogue is done, too."""
 
     # Connecting and closing
 
@@ -255,9 +257,9 @@ class TrioConnection(CancellableConnection[Row]):
         commit, *others = yield from answers(self.pgconn, b"COMMIT; " + epilogue)
         if (failure := failure_of(self.pgconn, commit)) is not None:
             raise failure
-        # If the rest failed, the commit is done all the same, and the pool resets the session in its own way.
-        if not any(failure_of(self.pgconn, answer) for answer in others):
-            self.is_reset = self._revoked = True
+        # If the rest failed, the commit is done all the same, and the pool resets the session in its own way, or closes it.
+        self.is_over = self._revoked = True
+        self.is_reset = not any(failure_of(self.pgconn, answer) for answer in others)
         return commit
 
     @asynccontextmanager

@@ -111,7 +111,7 @@ class TrioPool:
         connection = slot.connection
         try:
             yield connection
-            if connection.is_reset:
+            if connection.is_over:
                 await trio.lowlevel.checkpoint_if_cancelled()
             elif connection.broken or not connection.closed:
                 await connection.commit()
