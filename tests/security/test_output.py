@@ -49,6 +49,7 @@ async def test_no_command_prints_what_a_terminal_obeys(dsn: str, processes: Proc
         *(["jobs", "show", str(job)] for job in (dead, waiting, live)),
         ["queues", "list"],
         ["workers", "--all"],
+        ["top", "--once", "--state", "all"],
         ["cron", "list"],
         ["cron", "fires", "hostile"],
         ["doctor"],

@@ -74,7 +74,8 @@ READING = {
     "workers",
 }  # fmt: skip
 FOR_ALL = {"hold_waits", "drop_waits", "waiting_place", "announce_idle", "withdraw_idle",
-           "doctor_holders", "doctor_may_ids", "doctor_server", "act_as", "missing_rights", "row_security"}  # fmt: skip
+           "doctor_holders", "doctor_may_ids", "table_counters",
+           "doctor_server", "act_as", "missing_rights", "row_security"}  # fmt: skip
 """Locks in memory and names, on no table: whoever is connected to the database may."""
 BATCHES = {"batch_open", "batch_add", "batch_close", "batch_due", "batch_lock"}
 WAITING = BATCHES - {"batch_due"} | {

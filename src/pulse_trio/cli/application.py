@@ -30,6 +30,7 @@ from .queues import queues
 from .run import run
 from .stack import stack
 from .streams import STDOUT, open_closed_streams
+from .top import top
 from .tree import show_tree
 from .web import web
 from .workers import workers
@@ -89,7 +90,23 @@ jobs.add_command(cancel_jobs)
 jobs.add_command(release_jobs)
 jobs.add_command(complete_jobs)
 jobs.add_command(show_tree)
-for _command in (init, run, enqueue, jobs, queues, cron, workers, stack, audit, migrate, grants, doctor, web, bench):
+for _command in (
+    init,
+    run,
+    enqueue,
+    jobs,
+    queues,
+    cron,
+    workers,
+    stack,
+    top,
+    audit,
+    migrate,
+    grants,
+    doctor,
+    web,
+    bench,
+):
     pulse_trio.add_command(_command)
 
 
