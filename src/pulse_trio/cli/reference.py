@@ -10,11 +10,12 @@ import sys
 import textwrap
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import click
 
 from ..settings import WorkerSettings
+from ..web.security.settings import PREFIX, WebSettings
 from ..worker.metrics.catalogue import METRICS, PAIRS, QUEUES, SCHEDULES
 from .application import pulse_trio
 from .options import default_of, flag_of, variable_of
@@ -114,6 +115,13 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
+WEB_INTRODUCTION = """\
+`pulse-trio web` and `create_app` read these from the environment alone: secrets do not belong on a command line or in a file of
+the project. `create_app(..., settings=WebSettings(users=..., ...))` gives them in code. A variable `PULSE_TRIO_WEB_...` that is
+none of these is an error.
+"""
+
+
 def settings_page() -> str:
     """`docs/reference/settings.md`."""
     rows = [
@@ -122,7 +130,19 @@ def settings_page() -> str:
         for field in fields(WorkerSettings)
     ]
     head = ["| setting | default | meaning | option | variable |", "|---|---|---|---|---|"]
-    return "\n".join([MADE, "", "# Settings", "", SETTINGS_INTRODUCTION, *head, *rows, ""])
+    worker = [MADE, "", "# Settings", "", SETTINGS_INTRODUCTION, *head, *rows, ""]
+    return "\n".join([*worker, "## The web page", "", WEB_INTRODUCTION, *_web_settings(), ""])
+
+
+def _web_settings() -> Iterator[str]:
+    yield from ("| variable | default | meaning |", "|---|---|---|")
+    for field in fields(WebSettings):
+        default = field.default
+        if isinstance(default, tuple):
+            shown = ", ".join(f"`{each}`" for each in cast("tuple[str, ...]", default)) or "none"
+        else:
+            shown = default_of(field)
+        yield f"| `{PREFIX}{field.name.upper()}` | {_cell(shown)} | {_cell(field.metadata['help'])} |"
 
 
 METRICS_INTRODUCTION = f"""\

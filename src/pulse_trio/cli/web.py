@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -25,14 +27,28 @@ if TYPE_CHECKING:
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where to listen.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any that is free.")
 @click.option("--read-only", is_flag=True, help="Show everything, and change nothing.")
+@click.option(
+    "--hash-password",
+    is_flag=True,
+    help="Ask for a password (or read a line of the standard input), print its hash for PULSE_TRIO_WEB_USERS, and end.",
+)
 @schema_option
 @dsn_option
-def web(host: str, port: int, read_only: bool, schema: str | None, dsn: str | None) -> int:
+def web(host: str, port: int, read_only: bool, hash_password: bool, schema: str | None, dsn: str | None) -> int:
     """Serve the web page: what runs, what waits, what fails and why, and what can be done about it.
 
-    It needs the extra: pip install 'pulse-trio[web]'. Ctrl-C or SIGTERM ends it.
+    Without users it answers browsers on this machine alone; PULSE_TRIO_WEB_USERS names those who may log in from others. It
+    needs the extra: pip install 'pulse-trio[web]'. Ctrl-C or SIGTERM ends it.
     """
     check_installed()
+    if hash_password:
+        _print_hash()
+        return 0
+    from ..web.security import check_reach, web_settings
+
+    settings = web_settings(os.environ)
+    for warning in check_reach(host, settings):
+        notice(warning)
     choice = choose_database(dsn)
     logs.set_up(as_json=False, verbose=False)
     trio.run(
@@ -43,6 +59,16 @@ def web(host: str, port: int, read_only: bool, schema: str | None, dsn: str | No
         read_only,
     )
     return 0
+
+
+def _print_hash() -> None:
+    from ..web.security import hash_password
+
+    if sys.stdin.isatty():
+        password = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+    else:
+        password = sys.stdin.readline().rstrip("\r\n")
+    click.echo(hash_password(password))
 
 
 def check_installed() -> None:

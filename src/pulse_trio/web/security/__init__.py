@@ -14,7 +14,7 @@ from .headers import SecurityHeaders
 from .login import Login
 from .passage import passage_of, redirect, within
 from .redaction import HIDDEN, PAYLOAD, redacted, without_payloads
-from .settings import WebSettings, web_settings
+from .settings import WebSettings, check_reach, web_settings
 from .users import User, hash_password
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ __all__ = [
     "Authenticate",
     "User",
     "WebSettings",
+    "check_reach",
     "context",
     "hash_password",
     "passage_of",

@@ -137,3 +137,28 @@ def _seconds(variable: str, text: str) -> float:
         return float(text)
     except ValueError:
         raise ConfigurationError(f"{variable} must be a number of seconds, got {text!r}.") from None
+
+
+def check_reach(host: str, settings: WebSettings) -> list[str]:
+    """What to say before the page listens at `host`. Raises `ConfigurationError` if other machines could reach it and there are
+    no users."""
+    if _is_loopback(host):
+        return []
+    if not settings.user_entries()[0].strip():
+        raise ConfigurationError(
+            f"--host {host} lets other machines reach the page, and it has no users. Make a hash with `pulse-trio web "
+            f"--hash-password`, and set {PREFIX}USERS='NAME:HASH'."
+        )
+    if settings.trusted_proxies:
+        return []
+    return [
+        "passwords and sessions cross the network unencrypted, unless a proxy with HTTPS stands in front: then name it in "
+        f"{PREFIX}TRUSTED_PROXIES"
+    ]
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

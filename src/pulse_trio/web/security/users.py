@@ -13,12 +13,13 @@ import anyio.to_thread
 from argon2 import PasswordHasher, Type, extract_parameters
 from argon2.exceptions import Argon2Error, InvalidHashError
 
-from ...errors import ConfigurationError
+from ...errors import ConfigurationError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 NAME_LIMIT = 100
+SHORTEST = 8
 PASSWORD_LIMIT = 1024
 """Characters. Argon2 reads a password of any length, and a login is open to strangers."""
 _AT_ONCE = 2
@@ -47,7 +48,10 @@ class TooBusyError(Exception):
 
 
 def hash_password(password: str) -> str:
-    """The hash of a password for PULSE_TRIO_WEB_USERS, by argon2id with its library's parameters."""
+    """The hash of a password for PULSE_TRIO_WEB_USERS, by argon2id with its library's parameters. Raises `UsageError` for one
+    that is too short or too long."""
+    if not SHORTEST <= len(password) <= PASSWORD_LIMIT:
+        raise UsageError(f"A password has {SHORTEST} to {PASSWORD_LIMIT:,} characters.")
     return PasswordHasher().hash(password)
 
 
