@@ -10,7 +10,7 @@ import click
 
 from ..errors import TookTooLong, UsageError
 from ..plain import plain
-from ..states import FINISHED, State
+from ..states import FINISHED
 from ..store import family, health, history, life, operations
 from ..text import ago, count_of, duration, headline, utc_now
 from . import timeline
@@ -100,17 +100,10 @@ def _row(job: JobRecord, now: datetime) -> tuple[object, ...]:
         job.queue,
         job.kind,
         f"{job.attempt}/{job.max_attempts}",
-        ago(_moment(job), now),
+        ago(life.moment_of(job), now),
         arguments if len(arguments) <= SHORT else f"{arguments[:SHORT]}…",
         headline(job.error),
     )
-
-
-def _moment(job: JobRecord) -> datetime:
-    """The most relevant time of a job in its state."""
-    if job.state is State.RUNNING and job.started_at is not None:
-        return job.started_at
-    return job.finished_at or job.run_at
 
 
 @jobs.command("show")

@@ -103,3 +103,10 @@ def _attempt(attempt: AttemptRecord, at: datetime) -> Entry:
 def _end(job: JobRecord, attempts: int, took: float) -> str:
     text = f"after {count_of(attempts, 'attempt')}, {duration(took)} after it was enqueued"
     return f"{text}: {job.cancel_reason}" if job.cancel_reason else text
+
+
+def moment_of(job: JobRecord) -> datetime:
+    """The most relevant time of a job in its state: when it ended, began, or is due."""
+    if job.state is State.RUNNING and job.started_at is not None:
+        return job.started_at
+    return job.finished_at or job.run_at

@@ -14,7 +14,7 @@ from .actions import ROUTES as ACTIONS
 from .addresses import STATIC
 from .database import Database
 from .live import Live
-from .pages import jobs, overview
+from .pages import job, jobs, overview
 from .site import Site
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from .security import Authenticate, WebSettings
 
-PAGES = (overview.PAGE, jobs.PAGE)
+PAGES = (overview.PAGE, jobs.PAGE, job.PAGE)
 
 
 def build(

@@ -9,6 +9,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
 from starlette.responses import HTMLResponse, Response
 
 from ..plain import plain
+from ..store.branches import standing
+from ..store.life import moment_of
 from ..text import count_of, duration, headline, one_line, shown
 from . import words
 from .addresses import segment, static_url, url
@@ -57,7 +59,13 @@ def _environment() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals |= {"url": _url, "static": _static, "navigation": NAVIGATION}
+    environment.globals |= {
+        "url": _url,
+        "static": _static,
+        "navigation": NAVIGATION,
+        "moment_of": moment_of,
+        "standing": standing,
+    }
     environment.filters |= {
         each.__name__: each for each in (segment, shown, one_line, headline, duration, count_of, payload)
     } | words.FILTERS

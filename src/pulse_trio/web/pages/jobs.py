@@ -15,13 +15,7 @@ if TYPE_CHECKING:
 
 async def read(request: Request, site: Site) -> reading.Jobs:
     """The jobs that the query asks for."""
-    given = request.query_params
-    before = given.get("before", "")
-    return await reading.read(
-        site.database,
-        {"state": given.get("state") or None, "queue": given.get("queue") or None, "kind": given.get("kind") or None},
-        before=int(before) if before.isdecimal() and len(before) < 19 else None,
-    )
+    return await reading.read(site.database, request.query_params)
 
 
 PAGE = Page("/jobs", "jobs.html", read)

@@ -1,28 +1,97 @@
-"""The list of jobs."""
+"""The list of jobs: what a person filters by, and one bounded page of what matches."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
 
-from ...store import history
+from ...errors import TookTooLong, UsageError
+from ...states import State
+from ...store import history, searching
+from ...store.operations import Query
+from ...text import parse_moment
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from datetime import datetime, timedelta
+
     from ...records import JobRecord
+    from ...store.history import JobFilter
+    from ...store.operations import Operation, Row
     from ..database import Database
 
 PAGE = 50
+"""Jobs on one page."""
+NAMES = ("state", "queue", "kind", "key", "unique_key", "worker", "error", "since", "until")
+"""The filters of `pulse-trio jobs list`; an id finds one job."""
+STATES = tuple(str(state) for state in State)
 
 
 @dataclass(frozen=True)
 class Jobs:
-    """One page of jobs, newest first. `before`: the next page has the jobs before this id; None at the end."""
+    """One page of jobs, newest first.
+
+    `given` are the filters as they were typed, `problem` what is wrong with them. `before`: the next page has the jobs below
+    this id; None at the end. `looked_to`: the search came to this id, and older jobs were not looked at.
+    """
 
     jobs: list[JobRecord]
-    before: int | None
+    before: int | None = None
+    looked_to: int | None = None
+    given: dict[str, str] = field(default_factory=dict[str, str])
+    problem: str | None = None
+    queues: list[str] = field(default_factory=list[str])
+
+    @property
+    def form(self) -> dict[str, str]:
+        """Every filter, empty where none was given."""
+        return dict.fromkeys(("id", *NAMES), "") | self.given
 
 
-async def read(database: Database, chosen: history.JobFilter, *, before: int | None) -> Jobs:
-    """One page of the jobs that match."""
-    found = await database.read(history.jobs(chosen, limit=PAGE + 1, before=before, timeout=None))
-    return Jobs(found[:PAGE], found[PAGE - 1].id if len(found) > PAGE else None)
+async def read(database: Database, given: Mapping[str, str]) -> Jobs:
+    """One page of the jobs that match the filters of a query string; a filter that cannot be read is its `problem`."""
+    said = {name: text for name in ("id", *NAMES, "before") if (text := _clean(given.get(name)))}
+    before = said.pop("before", "")
+    queues = [row[0] for row in await database.read(_queues())]
+    try:
+        start = _id(before) if before else None
+        if "id" in said:
+            return Jobs(await database.read(history.page([_id(said["id"])])), given=said, queues=queues)
+        found = await database.read(searching.search(_filter(said), limit=PAGE, before=start))
+    except TookTooLong:
+        problem = "This search took longer than 2 s and was stopped. Add a state, a queue or an id."
+        return Jobs([], given=said, problem=problem, queues=queues)
+    except UsageError as error:
+        return Jobs([], given=said, problem=str(error), queues=queues)
+    return Jobs(found.jobs, found.before, found.looked_to, said, None, queues)
+
+
+def _clean(text: str | None) -> str:
+    # PostgreSQL has no NUL in texts, and UTF-8 no lone surrogate.
+    return (text or "").replace("\0", "").encode("utf-8", "ignore").decode().strip()[:1000]
+
+
+def _id(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or not 0 < int(text[:20]) < 2**63:
+        raise UsageError(f"A job's id is a whole number above 0, not {text[:40]!r}.")
+    return int(text)
+
+
+def _filter(said: Mapping[str, str]) -> JobFilter:
+    chosen: dict[str, Any] = {name: said[name] for name in NAMES if name in said}
+    for name in ("since", "until"):
+        if name in chosen:
+            chosen[name] = _moment(chosen[name])
+    return cast("JobFilter", chosen)
+
+
+def _moment(text: str) -> datetime | timedelta:
+    try:
+        return parse_moment(text)
+    except ValueError as error:
+        message = str(error)
+        raise UsageError(f"{message[:1].upper()}{message[1:]}.") from None
+
+
+def _queues() -> Operation[Sequence[Row]]:
+    return (yield Query("live_queues", {}))

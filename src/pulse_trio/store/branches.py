@@ -1,0 +1,80 @@
+"""A tree of jobs as lines to draw: each job stands above those it started; of many quiet siblings only the number is shown."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..text import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from .family import TreeJob
+
+SIBLINGS = 20
+"""How many finished siblings are shown one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One line of a drawn tree: a job behind its lines, or the number of siblings that are left out (`left`)."""
+
+    indent: str
+    depth: int
+    job: TreeJob | None
+    left: str | None = None
+
+
+def branches(found: Sequence[TreeJob], asked: int) -> Iterator[Branch]:
+    """The lines of a tree, from its root down; `asked` is shown in any case."""
+    below: dict[int, list[TreeJob]] = {}
+    for job in found[1:]:
+        below.setdefault(job.parent_id or 0, []).append(job)
+    # A stack and no recursion: a tree may be deeper than Python's.
+    waiting: list[tuple[Branch, str]] = [(Branch("", 0, found[0]), "")]
+    while waiting:
+        branch, indent = waiting.pop()
+        yield branch
+        if branch.job is None:
+            continue
+        kept, left = _chosen(below.get(branch.job.id, []), below, asked)
+        rows: list[tuple[Branch, str]] = []
+        for place, child in enumerate(kept):
+            last = place == len(kept) - 1 and not left
+            line = Branch(f"{indent}{'└─ ' if last else '├─ '}", branch.depth + 1, child)
+            rows.append((line, indent + ("   " if last else "│  ")))
+        if left:
+            rows.append((Branch(f"{indent}└─ ", branch.depth + 1, None, _counted(left)), indent))
+        waiting += reversed(rows)
+
+
+def _chosen(
+    children: Sequence[TreeJob], below: dict[int, list[TreeJob]], asked: int
+) -> tuple[list[TreeJob], list[TreeJob]]:
+    """The siblings to show, and those to count: completed leaves, once there are many."""
+    if len(children) <= SIBLINGS:
+        return list(children), []
+    quiet = [c for c in children if c.state == "completed" and c.id not in below and c.id != asked]
+    kept = len(children) - len(quiet)
+    left = quiet[max(0, SIBLINGS - kept) :]
+    ids = {c.id for c in left}
+    return [c for c in children if c.id not in ids], left
+
+
+def _counted(jobs: Sequence[TreeJob]) -> str:
+    counts = Counter(f"{job.state} {job.kind}" for job in jobs)
+    return ", ".join(f"{count:,} {what}" for what, count in counts.most_common())
+
+
+def standing(job: TreeJob) -> str:
+    """What a job that has not ended waits for, as words; empty for nothing, and for a moment (`waits_until`)."""
+    if job.ends_as is not None:
+        return f"ends as {job.ends_as} when what it started has ended"
+    if job.state != "suspended":
+        return ""
+    waits = [f"for {shown(name)}" for name in job.events or ()]
+    if not waits and job.waits_until is None and job.children:
+        waits.append("for its child" if job.children == 1 else f"for {job.children:,} children")
+    return f"waits {' or '.join(waits)}" if waits else ""

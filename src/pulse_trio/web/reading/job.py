@@ -1,0 +1,124 @@
+"""One job: its row, its attempts and everything else that happened to it, why it waits, and its tree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from ...errors import UsageError
+from ...states import FINISHED, TRANSITIONS, Event, State
+from ...store import cancelling, family, health, life, operations, why
+from ...store.branches import Branch, branches
+from ...text import utc_now
+from .picture import picture_of
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from ...records import JobRecord
+    from ...store.cancelling import CancellationRecord
+    from ...store.family import TreeJob
+    from ...store.health import Quarantined
+    from ...store.life import Entry
+    from ...store.operations import AttemptRecord, Operation
+    from ...store.why import Reason
+    from ..database import Database
+    from .picture import Picture
+
+    T = TypeVar("T")
+
+MEMBERS = 500
+"""Members of a tree on one page."""
+LINES = 500
+"""Lines of a durable history on one page."""
+_STUCK = frozenset({"queue_paused", "kind_paused", "no_worker", "workers_draining", "unknown_kind", "quarantined"})
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that one page shows of a job.
+
+    `timeline` are its events in order, `waits_for` what keeps it, the most decisive first. `tree` has the members of its tree,
+    the root first, none for a job without one; `tree_is_cut` says that there are more.
+    """
+
+    job: JobRecord
+    attempts: list[AttemptRecord]
+    cancellations: list[CancellationRecord]
+    quarantine: Quarantined | None
+    waits_for: list[Reason]
+    timeline: list[Entry]
+    tree: list[TreeJob]
+    tree_is_cut: bool
+    read_at: datetime
+
+    @property
+    def may_cancel(self) -> bool:
+        """Whether it has not ended yet."""
+        return self.job.state not in FINISHED
+
+    @property
+    def may_retry(self) -> bool:
+        """Whether it can be made due now."""
+        return Event.RETRY in TRANSITIONS[self.job.state]
+
+    @property
+    def may_delete(self) -> bool:
+        """Whether no worker holds it."""
+        return self.job.state is not State.RUNNING
+
+    @property
+    def stuck(self) -> bool:
+        """Whether it waits for something that a person may have to change."""
+        return any(reason.code in _STUCK for reason in self.waits_for)
+
+    @property
+    def picture(self) -> Picture:
+        """Its events on one axis."""
+        return picture_of(self.job, self.timeline, self.read_at)
+
+    @property
+    def branches(self) -> list[Branch]:
+        """Its tree as lines to draw."""
+        return list(branches(self.tree, self.job.id)) if self.tree else []
+
+    @property
+    def error(self) -> str | None:
+        """The last error, with its traceback."""
+        return self.job.error or next((a.error for a in reversed(self.attempts) if a.error is not None), None)
+
+
+async def read(database: Database, job_id: int) -> Job:
+    """One job. Raises `UnknownJob`."""
+    job = await database.read(operations.job(job_id))
+    attempts = await database.read(operations.attempts(job_id))
+    asked = await database.read(cancelling.cancellations(job_id))
+    quarantined = None
+    if job.state not in FINISHED:
+        quarantined = next(iter(await database.read(health.quarantined(job_id))), None)
+    waits = [] if job.state in FINISHED else await _allowed(database, why.why(job_id), list[why.Reason]())
+    lines, tree = list[family.HistoryLine](), list[family.TreeJob]()
+    if job.root_id is not None:
+        lines = await _allowed(database, family.lines(job_id, limit=LINES), lines)
+        tree = await _allowed(database, family.tree(job_id, limit=MEMBERS + 1), tree)
+    return Job(
+        job,
+        attempts,
+        asked,
+        quarantined,
+        waits,
+        life.life_of(job, attempts, asked, lines),
+        tree[: MEMBERS + 1] if len(tree) > 1 or lines else [],
+        len(tree) > MEMBERS + 1,
+        utc_now(),
+    )
+
+
+async def _allowed(database: Database, operation: Operation[T], otherwise: T) -> T:
+    """What an operation reads, or `otherwise` for a role that may not: it sees the rest of the job all the same."""
+    try:
+        return await database.read(operation)
+    except UsageError as error:
+        if operations.is_refusal(error):
+            return otherwise
+        raise
