@@ -1,4 +1,4 @@
-"""Handlers for the pages' tests in a browser: one that runs until it is cancelled and says how far it is, and a durable tree."""
+"""Handlers for the pages' tests in a browser: one that runs until it is cancelled, one that fails, and a durable tree."""
 
 from __future__ import annotations
 

@@ -58,7 +58,9 @@ def program(*arguments: str, says: str, env: Mapping[str, str] | None = None) ->
 @contextmanager
 def served(dsn: str, *options: str, env: Mapping[str, str] | None = None) -> Generator[str]:
     """The address of `pulse-trio web` on a port of its own."""
-    with program("-m", "pulse_trio", "web", "--port", "0", "--dsn", dsn, *options, says=r"at (http://\S+?)/ ", env=env) as found:
+    with program(
+        "-m", "pulse_trio", "web", "--port", "0", "--dsn", dsn, *options, says=r"at (http://\S+?)/ ", env=env
+    ) as found:
         yield found[1]
 
 

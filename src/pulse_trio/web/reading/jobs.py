@@ -72,7 +72,7 @@ def _clean(text: str | None) -> str:
 
 
 def _id(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()) or not 0 < int(text[:20]) < 2**63:
+    if not (text.isascii() and text.isdecimal()) or len(text) > 19 or not 0 < int(text) < 2**63:
         raise UsageError(f"A job's id is a whole number above 0, not {text[:40]!r}.")
     return int(text)
 
