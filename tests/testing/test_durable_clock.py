@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
 import trio
 
-from pulse_trio import Handlers, Job, SyncClient
+from pulse_trio import Handlers, Job, SyncClient, open_client
 
 if TYPE_CHECKING:
     from pulse_trio import Client
     from pulse_trio.testing import PulseClock, PulseWorker
 
 LOG: list[str] = []
+DSN: ContextVar[str] = ContextVar("DSN")
 
 
 async def note(what: str) -> str:
@@ -78,7 +80,30 @@ def pulse_handlers() -> Handlers:
             inner = nursery.start_soon(month)
         return inner.result
 
+    @handlers.job(durable=True)
+    async def packed_in_time(job: Job) -> list[str]:
+        with job.move_on_after(3600) as patience:
+            async with job.durable_nursery() as nursery:
+                nursery.start_soon(child.options(delay=86400), 1)
+        assert patience.cancelled_caught
+        return await job.step(states_of_children, job.id)
+
     return handlers
+
+
+async def states_of_children(job_id: int) -> list[str]:
+    async with open_client(DSN.get()) as client:
+        return [str(member.state) for member in await client.tree(job_id) if member.id != job_id]
+
+
+@pytest.mark.trio
+async def test_a_deadline_that_strikes_while_the_job_is_suspended_ends_the_children_before_the_handler_goes_on(
+    pulse_clock: PulseClock, pulse_client: Client, pulse_worker: PulseWorker, pulse_dsn: str
+) -> None:
+    DSN.set(pulse_dsn)
+    job = await pulse_client.enqueue("packed_in_time")
+    await pulse_worker.drain()
+    assert await job.result() == ["cancelled"]
 
 
 @pytest.mark.trio

@@ -145,7 +145,12 @@ class Opened:
             raise error
         if error is not None and any(issubclass(type(leaf), ReplayMismatch) for leaf in leaves_of(error)):
             raise error  # the job is dead, and the database cancels its children
-        line = await self._durable.replayed(self._call)
+        try:
+            line = await self._durable.replayed(self._call)
+        except trio.Cancelled:
+            # A deadline that struck while the job was suspended: its children, of an earlier attempt, live.
+            await self._cut()  # noqa: ASYNC102 -- shielded inside
+            raise
         if line is not None:
             await self._end_again(line, error)
             return
