@@ -8,15 +8,19 @@ from .clock import PulseClock
 from .crashing import CrashRun, NeverEnds, crash_points
 from .databases import pulse_database
 from .draining import PulseWorker
+from .durable_runs import ChildRun, StepRun
 from .enqueued import assert_enqueued, enqueued, refute_enqueued
-from .running import JobRun, run_job, run_job_sync
+from .job_runs import JobRun
+from .running import run_job, run_job_sync
 
 __all__ = [
+    "ChildRun",
     "CrashRun",
     "JobRun",
     "NeverEnds",
     "PulseClock",
     "PulseWorker",
+    "StepRun",
     "assert_enqueued",
     "crash_points",
     "enqueued",

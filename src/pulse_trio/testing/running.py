@@ -6,11 +6,10 @@ cancellation with its reason, the table of outcomes.
 
 from __future__ import annotations
 
-import logging
 import time
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial, wraps
+from itertools import count
 from typing import TYPE_CHECKING, Any, ParamSpec, cast
 
 import anyio.to_thread
@@ -24,17 +23,22 @@ from ..handlers import Handler, Handlers
 from ..observe import AttemptFailed, JobEnded, JobStarted
 from ..states import FINISHED, State
 from .blocked import ending_blocks
-from .memory import EPOCH, MemoryDatabase, MemoryStore, unavailable
+from .durable_runs import Given, Resuming, children_of, encoded_events, steps_of
+from .job_runs import JobRun, logged, run_of
+from .memory import EPOCH, MemoryDatabase, unavailable
+from .memory.one_job import OneClaim
 from .memory.worker import MemoryWorker
+from .stubs import events_of, kind_of, with_stubs
+from .suspended import suspending_at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Mapping
 
     from ..jobs import CancelReason, Claim, JobRequest
-    from ..store import ClaimCursor, ClaimResult, Limited
     from ..worker import Worker
     from ..worker.building import Parts
     from .memory import MemoryJob
+    from .memory.tree import MemoryChild
 
 P = ParamSpec("P")
 
@@ -45,31 +49,10 @@ _VIRTUAL_LOOKS = 10_000
 """How many times `within` a handler may take on a virtual clock, which jumps over its waits."""
 
 
+_ATTEMPTS = 100
+"""A child that has not ended by then is one that never will."""
 _BEATS = {"lease": 1.0, "heartbeat": 0.1}
 """Seconds, where the lease is to be lost soon."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobRun:
-    """What one attempt of a handler did."""
-
-    outcome: str
-    """As in `pulse.attempts`: completed, failed, timeout, discarded, cancelled, snoozed or released; "lost" if the attempt had
-    lost its lease or its fence, and so reported nothing."""
-    state: State
-    """What the job is afterwards: completed, retryable, dead, cancelled, scheduled (snoozed) or available (released)."""
-    result: Any = None
-    """What the handler returned, as the client gets it: through JSON."""
-    error: str | None = None
-    """The error as it is stored; or the reason of a cancellation."""
-    exception: BaseException | None = None
-    """What the handler raised; None if it ran in another process."""
-    delay: float | None = None
-    """Seconds until the job is due again; None if it has ended."""
-    progress: list[tuple[float, str | None]] = field(default_factory=list[tuple[float, "str | None"]])
-    """Every (fraction, message) that it reported, in order."""
-    log: list[logging.LogRecord] = field(default_factory=list[logging.LogRecord])
-    """What was logged while it ran, from INFO on; not what the worker logged."""
 
 
 async def run_job(
@@ -82,6 +65,8 @@ async def run_job(
     cancel_message: str | None = None,
     within: float = 30.0,
     handlers: Handlers | None = None,
+    children: Mapping[Handler[..., Any] | str, Any] | None = None,
+    events: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None,
     settings: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> JobRun:
@@ -97,17 +82,22 @@ async def run_job(
             "deadline" use the handler's options.
         within: seconds of real time after which it is given up.
         handlers: the registry that the handler belongs to, for what is declared there beside it.
+        children: for a durable handler, what children come to instead of running: by handler or kind a result, an exception,
+            or a function of the child's arguments. The others run in place, with `handlers`, to their end.
+        events: for a durable handler, what is sent to its job before it begins: payloads by name, or pairs of both.
         settings: the worker's, by name.
 
     The other keywords are the handler's arguments. The attempt's time is Trio's: with pytest-trio's `autojump_clock` nothing
-    waits. Under asyncio the worker runs in a thread, with a Trio of its own.
+    waits. Durable sleeps, waits and deadlines pass at once when nothing else can happen; then the handler begins again from the
+    top, as in production, and its steps are remembered. Under asyncio the worker runs in a thread, with a Trio of its own.
 
     Raises `InvalidArguments` if the arguments do not fit, and `TimeoutError`, which names the handler, if it has not ended
     `within` seconds; it has been cancelled then. Raises `HandlerStuck` if it did not end when it was cancelled.
     """
-    run = _OneAttempt(
-        handler, args, kwargs, attempt, _Cancellation(cancel_after, cancel_reason, cancel_message), within, handlers
-    )
+    asked = _asked(handler, args, kwargs, handlers, children, events)
+    cancellation = _Cancellation(cancel_after, cancel_reason, cancel_message)
+    run = _OneAttempt(asked, attempt, cancellation, within, alone=handlers is None)
+    run.given = Given(frozenset(kind_of(child) for child in children or ()), events_of(events))
     if sniffio.current_async_library() == "trio":
         return await run.run(settings or {})
     return await anyio.to_thread.run_sync(lambda: trio.run(run.run, settings or {}))
@@ -147,26 +137,6 @@ def enqueue_in_memory(database: MemoryDatabase, request: JobRequest) -> MemoryJo
     return database.jobs[job_id]
 
 
-class OneClaim(MemoryStore):
-    """Hands out one claim in its life, however soon its job is due again."""
-
-    spent = False
-
-    async def complete_and_claim(
-        self, limit: int, slots: Sequence[ClaimCursor], completed: Sequence[Any] = ()
-    ) -> ClaimResult:
-        """Claims the one job, once."""
-        got = await super().complete_and_claim(0 if self.spent else limit, slots, completed)
-        self.spent = self.spent or bool(got.claims)
-        return got
-
-    async def claim_limited(self, queue: str, limit: int, turns: str = "{}") -> Limited:
-        """The same for a job with a key."""
-        got = await super().claim_limited(queue, 0 if self.spent else limit, turns)
-        self.spent = self.spent or bool(got.claims)
-        return got
-
-
 @dataclass(frozen=True, slots=True)
 class _Cancellation:
     after: float | None
@@ -185,12 +155,16 @@ class _Cancellation:
         return _BEATS if self.after is not None and self.reason in ("fence-lost", "lease-unproven") else {}
 
 
+_NOT_CANCELLED = _Cancellation(None, "user", None)
+
+
 class _Watch:
     """The attempt's life, as its worker tells it."""
 
     def __init__(self) -> None:
         self.started = trio.Event()
         self.ended = trio.Event()
+        self.suspended = False
         self.exception: BaseException | None = None
 
     def listeners(self) -> Mapping[type[Any], Callable[[Any], None]]:
@@ -202,12 +176,15 @@ class _Watch:
     def _fails(self, event: AttemptFailed) -> None:
         self.exception = event.exception
 
-    def _ends(self, _: JobEnded) -> None:
+    def _ends(self, event: JobEnded) -> None:
+        self.suspended = event.outcome == "suspended"
         self.ended.set()
 
 
 class _Worker(MemoryWorker):
     """Keeps what the handler reports as its progress: all of it, not the newest value of each second."""
+
+    memory: OneClaim
 
     def __init__(self, *args: Any, **given: Any) -> None:
         super().__init__(*args, **given)
@@ -228,44 +205,35 @@ class _Worker(MemoryWorker):
 class _OneAttempt:
     def __init__(
         self,
-        handler: Handler[Any, Any] | Callable[..., Any] | str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        asked: tuple[Handlers, JobRequest],
         attempt: int,
         cancellation: _Cancellation,
         within: float,
-        handlers: Handlers | None,
+        *,
+        alone: bool,
     ) -> None:
         if attempt < 1:
             raise ValueError(f"attempt is a number from 1 on, got {attempt!r}")
-        self._is_alone = handlers is None
-        self._handlers, self._request = _asked(handler, args, kwargs, handlers)
+        self._is_alone = alone
+        self._handlers, self._request = asked
+        self.given = Given()
+        self._settings: Mapping[str, Any] = {}
+        self._worker: _Worker | None = None
+        self._child_failed: Exception | None = None
+        """Why a child could not be run, which is not the handler's fault."""
+        self._waits_for = ""
         self._attempt = attempt
         self._cancellation = cancellation
         self._within = within
 
     async def run(self, settings: Mapping[str, Any]) -> JobRun:
-        database, watch = MemoryDatabase(), _Watch()
-        job = enqueue_in_memory(database, self._request)
-        # Due at once: this runs the attempt, whatever the job would have waited for.
-        job.run_at, job.attempt, job.failures = trio.current_time(), self._attempt - 1, self._attempt - 1
-        job.max_attempts = max(job.max_attempts, self._attempt)
-        given: dict[str, Any] = {"cleanup": 1.0, "grace": 0.0, **self._cancellation.noticed_by, **settings}
-        instruments = [watch, *given.pop("instruments", ())]
-        worker = _Worker(
-            self._handlers, database, memory=OneClaim(database), instruments=instruments, log=False, **given
-        )
+        worker, job, watch = self._prepared(settings, 1)
         limit = _Limit(self._within, worker)
         failure: Exception | None = None
-        with ending_blocks("run_job()", worker, self._within) as blocked, _logged() as log:
+        with ending_blocks("run_job()", worker, self._within) as blocked, logged() as log:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._end_when_it_has, worker, watch)
-                nursery.start_soon(self._cancel, worker, watch, job)
                 nursery.start_soon(limit.run)
-                try:
-                    await worker.run()
-                except (PulseTrioError, HandlerStuck) as error:
-                    failure = error  # raised as itself, outside of the nursery
+                failure = await self._live(worker, job, watch)
                 nursery.cancel_scope.cancel()
         if blocked.said:
             raise TimeoutError(blocked.said) from failure
@@ -275,7 +243,70 @@ class _OneAttempt:
             if self._is_alone and isinstance(failure, ConfigurationError):
                 failure.add_note(WITHOUT_REGISTRY)
             raise failure
-        return _run_of(job, worker.said, log, watch.exception)
+        run, tree = run_of(job, worker.said, log, watch.exception, self._waits_for), worker.memory.tree
+        steps = steps_of(tree, self._request.kind, self._handlers.codec)
+        return replace(run, steps=steps, children=children_of(tree))
+
+    def _prepared(self, settings: Mapping[str, Any], job_id: int) -> tuple[_Worker, MemoryJob, _Watch]:
+        self._settings = settings
+        database, watch = MemoryDatabase(), _Watch()
+        database.ids = count(job_id)
+        job = enqueue_in_memory(database, self._request)
+        # Due at once: this runs the attempt, whatever the job would have waited for.
+        job.run_at, job.attempt, job.failures = trio.current_time(), self._attempt - 1, self._attempt - 1
+        job.max_attempts = max(job.max_attempts, self._attempt)
+        given: dict[str, Any] = {"cleanup": 1.0, "grace": 0.0, **self._cancellation.noticed_by, **settings}
+        instruments = [watch, *given.pop("instruments", ())]
+        store = OneClaim(database, self._play)
+        store.tree.job, store.tree.events = job, encoded_events(self.given.events, self._handlers.codec, job.id)
+        self._worker = worker = _Worker(
+            self._handlers, database, memory=store, instruments=instruments, log=False, **given
+        )
+        return worker, job, watch
+
+    async def _live(self, worker: _Worker, job: MemoryJob, watch: _Watch) -> Exception | None:
+        failure: Exception | None = None
+        resuming = Resuming(worker.memory, job)
+        async with trio.open_nursery() as nursery:
+            worker.memory.tree.nursery = nursery
+            nursery.start_soon(self._end_when_it_has, worker, watch, resuming)
+            nursery.start_soon(self._cancel, worker, watch, job, resuming)
+            try:
+                await worker.run()
+            except (PulseTrioError, HandlerStuck) as error:
+                failure = error  # raised as itself, outside of the nursery
+            nursery.cancel_scope.cancel()
+        self._waits_for = resuming.stuck
+        return self._child_failed or failure
+
+    async def _play(self, child: MemoryChild) -> None:
+        """Runs a child to its end, in place: its retries are due at once."""
+        kind = child.request.kind
+        first = child.request.max_attempts if kind in self.given.stubs else 1
+        try:
+            if kind not in self._handlers:
+                raise InvalidArguments(
+                    f"run_job({self._request.kind}): it starts a child of kind {kind!r}, which has no handler here. Pass the "
+                    f"registry, handlers=..., or its result, children={{{kind}: ...}}."
+                )
+            for attempt in range(first, first + _ATTEMPTS):
+                one = _OneAttempt(
+                    (self._handlers, child.request), attempt, _NOT_CANCELLED, self._within, alone=self._is_alone
+                )
+                one.given = Given(self.given.stubs)
+                worker, job, watch = one._prepared(self._settings, child.id)
+                if (failure := await one._live(worker, job, watch)) is not None:
+                    raise failure
+                if one._waits_for or job.state in FINISHED:
+                    state = State.SUSPENDED if one._waits_for else job.state
+                    child.end(state, job.result, job.error, job.cancel_reason)
+                    return
+            raise TimeoutError(f"The child {kind!r} came back {_ATTEMPTS} times and has not ended. Does it end?")
+        except (PulseTrioError, HandlerStuck, TimeoutError) as error:
+            # Raised by run_job, as itself: it is not the handler's.
+            self._child_failed = error
+            if self._worker is not None:
+                self._worker.stop_now()
 
     def _not_ended(self, watch: _Watch) -> str:
         what = "did not end" if watch.started.is_set() else "did not start"
@@ -283,16 +314,21 @@ class _OneAttempt:
             f"{self._request.kind} {what} within {self._within:g} s. Does that handler end? (run_job(..., within=...))"
         )
 
-    async def _end_when_it_has(self, worker: MemoryWorker, watch: _Watch) -> None:
+    async def _end_when_it_has(self, worker: MemoryWorker, watch: _Watch, resuming: Resuming) -> None:
         await watch.ended.wait()
+        while watch.suspended:
+            watch.ended = trio.Event()
+            if not await resuming.until_due():
+                break
+            await watch.ended.wait()
         worker.stop()
 
-    async def _cancel(self, worker: _Worker, watch: _Watch, job: MemoryJob) -> None:
+    async def _cancel(self, worker: _Worker, watch: _Watch, job: MemoryJob, resuming: Resuming) -> None:
         how, memory = self._cancellation, worker.memory
         if how.after is None:
             return
         await watch.started.wait()
-        await trio.sleep(how.after)
+        await resuming.pass_after(how.after)
         match how.reason:
             case "fence-lost":
                 memory.database.steal(job.id)
@@ -301,7 +337,7 @@ class _OneAttempt:
             case "shutdown":
                 worker.stop_now()
             case _:
-                memory.database.cancel(job.id, how.message if how.reason == "user" else None, cause=how.reason)
+                resuming.cancel(how.message if how.reason == "user" else None, how.reason)
 
 
 class _Limit:
@@ -323,7 +359,12 @@ class _Limit:
 
 
 def _asked(
-    handler: Any, args: tuple[Any, ...], kwargs: dict[str, Any], handlers: Handlers | None
+    handler: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    handlers: Handlers | None,
+    children: Mapping[Handler[..., Any] | str, Any] | None,
+    events: object,
 ) -> tuple[Handlers, JobRequest]:
     """The registry to run with, and what a client would enqueue."""
     if isinstance(handler, Handlers):
@@ -346,45 +387,6 @@ def _asked(
         handlers._add(cast("Handler[..., Any]", known))  # pyright: ignore[reportPrivateUsage] -- as said
     if request.kind not in handlers:
         raise InvalidArguments(f"run_job(..., handlers=...): {handler!r} is not one of these handlers.")
-    return handlers, request
-
-
-@contextmanager
-def _logged() -> Generator[list[logging.LogRecord]]:
-    """What is logged meanwhile, from INFO on, but for the worker's own events."""
-    kept: list[logging.LogRecord] = []
-
-    class Keep(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if record.name.partition(".")[0] not in ("pulse_trio", "asyncio"):
-                kept.append(record)
-
-    root, keep = logging.getLogger(), Keep()
-    level = root.level
-    root.addHandler(keep)
-    root.setLevel(min(level, logging.INFO))
-    try:
-        yield kept
-    finally:
-        root.setLevel(level)
-        root.removeHandler(keep)
-
-
-def _run_of(
-    job: MemoryJob,
-    said: list[tuple[float, str | None]],
-    log: list[logging.LogRecord],
-    exception: BaseException | None,
-) -> JobRun:
-    state, now = job.state, trio.current_time()
-    ours = [outcome for *_, outcome in job.history if outcome != "rescued"]
-    return JobRun(
-        ours[-1] if ours else "lost",
-        state,
-        None if job.result is None else msgspec.json.decode(job.result),
-        job.cancel_reason or job.error,
-        exception,
-        None if state in FINISHED else max(0.0, job.run_at - now),
-        said,
-        log,
-    )
+    if handlers[request.kind].durability is None and (children is not None or events is not None):
+        raise InvalidArguments(f"run_job: children and events are for durable handlers, {request.kind!r} is none.")
+    return suspending_at_once(with_stubs(handlers, handlers[request.kind], children)), request

@@ -23,7 +23,7 @@ def with_stubs(
     if handlers is None:
         known[handler.kind] = handler
     for child, result in (children or {}).items():
-        kind = child if isinstance(child, str) else child.kind
+        kind = kind_of(child)
         found = known.get(kind) if isinstance(child, str) else child
         if not isinstance(found, Handler):
             raise ConfigurationError(
@@ -34,6 +34,11 @@ def with_stubs(
     # Not registered again: see suspending_at_once.
     others._by_kind = known  # pyright: ignore[reportPrivateUsage] -- as said
     return others
+
+
+def kind_of(child: Handler[..., Any] | str) -> str:
+    """The kind that a handler or its name stands for."""
+    return child if isinstance(child, str) else child.kind
 
 
 def events_of(events: Mapping[str, Any] | Iterable[tuple[str, Any]] | None) -> Sequence[tuple[str, Any]]:

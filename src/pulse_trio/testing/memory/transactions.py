@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from ...jobs import Claim, Outcome
+    from ...lines import Lines
     from .store import MemoryStore
 
 
@@ -33,6 +34,7 @@ class MemoryBegun:
     def __init__(self, store: MemoryStore) -> None:
         self.connection = MemoryConnection()
         self.outcome: Outcome | None = None
+        self.lines: Lines | None = None
         self.committed = False
         self._store = store
 
@@ -46,6 +48,13 @@ class MemoryBegun:
         self.outcome = outcome
         # The deleted row stays locked until the transaction ends.
         self._store.database.locked.add(job.id)
+        return True
+
+    async def remember(self, lines: Lines) -> bool | None:
+        await self._store.trip("remember")
+        if self._store.ours(lines.claim) is None:
+            return False
+        self.lines = lines
         return True
 
 
@@ -72,6 +81,10 @@ class MemoryTransactions:
                 begun.committed = True
                 # The pool's own look at the connection, before it lends it again.
                 await trio.lowlevel.checkpoint_if_cancelled()
+            elif begun.lines is not None:
+                histories: Any = self._store.histories
+                await histories.write_lines([begun.lines])
+                self._store.database.ledger += begun.connection.written
         finally:
             if begun.outcome is not None:
                 self._store.database.locked.discard(begun.outcome.claim.id)

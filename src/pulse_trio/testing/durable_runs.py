@@ -1,0 +1,140 @@
+"""What `run_job` does for a durable handler: children run in place, and waits pass as soon as nothing else can happen."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import trio
+
+from ..codec import encoded, event_context, plain_line
+from ..lines import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..codec import Codec
+    from ..jobs import CancelReason
+    from ..states import State
+    from .memory.one_job import OneClaim
+    from .memory.rows import MemoryJob
+    from .memory.tree import MemoryTree
+
+
+class StepRun(NamedTuple):
+    """A step that a durable handler remembers: the name of its function, and what it returned, through JSON; or `error`."""
+
+    name: str
+    result: Any = None
+    error: str | None = None
+
+
+class ChildRun(NamedTuple):
+    """A child that a durable handler started. `state` is `completed`, `dead`, `cancelled`, or `suspended`."""
+
+    kind: str
+    args: dict[str, Any]
+    state: State
+    result: Any = None
+    error: str | None = None
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a test gives to a durable handler: the kinds of children that have results instead of running, and events."""
+
+    stubs: frozenset[str] = frozenset()
+    events: Sequence[tuple[str, Any]] = ()
+
+
+class Resuming:
+    """The resumptions of one job. `cancel_at` is the moment on the tree's clock at which it is cancelled."""
+
+    def __init__(self, store: OneClaim, job: MemoryJob) -> None:
+        self._store = store
+        self._tree = store.tree
+        self._job = job
+        self.cancel_at = math.inf
+        self.stuck = ""
+        """What it waits for that nothing here brings; "" if nothing."""
+
+    async def until_due(self) -> bool:
+        """Lets the suspended job go on as soon as it can. Returns False if it cannot."""
+        tree = self._tree
+        while tree.waits is None:
+            await tree.changed.wait()
+        while not tree.goes_on():
+            until = tree.waits.until
+            until, changed = math.inf if until is None else until, tree.changed
+            if tree.any_runs:
+                with trio.move_on_after(max(0.0, until - tree.now)):
+                    await changed.wait()
+            elif (soonest := min(until, self.cancel_at)) < math.inf:
+                tree.pass_time(soonest)
+                if self.cancel_at <= tree.now:
+                    await tree.changed.wait()  # until it is cancelled
+            else:
+                self.stuck = tree.waits_for
+                return False
+        self._store.go_on(self._job)
+        return True
+
+    async def pass_after(self, seconds: float) -> None:
+        """Returns when that time has passed, by Trio's clock or because durable waits have."""
+        tree = self._tree
+        self.cancel_at = tree.now + seconds
+        while tree.now < self.cancel_at:
+            changed = tree.changed
+            with trio.move_on_after(self.cancel_at - tree.now):
+                await changed.wait()
+        self.cancel_at = math.inf
+
+    def cancel(self, message: str | None, cause: CancelReason) -> None:
+        """Cancels the job, for a person or with the cause that a tree has."""
+        tree, job = self._tree, self._job
+        if tree.waits is None:
+            self._store.database.cancel(job.id, message, cause=cause)
+        else:
+            # As in the database: a durable job that is not running runs once more.
+            job.cancelling, job.wished, job.cause = True, message, cause
+        tree.tell()
+
+
+def steps_of(tree: MemoryTree, kind: str, codec: Codec | None) -> list[StepRun]:
+    """The steps in the history, in order."""
+    steps: list[StepRun] = []
+    for line in tree.lines:
+        if line.kind is Kind.STEP:
+            text = line.value or "null"
+            if codec is not None and tree.job is not None:
+                text = plain_line(codec, text, kind, tree.job.id, line.line)
+            steps.append(StepRun(line.name, msgspec.json.decode(text)))
+        elif line.kind is Kind.STEP_FAILED:
+            steps.append(StepRun(line.name, error=line.value))
+    return steps
+
+
+def children_of(tree: MemoryTree) -> list[ChildRun]:
+    """The children, in the order in which they were started."""
+    return [
+        ChildRun(
+            child.request.kind,
+            msgspec.json.decode(child.request.args),
+            child.state,
+            None if child.result is None else msgspec.json.decode(child.result),
+            child.error or child.cancel_reason,
+            child.new.key,
+        )
+        for child in tree.children.values()
+    ]
+
+
+def encoded_events(events: Sequence[tuple[str, Any]], codec: Codec | None, job_id: int) -> list[tuple[str, str]]:
+    """Events as they are stored."""
+    texts = [(name, msgspec.json.encode(payload).decode()) for name, payload in events]
+    return (
+        texts if codec is None else [(name, encoded(codec, text, event_context(name), job_id)) for name, text in texts]
+    )
