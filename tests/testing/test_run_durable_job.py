@@ -38,7 +38,7 @@ async def label(order: int) -> str:
 async def pack(job: Job, order: int, parcel: int) -> int:
     if job.attempt == 1 and parcel == 13:
         raise ValueError("dropped")
-    await trio.sleep(7200 if parcel == 99 else 0)
+    await trio.sleep(90 if parcel == 99 else 0)
     return order * 100 + parcel
 
 
@@ -46,7 +46,7 @@ async def pack(job: Job, order: int, parcel: int) -> int:
 async def order(job: Job, number: int, parcels: list[int]) -> str:
     paid = await job.step(charge, number)
     try:
-        with job.move_on_after(3600) as patience:
+        with job.move_on_after(60) as patience:
             async with job.durable_nursery() as nursery:
                 printed = nursery.start_soon(label, number)
                 for parcel in parcels:
