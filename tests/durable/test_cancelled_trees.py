@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 import trio
 
-from pulse_trio import Handlers, Job, Worker, open_client
+from pulse_trio import Discard, Handlers, Job, SyncClient, Worker, open_client
+from pulse_trio.lines import Kind
 
 if TYPE_CHECKING:
     from support.databases import Databases
+    from support.trees import Trees
 
 
 async def test_a_cancelled_parent_ends_after_its_children_each_of_which_hears_why(databases: Databases) -> None:
@@ -53,3 +56,93 @@ async def test_a_cancelled_parent_ends_after_its_children_each_of_which_hears_wh
     assert [(job.state, job.cancel_reason) for job in tree] == [("cancelled", "enough"), *[("cancelled", "parent")] * 3]
     assert sorted(heard[:3]) == [(f"child {number}", "parent", None) for number in range(3)]
     assert heard[3:] == [("parent", "user", "enough")]
+
+
+@pytest.mark.parametrize("again", ["a retry of the root", "the next attempt of its parent"])
+async def test_a_cancelled_job_that_has_compensated_begins_anew_when_it_goes_back(again: str, trees: Trees) -> None:
+    """Its history holds the cancellation: to go on after it would be to be cancelled for ever."""
+    calls: list[str] = []
+    stands = trio.Event()
+
+    async def call(what: str) -> None:
+        calls.append(what)
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> str:
+        await job.step(call, "charge")
+        if calls.count("charge") == 1:
+            try:
+                stands.set()
+                await trio.sleep_forever()
+            except trio.Cancelled:
+                with job.cleanup():
+                    await job.step(call, "refund")  # noqa: ASYNC102 -- job.cleanup() is the shield
+                raise
+        return "shipped"
+
+    @trees.handlers.job
+    async def sibling(job: Job) -> None:
+        await stands.wait()
+        if job.attempt == 1:
+            raise Discard("the first time")
+
+    @trees.handlers.job(durable=True)
+    async def parent(job: Job) -> str:
+        async with job.durable_nursery() as nursery:
+            ordered = nursery.start_soon(order)
+            nursery.start_soon(sibling)
+        return ordered.result
+
+    if again == "a retry of the root":
+        root = trees.enqueue("order")
+        async with trio.open_nursery() as workers:
+            workers.start_soon(trees.burst)
+            await stands.wait()
+            SyncClient(trees.dsn).cancel(root)
+        assert (trees.job(root)["state"], calls) == ("cancelled", ["charge", "refund"])
+        SyncClient(trees.dsn).retry(root)
+    else:
+        root = trees.enqueue("parent")
+        await trees.burst()
+        assert (trees.job(root)["state"], calls) == ("retryable", ["charge", "refund"])
+        trees.again()
+    with trio.fail_after(30):
+        await trees.burst()
+    assert (trees.job(root)["state"], trees.job(root)["result"]) == ("completed", "shipped")
+    # What was refunded is charged again.
+    assert calls == ["charge", "refund", "charge"]
+
+
+@pytest.mark.parametrize("standing", ["in a durable call", "in a plain await"])
+async def test_a_cancellation_is_in_the_history_before_its_compensation_wherever_the_job_stood(
+    standing: str, trees: Trees
+) -> None:
+    """Else an attempt that comes after a lost one would stand in the plain await, and wait for the end of its replay."""
+    stands = trio.Event()
+
+    async def charge() -> None: ...
+
+    async def refund() -> None: ...
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> None:
+        await job.step(charge)
+        try:
+            stands.set()
+            if standing == "in a plain await":
+                await trio.sleep_forever()
+            await job.wait_for_event("never")
+        except trio.Cancelled:
+            with job.cleanup():
+                await job.step(refund)  # noqa: ASYNC102 -- job.cleanup() is the shield
+            raise
+
+    job_id = trees.enqueue("order")
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trees.burst)
+            await stands.wait()
+            SyncClient(trees.dsn).cancel(job_id)
+    assert trees.job(job_id)["state"] == "cancelled"
+    kinds = [Kind(int(kind)) for kind, _, _ in trees.lines(job_id)]
+    assert kinds == [Kind.STEP, Kind.CANCELLED, Kind.STEP]

@@ -338,10 +338,10 @@ def test_every_statement_with_a_plan_that_matters_is_tried_here() -> None:
         "lines_of",
         "tree_places",
         "stuck_trees",
-        # Functions: tests/store/test_tree_operations.py counts what they read.
+        # Functions: tests/store/test_tree_reads.py counts the pages that they read, and test_tree_operations.py their rows.
         "end_overdue",
         "look_slowly",
-        # Functions: tests/store/test_trees.py counts what they read.
+        # Functions: tests/store/test_tree_reads.py counts the pages that they read, and test_trees.py their rows.
         "start_children",
         "look_at_block",
         "members",
@@ -350,11 +350,10 @@ def test_every_statement_with_a_plan_that_matters_is_tried_here() -> None:
         "recheck",
         # A function: tests/store/test_transactions.py reads how it finds its row.
         "complete_in_transaction",
-        # Functions, whose rows tests/durable reads.
+        # Functions: tests/store/test_tree_reads.py counts the pages that they read.
         "write_lines",
         "resume",
         "forget_history",
-        # Functions: tests/store/test_waits.py tries them. Nothing counts what they read yet.
         "send_event",
         "receive_events",
         "suspend_jobs",

@@ -6,6 +6,7 @@ it goes on live; then it does its work inside `awaiting`, and `record` writes it
 
 from __future__ import annotations
 
+import math
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -174,6 +175,9 @@ class Durable:
         if self.history.replay.over:
             for block in self.blocks:
                 await block.flush()
+        if reason is not None and trio.current_effective_deadline() > -math.inf:
+            # In a clean-up. What was cut short may have been no durable call, and what is done now rests on the cancellation.
+            self.note_cancellation()
         if self.history.let_go():
             # The handler has taken a branch because of these.
             await self.history.written()
