@@ -146,6 +146,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
     "function stuck_trees": called_by("operator", "worker"),
     "function tree_of": called_by("operator"),
     "function tree_places": called_by("operator"),
+    "function begin_anew": {},
     "function unwalk": {},
     "function watch": {},
     "function write_lines": called_by("worker"),
