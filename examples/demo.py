@@ -296,7 +296,9 @@ The jobs are still there. To look at them, in this folder:
 Then handlers of your own: examples/app.py is a start.
   cd examples
   {command} run app:handlers
-  {command} enqueue send_welcome '{{"user_id": 42}}'    (in another terminal)"""
+  {command} enqueue send_welcome '{{"user_id": 42}}'    (in another terminal)
+To look at them in a browser, in this folder (Ctrl-C ends it); then open http://127.0.0.1:8080/
+  {shown} web"""
     console.print(text, soft_wrap=True)
     for variable in ("PULSE_TRIO_DSN", "DATABASE_URL"):
         if os.environ.get(variable):

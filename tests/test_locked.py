@@ -41,7 +41,7 @@ def declared(lock: str) -> list[Requirement]:
     if lock == "tools":
         return [Requirement(line) for line in whole["dependency-groups"]["tools"]]
     extras = whole["project"]["optional-dependencies"]
-    chosen = ["embedded"] if lock == "demo" else extras
+    chosen = ["embedded", "web"] if lock == "demo" else extras
     lines = [*whole["project"]["dependencies"], *whole["dependency-groups"]["build"]]
     lines += [line for extra in chosen for line in extras[extra]]
     return [requirement for line in lines if (requirement := Requirement(line)).name != "pulse-trio"]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 
 if TYPE_CHECKING:
@@ -50,6 +52,22 @@ async def test_the_demo_does_its_work_on_an_odd_directory(
     assert "\x1b[31m" not in demo.stdout
     assert "hidden" not in demo.stdout
     assert re.search(r"jobs show \d+", demo.stdout)
+    # The last line says how to open the page on these jobs, and that works.
+    told, address, last = (
+        demo.stdout.rstrip().rpartition("\n")[0],
+        "http://127.0.0.1:8080/",
+        demo.stdout.splitlines()[-1],
+    )
+    assert told.endswith(address)
+    assert last.split()[-1] == "web"
+    web = await processes.start(*shlex.split(last), "--port", "0", cwd=tmp_path_short)
+    found = await web.line(r"the web page is at (http://\S+)")
+    async with httpx.AsyncClient() as client:
+        page = await client.get(f"{found[1]}jobs?state=dead")
+        twin = await client.get(f"{found[1]}api/jobs?state=dead")
+    assert page.status_code == 200
+    assert "doomed" in page.text
+    assert "doomed" in twin.text
 
 
 async def test_the_demo_refuses_what_is_no_directory(processes: Processes) -> None:
