@@ -22,7 +22,7 @@ from pulse_trio.worker.metrics.catalogue import METRICS
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
 RUNBOOK = ROOT / "docs/how-to/runbook.md"
-PAGES = ["runbook", "production", "docker", "kubernetes", "systemd", "monitoring", "upgrade", "backup"]
+PAGES = ["runbook", "production", "docker", "kubernetes", "systemd", "monitoring", "upgrade", "backup", "failover"]
 # With Python 3.13 the lock has the fork for free-threaded builds, under another name.
 yaml: Any = importlib.import_module("yaml" if importlib.util.find_spec("yaml") else "yaml_ft")
 
