@@ -11,6 +11,7 @@ once, and the worker decides what they mean for a job.
 from __future__ import annotations
 
 import fcntl
+import gc
 import logging
 import os
 import signal
@@ -182,6 +183,8 @@ def _ignore(*_: object) -> None:
 
 def main(line: int, lifeline: int) -> None:
     """The child's whole life; both numbers are inherited descriptors."""
+    # As the command line does: pulse-trio's modules stay until the end, and need no scan.
+    gc.freeze()
     for number in (line, lifeline):
         os.set_inheritable(number, False)
     _die_with(lifeline)
