@@ -224,30 +224,35 @@ def attempts_lowered(patch: pytest.MonkeyPatch) -> Callable[[int], World]:
 
 
 @pytest.mark.parametrize(
-    ("taken_away", "noticed"),
+    ("taken_away", "noticed", "last"),
     [
-        (without_fence, "a report of attempt"),
-        (without_a_second_look, "its worker was told that it is not"),
-        (believed_too_long, "two handlers of job"),
-        (never_stopped, "two handlers of job"),
-        (never_beaten, "two handlers of job"),
+        (without_fence, "a report of attempt", 23),
+        (without_a_second_look, "its worker was told that it is not", 16),
+        (believed_too_long, "two handlers of job", 259),
+        (never_stopped, "two handlers of job", 6),
+        (never_beaten, "two handlers of job", 3),
         # Not `never_stopped`, which 2 of 3,000 plans notice so: which ones changes with every statement that a worker makes.
-        (never_beaten, "more handlers of queue"),
-        (reports_dropped, "not finished within"),
-        (fired_twice, "an occurrence was fired twice"),
-        (called_twice, "the batch's last job was enqueued 2 times"),
-        (cancellations_unheard, "after its cancellation was asked for"),
-        (limits_uncounted, "was claimed beyond the limits of its queue"),
-        (nothing_released, "has drained, and still holds"),
-        (looks_put_off, "and there is room for it"),
-        (attempts_lowered, "that ended are"),
+        (never_beaten, "more handlers of queue", 7),
+        (reports_dropped, "not finished within", 23),
+        (fired_twice, "an occurrence was fired twice", 156),
+        (called_twice, "the batch's last job was enqueued 2 times", 381),
+        (cancellations_unheard, "after its cancellation was asked for", 306),
+        (limits_uncounted, "was claimed beyond the limits of its queue", 7),
+        (nothing_released, "has drained, and still holds", 26),
+        (looks_put_off, "and there is room for it", 348),
+        (attempts_lowered, "that ended are", 34),
     ],
 )
 def test_what_is_taken_away_is_noticed(
-    taken_away: Callable[[pytest.MonkeyPatch], Callable[[int], World]], noticed: str, monkeypatch: pytest.MonkeyPatch
+    taken_away: Callable[[pytest.MonkeyPatch], Callable[[int], World]],
+    noticed: str,
+    last: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """`last` is the plan that noticed it when it was last looked for: tried first, for the search took forty seconds of a core.
+    The others follow where a change of the worker has made it another one."""
     make = taken_away(monkeypatch)
-    for seed in range(PLANS_UNTIL_NOTICED):
+    for seed in (last, *range(PLANS_UNTIL_NOTICED)):
         try:
             make(seed).run()
         except (ExceptionGroup, Broken) as broken:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import gc
 import importlib
 import inspect
+import os
+import signal
 import sys
 import types
 import typing
@@ -22,6 +25,7 @@ from uuid import uuid4
 import msgspec
 
 from pulse_trio import Handlers, JobError, open_client
+from pulse_trio.cli import main as command_line
 
 SIMPLE: dict[object, Any] = {
     int: 1,
@@ -65,9 +69,32 @@ def made_up(kind: Any) -> Any:
     raise TypeError(f"no value of {kind!r} can be made up")
 
 
-async def main(dsn: str, modules: list[str]) -> None:
+class Worker:
+    """`pulse-trio run MODULE`: a fork of this process, made before an event loop runs here or a module of the page's is there,
+    so that it imports its handlers itself. It saves the start of a Python."""
+
+    def __init__(self, module: str, dsn: str) -> None:
+        waits, self._go = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(self._go)
+            if os.read(waits, 1) == b"":
+                os._exit(0)
+            sys.argv = ["pulse-trio", "run", module, "--dsn", dsn, "--grace", "1", "--cleanup", "1"]
+            command_line()
+        os.close(waits)
+
+    def start(self) -> None:
+        os.write(self._go, b"!")
+
+    def end(self) -> None:
+        os.kill(self.pid, signal.SIGTERM)
+        os.waitpid(self.pid, 0)
+
+
+async def main(dsn: str, workers: dict[str, Worker]) -> None:
     found: dict[str, Handlers] = {}
-    for module in modules:
+    for module in workers:
         for value in vars(importlib.import_module(module)).values():
             if isinstance(value, Handlers):
                 found[module] = value
@@ -84,16 +111,13 @@ async def main(dsn: str, modules: list[str]) -> None:
                 refs.append((module, handler.kind, await client.enqueue(handler, **needed)))
         for module in found:
             # What waits for the answer of a server that is not there fails; what sleeps is ended by its cancellation below.
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "pulse_trio.cli", "run", module, "--dsn", dsn, "--grace", "1", "--cleanup", "1"
-            )
+            workers[module].start()
             try:
                 for of, kind, ref in refs:
                     if of == module:
                         sys.stdout.write(f"{kind} {await ended(client, ref)}\n")
             finally:
-                process.terminate()
-                await process.wait()
+                await asyncio.to_thread(workers[module].end)
 
 
 async def ended(client: Any, ref: Any) -> str:
@@ -115,4 +139,5 @@ async def ended(client: Any, ref: Any) -> str:
 
 if __name__ == "__main__":
     sys.path.insert(0, ".")
-    asyncio.run(main(sys.argv[1], sys.argv[2:]))
+    gc.freeze()
+    asyncio.run(main(sys.argv[1], {module: Worker(module, sys.argv[1]) for module in sys.argv[2:]}))
