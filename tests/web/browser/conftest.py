@@ -25,6 +25,7 @@ def browser() -> Generator[Browser]:
     if CHROMIUM is None:
         pytest.skip("there is no chromium")
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    playwright.expect.set_options(timeout=PATIENCE)
     with playwright.sync_playwright() as tools:
         browser = tools.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         try:
