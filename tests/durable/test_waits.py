@@ -465,3 +465,62 @@ async def test_a_childs_failure_wakes_a_handler_that_waits_for_an_event_inside_o
     look(trees)
     await trees.burst(queues=["parents"])
     assert "ValueError: broken" in trees.job(job_id)["result"]
+
+
+@pytest.mark.parametrize("noticed_by", ["the watchdog", "the next worker"])
+async def test_a_deadline_that_passes_during_a_suspension_gives_the_handler_its_clean_up(
+    trees: Trees, noticed_by: str
+) -> None:
+    calls: list[str] = []
+
+    async def charge() -> None:
+        calls.append("charge")
+
+    async def refund() -> None:
+        calls.append("refund")
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> None:
+        await job.step(charge)
+        try:
+            await job.wait_for_event("approved")
+        except BaseException:
+            calls.append(str(job.cancel_reason))
+            if job.cancel_reason == "deadline":
+                with job.cleanup():
+                    await job.step(refund)  # noqa: ASYNC102 -- shielded, with a deadline
+            raise
+
+    job_id = trees.enqueue("order", deadline=3600.0)
+    await trees.burst()
+    assert trees.job(job_id)["state"] == "suspended"
+    trees.window.run("""UPDATE job SET options = (options::jsonb || '{"deadline": 5}')::text::json""")
+    if noticed_by == "the watchdog":
+        trees.window.run("UPDATE member_deadline SET deadline = '2020-01-01Z'")
+        assert trees.window.value("SELECT end_overdue()") == 1
+        assert trees.job(job_id)["state"] == "available"
+    else:
+        trees.window.run("DELETE FROM member_deadline")
+        trees.again()
+    await trees.burst()
+    assert calls == ["charge", "suspended", "deadline", "refund"]
+    ended = trees.job(job_id)
+    assert (ended["state"], ended["cancel_reason"]) == ("cancelled", "deadline")
+
+
+async def test_a_later_attempt_without_a_history_does_not_begin_after_its_deadline(trees: Trees) -> None:
+    calls: list[int] = []
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> None:
+        calls.append(job.attempt)
+        if job.attempt == 1:
+            raise ValueError("the first attempt")
+
+    job_id = trees.enqueue("order", deadline=3600.0)
+    await trees.burst()
+    trees.window.run("""UPDATE job SET options = (options::jsonb || '{"deadline": 5, "tree": 1}')::text::json""")
+    trees.again()
+    await trees.burst()
+    assert calls == [1]
+    assert trees.job(job_id)["cancel_reason"] == "deadline"

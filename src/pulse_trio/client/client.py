@@ -278,27 +278,34 @@ class Client:
         """How many jobs are in each state, finished ones included."""
         return await self._run(operations.count_by_state(queue=queue))
 
-    async def retry(self, job_id: int) -> State:
-        """Runs a finished job again, or a waiting one now. Raises `UnknownJob` or `InvalidTransition`."""
-        return await self._run(operations.retry(job_id))
+    async def retry(self, job_id: int, *, afresh: bool = False) -> State:
+        """Runs a finished job again, or a waiting one now. With `afresh` a finished durable job forgets its history and begins
+        anew: every step is done again. Raises `UnknownJob` or `InvalidTransition`."""
+        return await self._run(operations.retry(job_id, afresh=afresh))
 
-    async def cancel(self, job_id: int, *, reason: str | None = None, wait: bool = False) -> cancelling.CancelResult:
+    async def cancel(
+        self, job_id: int, *, reason: str | None = None, wait: bool = False, now: bool = False
+    ) -> cancelling.CancelResult:
         """Cancels a job: a waiting job at once, a running job through its handler; `wait` waits until the handler has ended.
+
+        A durable job that is suspended, or waits for a retry, runs once more, so that its clean-up runs; with `now` it ends at
+        once, without.
 
         A finished job stays unchanged; the result has its state. `reason` is text of at most
         1,000 characters for the ledger, `job.cancel_message` and `cancel_reason`. Raises `UnknownJob`, `InvalidArguments`, or
         `UsageError` for a `wait` inside your own transaction.
         """
         check_waiting(wait, self._is_callers)
-        result = await self._run(cancelling.cancel(job_id, reason=reason, by=requester()))
+        result = await self._run(cancelling.cancel(job_id, reason=reason, by=requester(), now=now))
         return (await self._ended([result]))[0] if wait else result
 
     async def cancel_many(
-        self, job_ids: Iterable[int], *, reason: str | None = None, wait: bool = False
+        self, job_ids: Iterable[int], *, reason: str | None = None, wait: bool = False, now: bool = False
     ) -> list[cancelling.CancelResult]:
-        """Cancels many jobs in one statement; the results are in the order of the ids, without jobs that do not exist."""
+        """Cancels many jobs in one statement; the results are in the order of the ids, without jobs that do not exist. `now`: as
+        for `cancel`."""
         check_waiting(wait, self._is_callers)
-        results = await self._run(cancelling.cancel_many(job_ids, reason=reason, by=requester()))
+        results = await self._run(cancelling.cancel_many(job_ids, reason=reason, by=requester(), now=now))
         return await self._ended(results) if wait else results
 
     async def tree(self, job_id: int, *, limit: int = family.MOST) -> list[family.TreeJob]:

@@ -227,14 +227,16 @@ class SyncClient:
                 "or with SyncClient(dsn)."
             )
 
-    def retry(self, job_id: int) -> State:
-        """Runs a finished job again, or a waiting one now. Raises `UnknownJob` or `InvalidTransition`."""
-        return self.run(operations.retry(job_id))
+    def retry(self, job_id: int, *, afresh: bool = False) -> State:
+        """Runs a finished job again, or a waiting one now; see `Client.retry`."""
+        return self.run(operations.retry(job_id, afresh=afresh))
 
-    def cancel(self, job_id: int, *, reason: str | None = None, wait: bool = False) -> cancelling.CancelResult:
+    def cancel(
+        self, job_id: int, *, reason: str | None = None, wait: bool = False, now: bool = False
+    ) -> cancelling.CancelResult:
         """Cancels a job; see `Client.cancel`."""
         check_waiting(wait, self._in_transaction())
-        result = self.run(cancelling.cancel(job_id, reason=reason, by=requester()))
+        result = self.run(cancelling.cancel(job_id, reason=reason, by=requester(), now=now))
         return self.ended([result])[0] if wait else result
 
     def cancel_many(

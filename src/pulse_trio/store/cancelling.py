@@ -54,9 +54,11 @@ class CancellationRecord:
     cause: str | None = None
 
 
-def cancel(job_id: int, *, reason: str | None = None, by: str | None = None) -> Operation[CancelResult]:
+def cancel(
+    job_id: int, *, reason: str | None = None, by: str | None = None, now: bool = False
+) -> Operation[CancelResult]:
     """Cancels one job; a finished one stays as it is. Raises `UnknownJob`, or `InvalidArguments` for the reason."""
-    results = yield from cancel_many([job_id], reason=reason, by=by)
+    results = yield from cancel_many([job_id], reason=reason, by=by, now=now)
     if not results:
         raise UnknownJob(f"There is no job {job_id} (finished jobs are removed when their retention has passed).")
     return results[0]

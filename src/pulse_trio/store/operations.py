@@ -120,12 +120,15 @@ def attempts(job_id: int) -> Operation[list[AttemptRecord]]:
     return [AttemptRecord(*row) for row in rows]
 
 
-def retry(job_id: int) -> Operation[State]:
-    """A person's retry: a finished job goes back on its queue, a waiting one is due now. Returns the new state.
+def retry(job_id: int, *, afresh: bool = False) -> Operation[State]:
+    """A person's retry: a finished job goes back on its queue, a waiting one is due now. Returns the new state. With `afresh` a
+    finished durable job forgets first what it has done.
 
     Raises `UnknownJob`, or `InvalidTransition` for a job that is running or available already.
     """
     tries = 0
+    if afresh:
+        yield Query("forget_history", {"ids": numbers([job_id])})
     while True:
         rows = yield Query("retry_job", {"ids": numbers([job_id]), "delay": 0.0, "spacing": 0.0, "filter": None})
         _, moved, blocked_by, state, *_ = rows[0]

@@ -8,6 +8,7 @@ import trio
 
 from ...errors import DatabaseUnavailable
 from ...jobs import CancelRequest
+from ...states import options_of
 from .replay import Replay
 
 if TYPE_CHECKING:
@@ -38,3 +39,15 @@ async def resume(durable: Durable) -> None:
     durable.resumed = found
     if found.cancelling:
         running.ask(CancelRequest(found.cause or "user", found.message))
+    elif _is_overdue(durable):
+        # The deadline passed while no worker held the job, and no watchdog has told it so yet.
+        if found.lines:
+            running.ask(CancelRequest("deadline", None))
+        else:
+            running.cancel("deadline")
+            await trio.lowlevel.checkpoint()
+
+
+def _is_overdue(durable: Durable) -> bool:
+    deadline = options_of(durable.running.claim).deadline
+    return deadline is not None and durable.on_our_clock(deadline) <= trio.current_time()

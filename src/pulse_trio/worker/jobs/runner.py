@@ -288,7 +288,7 @@ class Runner:
                 if known:
                     return False, self._bad_row(claim, error)
             else:
-                if never is not None:
+                if never is not None and not (never == "deadline" and self._calls.cleans_up(job)):
                     return False, Outcome(claim, "cancelled", error=never)
         if job.reason is not None:
             return False, self._after_cancel(job)

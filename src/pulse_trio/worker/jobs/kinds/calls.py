@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,7 @@ class Calls:
         self.retries = {handler.kind: handler.retries for handler in handlers if handler.retries is not None}
         self._observer = plan.observer
         self._spans = plan.spans
+        self._durable = {handler.kind for handler in handlers if handler.durability is not None}
         self._hooks = {hook.request.kind for hook in death_hooks(handlers)}
         self._resources = resources
         self._durables = durables
@@ -102,6 +104,20 @@ class Calls:
         """The thread of asyncio's loop, once it is open. Only where a handler or a resource needs it."""
         assert self._asyncio is not None  # noqa: S101 -- made for these
         return await self._asyncio.opened()
+
+    def cleans_up(self, job: RunningJob) -> bool:
+        """Whether a job whose deadline has passed begins all the same: a later attempt of a durable handler that has made a
+        durable call. It stands in the middle of its handler, which is cancelled there (durable/resuming.py)."""
+        claim = job.claim
+        if (
+            claim.kind not in self._durable
+            or claim.attempt == 1
+            or claim.options is None
+            or '"tree"' not in claim.options
+        ):
+            return False
+        job.job_deadline = math.inf
+        return True
 
     def ends_by_itself(self, job: RunningJob) -> bool:
         """Whether only the job's handler itself can end it now: it keeps its slot, and the process stays."""
