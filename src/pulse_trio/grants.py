@@ -124,6 +124,7 @@ FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
         "write_lines",
         "resume",
         "start_children",
+        "is_suspended",
         "recheck_jobs",
         "end_overdue",
         "look_slowly",

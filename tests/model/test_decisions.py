@@ -136,7 +136,7 @@ MOVES: dict[str, set[Event]] = {
     # A parked job's first outcome, once its last descendant has ended.
     "look_at()": {Event.COMPLETE, Event.DISCARD, Event.CANCEL},
     # Takes the outcome back until then, and parks the job.
-    "member_ended()": {Event.SUSPEND},
+    "lives_on()": {Event.SUSPEND},
     "do_retry_jobs()": {Event.RETRY},
     "complete_jobs()": {Event.COMPLETE},
     "release_jobs()": {Event.RELEASE, Event.CANCEL},

@@ -99,6 +99,23 @@ async def test_jobs_are_counted_by_queue_and_state_with_and_without_keys(dsn: st
             assert {found.queue: found.scheduled for found in few.queues} == {"mail": 3 + 1, "a.b/c": 1, "z": 0}
 
 
+async def test_suspended_jobs_are_no_scheduled_ones(dsn: str) -> None:
+    with Window(dsn) as window:
+        for run_at, key, marked in [
+            ("far()", None, True), ("now() + interval '1 h'", None, True), ("now() + interval '1 h'", "k", True),
+            ("now() + interval '1 h'", None, False), ("now() + interval '1 h'", "k", False),
+        ]:  # fmt: skip
+            window.run(
+                "WITH made AS (INSERT INTO job (kind, queue, attempt, key, run_at, options) "
+                f"VALUES ('a', 'mail', 1, %s, {run_at}, '{{\"tree\": 1}}') RETURNING id) "
+                "INSERT INTO durable_job (job_id, root_id, suspended) SELECT id, id, %s FROM made",
+                key, 1 if marked else None,
+            )  # fmt: skip
+        async with open_store(dsn) as store:
+            (mail,) = (await store.figures.sample(100, 10)).queues
+    assert (mail.available, mail.scheduled, mail.suspended) == (0, 2, 3)
+
+
 async def test_very_many_queues_and_priorities_are_walked_up_to_a_bound(dsn: str) -> None:
     with Window(dsn) as window:
         window.run("INSERT INTO job (kind, queue, priority) SELECT 'a', 'q' || n, n FROM generate_series(1, 600) n")

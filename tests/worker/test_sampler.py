@@ -84,6 +84,7 @@ async def test_one_process_counts_and_another_takes_over_when_it_is_gone(autojum
             ("mail", "available"): 10_000,
             ("mail", "scheduled"): 1,
             ("mail", "running"): 2,
+            ("mail", "suspended"): 0,
         }
         assert figures["pulse_quarantined_jobs"] == {(): 3}
         assert figures["pulse_schedule_late_seconds"] == {("nightly",): 0}

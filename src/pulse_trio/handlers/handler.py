@@ -72,7 +72,9 @@ class Handler(Generic[P, R]):
                 f"A child has no unique_key: its child_key is its identity, and {self.kind!r} was given the unique_key "
                 f"{self.defaults.unique_key!r}."
             )
-        return replace(self, defaults=replace(self.defaults, child_key=None)).request(*args, **kwargs)
+        # Fan-outs make one request for each child: only a handler with a key is copied, without it.
+        bare = self if self.defaults.child_key is None else replace(self, defaults=replace(self.defaults, child_key=None))
+        return bare.request(*args, **kwargs)
 
     def _request(self, encoded: str) -> JobRequest:
         if self.key_of is None or self.defaults.key is not None:

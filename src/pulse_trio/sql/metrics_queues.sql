@@ -1,8 +1,10 @@
--- Live jobs by queue, for metrics: available, scheduled and running, for how many seconds the oldest available one has been due,
+-- Live jobs by queue, for metrics: available, scheduled, running and suspended, for how many seconds the oldest available one has been due,
 -- and whether the queue is paused. The last row has no queue: the number of suspects, and whether a walk over the queues has
 -- reached its bound, so that queues may be missing. Bounded, whatever producers write: 256 pairs
 -- of queue and priority, 64 queues with keys, and of each at most `most` due and `most` later jobs; 1000 suspects. Running jobs
--- were claimed from the front, so they are among those.
+-- were claimed from the front, so they are among those. Suspended jobs are rows that are due on a day that never comes, or at the moment
+-- they wait for: the first are counted from the far end, the others among the later jobs. Where no job has ever made a durable call, neither
+-- is looked for.
 WITH RECURSIVE slot(queue, priority, place) AS (
   (SELECT j.queue::text, j.priority, 1 FROM :"schema".job j WHERE j.key IS NULL ORDER BY j.queue, j.priority, j.run_at, j.id LIMIT 1)
   UNION ALL
@@ -19,8 +21,12 @@ WITH RECURSIVE slot(queue, priority, place) AS (
   CROSS JOIN LATERAL (
     SELECT j.queue::text FROM :"schema".job j WHERE j.queue > keyed.queue AND j.key IS NOT NULL ORDER BY j.queue LIMIT 1) following
   WHERE keyed.place < 64
+), durable AS MATERIALIZED (
+  SELECT :"schema".is_suspended(NULL, NULL) AS is_used
 ), counted AS (
-  SELECT slot.queue, due.available, later.scheduled, due.running, due.oldest FROM slot
+  SELECT slot.queue, due.available, later.scheduled - coalesce(asleep.suspended, 0) AS scheduled, due.running, due.oldest,
+         coalesce(asleep.suspended, 0) + coalesce(far.suspended, 0) AS suspended
+  FROM slot
   CROSS JOIN LATERAL (
     SELECT count(*) FILTER (WHERE d.state <> :state.running) AS available, count(*) FILTER (WHERE d.state = :state.running) AS running,
            min(d.run_at) FILTER (WHERE d.state <> :state.running) AS oldest
@@ -31,9 +37,24 @@ WITH RECURSIVE slot(queue, priority, place) AS (
     SELECT count(*) AS scheduled
     FROM (SELECT FROM :"schema".job j
           WHERE j.queue = slot.queue AND j.priority = slot.priority AND j.key IS NULL AND j.run_at > statement_timestamp()
+            AND j.run_at < :"schema".far()
           ORDER BY j.run_at LIMIT %(most)s::int) l) later
+  LEFT JOIN LATERAL (
+    SELECT count(*) FILTER (WHERE :"schema".has_mark(l.options) AND :"schema".is_suspended(l.id, l.attempt)) AS suspended
+    FROM (SELECT j.id, j.attempt, j.options FROM :"schema".job j
+          WHERE (SELECT is_used FROM durable) AND j.queue = slot.queue AND j.priority = slot.priority AND j.key IS NULL
+            AND j.run_at > statement_timestamp() AND j.run_at < :"schema".far()
+          ORDER BY j.run_at LIMIT %(most)s::int) l) asleep ON true
+  LEFT JOIN LATERAL (
+    SELECT count(*) AS suspended
+    FROM (SELECT FROM :"schema".job j
+          WHERE (SELECT is_used FROM durable) AND j.queue = slot.queue AND j.priority = slot.priority AND j.key IS NULL
+            AND j.run_at >= :"schema".far()
+          LIMIT %(most)s::int) l) far ON true
   UNION ALL
-  SELECT keyed.queue, due.available, later.scheduled, due.running, due.oldest FROM keyed
+  SELECT keyed.queue, due.available, later.scheduled - coalesce(asleep.suspended, 0), due.running, due.oldest,
+         coalesce(asleep.suspended, 0)
+  FROM keyed
   CROSS JOIN LATERAL (
     SELECT count(*) FILTER (WHERE d.state <> :state.running) AS available, count(*) FILTER (WHERE d.state = :state.running) AS running,
            min(d.run_at) FILTER (WHERE d.state <> :state.running) AS oldest
@@ -49,11 +70,17 @@ WITH RECURSIVE slot(queue, priority, place) AS (
     FROM (SELECT FROM :"schema".job j
           WHERE j.queue = keyed.queue AND j.key IS NOT NULL AND j.run_at > coalesce(j.ripe_at, j.created_at)
             AND j.run_at > statement_timestamp() LIMIT %(most)s::int) l) later
+  LEFT JOIN LATERAL (
+    SELECT count(*) FILTER (WHERE :"schema".has_mark(l.options) AND :"schema".is_suspended(l.id, l.attempt)) AS suspended
+    FROM (SELECT j.id, j.attempt, j.options FROM :"schema".job j
+          WHERE (SELECT is_used FROM durable) AND j.queue = keyed.queue AND j.key IS NOT NULL
+            AND j.run_at > coalesce(j.ripe_at, j.created_at) AND j.run_at > statement_timestamp() LIMIT %(most)s::int) l) asleep ON true
 )
 SELECT c.queue, sum(c.available)::bigint, sum(c.scheduled)::bigint, sum(c.running)::bigint,
        greatest(0, extract(epoch FROM statement_timestamp() - :"schema".moment(min(c.oldest))))::float8,
-       EXISTS (SELECT FROM :"schema".queue q WHERE q.name = c.queue AND q.paused_at IS NOT NULL)
+       EXISTS (SELECT FROM :"schema".queue q WHERE q.name = c.queue AND q.paused_at IS NOT NULL),
+       sum(c.suspended)::bigint
 FROM counted c GROUP BY c.queue
 UNION ALL
 SELECT NULL, (SELECT count(*) FROM (SELECT FROM :"schema".job j WHERE j.suspect LIMIT 1000) s), NULL, NULL, NULL,
-       EXISTS (SELECT FROM slot WHERE slot.place = 256) OR EXISTS (SELECT FROM keyed WHERE keyed.place = 64)
+       EXISTS (SELECT FROM slot WHERE slot.place = 256) OR EXISTS (SELECT FROM keyed WHERE keyed.place = 64), NULL

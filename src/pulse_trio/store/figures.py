@@ -24,6 +24,7 @@ class QueueFigure(NamedTuple):
     running: int
     oldest: float
     paused: bool
+    suspended: int = 0
 
 
 class Sample(NamedTuple):
@@ -67,7 +68,7 @@ class QueueFigures:
                 cursor = await connection.execute(
                     statement("metrics_queues", self._schema), {"most": most}, prepare=True
                 )
-                *rows, (_, quarantined, *_, cut_short) = await cursor.fetchall()
+                *rows, (_, quarantined, _, _, _, cut_short, _) = await cursor.fetchall()
                 cursor = await connection.execute(
                     statement("metrics_schedules", self._schema), {"most": schedules}, prepare=True
                 )

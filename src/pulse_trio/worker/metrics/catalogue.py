@@ -68,8 +68,8 @@ METRICS: Final = (
         "pulse_queue_jobs",
         "gauge",
         ("queue", "state"),
-        "Live jobs of a queue: available (due), scheduled (due later) or running. Available and running jobs are counted "
-        "together, up to a bound of 10000 rows (less where there are many queues), and so are scheduled ones: at the bound the "
+        "Live jobs of a queue: available (due), scheduled (due later), suspended (durable jobs that wait without a slot) or "
+        "running. Available and running jobs are counted together, up to a bound of 10000 rows (less where there are many queues), and so are scheduled ones: at the bound the "
         "values are at least as high. Use pulse_queue_oldest_seconds for alerts. Reported by one worker of the schema at a "
         "time.",
         "max",

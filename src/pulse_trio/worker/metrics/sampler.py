@@ -18,6 +18,7 @@ import trio
 
 from ...errors import DatabaseUnavailable, SchemaError
 from ...observe import QueueBacklog, ScheduleLate
+from ...store.figures import QueueFigure
 from ..outage import rest_after
 from .catalogue import QUEUES, SCHEDULES
 
@@ -149,23 +150,21 @@ class Sampler:
             return
         # A queue that is missing is known to be empty only if all queues were counted.
         for queue in set[str]() if sample.cut_short else self._queues - {found.queue for found in sample.queues}:
-            self._tell_queue(figures, queue, 0, 0, 0, 0.0)
+            self._tell_queue(figures, QueueFigure(queue, 0, 0, 0, 0.0, False))
         for found in sample.queues:
             if found.queue not in self._queues and len(self._queues) < QUEUES:
                 # Shown with 0 from now on: a series that ends when its queue is empty looks like a worker that is gone.
                 self._queues.add(found.queue)
             if found.queue in self._queues:
-                self._tell_queue(figures, found.queue, found.available, found.scheduled, found.running, found.oldest)
+                self._tell_queue(figures, found)
         figures.set("pulse_quarantined_jobs", sample.quarantined)
         for name, late in sample.late.items():
             figures.set("pulse_schedule_late_seconds", late, (name,))
 
-    def _tell_queue(
-        self, figures: Figures, queue: str, available: int, scheduled: int, running: int, oldest: float
-    ) -> None:
-        for state, number in (("available", available), ("scheduled", scheduled), ("running", running)):
-            figures.set("pulse_queue_jobs", min(number, _COUNTED), (queue, state))
-        figures.set("pulse_queue_oldest_seconds", oldest, (queue,))
+    def _tell_queue(self, figures: Figures, found: QueueFigure) -> None:
+        for state in ("available", "scheduled", "running", "suspended"):
+            figures.set("pulse_queue_jobs", min(getattr(found, state), _COUNTED), (found.queue, state))
+        figures.set("pulse_queue_oldest_seconds", found.oldest, (found.queue,))
 
     def _notice(self, sample: Sample) -> None:
         waiting = {found.queue: found for found in sample.queues if not found.paused}
