@@ -459,3 +459,75 @@ async def test_a_childs_failure_ends_the_sleep_of_a_body_that_is_suspended(trees
             found = await trio.to_thread.run_sync(lambda: SyncClient(trees.dsn).wait(job_id, 30))
             worker.stop()
     assert found.result == "woken"
+
+
+async def test_a_burst_ends_after_the_looks_that_are_left_to_do(trees: Trees) -> None:
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def parent(job: Job) -> Any:
+        return await job.wait_for_event("approved")
+
+    job_id = trees.enqueue("parent")
+    await trees.burst()
+    assert trees.job(job_id)["state"] == "suspended"
+    SyncClient(trees.dsn).send_event(job_id, "approved", "yes")
+    # As after a look that found the row locked: the next is due later.
+    trees.window.run("UPDATE recheck SET due_at = clock_timestamp() + interval '2 s', tries = 10")
+    await trees.burst()
+    assert trees.job(job_id)["result"] == "yes"
+
+
+async def test_a_worker_without_durable_handlers_has_no_connection_for_trees(trees: Trees) -> None:
+    looked = trio.Event()
+
+    @trees.handlers.job
+    async def plain() -> None:
+        looked.set()
+
+    trees.enqueue("plain")
+    worker = trees.worker()
+    connections = "SELECT application_name FROM pg_stat_activity WHERE datname = current_database()"
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(worker.run)
+        with trio.fail_after(30):
+            await looked.wait()
+            # The look at what is due is the last thing that a worker starts.
+            trees.window.run("INSERT INTO recheck (job_id) VALUES (1000000)")
+            while trees.window.value("SELECT count(*) FROM recheck"):  # noqa: ASYNC110 -- the database tells nobody
+                await trio.sleep(0.05)
+        names = {row["application_name"] for row in trees.window.run(connections)}
+        worker.stop()
+    assert "pulse-trio settles" in names
+    assert "pulse-trio trees" not in names
+
+
+async def test_a_durable_call_in_a_handler_that_is_not_durable_fails_for_good(trees: Trees) -> None:
+    async def nothing() -> None: ...
+
+    @trees.handlers.job
+    async def plain(job: Job) -> None:
+        await job.step(nothing)
+
+    job_id = trees.enqueue("plain")
+    await trees.burst()
+    ended = trees.job(job_id)
+    assert (ended["state"], ended["attempt"]) == ("dead", 1)
+    assert "need @handlers.job(durable=True)" in ended["error"]
+
+
+async def test_the_line_of_a_failed_attempt_says_which_child_failed_and_why(
+    trees: Trees, caplog: pytest.LogCaptureFixture
+) -> None:
+    @trees.handlers.job
+    async def fails() -> None:
+        raise Discard("the printer is on fire")
+
+    @trees.handlers.job(durable=True)
+    async def parent(job: Job) -> None:
+        async with job.durable_nursery() as nursery:
+            nursery.start_soon(fails.options(child_key="label"))
+
+    trees.enqueue("parent")
+    await trees.burst()
+    (said,) = [r.message for r in caplog.records if "(parent) attempt 1 failed" in r.message]
+    assert "key 'label'" in said
+    assert "the printer is on fire" in said

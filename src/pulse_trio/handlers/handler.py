@@ -73,7 +73,9 @@ class Handler(Generic[P, R]):
                 f"{self.defaults.unique_key!r}."
             )
         # Fan-outs make one request for each child: only a handler with a key is copied, without it.
-        bare = self if self.defaults.child_key is None else replace(self, defaults=replace(self.defaults, child_key=None))
+        bare = (
+            self if self.defaults.child_key is None else replace(self, defaults=replace(self.defaults, child_key=None))
+        )
         return bare.request(*args, **kwargs)
 
     def _request(self, encoded: str) -> JobRequest:

@@ -238,8 +238,9 @@ def check_json(encoded: bytes, what: str) -> str:
     """JSON as text that PostgreSQL will take and show: below the size cap, without NUL and lone surrogates, its numbers in the
     range that Python reads. Raises `InvalidArguments`."""
     if len(encoded) > MAX_ARGS:
+        verb = "take" if "rguments" in what else "takes"
         raise InvalidArguments(
-            f"{what} take {len(encoded):,} bytes of JSON; the limit is {MAX_ARGS:,}. Store a reference."
+            f"{what} {verb} {len(encoded):,} bytes of JSON; the limit is {MAX_ARGS:,}. Store a reference."
         )
     try:
         # msgspec copies a `msgspec.Raw` unchecked: a number that jsonb cannot hold made the job, and every list that

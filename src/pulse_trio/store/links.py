@@ -134,7 +134,7 @@ class Links:
         self.history = link("history", WORKER_SETTINGS)
         # Used by workers that have metrics, so that asking for figures delays nothing else.
         self.figures = link("metrics", WORKER_SETTINGS)
-        # For large fan-outs, and looks at waiting parents: neither may delay an outcome or a line of a history.
+        # For running parents: a large fan-out may not delay an outcome or a line of a history.
         self.trees = link("trees", WORKER_SETTINGS)
 
     @property

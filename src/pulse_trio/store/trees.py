@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ..jobs import JobRequest
     from ..records import JobRecord
-    from .links import WorkerLink
+    from .links import Links
 
 CHUNK = 1000
 """The most children that one statement starts: it holds the parent's row, for which a cancellation waits."""
@@ -99,10 +99,12 @@ class Rechecked(NamedTuple):
 
 
 class Trees:
-    """Uses a connection of its own, made when a tree first needs it."""
+    """What running parents need uses a connection of its own, made when one first needs it. Looks at what is due, which every
+    worker does each second, use that of reports: a worker without durable handlers has no connection more."""
 
-    def __init__(self, link: WorkerLink, schema: str) -> None:
-        self._link = link
+    def __init__(self, links: Links, schema: str) -> None:
+        self._link = links.trees
+        self._reports = links.settles
         self._schema = schema
 
     async def start_children(self, fence: Fence, block: int, children: Sequence[NewChild]) -> Started:
@@ -150,8 +152,10 @@ class Trees:
 
     async def recheck(self, limit: int = 100) -> Rechecked:
         """Looks at jobs of any worker that something has happened to, and lets go on what can."""
-        ((left, due_in),) = await self._run("recheck", {"most": limit})
-        return Rechecked(left, due_in)
+        async with self._reports.using() as connection:
+            cursor = await connection.execute(statement("recheck", self._schema), {"most": limit}, prepare=True)
+            ((left, due_in),) = await cursor.fetchall()
+            return Rechecked(left, due_in)
 
     async def records(self, ids: Sequence[int]) -> list[JobRecord]:
         """Jobs as `pulse.jobs` shows them, newest first."""

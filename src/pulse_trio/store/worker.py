@@ -129,7 +129,7 @@ class WorkerStore:
     @property
     def trees(self) -> Trees:
         """What jobs with children need."""
-        return Trees(self.links.trees, self.links.schema)
+        return Trees(self.links, self.links.schema)
 
     @property
     def receipts(self) -> Waits:

@@ -16,9 +16,7 @@ async def end_burst(parts: Parts, stops: Stops) -> None:
     # A schedule that is due counts as work: the next sweep finds its jobs.
     await parts.scheduler.looked.wait()
     wakeups = parts.wakeups
-    # What was sent to suspended jobs before counts as work too: the look makes them due.
-    await parts.services.looks.look_once()
-    wakeups.look_again()
+    looked_after = -1
     while True:
         await wakeups.dry.wait()
         # The end of a running job asks for another look, because the job may have enqueued others.
@@ -27,6 +25,11 @@ async def end_burst(parts: Parts, stops: Stops) -> None:
         if wakeups.found_nothing and not _busy(parts):
             if await _finish_batches(parts):
                 # A callback job may be due now.
+                wakeups.look_again()
+            elif (ended := sum(parts.jobs.tally.ended.values())) != looked_after:
+                # What was sent to suspended jobs, and the ends of their children, count as work too: a look makes them due.
+                looked_after = ended
+                await parts.services.looks.finish()
                 wakeups.look_again()
             elif wakeups.found_nothing and not _busy(parts):
                 stops.stop()

@@ -31,6 +31,8 @@ _PEEK_EVERY = 5.0
 _GATHER = 0.02
 """Seconds in which children gather that are written together, while their handler does something else."""
 _BATCH = 100
+_FINISHING = 10.0
+"""Seconds for which the end of a burst is put off while looks are left to do."""
 
 
 class RecheckStore(Protocol):
@@ -92,10 +94,13 @@ class Looks:
             nursery.start_soon(self._write, nursery)
             nursery.start_soon(self._look)
 
-    async def look_once(self) -> None:
-        """Lets those go on for whom something has come already."""
-        with suppress(DatabaseUnavailable):
-            await self._store.recheck(_BATCH)
+    async def finish(self) -> None:
+        """Lets those go on for whom something has come already. Returns when no look is left to do; after some seconds also if
+        one is, because another transaction holds its row."""
+        with suppress(DatabaseUnavailable), trio.move_on_after(_FINISHING):
+            while (left := await self._store.recheck(0)).due_in is not None:
+                await trio.sleep(min(left.due_in, _EVERY))
+                await self._store.recheck(_BATCH)
 
     async def _recheck(self) -> None:
         peek_at = trio.current_time() + _PEEK_EVERY

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 import msgspec
 import trio
 
-from ...describing import leaves_of, raised_by_ctrl_c
+from ...describing import leaves_of, message_of, raised_by_ctrl_c, type_name
 from ...errors import ReplayMismatch, UsageError
 from ...handlers import Handler
 from ...lines import Kind
@@ -39,6 +39,8 @@ _KEYED = 2**20
 """The numbers of blocks with a key begin above it; the others have that of their call."""
 _GO_ON = frozenset({"suspended", "shutdown", "fence-lost", "lease-unproven"})
 """What ends an attempt for one of these reasons leaves its children alone: the next attempt adopts them."""
+_SAID = 300
+"""Characters of its first failure that the message of a block's failure has."""
 _TELL = 5.0
 """Seconds in which the children of a block that is cut short are told, whatever else strikes meanwhile."""
 
@@ -327,9 +329,12 @@ async def _number(durable: Durable, key: str) -> int:
 def _group(failures: list[Any], error: BaseException | None) -> BaseException:
     """The failures of the children and of the body."""
     parts = [*failures, *([error] if error is not None else [])]
+    # The log's line of the failed attempt has the group's message alone, without what is in the group.
+    first = f"{type_name(parts[0])}: {message_of(parts[0])}".partition("\n")[0]
+    said = f"a durable nursery failed: {first[:_SAID]}"
     if all(issubclass(type(part), Exception) for part in parts):
-        return ExceptionGroup("a durable nursery failed", cast("list[Exception]", parts))
-    return BaseExceptionGroup("a durable nursery failed", parts)
+        return ExceptionGroup(said, cast("list[Exception]", parts))
+    return BaseExceptionGroup(said, parts)
 
 
 def _is_cut(error: BaseException) -> bool:

@@ -6,6 +6,7 @@ may be suspended; a later attempt goes on with the same wait.
 
 from __future__ import annotations
 
+import inspect
 import math
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
@@ -70,7 +71,8 @@ async def wait_for_event(durable: Durable, name: str, type_: Any, limit: float |
         return decoder.decode(decoded_event(durable.parts.codec, line.value or "null", name, job_id))
     except msgspec.ValidationError as error:
         raise InvalidEvent(
-            f"The payload of the event {name!r} of job {job_id} is not the {type_!r} that the handler waits for: {error}."
+            f"The payload of the event {name!r} of job {job_id} is not the {inspect.formatannotation(type_)} that the "
+            f"handler waits for: {error}."
         ) from None
 
 

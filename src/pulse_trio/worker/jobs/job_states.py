@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
+from ...errors import UsageError
+
 JobState = Literal["claimed", "running", "ended", "reported", "lost", "committed"]
 CLAIMED: Final = "claimed"
 """Its handler has not started."""
@@ -24,6 +26,10 @@ MOVES: Final[dict[str, dict[JobState, JobState]]] = {
     "report": {ENDED: REPORTED, LOST: LOST},
     "leave": {CLAIMED: LOST, RUNNING: LOST, LOST: LOST, COMMITTED: COMMITTED},
 }
+
+
+class NotDurable(UsageError):
+    """A durable call in a handler that is not durable. The same code fails in the same way in each attempt: the job is dead."""
 
 
 class DurableCallRefused(BaseException):

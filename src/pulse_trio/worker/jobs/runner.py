@@ -32,7 +32,7 @@ from ...observe import (
 from ...states import UnreadableOptions, outcome_of_cancel, outcome_of_error, retry_delay, storable
 from .completion import completed, in_view_of
 from .events import JobEvents
-from .job_states import COMMITTED, LOST, DurableCallRefused
+from .job_states import COMMITTED, LOST, DurableCallRefused, NotDurable
 from .running_job import RunningJob
 from .tasks import abandon_what_is_left_open, start_task
 
@@ -360,7 +360,7 @@ class Runner:
         if issubclass(type(error), UnfitArguments):
             self._observer.emit(UnfitArgumentsReleased(claim.id, claim.kind, claim.attempt, text))
             return Outcome(claim, "released", delay=_elsewhere(claim), error=text)
-        if issubclass(type(error), (UnfitValue, ReplayMismatch)):
+        if issubclass(type(error), (UnfitValue, ReplayMismatch, NotDurable)):
             return Outcome(claim, "discarded", error=text)
         return outcome_of_error(claim, error, self._calls.retries.get(claim.kind), text)
 

@@ -16,7 +16,7 @@ from ...errors import UsageError
 from ...states import options_of, storable
 from .children import ENDED as NURSERY_ENDED
 from .children import Children
-from .job_states import CLAIMED, LOST
+from .job_states import CLAIMED, LOST, NotDurable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
@@ -230,7 +230,7 @@ class RunningJob:
         try:
             return self.durability
         except AttributeError:
-            raise UsageError(
+            raise NotDurable(
                 f"{self.claim.kind!r} is not durable: job.step and the like need @handlers.job(durable=True)."
             ) from None
 

@@ -69,9 +69,9 @@ METRICS: Final = (
         "gauge",
         ("queue", "state"),
         "Live jobs of a queue: available (due), scheduled (due later), suspended (durable jobs that wait without a slot) or "
-        "running. Available and running jobs are counted together, up to a bound of 10000 rows (less where there are many queues), and so are scheduled ones: at the bound the "
-        "values are at least as high. Use pulse_queue_oldest_seconds for alerts. Reported by one worker of the schema at a "
-        "time.",
+        "running. Available and running jobs are counted together, up to a bound of 10000 rows (less where there are many "
+        "queues), and so are scheduled ones: at the bound the values are at least as high. Use pulse_queue_oldest_seconds for "
+        "alerts. Reported by one worker of the schema at a time.",
         "max",
     ),
     Metric(
