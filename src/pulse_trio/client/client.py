@@ -302,8 +302,8 @@ class Client:
     async def cancel_many(
         self, job_ids: Iterable[int], *, reason: str | None = None, wait: bool = False, now: bool = False
     ) -> list[cancelling.CancelResult]:
-        """Cancels many jobs in one statement; the results are in the order of the ids, without jobs that do not exist. `now`: as
-        for `cancel`."""
+        """Cancels many jobs in one statement; the results are in the order of the ids, without jobs that do not exist. `now`:
+        as for `cancel`."""
         check_waiting(wait, self._is_callers)
         results = await self._run(cancelling.cancel_many(job_ids, reason=reason, by=requester(), now=now))
         return await self._ended(results) if wait else results
