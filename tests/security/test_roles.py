@@ -61,11 +61,12 @@ def stage(databases: Databases) -> Generator[Stage]:
 
 ENQUEUING = {"reserve", "key_holders", "enqueue", "enqueue_many", "enqueue_unique"}
 READING = {
+    "batches",
     "attempts", "audit", "batch_failures", "batch_finished", "batch_live", "batch_status", "batch_unfinished", "cancel_ended",
     "cancel_requested", "running_fences",
     "cancel_ledger", "quarantined", "count_by_state", "doctor_put_back", "doctor_recent", "doctor_storage", "doctor_ids",
     "ended", "enqueued_as", "job",
-    "metrics_queues", "metrics_schedules",
+    "metrics_queues", "metrics_schedules", "queue_settings", "recently_dead", "recent_figures",
     "tree", "lines_of", "tree_places", "stuck_trees", "why_waits",
     "jobs", "limits_of_queue", "matching_jobs", "outcome",
     "look_through_jobs", "live_ids", "live_queues", "paused_kinds", "queue_keys", "queues", "retentions", "running_of",

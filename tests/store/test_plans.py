@@ -53,6 +53,11 @@ STATEMENTS: dict[str, dict[str, Any]] = {
     },
     "prune_permits": {},
     "metrics_queues": {"most": 100},
+    "queue_settings": {"most": 100},
+    "queue_estimates": {},
+    "recently_dead": {"most": 100},
+    "recent_figures": {"minutes": 60, "probes": 120},
+    "batches": {"limit": 50, "before": 2**62, "few": 1000, "most": 100000},
     "enqueue_unique": {
         "kinds": "{a,b}", "args": '{"{}","{}"}', "queues": "{q0,q1}", "priorities": "{0,0}", "run_ats": "{NULL,NULL}",
         "delays": "{NULL,NULL}", "max_attempts": "{20,20}", "options": "{NULL,NULL}", "unique_keys": "{a,NULL}",

@@ -13,7 +13,15 @@ if TYPE_CHECKING:
 
     from support.stores import Window
 
-PAGES = {"/": "/api/overview", "/jobs": "/api/jobs"}
+PAGES = {
+    "/": "/api/overview",
+    "/jobs": "/api/jobs",
+    "/queues": "/api/queues",
+    "/workers": "/api/workers",
+    "/schedules": "/api/schedules",
+    "/batches": "/api/batches",
+    "/doctor": "/api/doctor",
+}
 
 
 @pytest.mark.parametrize("path", PAGES)

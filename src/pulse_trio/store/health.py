@@ -158,8 +158,8 @@ def server() -> Operation[Server]:
     return Server(*row)
 
 
-def health(known: Server) -> Operation[Health]:
-    """The other readings. Raises `TookTooLong`."""
+def health(known: Server, counting: Operation[list[QueueRecord]] | None = None) -> Operation[Health]:
+    """The other readings; `counting` counts the queues, by default as `pulse.queues` does. Raises `TookTooLong`."""
     rows = yield Query("doctor_storage", {}, PATIENCE)
     storage = Storage(*rows[0])
     rows = yield Query("doctor_holders", {"older": f"{LONG} s"}, PATIENCE)
@@ -167,7 +167,7 @@ def health(known: Server) -> Operation[Health]:
     rows = yield Query("doctor_put_back", {}, PATIENCE)
     put_back = [PutBack(*row) for row in rows]
     found = yield from workers()
-    found_queues = yield from queues()
+    found_queues = yield from queues() if counting is None else counting
     behind: int | None = None
     ((may_count, may_look),) = yield Query("doctor_may_ids", {}, PATIENCE)
     if may_count:

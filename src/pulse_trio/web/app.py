@@ -14,7 +14,7 @@ from .actions import ROUTES as ACTIONS
 from .addresses import STATIC
 from .database import Database
 from .live import Live
-from .pages import job, jobs, overview
+from .pages import batches, doctor, job, jobs, overview, queues, schedules, workers
 from .site import Site
 
 if TYPE_CHECKING:
@@ -22,7 +22,19 @@ if TYPE_CHECKING:
 
     from .security import Authenticate, WebSettings
 
-PAGES = (overview.PAGE, jobs.PAGE, job.PAGE)
+PAGES = (
+    overview.PAGE,
+    jobs.PAGE,
+    job.PAGE,
+    queues.PAGE,
+    queues.ONE,
+    workers.PAGE,
+    schedules.PAGE,
+    schedules.FIRES,
+    batches.PAGE,
+    batches.ONE,
+    doctor.PAGE,
+)
 
 
 def build(

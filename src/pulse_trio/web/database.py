@@ -52,7 +52,7 @@ class Database:
 
     def __init__(self, dsn: str, schema: str) -> None:
         self.schema = schema
-        self._dsn = dsn
+        self.dsn = dsn
         self._pools: RunVar[_Pool] = RunVar(f"pulse-trio web {id(self)}")
 
     async def read(self, operation: Operation[T], *, patience: float = PATIENCE) -> T:
@@ -106,8 +106,8 @@ class Database:
     async def _connect(self) -> psycopg.AsyncConnection[Any]:
         options: dict[str, Any] = {"application_name": _APPLICATION, "connect_timeout": PATIENCE_TO_CONNECT}
         if sniffio.current_async_library() == "asyncio":
-            return await connect_on_asyncio(self._dsn, **options)
-        return await connect_or_unavailable(self._dsn, own=True, autocommit=True, **options)
+            return await connect_on_asyncio(self.dsn, **options)
+        return await connect_or_unavailable(self.dsn, own=True, autocommit=True, **options)
 
     def _pool(self) -> _Pool:
         pool = self._pools.get(None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 from anyio.lowlevel import RunVar
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from .site import Site
 
+T = TypeVar("T")
 PERIOD = 2.0
 """Seconds between two readings."""
 QUIET = 15.0
@@ -66,12 +67,30 @@ class Ticker:
         return self._latest
 
 
+class Recent:
+    """A reading that serves all who ask within its age."""
+
+    def __init__(self) -> None:
+        self._turn = anyio.Lock()
+        self._record: Any = None
+        self._until = float("-inf")
+
+    async def get(self, age: float, read: Callable[[], Awaitable[Any]]) -> Any:
+        """The last reading if it is not older than `age` seconds; else reads, once for all who wait."""
+        async with self._turn:
+            if anyio.current_time() >= self._until:
+                self._record = await read()
+                self._until = anyio.current_time() + age
+            return self._record
+
+
 class Live:
     """The tickers of one app that have watchers, by page and query."""
 
     def __init__(self, period: float = PERIOD) -> None:
         self._period = period
         self._tickers: RunVar[dict[str, Ticker]] = RunVar(f"pulse-trio web live {id(self)}")
+        self._recent: RunVar[dict[str, Recent]] = RunVar(f"pulse-trio web recent {id(self)}")
 
     @property
     def tickers(self) -> dict[str, Ticker]:
@@ -81,6 +100,14 @@ class Live:
             found = dict[str, Ticker]()
             self._tickers.set(found)
         return found
+
+    async def recent(self, name: str, age: float, read: Callable[[], Awaitable[T]]) -> T:
+        """What `read` returned at most `age` seconds ago: for readings that cost more, by one name for the whole app."""
+        found = self._recent.get(None)
+        if found is None:
+            found = dict[str, Recent]()
+            self._recent.set(found)
+        return await found.setdefault(name, Recent()).get(age, read)
 
     def full(self) -> bool:
         """Whether as many streams are open as there may be."""

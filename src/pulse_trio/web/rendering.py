@@ -9,6 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
 from starlette.responses import HTMLResponse, Response
 
 from ..plain import plain
+from ..store import watching
 from ..store.branches import standing
 from ..store.life import moment_of
 from ..text import count_of, duration, headline, one_line, shown
@@ -63,6 +64,7 @@ def _environment() -> Any:
         "url": _url,
         "static": _static,
         "navigation": NAVIGATION,
+        "most": watching.MOST,
         "moment_of": moment_of,
         "standing": standing,
     }

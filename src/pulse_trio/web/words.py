@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from ..text import ago, duration
+from ..text import ago, count_of, duration, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from ..store.batches import BatchStatus
+    from ..store.watching import Figures, Minute
 
 NONE = "\N{EN DASH}"
 """What stands where there is nothing."""
@@ -26,7 +29,7 @@ def when(moment: datetime | None, at: datetime | None = None, empty: str = NONE)
     if moment is None:
         return empty
     exact = moment.astimezone(UTC)
-    return Markup('<time datetime="{}" title="{}">{}</time>').format(
+    return Markup('<time datetime="{}" title="{}" data-ago>{}</time>').format(
         exact.isoformat(timespec="milliseconds"),
         exact.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + " UTC",
         ago(moment, at or now()),
@@ -44,7 +47,85 @@ def span(seconds: float | None, empty: str = NONE) -> str:
 
 def number(value: float | None, empty: str = NONE) -> str:
     """A number with its thousands apart; a dash for None."""
-    return empty if value is None else f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
+    return empty if value is None else f"{value:,.0f}" if value == round(value) or value >= 100 else f"{value:,.1f}"
 
 
-FILTERS: dict[str, Callable[..., Any]] = {"when": when, "span": span, "number": number}
+def limits(queue: Any) -> list[str]:
+    """A queue's limits in words."""
+    parts = (
+        (queue.limit, " at once"),
+        (queue.rate, ""),
+        (queue.key_limit, " at once each key"),
+        (queue.key_rate, " each key"),
+    )
+    return [
+        f"{value:,}{what}" if isinstance(value, int) else f"{value}{what}" for value, what in parts if value is not None
+    ]
+
+
+def batch_state(batch: BatchStatus) -> str:
+    """`open`: takes jobs; `closed`: waits for its jobs; `finished`."""
+    return "finished" if batch.finished_at is not None else "open" if batch.closed_at is None else "closed"
+
+
+def last_line(error: str | None) -> str:
+    """What a traceback ends with."""
+    lines = [line for line in (error or "").strip().splitlines() if line.strip()]
+    return one_line(lines[-1]) if lines else ""
+
+
+def lately(minutes: Sequence[Minute]) -> float | None:
+    """Jobs a minute over the last five whole minutes; over fewer where there are fewer."""
+    whole = [minute.jobs for minute in minutes if 1 <= minute.ago <= 5] or [minute.jobs for minute in minutes]
+    return round(sum(whole) / len(whole), 1) if whole else None
+
+
+def amount(figures: Figures, jobs: float) -> str:
+    """A count of the sample: with "about" when it is an estimate."""
+    if figures.exact:
+        return count_of(round(jobs), "job")
+    digits = max(0, len(str(round(jobs))) - 2)
+    return f"about {round(jobs, -digits):,.0f} jobs"
+
+
+# Charts: paths in a box of 600 by 100
+
+
+def highest(first: Sequence[float | None], second: Sequence[float | None] | None = None) -> float:
+    """The value at the top of a chart."""
+    return max((value for value in (*first, *(second or ())) if value is not None), default=0.0) or 1.0
+
+
+def _points(values: Sequence[float | None], top: float) -> list[list[tuple[float, float]]]:
+    """The runs of points without a gap."""
+    step = 600 / max(1, len(values) - 1)
+    runs: list[list[tuple[float, float]]] = [[]]
+    for place, value in enumerate(values):
+        if value is None:
+            runs.append([])
+        else:
+            runs[-1].append((place * step, 100 - 96 * min(1.0, value / top)))
+    return [run for run in runs if run]
+
+
+def line(values: Sequence[float | None], top: float) -> str:
+    """The line of a chart, as an SVG path; a value without neighbours is a short stroke."""
+    return "".join(
+        "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in (run if len(run) > 1 else [(run[0][0] - 2, run[0][1]), run[0]]))
+        for run in _points(values, top)
+    )
+
+
+def area(values: Sequence[float | None], top: float) -> str:
+    """What is below the line."""
+    return "".join(
+        f"M{run[0][0]:.1f} 100L" + "L".join(f"{x:.1f} {y:.1f}" for x, y in run) + f"L{run[-1][0]:.1f} 100Z"
+        for run in _points(values, top)
+        if len(run) > 1
+    )
+
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    each.__name__: each
+    for each in (when, span, number, limits, batch_state, last_line, lately, amount, highest, line, area)
+}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 async def read(_: Request, site: Site) -> reading.Overview:
     """The overview."""
-    return await reading.read(site.database)
+    return await reading.read(site)
 
 
 PAGE = Page("/", "overview.html", read, live="parts/overview.html", api="/api/overview")

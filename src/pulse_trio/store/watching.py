@@ -1,0 +1,211 @@
+"""What an operator's page reads again and again: bounded, however many jobs there are.
+
+The views count every live job; at millions of jobs that takes seconds. Here each count ends at a bound, and above it the
+planner's statistics say about how many there are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..handlers import check_queue
+from ..states import State
+from .batches import BatchFailure, BatchStatus, status
+from .figures import QueueFigure
+from .operations import Query
+from .queues import QueueRecord
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from .operations import Operation
+
+MOST = 5_000
+"""Jobs of a queue, priority and state that are counted."""
+QUEUES = 1_000
+"""Queues that are listed."""
+DEAD = 10_000
+"""Jobs that did not complete, among which dead ones are counted."""
+MINUTES = 60
+PROBES = 120
+"""Pages of the archive in one sample: about 20 jobs each."""
+FEW_MEMBERS, MOST_MEMBERS = 1_000, 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """A queue with its live jobs, and what is set for it.
+
+    `oldest` in seconds: for how long the first due job has been due. `capped`: a count has reached its bound; then `about` is
+    about how many live jobs the queue has in all, by the planner's statistics.
+    """
+
+    name: str
+    available: int
+    scheduled: int
+    running: int
+    oldest: float | None
+    dead: int
+    paused_at: datetime | None = None
+    limit: int | None = None
+    rate: str | None = None
+    key_limit: int | None = None
+    key_rate: str | None = None
+    paused: bool = False
+    capped: bool = False
+    about: int | None = None
+
+    @property
+    def record(self) -> QueueRecord:
+        """The same as `pulse.queues` shows it."""
+        return QueueRecord(
+            self.name, self.paused, self.available, self.scheduled, self.running, self.oldest, self.limit, self.rate,
+            self.key_limit, self.key_rate, dead=self.dead,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Depths:
+    """All queues, by name. `cut_short`: there are more than are listed. `dead_capped`: more jobs died than were counted."""
+
+    queues: list[Depth]
+    quarantined: int
+    cut_short: bool
+    dead_capped: bool
+
+
+def depths() -> Operation[Depths]:
+    """The live jobs of each queue, and what is set for it."""
+    rows = yield Query("metrics_queues", {"most": MOST})
+    *counted, (_, quarantined, *_, cut_short) = rows
+    figures = {row[0]: QueueFigure(*row) for row in counted}
+    settings = {row[0]: row[1:] for row in (yield Query("queue_settings", {"most": QUEUES}))}
+    dead = {row[0]: row[1] for row in (yield Query("recently_dead", {"most": DEAD}))}
+    capped = {name for name, f in figures.items() if f.available >= MOST or f.scheduled >= MOST or f.running >= MOST}
+    estimates = {row[0]: row[1] for row in (yield Query("queue_estimates", {}))} if capped else {}
+    names = sorted(figures.keys() | settings.keys() | dead.keys())
+
+    def depth(name: str) -> Depth:
+        f = figures.get(name, QueueFigure(name, 0, 0, 0, 0.0, paused=False))
+        paused_at, *limits = settings.get(name, (None,) * 5)
+        counted = f.available + f.scheduled + f.running
+        about = max(counted, estimates.get(name, 0)) if name in capped else None
+        return Depth(
+            name, f.available, f.scheduled, f.running, f.oldest if f.available else None, dead.get(name, 0), paused_at, *limits,
+            paused=f.paused or paused_at is not None, capped=name in capped, about=about,
+        )  # fmt: skip
+
+    return Depths(
+        [depth(name) for name in names[:QUEUES]],
+        quarantined,
+        bool(cut_short) or len(names) > QUEUES,
+        sum(dead.values()) >= DEAD,
+    )
+
+
+def settings_of(name: str) -> Operation[Depth]:
+    """What is set for one queue; its jobs are not counted. Raises `InvalidName`."""
+    check_queue(name)
+    for found, paused_at, *limits in (yield Query("queue_settings", {"most": 2**31 - 1})):
+        if found == name:
+            return Depth(name, 0, 0, 0, None, 0, paused_at, *limits, paused=paused_at is not None)
+    return Depth(name, 0, 0, 0, None, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Minute:
+    """About how many jobs finished in a minute, and of the sampled ones how long they waited and ran: the median and the 95th
+    percentile, in seconds. `ago`: how many whole minutes ago it ended. `dead` counts the sampled jobs that died."""
+
+    ago: int
+    jobs: float
+    sampled: int
+    dead: int
+    wait: float | None
+    wait_p95: float | None
+    run: float | None
+    run_p95: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What finished within the last hour: an estimate from a sample, exact while little finished (`exact`). `since` in seconds:
+    how far it looks back. `total` is all of it as one minute is told; `minutes` from the oldest to this one."""
+
+    since: float
+    total: Minute
+    minutes: list[Minute] = field(default_factory=list[Minute])
+    exact: bool = True
+
+
+def figures() -> Operation[Figures]:
+    """What finished within the last hour."""
+    rows = yield Query("recent_figures", {"minutes": MINUTES, "probes": PROBES})
+    pages = [(row[1], row[2] * row[3]) for row in rows if row[0] == 0]
+    exact = all(row[3] <= 1 for row in rows if row[0] == 0)
+    since: float = next(row[1] for row in rows if row[0] == 2)
+    told = {row[1]: row for row in rows if row[0] == 1}
+    jobs = _by_minute(pages) if not exact else {int(m): float(row[2]) for m, row in told.items() if m is not None}
+
+    def minute(ago: int, row: tuple[float | int | None, ...] | None, count: float) -> Minute:
+        if row is None:
+            return Minute(ago, count, 0, 0, None, None, None, None)
+        _, _, sampled, wait, dead, wait_p95, run, run_p95 = row
+        return Minute(ago, count, int(sampled or 0), int(dead or 0), wait, wait_p95, run, run_p95)
+
+    oldest = min(MINUTES, int(since // 60) + 1) - 1
+    minutes = [minute(ago, _row(told.get(float(ago))), jobs.get(ago, 0.0)) for ago in range(oldest, -1, -1)]
+    total = minute(0, _row(told.get(None)), sum(count for _, count in pages) if not exact else sum(jobs.values()))
+    return Figures(since, total, minutes, exact)
+
+
+def _row(row: object) -> tuple[float | int | None, ...] | None:
+    return None if row is None else tuple(row)  # type: ignore[arg-type]
+
+
+def _by_minute(pages: list[tuple[float, float]]) -> dict[int, float]:
+    """Jobs by minute: those of each page are spread evenly over the time until the next page begins."""
+    jobs: dict[int, float] = {}
+    for place, (begin, count) in enumerate(pages):
+        end = min(begin, pages[place + 1][0] if place + 1 < len(pages) else 0.0)
+        first, last = int(end // 60), int(begin // 60)
+        for ago in range(first, last + 1):
+            overlap = min(begin, (ago + 1) * 60.0) - max(end, ago * 60.0)
+            share = overlap / (begin - end) if begin > end else 1.0
+            jobs[ago] = jobs.get(ago, 0.0) + count * share
+    return jobs
+
+
+@dataclass(frozen=True, slots=True)
+class Failing:
+    """A kind of which attempts failed: how many, of how many that ended, in how many seconds until now."""
+
+    queue: str
+    kind: str
+    failed: int
+    ended: int
+    seconds: float
+
+
+def failing() -> Operation[list[Failing]]:
+    """The kinds with failed attempts within the last ten minutes, the most first."""
+    rows = yield Query("doctor_recent", {})
+    return [Failing(*row) for row in rows if row[0] is not None and row[2]]
+
+
+def batches(*, limit: int, before: int | None = None) -> Operation[list[BatchStatus]]:
+    """Batches, newest first. Of large ones that have not finished only the size is known, at most `MOST_MEMBERS`: the other
+    counts are None."""
+    rows = yield Query(
+        "batches",
+        {"limit": limit, "before": before or 2**63 - 1, "few": FEW_MEMBERS, "most": MOST_MEMBERS},
+    )
+    return [BatchStatus(*row) for row in rows]
+
+
+def batch(batch_id: int, *, most: int = 100) -> Operation[tuple[BatchStatus, list[BatchFailure]]]:
+    """One batch, and at most so many of its jobs that did not complete. Raises `UnknownBatch`."""
+    found = yield from status(batch_id)
+    rows = yield Query("batch_failures", {"id": batch_id, "limit": most})
+    return found, [BatchFailure(row[0], row[1], State(row[2]), row[3]) for row in rows]
