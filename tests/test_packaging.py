@@ -61,6 +61,11 @@ def test_the_wheel_has_the_code_of_the_checkout(wheel: dict[str, bytes]) -> None
     assert below(wheel, "pulse_trio", ".py") == files("src/pulse_trio", "*.py")
 
 
+@pytest.mark.parametrize("suffix", [".html", ".css", ".js", ".svg"])
+def test_the_wheel_has_what_the_web_page_is_made_of(wheel: dict[str, bytes], suffix: str) -> None:
+    assert below(wheel, "pulse_trio/web", suffix) == files("src/pulse_trio/web", f"*{suffix}")
+
+
 def test_the_wheel_says_that_it_is_typed(wheel: dict[str, bytes]) -> None:
     assert "pulse_trio/py.typed" in wheel
 

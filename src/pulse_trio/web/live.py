@@ -7,21 +7,23 @@ waits for the next tick and reads, and the others wait for it. When its client g
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 from anyio.lowlevel import RunVar
-from starlette.responses import StreamingResponse
+from starlette.responses import Response
 
 from ..errors import PulseTrioError
 from .rendering import rendered
 from .site import site_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Generator
 
     from starlette.requests import Request
+    from starlette.types import Receive, Scope, Send
 
     from .site import Site
 
@@ -113,45 +115,81 @@ class Live:
         """Whether as many streams are open as there may be."""
         return sum(ticker.watchers for ticker in self.tickers.values()) >= STREAMS
 
-    async def readings(self, key: str, read: Callable[[], Awaitable[Any]]) -> AsyncGenerator[Reading | None]:
-        """One reading a tick; None where nothing came for `QUIET` seconds."""
+    @contextmanager
+    def watching(self, key: str) -> Generator[Ticker]:
+        """The ticker of one page and query, for as long as a stream is open."""
         tickers = self.tickers
         ticker = tickers.setdefault(key, Ticker(self._period))
         ticker.watchers += 1
-        number = 0
         try:
-            while True:
-                found: Reading | None = None
-                with anyio.move_on_after(QUIET):
-                    found = await ticker.newer(number, read)
-                    number = found.number
-                yield found
+            yield ticker
         finally:
             ticker.watchers -= 1
             if not ticker.watchers and tickers.get(key) is ticker:
                 del tickers[key]
 
 
-def stream(request: Request, template: str, read: Callable[[Request, Site], Awaitable[Any]]) -> StreamingResponse:
+class Stream(Response):
+    """The answer that sends a page's region again whenever it has changed. It ends when its client goes or the server stops.
+
+    Not Starlette's own answer from a generator: nothing closes that generator when the client goes while it is sent to.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, site: Site, key: str, read: Callable[[], Awaitable[Any]], render: Callable[[Any], str]) -> None:
+        full = site.live.full()
+        super().__init__(
+            status_code=503 if full else 200, headers={"cache-control": "no-store", "x-accel-buffering": "no"}
+        )
+        # Its length is not known.
+        del self.headers["content-length"]
+        self._full, self._live = full, site.live
+        self._key, self._read, self._render = key, read, render
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends events until the client goes."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        if self._full:
+            await send({"type": "http.response.body", "body": b""})
+            return
+        async with anyio.create_task_group() as group:
+
+            async def until_gone() -> None:
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+                group.cancel_scope.cancel()
+
+            group.start_soon(until_gone)
+            with self._live.watching(self._key) as ticker:
+                await self._send(ticker, send)
+
+    async def _send(self, ticker: Ticker, send: Send) -> None:
+        async def say(text: str) -> None:
+            await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+
+        await say("retry: 3000\n\n")
+        number, said = 0, None
+        while True:
+            reading: Reading | None = None
+            with anyio.move_on_after(QUIET):
+                reading = await ticker.newer(number, self._read)
+            if reading is None:
+                await say(": still here\n\n")
+                continue
+            number = reading.number
+            event = ("problem", reading.problem) if reading.problem else ("shown", self._render(reading.record))
+            if event != said:
+                said = event
+                # As JSON on one line: an event's data ends at a line's end.
+                await say(f"event: {event[0]}\ndata: {json.dumps(event[1])}\n\n")
+
+
+def stream(request: Request, template: str, read: Callable[[Request, Site], Awaitable[Any]]) -> Stream:
     """The stream of a page: the partial template, rendered for this user, whenever it has changed."""
     site = site_of(request)
-    key = f"{request.url.path}?{request.url.query}"
 
-    async def events() -> AsyncGenerator[bytes]:
-        said: tuple[str, str] | None = None
-        yield b"retry: 3000\n\n"
-        async for reading in site.live.readings(key, lambda: read(request, site)):
-            if reading is None:
-                yield b": still here\n\n"
-                continue
-            if reading.problem is None:
-                now = ("shown", rendered(request, template, reading.record, live=True))
-            else:
-                now = ("problem", reading.problem)
-            if now != said:
-                said = now
-                # As JSON on one line: an event's data ends at a line's end.
-                yield f"event: {now[0]}\ndata: {json.dumps(now[1])}\n\n".encode()
+    def render(record: Any) -> str:
+        return rendered(request, template, record, live=True)
 
-    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-    return StreamingResponse(events(), 503 if site.live.full() else 200, headers, media_type="text/event-stream")
+    return Stream(site, f"{request.url.path}?{request.url.query}", lambda: read(request, site), render)

@@ -44,8 +44,9 @@ async def read_one(database: Database, batch_id: int) -> Batch:
     """One of them. Raises `UnknownBatch`."""
     try:
         return Batch(*await database.read(watching.batch(batch_id, most=FAILURES)))
-    except TookTooLong:
-        found = await database.read(watching.batches(limit=1, before=batch_id + 1))
-        if not found or found[0].id != batch_id:
-            raise
-        return Batch(found[0], [], counted=False)
+    except TookTooLong as error:
+        slow = error
+    found = await database.read(watching.batches(limit=1, before=batch_id + 1))
+    if not found or found[0].id != batch_id:
+        raise slow
+    return Batch(found[0], [], counted=False)

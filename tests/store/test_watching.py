@@ -1,0 +1,114 @@
+"""What pages read again and again: right while there is little, bounded and about right when there is much."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pulse_trio.sql import statement
+from pulse_trio.store import watching
+from support.stores import Window
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+LATELY = "greatest(date_trunc('day', now() AT TIME ZONE 'UTC') AT TIME ZONE 'UTC', now() - interval '50 min')"
+"""Not yesterday, UTC: what is sampled begins with the day."""
+
+
+@pytest.fixture
+def window(dsn: str) -> Generator[Window]:
+    with Window(dsn) as window:
+        yield window
+
+
+def archive(window: Window, count: int, *, wait: float = 2, ran: float = 1) -> None:
+    """Jobs that finished evenly over the last 50 minutes, in order."""
+    window.run("SELECT maintain('7 days')")
+    window.run(
+        "INSERT INTO job_archive (id, finished_at, started_at, run_at, created_at, locked_by, attempt, failures, max_attempts,"
+        " priority, state, queue, kind, args)"
+        f" SELECT n, f, f - {ran} * interval '1 s', f - {wait + ran} * interval '1 s', f, 9, 1, 0, 20, 0,"
+        "  CASE WHEN n % 10 = 0 THEN 5 ELSE 4 END, 'q', 'noop', '{}'"
+        f" FROM generate_series(1, {count}) n, LATERAL (SELECT {LATELY} + (now() - {LATELY}) * n / {count} AS f) t"
+    )
+
+
+def test_the_figures_of_few_jobs_are_exact(window: Window) -> None:
+    archive(window, 500)
+
+    found = window.do(watching.figures())
+
+    assert found.exact
+    assert (found.total.jobs, found.total.sampled, found.total.dead) == (500, 500, 50)
+    assert (found.total.wait, found.total.run) == (pytest.approx(2), pytest.approx(1))
+    assert sum(minute.jobs for minute in found.minutes) == 500
+
+
+def test_the_figures_of_many_jobs_are_about_right_and_cost_a_bounded_number_of_pages(window: Window) -> None:
+    archive(window, 60_000)
+
+    found = window.do(watching.figures())
+    pages = window.pages(statement("recent_figures", "pulse"), {"minutes": watching.MINUTES, "probes": watching.PROBES})
+
+    assert not found.exact
+    assert found.total.sampled < 12_000
+    assert found.total.jobs == pytest.approx(60_000, rel=0.05)
+    assert sum(minute.jobs for minute in found.minutes) == pytest.approx(60_000, rel=0.05)
+    assert found.total.wait == pytest.approx(2)
+    assert pages < 400
+
+
+def test_nothing_finished_is_no_figure_and_no_error(window: Window) -> None:
+    found = window.do(watching.figures())
+
+    assert (found.total.jobs, found.total.wait) == (0, None)
+
+
+def test_the_depths_of_few_jobs_are_exact(window: Window) -> None:
+    window.enqueue_many(3, "mail")
+    window.enqueue("mail", delay=3600)
+    found = {q.name: q for q in window.do(watching.depths()).queues}
+
+    assert (found["mail"].available, found["mail"].scheduled, found["mail"].capped) == (3, 1, False)
+    assert found["mail"].about is None
+
+
+def test_a_count_ends_at_its_bound_and_the_statistics_say_about_how_many_there_are(
+    window: Window, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "MOST", 100)
+    window.enqueue_many(2000, "mail")
+    window.enqueue_many(5, "small")
+    window.run("ANALYZE job")
+
+    found = {q.name: q for q in window.do(watching.depths()).queues}
+
+    assert (found["mail"].available, found["mail"].capped) == (100, True)
+    assert found["mail"].about == pytest.approx(2000, rel=0.1)
+    assert (found["small"].available, found["small"].capped) == (5, False)
+
+
+def test_a_queue_without_jobs_is_known_by_its_pause(window: Window) -> None:
+    from pulse_trio.store import queues
+
+    window.do(queues.pause("quiet"))
+
+    (found,) = window.do(watching.depths()).queues
+
+    assert (found.name, found.paused, found.available) == ("quiet", True, 0)
+    assert found.paused_at is not None
+
+
+def test_the_jobs_of_a_large_batch_are_not_counted_one_by_one(window: Window, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "FEW_MEMBERS", 10)
+    ids = window.enqueue_many(30)
+    for size in (5, 30):
+        batch = window.value("INSERT INTO batch (name) VALUES (%s) RETURNING id", f"of {size}")
+        window.run("INSERT INTO batch_job SELECT %s, unnest(%s::bigint[])", batch, ids[:size])
+
+    large, small = window.do(watching.batches(limit=10))
+
+    assert (large.total, large.waiting) == (30, None)
+    assert (small.total, small.waiting) == (5, 5)
