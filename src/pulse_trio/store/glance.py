@@ -60,7 +60,7 @@ def glance() -> Operation[Glance]:
     """One look. Raises `TookTooLong`."""
     ((at, enqueued, finished, missed),) = yield Query("table_counters", {})
     fleet = yield from workers()
-    *rows, (_, quarantined, *_, cut_short) = yield Query("metrics_queues", {"most": MOST})
+    *rows, (_, quarantined, _, _, _, cut_short, _) = yield Query("metrics_queues", {"most": MOST})
     paused = yield Query("paused_kinds", {})
     schedules = yield Query("metrics_schedules", {"most": SCHEDULES})
     return Glance(
@@ -75,6 +75,6 @@ def glance() -> Operation[Glance]:
 
 
 def _queue(row: Row) -> QueueGlance:
-    name, available, scheduled, running, oldest, paused = row
+    name, available, scheduled, running, oldest, paused, _ = row
     full = available + running >= MOST or scheduled >= MOST
     return QueueGlance(name, paused, available, running, scheduled, oldest or 0.0, full)

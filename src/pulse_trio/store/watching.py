@@ -78,7 +78,7 @@ class Depths:
 def depths() -> Operation[Depths]:
     """The live jobs of each queue, and what is set for it."""
     rows = yield Query("metrics_queues", {"most": MOST})
-    *counted, (_, quarantined, *_, cut_short) = rows
+    *counted, (_, quarantined, _, _, _, cut_short, _) = rows
     figures = {row[0]: QueueFigure(*row) for row in counted}
     settings = {row[0]: row[1:] for row in (yield Query("queue_settings", {"most": QUEUES}))}
     dead = {row[0]: row[1] for row in (yield Query("recently_dead", {"most": DEAD}))}
