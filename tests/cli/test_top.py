@@ -14,7 +14,7 @@ from pulse_trio.cli.top.model import Act, Model
 from pulse_trio.cli.top.reading import Frame, rates
 from pulse_trio.cli.top.screen import ENTER, LEAVE
 from pulse_trio.records import JobRecord, State
-from pulse_trio.store.glance import MOST, Counters, Glance, QueueGlance, glance
+from pulse_trio.store.glance import MOST, Counters, Glance, QueueGlance, glance, most_of
 from pulse_trio.text import utc_now
 from support.stores import Window, claim, open_store
 from support.terminals import PROGRAM, on_terminal
@@ -243,6 +243,10 @@ def test_counts_end_at_their_bound_and_say_so(dsn: str) -> None:
         ("big", MOST, True),
         ("small", 1, False),
     ]
+
+
+def test_the_bound_falls_with_the_number_of_queues() -> None:
+    assert [most_of(queues) for queues in (0, 1, 4, 20, 10_000)] == [1000, 1000, 1000, 200, 50]
 
 
 def test_rates_are_unknown_at_first_and_after_the_counters_fell() -> None:

@@ -10,8 +10,9 @@ from .operations import Query, workers
 if TYPE_CHECKING:
     from .operations import Operation, Row, WorkerRecord
 
-MOST = 1000
-"""How many due jobs of a queue and priority are counted, and how many later ones."""
+MOST, FEWEST, ALL = 1000, 50, 4000
+"""How many due jobs of a queue and priority are counted, and how many later ones: at most and at least, and of all queues
+together. With 20 queues of 3 priorities and 1,000 of each the count takes 40 ms, 2 % of a core every two seconds."""
 SCHEDULES = 100
 """How many schedules are looked at, the first by name."""
 PATIENCE = 2.0
@@ -56,17 +57,22 @@ class Glance:
     late: dict[str, float]
 
 
-def glance() -> Operation[Glance]:
-    """One look. Raises `TookTooLong`."""
+def most_of(queues: int) -> int:
+    """How many to count of each of so many queues, for a look every two seconds."""
+    return max(FEWEST, min(MOST, ALL // max(1, queues)))
+
+
+def glance(most: int = MOST) -> Operation[Glance]:
+    """One look that counts at most `most` due and as many later jobs of a queue and priority. Raises `TookTooLong`."""
     ((at, enqueued, finished, missed),) = yield Query("table_counters", {})
     fleet = yield from workers()
-    *rows, (_, quarantined, _, _, _, cut_short, _) = yield Query("metrics_queues", {"most": MOST})
+    *rows, (_, quarantined, _, _, _, cut_short, _) = yield Query("metrics_queues", {"most": most})
     paused = yield Query("paused_kinds", {})
     schedules = yield Query("metrics_schedules", {"most": SCHEDULES})
     return Glance(
         Counters(at, enqueued, finished, missed),
         fleet,
-        sorted([_queue(row) for row in rows], key=lambda queue: queue.name),
+        sorted([_queue(row, most) for row in rows], key=lambda queue: queue.name),
         cut_short,
         [kind for kind, _ in paused],
         quarantined,
@@ -74,7 +80,7 @@ def glance() -> Operation[Glance]:
     )
 
 
-def _queue(row: Row) -> QueueGlance:
+def _queue(row: Row, most: int) -> QueueGlance:
     name, available, scheduled, running, oldest, paused, _ = row
-    full = available + running >= MOST or scheduled >= MOST
+    full = available + running >= most or scheduled >= most
     return QueueGlance(name, paused, available, running, scheduled, oldest or 0.0, full)

@@ -35,7 +35,7 @@ p            pause or resume the queue (of the job, or under the cursor)
 P            pause or resume the job's kind, in all queues
 
 Every act asks first: y does it, any other key does not.
-Counts end at 1,000 for each queue and priority (1,000+). Rates are rows that
+Counts are bounded: 1,000+ is at least so many. Rates are rows that
 PostgreSQL counted. More of a job: pulse-trio jobs show ID, pulse-trio stack ID.
 
 Any key goes back."""

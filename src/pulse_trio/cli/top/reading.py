@@ -9,7 +9,7 @@ from ...doctor.findings import BACKLOG, LATE
 from ...errors import TookTooLong
 from ...store import history, operations
 from ...store.bounded import bounded
-from ...store.glance import PATIENCE, Glance, glance
+from ...store.glance import MOST, PATIENCE, Glance, glance, most_of
 from ...text import count_of, duration
 
 if TYPE_CHECKING:
@@ -52,17 +52,24 @@ async def look(
     limit: int,
     *,
     now: datetime,
-    before: Counters | None = None,
+    before: Glance | None = None,
 ) -> Frame:
-    """Reads one frame. Raises `DatabaseUnavailable`, `TookTooLong`."""
+    """Reads one frame; `before` is the glance of the last one. Raises `DatabaseUnavailable`, `TookTooLong`."""
     async with bounded(connection, PATIENCE):
-        seen = await operations.run(connection, schema, glance())
+        seen = await operations.run(connection, schema, glance(MOST if before is None else most_of(len(before.queues))))
     jobs: list[JobRecord] | None
     try:
         jobs = await operations.run(connection, schema, history.jobs(chosen, limit=limit, timeout=PATIENCE))
     except TookTooLong:
         jobs = None
-    return Frame(now, chosen, seen, jobs, rates(before, seen.counters), list(troubles(seen)))
+    return Frame(
+        now,
+        chosen,
+        seen,
+        jobs,
+        rates(before.counters if before is not None else None, seen.counters),
+        list(troubles(seen)),
+    )
 
 
 def rates(before: Counters | None, now: Counters) -> Rates | None:
