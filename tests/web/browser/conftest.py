@@ -1,4 +1,4 @@
-"""One browser for a test run's process, a context of its own for each test, and a page that must stay without errors."""
+"""One browser for each module, a context of its own for each test, and a page that must stay without errors."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ PATIENCE = 15_000
 """Milliseconds that a step may take on a loaded machine."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Generator[Browser]:
+    """Ends with its module: while it is open, Playwright runs an asyncio loop in this thread, and no other loop can run."""
     if CHROMIUM is None:
         pytest.skip("there is no chromium")
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
