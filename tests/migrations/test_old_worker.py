@@ -224,8 +224,9 @@ async def test_an_old_worker_runs_and_ends_the_children_and_the_parents_of_new_o
             await until(empty_dsn, f"SELECT FROM pulse.job WHERE id = {child} AND state = 2")
             (processes.folder / "go").touch()
             await until(empty_dsn, f"SELECT FROM pulse.durable_job WHERE job_id = {parent} AND ending = 4")
-            # A look, which any worker of this version does, cancels what is below.
-            await store.trees.recheck()
+            # Looks, which any worker of this version does, cancel what is below.
+            while not window.value("SELECT cancelling FROM job WHERE id = %s", child):
+                await store.trees.recheck()
             await until(empty_dsn, f"SELECT FROM pulse.job_archive WHERE id = {child} AND state = 6")
             assert window.run("SELECT FROM job_archive WHERE id = %s", parent) == []
             while window.value("SELECT count(*) FROM recheck"):
