@@ -228,8 +228,8 @@ def attempts_lowered(patch: pytest.MonkeyPatch) -> Callable[[int], World]:
     [
         (without_fence, "a report of attempt", 23),
         (without_a_second_look, "its worker was told that it is not", 16),
-        (believed_too_long, "two handlers of job", 259),
-        (never_stopped, "two handlers of job", 6),
+        (believed_too_long, "two handlers of job", 673),
+        (never_stopped, "two handlers of job", 146),
         (never_beaten, "two handlers of job", 3),
         # Not `never_stopped`, which 2 of 3,000 plans notice so: which ones changes with every statement that a worker makes.
         (never_beaten, "more handlers of queue", 7),
