@@ -154,6 +154,7 @@ FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
         "ids_behind",
         "batch_counts",
         "is_parked",
+        "is_suspended",
         "ask_stack",
         "take_stack",
         "place_event",

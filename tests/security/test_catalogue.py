@@ -126,7 +126,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
     "function has_mark": PUBLIC,
     "function in_tree": {},
     "function is_parked": called_by("worker", "operator"),
-    "function is_suspended": called_by("worker"),
+    "function is_suspended": called_by("worker", "operator"),
     "function keeps_members": {},
     "function lines_of": called_by("operator"),
     "function live_below": {},

@@ -90,6 +90,12 @@ def test_a_count_ends_at_its_bound_and_the_statistics_say_about_how_many_there_a
     assert (found["small"].available, found["small"].capped) == (5, False)
 
 
+def test_a_walk_over_the_queues_that_reached_its_bound_is_told(window: Window) -> None:
+    window.run("INSERT INTO job (kind, queue, run_at) SELECT 'noop', 'q' || n, now() FROM generate_series(1, 300) n")
+
+    assert window.do(watching.depths()).cut_short
+
+
 def test_a_queue_without_jobs_is_known_by_its_pause(window: Window) -> None:
     from pulse_trio.store import queues
 

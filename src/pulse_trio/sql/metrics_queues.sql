@@ -4,7 +4,7 @@
 -- of queue and priority, 64 queues with keys, and of each at most `most` due and `most` later jobs; 1000 suspects. Running jobs
 -- were claimed from the front, so they are among those. Suspended jobs are rows that are due on a day that never comes, or at the moment
 -- they wait for: the first are counted from the far end, the others among the later jobs. Where no job has ever made a durable call, neither
--- is looked for.
+-- is looked for. (The day that never comes is far(), which no role but the owner's may call.)
 WITH RECURSIVE slot(queue, priority, place) AS (
   (SELECT j.queue::text, j.priority, 1 FROM :"schema".job j WHERE j.key IS NULL ORDER BY j.queue, j.priority, j.run_at, j.id LIMIT 1)
   UNION ALL
@@ -37,19 +37,19 @@ WITH RECURSIVE slot(queue, priority, place) AS (
     SELECT count(*) AS scheduled
     FROM (SELECT FROM :"schema".job j
           WHERE j.queue = slot.queue AND j.priority = slot.priority AND j.key IS NULL AND j.run_at > statement_timestamp()
-            AND j.run_at < :"schema".far()
+            AND j.run_at < timestamptz '9999-12-30 00:00Z'
           ORDER BY j.run_at LIMIT %(most)s::int) l) later
   LEFT JOIN LATERAL (
     SELECT count(*) FILTER (WHERE :"schema".has_mark(l.options) AND :"schema".is_suspended(l.id, l.attempt)) AS suspended
     FROM (SELECT j.id, j.attempt, j.options FROM :"schema".job j
           WHERE (SELECT is_used FROM durable) AND j.queue = slot.queue AND j.priority = slot.priority AND j.key IS NULL
-            AND j.run_at > statement_timestamp() AND j.run_at < :"schema".far()
+            AND j.run_at > statement_timestamp() AND j.run_at < timestamptz '9999-12-30 00:00Z'
           ORDER BY j.run_at LIMIT %(most)s::int) l) asleep ON true
   LEFT JOIN LATERAL (
     SELECT count(*) AS suspended
     FROM (SELECT FROM :"schema".job j
           WHERE (SELECT is_used FROM durable) AND j.queue = slot.queue AND j.priority = slot.priority AND j.key IS NULL
-            AND j.run_at >= :"schema".far()
+            AND j.run_at >= timestamptz '9999-12-30 00:00Z'
           LIMIT %(most)s::int) l) far ON true
   UNION ALL
   SELECT keyed.queue, due.available, later.scheduled - coalesce(asleep.suspended, 0), due.running, due.oldest,

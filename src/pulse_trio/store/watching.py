@@ -55,13 +55,14 @@ class Depth:
     paused: bool = False
     capped: bool = False
     about: int | None = None
+    suspended: int = 0
 
     @property
     def record(self) -> QueueRecord:
         """The same as `pulse.queues` shows it."""
         return QueueRecord(
             self.name, self.paused, self.available, self.scheduled, self.running, self.oldest, self.limit, self.rate,
-            self.key_limit, self.key_rate, dead=self.dead,
+            self.key_limit, self.key_rate, dead=self.dead, suspended=self.suspended,
         )  # fmt: skip
 
 
@@ -82,18 +83,18 @@ def depths() -> Operation[Depths]:
     figures = {row[0]: QueueFigure(*row) for row in counted}
     settings = {row[0]: row[1:] for row in (yield Query("queue_settings", {"most": QUEUES}))}
     dead = {row[0]: row[1] for row in (yield Query("recently_dead", {"most": DEAD}))}
-    capped = {name for name, f in figures.items() if f.available >= MOST or f.scheduled >= MOST or f.running >= MOST}
+    capped = {name for name, f in figures.items() if max(f.available, f.scheduled, f.running, f.suspended) >= MOST}
     estimates = {row[0]: row[1] for row in (yield Query("queue_estimates", {}))} if capped else {}
     names = sorted(figures.keys() | settings.keys() | dead.keys())
 
     def depth(name: str) -> Depth:
         f = figures.get(name, QueueFigure(name, 0, 0, 0, 0.0, paused=False))
         paused_at, *limits = settings.get(name, (None,) * 5)
-        counted = f.available + f.scheduled + f.running
+        counted = f.available + f.scheduled + f.running + f.suspended
         about = max(counted, estimates.get(name, 0)) if name in capped else None
         return Depth(
             name, f.available, f.scheduled, f.running, f.oldest if f.available else None, dead.get(name, 0), paused_at, *limits,
-            paused=f.paused or paused_at is not None, capped=name in capped, about=about,
+            paused=f.paused or paused_at is not None, capped=name in capped, about=about, suspended=f.suspended,
         )  # fmt: skip
 
     return Depths(
