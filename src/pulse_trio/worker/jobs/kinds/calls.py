@@ -53,8 +53,7 @@ class Calls:
         self.services: list[Callable[[], Awaitable[None]]] = []
         self.codec = codec
         self.retries = {handler.kind: handler.retries for handler in handlers if handler.retries is not None}
-        self._observer = plan.observer
-        self._spans = plan.spans
+        self._plan = plan
         self._durable = {handler.kind for handler in handlers if handler.durability is not None}
         self._hooks = {hook.request.kind for hook in death_hooks(handlers)}
         self._resources = resources
@@ -72,8 +71,8 @@ class Calls:
         self.by_kind = {handler.kind: self._call_of(handler) for handler in handlers}
 
     def _call_of(self, handler: Handler[..., Any]) -> Call:
-        call = self._untraced_call_of(handler)
-        return call if self._spans is None else self._spans.traced(call)
+        call, spans = self._untraced_call_of(handler), self._plan.spans
+        return call if spans is None else spans.traced(call)
 
     def _untraced_call_of(self, handler: Handler[..., Any]) -> Call:
         call = self._plain_call_of(handler)
@@ -82,7 +81,7 @@ class Calls:
         coded = call if self.codec is None else decoding(self.codec, call)
         if handler.kind not in self._hooks:
             return coded
-        return told_of_deaths(handler, self.codec, call, coded, self._observer)
+        return told_of_deaths(handler, self.codec, call, coded, self._plan.observer)
 
     def _plain_call_of(self, handler: Handler[..., Any]) -> Call:
         call = handler.signature.bind(handler.function, self._resources.given_to(handler.kind))
