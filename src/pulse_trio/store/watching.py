@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
     from .operations import Operation
 
-MOST = 5_000
+MOST = 200
 """Jobs of a queue, priority and state that are counted."""
 QUEUES = 1_000
 """Queues that are listed."""
-DEAD = 10_000
+DEAD = 1_000
 """Jobs that did not complete, among which dead ones are counted."""
 MINUTES = 60
 PROBES = 120

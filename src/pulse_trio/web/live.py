@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 PERIOD = 2.0
 """Seconds between two readings."""
+SHARE, SLOWEST = 100.0, 10.0
+"""After a reading the next one is due in `SHARE` times what it took, so that an open page takes at most a hundredth of a
+connection's time, but in `SLOWEST` seconds at the latest."""
 QUIET = 15.0
 """Seconds after which a stream says that it is still there: proxies end connections that say nothing."""
 STREAMS = 200
@@ -60,12 +63,13 @@ class Ticker:
         async with self._turn:
             if self._latest.number <= than:
                 await anyio.sleep_until(self._due)
-                number = self._latest.number + 1
+                number, began = self._latest.number + 1, anyio.current_time()
                 try:
                     self._latest = Reading(number, await read())
                 except PulseTrioError as error:
                     self._latest = Reading(number, problem=str(error))
-                self._due = anyio.current_time() + self._period
+                now = anyio.current_time()
+                self._due = now + max(self._period, min(SLOWEST, SHARE * (now - began)))
         return self._latest
 
 
