@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 PERIOD = 2.0
 """Seconds between two readings."""
-SHARE, SLOWEST = 100.0, 10.0
-"""After a reading the next one is due in `SHARE` times what it took, so that an open page takes at most a hundredth of a
+SHARE, SLOWEST = 150.0, 10.0
+"""After a reading the next one is due in `SHARE` times what it took, so that an open page takes at most a 150th of a
 connection's time, but in `SLOWEST` seconds at the latest."""
 QUIET = 15.0
 """Seconds after which a stream says that it is still there: proxies end connections that say nothing."""
