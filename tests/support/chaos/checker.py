@@ -130,6 +130,8 @@ def i3_budget(history: History) -> Iterator[Violation]:
                 if used > budget:
                     yield Violation("I3", job, f"attempt {used} of a budget of {budget}", (step.claim,))
             refund = step.outcome in REFUNDED or (step.outcome == "rescued" and "refund" in step.statements)
+            # The first line that a durable job writes after attempts that crashed gives those attempts back (rule 17).
+            refund = max(int(refund), used - 1) if "write_lines" in step.statements else int(refund)
             if step.raised > refund:
                 yield Violation("I3", job, f"the budget grew by {step.raised} at {step.outcome}", step.changes)
             budget += step.raised
