@@ -145,7 +145,8 @@ def check(path: str, answer: httpx.Response) -> None:
     elements.feed(answer.text)
     elements.close()
     assert elements.wrong == [], path
-    assert "1337" not in answer.text, path
+    # What {{7*191}} would come to; a token may have these digits among its own.
+    assert re.search(r"(?<!\w)1337(?!\w)", answer.text) is None, path
     assert CONTROLS.findall(answer.text) == [], path
 
 
