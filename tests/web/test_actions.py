@@ -205,6 +205,16 @@ async def test_a_schedule_is_paused_resumed_and_run_now(site: httpx.AsyncClient,
 # Enqueuing by hand
 
 
+async def test_a_form_that_is_sent_again_does_nothing_and_with_another_text_it_is_another_form(
+    site: httpx.AsyncClient, window: Window
+) -> None:
+    token = re.search(r'name="csrf_token" value="([^"]+)"', (await site.get("/enqueue")).text)
+    assert token is not None
+    for args in ('{"n": 1}', '{"n": 1}', '{"n": 2}'):
+        await site.post("/actions/jobs/enqueue", data={"csrf_token": token[1], "kind": "send", "args": args})
+    assert [row["args"] for row in window.run("SELECT args FROM jobs ORDER BY id")] == [{"n": 1}, {"n": 2}]
+
+
 async def test_a_job_is_enqueued_by_hand_and_a_mistake_shows_the_form_again(
     site: httpx.AsyncClient, window: Window
 ) -> None:

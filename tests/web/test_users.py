@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from argon2 import PasswordHasher, extract_parameters
+from argon2.exceptions import HashingError
 
 from pulse_trio.errors import ConfigurationError
 from pulse_trio.web.security import HIDDEN, User, WebSettings, redacted, web_settings
@@ -211,3 +212,15 @@ def test_a_payload_of_any_depth_is_redacted() -> None:
     for _ in range(500):
         value = {"a": value}
     assert "'x'" not in repr(redacted(value, ADA))
+
+
+def test_a_hash_that_asks_for_more_memory_than_there_is_is_the_operators_mistake(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(self: PasswordHasher, password: str) -> str:
+        raise HashingError("Memory allocation error")
+
+    hashes = {"ada": hash_password("a long enough password")}
+    monkeypatch.setattr(PasswordHasher, "hash", refuse)
+    with pytest.raises(ConfigurationError, match="make it anew"):
+        Users(hashes)

@@ -64,8 +64,9 @@ def back(request: Request, otherwise: str, told: str, *, failed: bool = False) -
 
 
 def first_time(request: Request) -> bool:
-    """Whether this form is sent for the first time: what adds something must not do it twice for a double click."""
-    return passage_of(request).is_first(form_of(request).get("csrf_token"))
+    """Whether this form is sent for the first time: what adds something must not do it twice for a double click. With another
+    text in it, it is another form: the browser's Back, a change and Send again is no double click."""
+    return passage_of(request).is_first(sorted(form_of(request).multi_items(), key=str))
 
 
 SENT_ALREADY = "This form was sent already, and what it asks for was done then."

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import anyio.to_thread
 from argon2 import PasswordHasher, Type, extract_parameters
-from argon2.exceptions import Argon2Error, InvalidHashError
+from argon2.exceptions import Argon2Error, HashingError, InvalidHashError
 
 from ...errors import ConfigurationError, UsageError
 
@@ -103,9 +103,15 @@ class Users:
         self._limiter: anyio.CapacityLimiter | None = None
         parameters = [extract_parameters(each) for each in self._hashes.values()]
         distinct = {repr(each): each for each in parameters}
-        decoys = {
-            name: PasswordHasher.from_parameters(each).hash(secrets.token_hex()) for name, each in distinct.items()
-        }
+        try:
+            decoys = {
+                name: PasswordHasher.from_parameters(each).hash(secrets.token_hex()) for name, each in distinct.items()
+            }
+        except HashingError as error:
+            raise ConfigurationError(
+                f"A hash of the page's users asks for more than this machine has ({error}): make it anew with `pulse-trio web "
+                "--hash-password`."
+            ) from None
         # As often as they occur among the real ones: the time says nothing about whether a name exists.
         self._decoys = [decoys[repr(each)] for each in parameters]
 
