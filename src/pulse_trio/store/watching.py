@@ -19,7 +19,7 @@ from .queues import QueueRecord
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from .operations import Operation
+    from .operations import Operation, Row
 
 MOST = 200
 """Jobs of a queue, priority and state that are counted."""
@@ -161,8 +161,8 @@ def figures() -> Operation[Figures]:
     return Figures(since, total, minutes, exact)
 
 
-def _row(row: object) -> tuple[float | int | None, ...] | None:
-    return None if row is None else tuple(row)  # type: ignore[arg-type]
+def _row(row: Row | None) -> tuple[float | int | None, ...] | None:
+    return None if row is None else tuple(row)
 
 
 def _by_minute(pages: list[tuple[float, float]]) -> dict[int, float]:

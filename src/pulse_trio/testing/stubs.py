@@ -32,7 +32,7 @@ def with_stubs(
             )
         known[kind] = _stub(found, result)
     # Not registered again: see suspending_at_once.
-    others._by_kind = known  # pyright: ignore[reportPrivateUsage] -- as said
+    others._by_kind = known  # pyright: ignore[reportPrivateUsage] -- a copy of our own; there is no public way to replace a handler
     return others
 
 

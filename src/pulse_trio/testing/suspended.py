@@ -44,7 +44,7 @@ def suspending_at_once(handlers: Handlers) -> Handlers:
         return handlers
     others = copy(handlers)
     # Not registered again: that would look for a handler's resources again, in the signature that both share.
-    others._by_kind = {  # pyright: ignore[reportPrivateUsage] -- as said
+    others._by_kind = {  # pyright: ignore[reportPrivateUsage] -- a copy of our own; there is no public way to replace a handler
         handler.kind: at_once(handler) for handler in handlers
     }
     return others

@@ -7,10 +7,11 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
+import psycopg
 import trio
 
 from ...client.cancelling import requester
-from ...errors import DatabaseUnavailable
+from ...errors import DatabaseUnavailable, PulseTrioError
 from ...postgres import open_pool
 from ...store import cancelling, operations, queues
 from ...store.audit import acting
@@ -36,6 +37,10 @@ ANSWERS = 10.0
 MOST_JOBS = 200
 """How many jobs are listed, however many lines the terminal has."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGWINCH, signal.SIGTSTP)
+
+
+_SURVIVED = (PulseTrioError, psycopg.Error, OSError, trio.TooSlowError)
+"""What the database and the way to it may fail with: it is shown, and the next look tries again."""
 
 
 class Live:
@@ -86,7 +91,7 @@ class Live:
             began = trio.current_time()
             try:
                 self._show(await self._look())
-            except Exception as error:
+            except _SURVIVED as error:
                 self._model.lost = reason(error)
             self._changed.set()
             # However slow the database is, most of its time is not for us.
@@ -118,7 +123,7 @@ class Live:
                 async with self._pool.connection() as connection:
                     operation = acting(operation_of(act), self._actor)
                     self._model.said = await operations.run(connection, self._schema, operation)
-        except Exception as error:
+        except _SURVIVED as error:
             self._model.said = reason(error)
         self._look_again.set()
         self._changed.set()

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from ...errors import UsageError
 from ...store import schedules
 from ...timing import Timing
 
@@ -82,6 +83,6 @@ def coming(s: ScheduleRecord) -> list[datetime]:
     try:
         timing = Timing(s.cron, s.timezone, None if s.every is None else timedelta(seconds=s.every))
         return [s.next_due, *islice(timing.occurrences(s.next_due), COMING - 1)]
-    except Exception:
-        # A row that was written by hand, and wrongly, may raise anything: its worker says what is wrong.
+    except (UsageError, ValueError, OverflowError, LookupError):
+        # A row that was written by hand, and wrongly: its worker says what is wrong.
         return [s.next_due]

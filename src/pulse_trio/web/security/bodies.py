@@ -71,5 +71,5 @@ async def _parsed(body: bytes) -> FormData:
         raise Refusal(413, f"The form has more than {_FIELDS:,} fields.")
     try:
         return await FormParser(Headers(), stream()).parse()
-    except Exception as error:
+    except ValueError as error:  # of the parser, or of the text's encoding
         raise Refusal(400, "The form cannot be read.") from error
