@@ -119,18 +119,31 @@ def settle_down(dsn: str) -> None:
         connection.execute("CHECKPOINT")
 
 
-def fill(dsn: str, count: int, *, queues: int = 1, priorities: int = 1, kind: str = "noop") -> None:
-    """`count` due jobs written in bulk by SQL, an hour old, spread over queues and priorities; then `settle_down`."""
+def fill(
+    dsn: str,
+    count: int,
+    *,
+    queues: int = 1,
+    priorities: int = 1,
+    kind: str = "noop",
+    given: Mapping[str, str] | None = None,
+) -> None:
+    """`count` due jobs written in bulk by SQL, an hour old, spread over queues and priorities; then `settle_down`. `given`:
+    other columns, or other values of these, each an SQL expression of the number `n` from 0."""
+    columns = {
+        "kind": f"'{kind}'",
+        "args": "'{}'",
+        "queue": "'default'" if queues == 1 else f"'queue-' || (n % {queues})",
+        "priority": f"(n / {queues}) % {priorities}",
+        "run_at": "now() - interval '1 hour' + n * interval '1 us'",
+        **(given or {}),
+    }
+    statement = (
+        f"INSERT INTO pulse.job ({', '.join(columns)}) "
+        f"SELECT {', '.join(columns.values())} FROM generate_series(0, {count} - 1) AS n"
+    )
     with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute(
-            """
-            INSERT INTO pulse.job (kind, args, queue, priority, run_at)
-            SELECT %(kind)s, '{}', CASE WHEN %(queues)s = 1 THEN 'default' ELSE 'queue-' || (n %% %(queues)s) END,
-                   (n / %(queues)s) %% %(priorities)s, now() - interval '1 hour' + n * interval '1 us'
-            FROM generate_series(0, %(count)s - 1) AS n
-            """,
-            {"kind": kind, "queues": queues, "priorities": priorities, "count": count},
-        )
+        connection.execute(statement.encode())
     settle_down(dsn)
 
 

@@ -27,6 +27,7 @@ from pulse_trio import Handlers, SyncClient, open_client
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from pulse_trio import JobRequest
 
@@ -58,13 +59,23 @@ def by_function(connection: psycopg.Connection[tuple[object, ...]]) -> None:
     connection.execute(FUNCTION)
 
 
-def singly(server: Server, count: int, one: One, *, queue: str | None = None) -> Row:
-    """`count` jobs, one a transaction, by eight producers at once; with a worker of `queue`, if that is given."""
+def singly(
+    server: Server,
+    count: int,
+    one: One,
+    *,
+    queue: str | None = None,
+    beside: Callable[[str], AbstractContextManager[None]] | None = None,
+) -> Row:
+    """`count` jobs, one a transaction, by eight producers at once; with a worker of `queue`, if that is given, and `beside`
+    what runs with this DSN."""
     with server.database() as dsn, ExitStack() as stack, Meter(dsn) as meter:
         if queue:
             (worker,) = stack.enter_context(workers(our_worker(dsn, queues=[queue])))
             worker.wait_for("ready")
             time.sleep(0.5)  # it announces that it waits
+        if beside is not None:
+            stack.enter_context(beside(dsn))
         before = meter.read()
         seconds = _together(dsn, count // PRODUCERS, one)
         stack.close()

@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psycopg
 
@@ -58,6 +58,17 @@ FROM answer
 """
 
 
+FIRST = {
+    "ids": "{}",
+    "attempts": "{}",
+    "sessions": "{}",
+    "results": "{}",
+    "cursor_run_ats": "{-infinity}",
+    "cursor_ids": "{0}",
+}
+"""What each client of pgbench completes first, and where its first claim starts."""
+
+
 def script(batch: int, keep: bool) -> str:
     """sql/complete_and_claim.sql as a pgbench script."""
     text = statement("complete_and_claim", "pulse").decode()
@@ -84,24 +95,15 @@ def script(batch: int, keep: bool) -> str:
 def run_pgbench(server: Server, jobs: int, *, batch: int, keep: bool) -> Row:
     """So many exchanges that all jobs but a last batch of each client are claimed and completed."""
     exchanges = jobs // (CLIENTS * batch)
-    with (
-        server.database() as dsn,
-        Meter(server.admin) as meter,
-        tempfile.NamedTemporaryFile("w", suffix=".sql") as file,
-    ):
+    with server.database() as dsn, Meter(server.admin) as meter:
         fill(dsn, jobs + CLIENTS * batch)
-        file.write(script(batch, keep))
-        file.flush()
         before = meter.read()
-        output = _pgbench(dsn, file.name, exchanges)
+        rate = pgbench(dsn, script(batch, keep), exchanges, clients=CLIENTS, **FIRST)
         after = meter.read()
         left = _count(dsn)
     # The first exchange of each client completes nothing, the last one's claims are not completed, and a batch each is spare.
     assert left == 2 * CLIENTS * batch, f"{left} jobs left: pgbench did not do what it was to do"
-    used = costs(before, after, jobs)
-    found = re.search(r"tps = ([\d.]+)", output)
-    assert found is not None, output
-    return {"rate": float(found[1]) * batch, **used}
+    return {"rate": rate * batch, **costs(before, after, jobs)}
 
 
 def _count(dsn: str) -> int:
@@ -111,25 +113,28 @@ def _count(dsn: str) -> int:
     return row[0]
 
 
-def _pgbench(dsn: str, file: str, exchanges: int) -> str:
-    settings = " ".join(f"-c {name}={value}" for name, value in WORKER_SETTINGS.items())
-    first: dict[str, Any] = {"ids": "{}", "attempts": "{}", "sessions": "{}", "results": "{}"}
-    first |= {"cursor_run_ats": "{-infinity}", "cursor_ids": "{0}"}
-    variables = [part for name, value in first.items() for part in ("-D", f"{name}={value}")]
+def pgbench(dsn: str, script: str, each: int, *, clients: int, mode: str = "prepared", **variables: object) -> float:
+    """Transactions a second of pgbench with a script that each client runs `each` times."""
     site = find_binaries()
-    command = [str(site / PROGRAM / "bin" / "pgbench"), "-n", "-M", "prepared", "-f", file, "-t", str(exchanges)]
-    command += ["-c", str(CLIENTS), "-j", str(CLIENTS), *variables, dsn]
     libraries = os.pathsep.join(str(path) for path in [*Path(site).glob("*.libs"), site / PROGRAM / "lib"])
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PGOPTIONS": settings, "LD_LIBRARY_PATH": libraries},
-    )
-    if done.returncode != 0:
-        raise RuntimeError(done.stderr[-2000:])
-    return done.stdout
+    settings = " ".join(f"-c {name}={value}" for name, value in WORKER_SETTINGS.items())
+    with tempfile.NamedTemporaryFile("w", suffix=".sql") as file:
+        file.write(script)
+        file.flush()
+        command = [str(site / PROGRAM / "bin" / "pgbench"), "-n", "-M", mode, "-f", file.name, "-t", str(each)]
+        command += ["-c", str(clients), "-j", str(min(clients, CLIENTS))]
+        command += [part for name, value in variables.items() for part in ("-D", f"{name}={value}")]
+        done = subprocess.run(
+            [*command, dsn],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "PGOPTIONS": settings, "LD_LIBRARY_PATH": libraries},
+        )
+    found = re.search(r"tps = ([\d.]+)", done.stdout)
+    if done.returncode != 0 or found is None:
+        raise RuntimeError((done.stdout + done.stderr)[-2000:])
+    return float(found[1])
 
 
 def run_worker(server: Server, jobs: int, *, processes: int, keep: bool) -> Row:

@@ -19,6 +19,7 @@ from common import HERE, open_server, progress
 
 ORDER = (
     "drain",
+    "shapes",
     "claim",
     "pgbench_limit",
     "latency",
