@@ -136,13 +136,20 @@ def drain(
     environment: Mapping[str, str] | None = None,
     limit: float = 600,
     cut: float | None = None,
+    gate: Callable[[], object] | None = None,
 ) -> dict[str, Any]:
     """Runs workers until `jobs` handlers were called and the statement `left` gives 0; returns rate and costs.
 
     The worker processes start with the clock stopped; it starts when the first of them calls a handler. `cut`: after so many
-    seconds the rate is that of the handlers called by then, whatever is left.
+    seconds the rate is that of the handlers called by then, whatever is left. `gate` is called when all workers are ready, and
+    lets them have the jobs: otherwise the first of several is measured while the others start.
     """
     with Meter(dsn) as meter, workers(command, processes, environment) as started:
+        if gate is not None:
+            for worker in started:
+                worker.wait_for("ready")
+            time.sleep(0.3)  # what a worker does once, at its start
+            gate()
         began = _wait_for_first(meter, started, limit)
         first = min(w.first for w in started if w.first is not None)
 

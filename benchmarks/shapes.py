@@ -123,8 +123,18 @@ def run(server: Server, shape: Shape, count: int, processes: int) -> Row:
         with psycopg.connect(dsn, autocommit=True) as connection:
             connection.execute("CREATE TABLE public.written (id bigint, text text)")
         fill(dsn, jobs, kind=shape.kind, given=shape.given)
-        before = _transactions(meter)
-        row = drain(dsn, [*OUR, json.dumps({"dsn": dsn, **settings})], jobs * shape.handlers, processes=processes)
+        queue = shape.given.get("queue", "'default'").strip("'")
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            client = SyncClient(connection)
+            client.pause(queue)
+            before = _transactions(meter)
+            row = drain(
+                dsn,
+                [*OUR, json.dumps({"dsn": dsn, **settings})],
+                jobs * shape.handlers,
+                processes=processes,
+                gate=partial(client.resume, queue),
+            )
         after = _transactions(meter)
     del row["progress"]
     per = row["ran"]
