@@ -37,8 +37,8 @@ def unretried(place: Place, state: str) -> str | None:
             f"Job {place.id} belongs to the tree of job {place.root_id}, which is settled; retry job {place.root_id}."
         )
     return (
-        f"Job {place.id} belongs to the tree of job {place.root_id}: its parent, job {place.parent_id}, has ended or is being "
-        f"cancelled; retry job {place.root_id} when its tree is settled."
+        f"Job {place.id} belongs to the tree of job {place.root_id}: its parent, job {place.parent_id}, has ended, is being "
+        f"cancelled, or has gone on after the block that started this job; retry job {place.root_id} when its tree is settled."
     )
 
 
