@@ -20,6 +20,7 @@ from pulse_trio import ConfigurationError, Handlers, InvalidArguments, JobReques
 from pulse_trio.sql import statement
 from pulse_trio.store.foreign import numbered
 from support.configured import LENT, set_on_database
+from support.django_project import database
 from support.stores import Window
 
 if TYPE_CHECKING:
@@ -115,34 +116,10 @@ def sqlalchemy_session(dsn: str) -> Generator[Begun]:
 
 @contextmanager
 def django_connection(dsn: str) -> Generator[Begun]:
-    import django
-    import django.conf
-    from django.db import connections, transaction
+    from django.db import transaction
 
-    known = conninfo_to_dict(dsn)
-    if not django.conf.settings.configured:
-        django.conf.settings.configure(DATABASES={"default": {}})
-        django.setup()
-    connections.databases["jobs"] = connections.configure_settings(
-        {
-            "default": {},
-            "jobs": {
-                "ENGINE": "django.db.backends.postgresql",
-                "NAME": known["dbname"],
-                "USER": known["user"],
-                "PASSWORD": known.get("password", ""),
-                "HOST": known["host"],
-                "PORT": str(known.get("port", "")),
-            },
-        }
-    )["jobs"]
-    connection = connections["jobs"]
-    try:
-        with transaction.atomic(using="jobs"), connection.cursor() as cursor:
-            yield Begun(connection, cursor.execute)
-    finally:
-        connection.close()
-        del connections["jobs"]
+    with database(dsn, "jobs") as connection, transaction.atomic(using="jobs"), connection.cursor() as cursor:
+        yield Begun(connection, cursor.execute)
 
 
 BLOCKING = [psycopg_connection, sqlalchemy_connection, sqlalchemy_session, django_connection]

@@ -33,6 +33,15 @@ _WIDE, _DEEP = 15, 10
 """Limits for a group, as in Python's own tracebacks."""
 _FRAMES = 2000
 _NOTES = 20
+_OURS = (
+    "pulse_trio.worker.",
+    "pulse_trio.handlers",
+    "pulse_trio.codec",
+    "pulse_trio.django.",
+    "trio.",
+    "outcome.",
+    "asgiref.",  # below the calls of Django's tasks
+)
 
 
 def error_text(error: BaseException) -> str:
@@ -157,7 +166,7 @@ def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
 
 def _is_ours(trace: TracebackType) -> bool:
     module = module_of(trace)
-    return module.startswith(("pulse_trio.worker.", "pulse_trio.handlers", "pulse_trio.codec", "trio.", "outcome."))
+    return module.startswith(_OURS)
 
 
 def _last(trace: TracebackType | None) -> TracebackType | None:
