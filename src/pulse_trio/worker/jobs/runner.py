@@ -92,8 +92,6 @@ class Runner:
             RunningJob(claim, call_of(claim.kind) or _never, sent, same or terms.of(claim.queue), common)
             for claim in claims
         ]
-        if self._meter is not None:
-            self._meter.accepted(accepted, self._now())
         self._jobs.add(accepted)
         return accepted
 
@@ -129,7 +127,7 @@ class Runner:
         not cancelled, no scope left open in it. Returns a job that was taken but needs a new nursery.
         """
         task = trio.lowlevel.current_task() if place is None else place.task
-        self._begin(job, task)
+        self._begin(job, task, self._now())
         if job.ended:
             return None
         claim = job.claim
@@ -163,13 +161,11 @@ class Runner:
                             abandon_what_is_left_open(nursery, place)
                             break
                         self._end(job, outcome)
-                        # Its seconds end with the next job's begin, which reads the clock.
-                        timed = job if self._meter is not None and job.plain else None
                         while job.ended:
                             if not place.at_hand():
                                 outcome = None  # a result may be a megabyte, and a place may wait for long
-                                if timed is not None:
-                                    timed = self._time(timed)
+                                if self._meter is not None and job.plain:
+                                    self._time(job)
                                 if not await place.next():
                                     return None
                                 if nursery.cancel_scope.cancel_called:
@@ -177,10 +173,7 @@ class Runner:
                                     return self._take(place)
                             job = self._take(place)
                             claim = job.claim
-                            now = self._begin(job, task)
-                            if timed is not None:
-                                timed.pair.seconds.append(now - timed.begun)
-                                timed = None
+                            self._begin(job, task, self._now())
             except BaseExceptionGroup as group:
                 if job.ended:
                     raise
@@ -206,11 +199,11 @@ class Runner:
             raise
         return None
 
-    def _begin(self, job: RunningJob, task: trio.lowlevel.Task) -> float:
-        """Begins the job, or ends it if it must not begin. Returns the time."""
+    def _begin(self, job: RunningJob, task: trio.lowlevel.Task, now: float) -> None:
+        """Begins the job, or ends it if it must not begin."""
         job.task = task
         # The lease may be over before the job begins: another job of the batch blocked the loop, or the process was stopped.
-        claim, now = job.claim, self._now()
+        claim = job.claim
         if (
             job.call is _never
             or claim.options is not None
@@ -218,12 +211,10 @@ class Runner:
             or claim.attempt >= _LAST_ATTEMPT
             or now >= job.lease_deadline
         ) and self._refuses(job):
-            return now
+            return
         self._jobs.begin(job)
-        job.begun = now
         if self._events.starts_wanted:
             self._events.started(job)
-        return now
 
     def _end(self, job: RunningJob, outcome: Outcome | None) -> None:
         job.ended = True
