@@ -121,6 +121,7 @@ FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
         "send_event",
         "receive_events",
         "suspend_jobs",
+        "note_spans",
         "write_lines",
         "resume",
         "start_children",

@@ -106,7 +106,8 @@ class Claim(msgspec.Struct, frozen=True, gc=False, eq=False):
 
 class Outcome(msgspec.Struct, frozen=True, gc=False, eq=False):
     """How one attempt ended. `result` is JSON (None for null); `delay` seconds until the job is due again; `error` text.
-    `cancelling`: the handler completed although it had been asked to cancel."""
+    `cancelling`: the handler completed although it had been asked to cancel. `span` is the traceparent of the attempt's span,
+    for the attempt that may follow it."""
 
     claim: Claim
     kind: OutcomeKind | Literal["suspended"]
@@ -114,6 +115,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False, eq=False):
     delay: float = 0.0
     error: str | None = None
     cancelling: bool = False
+    span: str | None = None
 
 
 class Suspended(Outcome, frozen=True, gc=False, eq=False):

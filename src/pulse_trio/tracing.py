@@ -4,8 +4,9 @@ Events tell what has happened. A span has to be there before: what a handler doe
 to the span only if that is current in the handler's context. So an instrument that makes spans (`pulse_trio.otel` has one) has
 a method `spans()` that returns a `SpanMaker`.
 
-The trace context of a job, as W3C's traceparent and tracestate, stands in the row's `options` under `trace` and `tracestate`.
-Workers that know nothing of traces ignore both names. What stands there may be anything: `context_of` reads it or ignores it.
+The trace context of a job, as W3C's traceparent and tracestate, stands in the row's `options` under `trace` and `tracestate`;
+that of the attempt before under `before`. Workers that know nothing of traces ignore these names. What stands there may be
+anything: `context_of` and `before_of` read it or ignore it.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ _STATE = re.compile(r"[ !#-Z^-z|}~]{1,512}", re.ASCII)
 """Printable ASCII without what JSON escapes, and without the brackets that the database counts in options."""
 _LONGEST_OPTIONS = 3800
 """Bytes of options with a trace in them: the database takes 4,000, and workers 4,096."""
+LONGEST_OF_CHILDREN = 2900
+"""The same of a durable job's children, where a mark and a deadline are added (migrations/0035_trees.sql)."""
 
 
 class TraceContext(NamedTuple):
@@ -45,6 +48,7 @@ class TraceContext(NamedTuple):
 class _Traced(msgspec.Struct):
     trace: Any = None
     tracestate: Any = None
+    before: Any = None
 
 
 _decoder = msgspec.json.Decoder(_Traced)
@@ -61,6 +65,22 @@ def context_of(options: str | None) -> TraceContext | None:
     return checked(traced.trace, traced.tracestate)
 
 
+def before_of(claim: Claim) -> TraceContext | None:
+    """The span of the attempt before this one, as its worker has left it with the job (migrations/0043_spans.sql); None if that
+    made none, or died."""
+    if claim.options is None or '"before"' not in claim.options:
+        return None
+    try:
+        before = _decoder.decode(claim.options).before
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return None
+    match before:
+        case [int(attempt), parent] if attempt == claim.attempt - 1:
+            return checked(parent)
+        case _:
+            return None
+
+
 def checked(parent: object, state: object = None) -> TraceContext | None:
     """The trace context of these two, whatever they are; None without a valid traceparent. A tracestate that cannot be kept is
     left out."""
@@ -71,9 +91,10 @@ def checked(parent: object, state: object = None) -> TraceContext | None:
     return TraceContext(parent, state)
 
 
-def carrying(request: JobRequest, context: TraceContext | None) -> JobRequest:
-    """The request, with the trace context in its options. A job whose options leave no room for it has none."""
-    if context is None or len(request.options or "") > _LONGEST_OPTIONS - LONGEST_STATE:
+def carrying(request: JobRequest, context: TraceContext | None, longest: int = _LONGEST_OPTIONS) -> JobRequest:
+    """The request, with the trace context in its options. A job whose options leave no room for it, with `longest` bytes at
+    most, has none."""
+    if context is None or len(request.options or "") > longest - LONGEST_STATE:
         return request
     state = "" if context.state is None else f',"tracestate":"{context.state}"'
     rest = "}" if request.options in (None, "{}") else f",{request.options[1:]}"
@@ -115,8 +136,8 @@ class SpanMaker(Protocol):
         """Of one job that is enqueued, or of many (None)."""
         ...
 
-    def run(self, claim: Claim, context: TraceContext | None, before: OpenSpan | None) -> OpenSpan:
-        """Of one attempt. `context` is the job's own, `before` the span of the attempt before, if that is known."""
+    def run(self, claim: Claim, context: TraceContext | None, before: TraceContext | None) -> OpenSpan:
+        """Of one attempt. `context` is the job's own, `before` that of the attempt before, if that is known."""
         ...
 
     def transaction(self, claim: Claim) -> OpenSpan:
@@ -143,13 +164,18 @@ class Traces:
         """What makes the spans."""
         return self._maker
 
-    def begin_run(self, claim: Claim, before: OpenSpan | None) -> OpenSpan | None:
+    def begin_run(self, claim: Claim) -> OpenSpan | None:
         """The span of an attempt, which is current now; see `leave` and `end`."""
-        return self._asked(lambda: self._maker.run(claim, context_of(claim.options), before))
+        return self._asked(lambda: self._maker.run(claim, context_of(claim.options), before_of(claim)))
 
     def leave(self, span: OpenSpan) -> None:
         """Makes the span before it current again."""
         self._asked(span.leave)
+
+    def traceparent_of(self, span: OpenSpan) -> str | None:
+        """The span's, for what is stored."""
+        context = self._asked(lambda: span.context)
+        return None if context is None else self._asked(lambda: getattr(checked(*context), "parent", None))
 
     def end(self, span: OpenSpan, ending: Ending) -> None:
         """Ends the span."""

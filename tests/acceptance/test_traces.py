@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import SpanKind
 
-from pulse_trio import Client, Handlers, Job, SyncClient, Worker, open_client
+from pulse_trio import Client, Handlers, Job, RetryAfter, SyncClient, Worker, open_client
 from pulse_trio.observe import JobEnded
 from pulse_trio.otel import OpenTelemetry
 from pulse_trio.postgres import TrioConnection
@@ -332,6 +332,66 @@ async def test_no_job_meets_the_span_of_another(dsn: str, tracing: Tracing) -> N
     assert len({span.trace for span in spans}) == 100
     assert {span.parent for span in spans} == {""}
     assert {(int(span.attributes["messaging.message.id"]), int(span.id, 16)) for span in spans} == set(current)
+
+
+async def test_a_retry_links_to_the_attempt_before_whichever_worker_ran_it(dsn: str, tracing: Tracing) -> None:
+    handlers = Handlers(instruments=[tracing.instrument()])
+
+    @handlers.job(max_attempts=3)
+    async def fails(job: Job) -> None:
+        if job.attempt < 4:
+            raise RetryAfter(1000)
+
+    @handlers.job(durable=True)
+    async def waits(job: Job) -> str:
+        return await job.wait_for_event("go", type=str)
+
+    client = SyncClient(dsn, handlers=handlers)
+    retried, parked = client.enqueue(fails), client.enqueue(waits)
+    with psycopg.connect(dsn, autocommit=True) as sql:
+        untraced, odd = (SyncClient(dsn).enqueue(fails).id for _ in range(2))
+        sql.execute("""UPDATE pulse.job SET options = '{"timeout": 60, "x": "\\u0000"}' WHERE id = %s""", [odd])
+        for _ in range(3):  # each worker knows only what stands in the database
+            await Worker(handlers, dsn, burst=True).run()
+            sql.execute("UPDATE pulse.job SET run_at = now() WHERE kind = 'fails'")
+        client.send_event(parked.id, "go", "gone")
+        client.retry(retried.id)
+        await Worker(handlers, dsn, burst=True).run()
+        assert sql.execute("SELECT state FROM pulse.jobs WHERE id = %s", [retried.id]).fetchall() == [("completed",)]
+
+    received = await tracing.received()
+    attempts: dict[int, list[Received]] = {}
+    for one in [*received.named("run fails"), *received.named("run waits")]:
+        attempts.setdefault(int(one.attributes["messaging.message.id"]), []).append(one)
+    assert {job: len(spans) for job, spans in attempts.items()} == {retried.id: 4, parked.id: 2, untraced: 3, odd: 3}
+    for job, spans in attempts.items():
+        before = ["", *(one.id for one in spans)]
+        for span, earlier in zip(spans, before, strict=False):
+            wanted = [] if not earlier or job == odd else [(earlier, {"messaging.pulse_trio.link": "previous attempt"})]
+            assert span.links == wanted, (job, span)
+
+
+async def test_the_children_of_a_durable_job_belong_to_the_span_that_started_them(dsn: str, tracing: Tracing) -> None:
+    handlers = Handlers(instruments=[tracing.instrument()])
+
+    @handlers.job
+    async def child(n: int) -> int:
+        return n
+
+    @handlers.job(durable=True)
+    async def parent(job: Job) -> int:
+        async with job.durable_nursery() as nursery:
+            with tracing.tracer.start_as_current_span("in the parent"):
+                nursery.start_soon(child, 1)
+        return 1
+
+    SyncClient(dsn, handlers=handlers).enqueue(parent)
+    for _ in range(4):
+        await Worker(handlers, dsn, burst=True).run()
+    received = await tracing.received()
+    inner = received.named("in the parent")[0]
+    assert received.one("run child").parent == inner.id
+    assert {span.trace for span in received.spans} == {received.one("enqueue parent").trace}
 
 
 async def test_a_deaths_hook_and_a_retry_by_hand_stay_in_the_trace(dsn: str, tracing: Tracing) -> None:

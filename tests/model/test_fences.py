@@ -662,6 +662,23 @@ async def attempt_of_another_session_suspended(s: Scene) -> bool:
     return suspends(s, s.as_a(await s.running(s.b)))
 
 
+def leaves_span(s: Scene, claim: Claim) -> bool:
+    """Whether the span of an attempt that is over reaches its job."""
+    fence = {"ids": [claim.id], "attempts": [claim.attempt], "sessions": [claim.session]}
+    s.w.connection.execute(statement("note_spans", "pulse"), fence | {"spans": [f"00-{1:032x}-{1:016x}-01"]})
+    return bool(s.w.run("SELECT options FROM job WHERE id = %s AND options IS NOT NULL", claim.id))
+
+
+async def span_of_an_earlier_attempt(s: Scene) -> bool:
+    stale = await s.rescued()
+    await s.again()
+    return leaves_span(s, stale)
+
+
+async def span_under_another_session(s: Scene) -> bool:
+    return leaves_span(s, s.as_a(await s.running(s.b)))
+
+
 class Torn(NamedTuple):
     """One predicate: what it stands in, what it looks like, what stands there instead."""
 
@@ -728,6 +745,8 @@ TORN = [
     Torn("enqueue_unique()", r"j\.state <> 2", running_job_replaced),
     Torn("receive_events()", r"j\.attempt = r\.attempt", event_received_by_an_earlier_attempt),
     Torn("receive_events()", r"j\.locked_by = r\.session", event_received_by_another_session),
+    Torn("note_spans()", r"j\.attempt = r\.attempt", span_of_an_earlier_attempt),
+    Torn("note_spans()", r"j\.locked_by = r\.session", span_under_another_session),
     Torn("suspend()", r"j\.attempt = of_attempt", later_attempt_suspended),
     Torn("suspend()", r"j\.locked_by = of_session", attempt_of_another_session_suspended),
     Torn("bury", r"j\.attempt = %\(attempt\)s::int", later_attempt_buried),

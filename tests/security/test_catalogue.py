@@ -87,6 +87,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
     "function note_enqueue": called_by("waiter", "worker", "operator"),
     "function option_number": PUBLIC,
     "function own_limits": {},
+    "function note_spans": called_by("worker"),
     "function own_number": {},
     "function place_event": called_by("waiter", "worker", "operator"),
     "function prune": {},

@@ -362,6 +362,7 @@ def test_every_statement_with_a_plan_that_matters_is_tried_here() -> None:
         "send_event",
         "receive_events",
         "suspend_jobs",
+        "note_spans",
         "metrics_schedules",
     }
     # Schedules stand in tables of their own.

@@ -100,12 +100,22 @@ class OutcomeWriter:
 
     async def fail(self, connection: TrioConnection[Any], outcomes: Sequence[Outcome]) -> Settlement:
         """Writes every outcome that is not a completion."""
+        await self._note_spans(connection, outcomes)
         return await self._each_if_refused(connection, self._fail, outcomes)
 
     async def suspend(self, connection: TrioConnection[Any], outcomes: Sequence[Suspended]) -> Settlement:
         """Suspends durable jobs, a few in a statement: what is woken at once must not be committed long after its moment."""
+        await self._note_spans(connection, outcomes)
         some = [outcomes[i : i + _SUSPENDED] for i in range(0, len(outcomes), _SUSPENDED)]
         return Settlement.joined([await self._each_if_refused(connection, self._suspend, part) for part in some])
+
+    async def _note_spans(self, connection: TrioConnection[Any], outcomes: Sequence[Outcome]) -> None:
+        """Leaves the spans of these attempts with their jobs, for the next attempts to link to."""
+        if traced := [o for o in outcomes if o.span is not None]:
+            spans = {**fences([o.claim for o in traced]), "spans": texts([o.span for o in traced])}
+            # The outcomes are written whatever becomes of this.
+            with suppress(psycopg.errors.LockNotAvailable, psycopg.errors.InsufficientPrivilege, *ROWS_FAULT):
+                await connection.execute(statement("note_spans", self._schema), spans, prepare=True)
 
     async def _each_if_refused(
         self, connection: TrioConnection[Any], write: Write, outcomes: Sequence[Outcome]

@@ -126,14 +126,17 @@ def build(
     limiter = trio.CapacityLimiter(settings.concurrency)
     looks = Looks(trees, receiver, observer)
     kept = store.transactions
-    durables = DurableParts(histories, lines, jobs, store.sessions, codec, trees, looks, receiver, kept, limiter)
+    traces = plan.spans.traces if plan.spans is not None else None
+    durables = DurableParts(
+        histories, lines, jobs, store.sessions, codec, trees, looks, receiver, kept, limiter, traces
+    )
     calls = Calls(handlers, codec, plan, resources, durables)
     reports = Reports(jobs, observer)
     progress = ProgressReports(store.progress, observer)
     transactions = Transactions(store.transactions, jobs, codec, plan)
     common = Common(settings.cleanup, settings.timeout or math.inf, stops, transactions, progress, store.sessions)
     pool = TaskPool(jobs)
-    runner = Runner(calls, jobs, pool, reports, common, plan)
+    runner = (Runner if plan.meter is None else MeteredRunner)(calls, jobs, pool, reports, common, plan)
 
     inline = InlineQuarantine(store, jobs, reports, runner, plan)
     quarantine = None

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ...handlers import Handler
     from ...jobs import Claim
     from ...lines import Lines, Resumed
+    from ...tracing import Traces
     from ..jobs.common import DatabaseClock
     from ..jobs.job_table import JobTable
     from ..jobs.running_job import RunningJob
@@ -59,6 +60,8 @@ class DurableParts:
     transactions: TransactionStore
     limiter: trio.CapacityLimiter
     """Of the threads of plain steps."""
+    traces: Traces | None = None
+    """Where an instrument makes spans: children carry the span that is current where they are started."""
 
     def coded(self, claim: Claim, line: int, text: str) -> str:
         """The stored form of a value, bound to its job and line."""

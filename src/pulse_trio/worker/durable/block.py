@@ -14,6 +14,7 @@ from ...codec import encoded
 from ...errors import DatabaseUnavailable, ReplayMismatch, UsageError
 from ...records import State
 from ...store.trees import Fence, NewChild
+from ...tracing import LONGEST_OF_CHILDREN, carrying
 from .children import BY_BLOCK, Child
 
 if TYPE_CHECKING:
@@ -89,6 +90,8 @@ class Block:
         digest = self._digest(handler, request.args)
         if codec is not None:
             request = replace(request, args=encoded(codec, request.args, handler.kind, None))
+        if (traces := self.durable.parts.traces) is not None:
+            request = carrying(request, traces.current(), LONGEST_OF_CHILDREN)
         child = Child[Any](self._ear, handler.kind, key, handler.result_type, codec)
         self.by_key[key] = child
         self._digests[key] = digest

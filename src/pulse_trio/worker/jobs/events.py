@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import trio
+from msgspec.structs import replace
 
 from ...observe import AttemptFailed, JobEnded, JobStarted
 from .job_states import LOST
@@ -53,7 +54,9 @@ class JobEvents:
         claim, outcome = job.claim, None if job.state is LOST else job.outcome
         kind, error = (outcome.kind, outcome.error) if outcome is not None else ("lost", None)
         if self._spans is not None:
-            self._spans.ended(claim, kind, error, job.said[0] if job.said is not None else None)
+            span = self._spans.ended(claim, kind, error, job.said[0] if job.said is not None else None)
+            if span is not None and outcome is not None:
+                job.outcome = replace(outcome, span=span)
         if not self._ended_wanted:
             return
         seconds = trio.current_time() - job.sent

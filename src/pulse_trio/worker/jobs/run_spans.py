@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
     Call = Callable[[RunningJob, str], Awaitable[Any]]
 
-_REMEMBERED = 1000
-"""Failed attempts whose spans a worker remembers: a retry on the same worker links to the attempt before."""
-
 
 class RunSpans:
     """The open spans of one worker's jobs."""
@@ -30,14 +27,13 @@ class RunSpans:
     def __init__(self, traces: Traces) -> None:
         self.traces = traces
         self._open: dict[Claim, OpenSpan] = {}
-        self._before: dict[int, OpenSpan] = {}
 
     def traced(self, call: Call) -> Call:
         """The call of a handler, within a span."""
 
         async def traced(running: RunningJob, args: str) -> Any:
             claim = running.claim
-            span = self.traces.begin_run(claim, self._before.pop(claim.id, None) if self._before else None)
+            span = self.traces.begin_run(claim)
             if span is None:
                 return await call(running, args)
             self._open[claim] = span
@@ -48,12 +44,10 @@ class RunSpans:
 
         return traced
 
-    def ended(self, claim: Claim, outcome: str, error: str | None, failure: BaseException | None) -> None:
-        """The job has ended; if its handler was called, so does its span."""
+    def ended(self, claim: Claim, outcome: str, error: str | None, failure: BaseException | None) -> str | None:
+        """The job has ended; if its handler was called, so does its span. Returns the traceparent of an attempt that another
+        may follow."""
         if (span := self._open.pop(claim, None)) is None:
-            return
+            return None
         self.traces.end(span, Ending(outcome, failure, error))
-        if outcome != "completed":
-            while len(self._before) >= _REMEMBERED:
-                del self._before[next(iter(self._before))]
-            self._before[claim.id] = span
+        return None if outcome == "completed" else self.traces.traceparent_of(span)
