@@ -9,10 +9,9 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import django
 from django.conf import settings
 from psycopg.conninfo import conninfo_to_dict
-
-import django
 
 if TYPE_CHECKING:
     from collections.abc import Generator
