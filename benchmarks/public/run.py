@@ -4,7 +4,7 @@
 
 FOLDER is a clone of hardbyte/postgresql-job-queue-benchmarking. What comes after `run` are the harness's own options. On first
 use, environments for it and for the adapters are made in build/public/ (Python 3.12 or later). The harness is not changed:
-`without_docker.py` gives it our adapter, and starts the adapters and PostgreSQL (with the harness's settings) as plain processes.
+`without_docker.py` gives it our adapter, and starts the adapters and PostgreSQL (with its settings) as plain processes.
 PostgreSQL needs the extension pgstattuple (Debian: postgresql-15 and later have it). Results: build/public/harness/results/.
 """
 
@@ -27,7 +27,7 @@ ROOT = HERE.parent.parent
 BUILD = ROOT / "build" / "public"
 # The harness's own needs. The adapters that run beside ours pin theirs, psycopg's version too, so each has an environment.
 NEEDED = ("psycopg[binary]>=3.2", "matplotlib>=3.9", "pandas>=2.2", "numpy>=2.0", "pydantic>=2")
-IN_PYTHON = ("procrastinate", "absurd")
+IN_PYTHON = ("procrastinate",)
 
 
 def environment(name: str, python: str, needed: Sequence[str]) -> Path:

@@ -113,11 +113,8 @@ def main() -> int:
     orchestrator._compose_start_postgres = server.start
     orchestrator._compose_stop_postgres = server.stop
     systems = adapters.ADAPTERS
-    python = {
-        name: os.environ[f"PUBLIC_{name.upper().replace('-', '_')}"]
-        for name in ("pulse-trio", "procrastinate", "absurd")
-    }
-    folders = {"pulse-trio": OURS} | {name: systems[name].bench_dir for name in ("procrastinate", "absurd")}
+    python = {name: os.environ[f"PUBLIC_{name.upper().replace('-', '_')}"] for name in ("pulse-trio", "procrastinate")}
+    folders = {"pulse-trio": OURS} | {"procrastinate": systems["procrastinate"].bench_dir}
     for name, folder in folders.items():
         launch = launched(python[name], folder / "main.py", cwd=folder)
         systems[name] = adapters.AdapterEntry(folder, lambda _skip: None, launch)
