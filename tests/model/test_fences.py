@@ -737,7 +737,7 @@ TORN = [
     Torn("claim_limited()", r"j\.state <> 2", limited_claimed_twice),
     Torn("claim_limited()", r"places := limits\.max_running - \(\s+SELECT count\(\*\)", more_than_the_limit,
          "places := limits.max_running - (SELECT 0 * count(*)"),
-    Torn("claim_limited()", r"r\.most_running - h\.running", more_than_the_limit_of_a_key, "r.most_running"),
+    Torn("claim_limited()", r"m\.most_running - m\.running", more_than_the_limit_of_a_key, "m.most_running"),
     Torn("claim_limited()", r"j\.state = 2", place_taken_by_a_rescued_attempt),
     Torn("cancel_row()", r"live\.state = 2", running_job_cancelled_behind_its_worker, "false"),
     Torn("do_delete_jobs()", r"j\.state <> 2", running_job_deleted),

@@ -64,6 +64,16 @@ async def test_a_freed_place_is_taken_by_the_worker_that_freed_it_at_once(noop: 
     assert trio.current_time() - began < 0.5
 
 
+async def test_permits_are_removed_each_thousand_jobs_however_fast_they_end(noop: Stage) -> None:
+    noop.handlers.queue("narrow", limit=100)
+    for _ in range(3000):
+        noop.enqueue("noop", queue="narrow")
+    began = trio.current_time()
+    await noop.burst()
+    assert trio.current_time() - began < 1
+    assert 2 <= noop.store.calls.count("prune_permits") <= 4
+
+
 async def test_a_rate_is_waited_for_not_polled_for(stage: Stage) -> None:
     starts: list[float] = []
 
