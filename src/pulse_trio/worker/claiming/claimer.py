@@ -32,8 +32,8 @@ _LIMITED_AT_ONCE = 8
 """Claims from queues with limits in one round. The bound keeps many such queues from delaying the others."""
 _PRUNE_EVERY = 1.0
 _PRUNE_AFTER = 1000
-"""Jobs from queues with limits after which permits are removed sooner. Each claim reads all permits of its queue, or of its keys:
-at 12,000 jobs a second those of one second cost PostgreSQL more than the claims."""
+"""Jobs from queues with limits after which permits are removed sooner. Each claim reads all permits of its queue, or of its
+keys: at 12,000 jobs a second those of one second cost PostgreSQL more than the claims."""
 
 
 class ClaimStore(Protocol):
