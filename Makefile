@@ -15,7 +15,7 @@ TOOLS := build/tools
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-long test-oldest test-postgres coverage chaos lint lock audit clean
+.PHONY: help demo test test-long test-oldest test-postgres coverage chaos docs lint lock audit clean
 
 help:
 	@echo 'make demo [DIR=path]  run the demonstration on a folder of files (default: this project)'
@@ -25,6 +25,7 @@ help:
 	@echo 'make test-postgres PG=14 [ARGS=...]  run the tests that talk to a server on PostgreSQL 14 (to 18)'
 	@echo 'make coverage         measure the branches of src/ that the tests take; the page goes to build/coverage/'
 	@echo 'make chaos [SEED=n | SEEDS=1-20] [SECONDS=60] [WORKERS=5]  try to break it; the report page goes to build/chaos/'
+	@echo 'make docs             build the site of the documentation, without a network, to build/site/index.html'
 	@echo 'make lint             check style, types and the layers of the code'
 	@echo 'make lock [UPGRADE=1] make requirements/*.txt anew after a change of pyproject.toml (UPGRADE: all to their newest)'
 	@echo 'make audit            look the locked versions up in a list of known vulnerabilities (needs the network)'
@@ -85,6 +86,10 @@ coverage: $(VENV)/.dev
 chaos: $(VENV)/.dev
 	@$(BIN)/python benchmarks/chaos.py $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SECONDS),--seconds $(SECONDS)) \
 	  $(if $(WORKERS),--workers $(WORKERS)) $(ARGS)
+
+# Warnings fail it. tests/test_site.py builds it too, and follows its links.
+docs: $(VENV)/.dev
+	@$(BIN)/python docs/_site/build.py
 
 # Only what ruff lacks is asked of flake8-async.
 lint: SOURCES = $(shell find $(wildcard src tests benchmarks examples) -name '*.py')

@@ -446,7 +446,9 @@ E = TypeVar("E")
 class Instrument(Protocol):
     """A sink: `listeners` gives, for each type of event it wants, the function to call with it. Must not block or raise."""
 
-    def listeners(self) -> Mapping[type[Any], Callable[[Any], None]]: ...
+    def listeners(self) -> Mapping[type[Any], Callable[[Any], None]]:
+        """The function to call for each type of event."""
+        ...
 
 
 class Observer:

@@ -96,14 +96,17 @@ class Running:
 
     @property
     def stdout(self) -> str:
+        """What it has written to stdout so far."""
         return self._out.text
 
     @property
     def stderr(self) -> str:
+        """What it has written to stderr so far."""
         return self._err.text
 
     @property
     def pid(self) -> int:
+        """The process's number."""
         return self.process.pid
 
     async def line(self, pattern: str, *, within: float = WITHIN) -> re.Match[str]:

@@ -84,6 +84,7 @@ class Flow:
         await self._arrivals.park()
 
     def arrived(self) -> None:
+        """Wakes those that wait for the next bytes."""
         self._arrivals.unpark_all()
 
     async def released(self) -> None:

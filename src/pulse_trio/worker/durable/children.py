@@ -114,6 +114,7 @@ class Child(Generic[R]):
 
     @property
     def has_ended(self) -> bool:
+        """Whether the child's end has been read."""
         return self._member is not None
 
     @property
