@@ -74,7 +74,7 @@ def documentation(of: Any, owner: type | None = None) -> str:
     """Its docstring. A method of `SyncClient` and its kin without one has that of the method of the same name in `Client`."""
     said = inspect.getdoc(of) or ""
     if owner is not None and owner.__name__ == "SyncClient":
-        name = of.fget.__name__ if isinstance(of, property) else of.__name__
+        name = getattr(of.fget if isinstance(of, property) else of, "__name__", "")
         twin = members(import_module("pulse_trio").Client).get(name)
         theirs = inspect.getdoc(twin) or "" if twin is not None else ""
         if theirs and theirs not in said:
