@@ -8,7 +8,12 @@ from typing import Any, Literal
 
 import msgspec
 
+from .errors import UsageError
 from .jobs import Claim
+
+
+class BeyondLimit(UsageError):
+    """More children, levels or lines than a job may have. Each attempt would do the same work and fail of it: it is dead."""
 
 
 class Kind(IntEnum):

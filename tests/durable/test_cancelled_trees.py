@@ -146,3 +146,37 @@ async def test_a_cancellation_is_in_the_history_before_its_compensation_wherever
     assert trees.job(job_id)["state"] == "cancelled"
     kinds = [Kind(int(kind)) for kind, _, _ in trees.lines(job_id)]
     assert kinds == [Kind.STEP, Kind.CANCELLED, Kind.STEP]
+
+
+async def test_the_async_client_ends_a_waiting_job_without_its_clean_up_and_lets_one_begin_anew(trees: Trees) -> None:
+    calls: list[str] = []
+
+    async def note(what: str) -> None:
+        calls.append(what)
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> None:
+        try:
+            await job.step(note, "begun")
+            await job.wait_for_event("go")
+        except trio.Cancelled:
+            with job.cleanup():
+                await job.step(note, "undone")
+            raise
+
+    one, two = trees.enqueue("order"), trees.enqueue("order")
+    await trees.burst()
+    async with open_client(trees.dsn) as client:
+        assert (await client.cancel(one, now=True)).state == "cancelled"
+        await client.cancel_many([two], now=True)
+        assert calls == ["begun", "begun"]
+        # Its history stands: a retry goes on with it, but for one that begins anew.
+        await client.retry(one)
+        await client.retry(two, afresh=True)
+        await trees.burst()
+        assert calls == ["begun"] * 3
+        # Without `now` it runs once more, and undoes what it has done.
+        await client.cancel(one)
+        await trees.burst()
+    assert calls == [*["begun"] * 3, "undone"]
+    assert [trees.job(job_id)["state"] for job_id in (one, two)] == ["cancelled", "suspended"]

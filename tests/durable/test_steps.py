@@ -10,6 +10,7 @@ import trio
 
 from pulse_trio import Discard, Job, ReplayMismatch, StepFailed, SyncClient, UsageError
 from pulse_trio.store import history
+from pulse_trio.worker.durable import history as lines_of_one_attempt
 
 if TYPE_CHECKING:
     from support.trees import Trees
@@ -377,3 +378,29 @@ async def test_a_retry_afresh_forgets_the_history(trees: Trees) -> None:
     await trees.burst()
     assert len(calls) == 2
     assert trees.lines(job_id) == [(1, "1:step", "work")]
+
+
+@pytest.mark.parametrize("call", ["step", "event"])
+async def test_a_job_beyond_the_most_lines_of_a_history_is_dead_at_its_first_attempt(
+    trees: Trees, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    monkeypatch.setattr(lines_of_one_attempt, "MOST_LINES", 3)
+
+    async def once() -> None: ...
+
+    @trees.handlers.job(durable=True)
+    async def loop(job: Job) -> None:
+        while True:
+            if call == "step":
+                await job.step(once)
+            else:
+                await job.wait_for_event("go")
+
+    job_id = trees.enqueue("loop")
+    for _ in range(4):
+        SyncClient(trees.dsn).send_event(job_id, "go")
+    await trees.burst()
+    found = trees.job(job_id)
+    assert (found["state"], found["attempt"]) == ("dead", 1)
+    assert "A history has at most 3 lines; put loops into children." in found["error"]
+    assert len(trees.lines(job_id)) == 3

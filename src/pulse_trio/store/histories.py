@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from ..errors import DatabaseUnavailable
+from ..errors import DatabaseUnavailable, ReplayMismatch
 from ..lines import Kind, Line, Resumed
 from ..sql import statement
 from .arrays import numbers, optional_numbers, texts
-from .rows import each_alone
+from .rows import ROWS_FAULT, each_alone
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,14 +61,25 @@ class Histories:
         )
 
     async def resume(self, claim: Claim) -> Resumed | None:
-        """What a later attempt begins with; None if it has lost its lease. Raises `DatabaseUnavailable`."""
+        """What a later attempt begins with; None if it has lost its lease.
+
+        Raises:
+            DatabaseUnavailable: ask again.
+            ReplayMismatch: the history cannot be read, now or later.
+        """
         async with self._link.using() as connection:
-            cursor = await connection.execute(
-                statement("resume", self._schema),
-                {"id": claim.id, "attempt": claim.attempt, "session": claim.session},
-                prepare=True,
-            )
-            rows: list[Any] = await cursor.fetchall()
+            try:
+                cursor = await connection.execute(
+                    statement("resume", self._schema),
+                    {"id": claim.id, "attempt": claim.attempt, "session": claim.session},
+                    prepare=True,
+                )
+                rows: list[Any] = await cursor.fetchall()
+            except ROWS_FAULT as error:
+                raise ReplayMismatch(
+                    f"The history of job {claim.id} cannot be read: {error.diag.message_primary or error}. Run the job again "
+                    f"from the beginning: pulse-trio jobs retry {claim.id} --afresh"
+                ) from error
         if not rows:
             return None
         (_, _, _, _, head, _), *lines = rows

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
+from psycopg.errors import ProgramLimitExceeded
+
 from ..errors import UsageError
+from ..lines import BeyondLimit
 from ..sql import statement
 from .arrays import numbers, optional_numbers, texts
 from .history import record_of
@@ -173,7 +176,8 @@ class Trees:
                 return await cursor.fetchall()
             except ROWS_FAULT as error:
                 # The fault of what this handler starts, and of no stored row.
-                raise UsageError(str(error.diag.message_primary or error)) from error
+                kind = BeyondLimit if isinstance(error, ProgramLimitExceeded) else UsageError
+                raise kind(str(error.diag.message_primary or error)) from error
 
 
 def _of(fence: Fence, **more: object) -> dict[str, object]:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from ...errors import UsageError
-from ...lines import Kind, Line, Lines
+from ...lines import BeyondLimit, Kind, Line, Lines
 from .replay import Replay
 
 if TYPE_CHECKING:
@@ -98,7 +97,7 @@ class History:
     ) -> Line:
         """Adds a line, which `written` waits for. `value` is JSON, or makes it from the line's number.
 
-        Raises `UsageError` where a history has its most.
+        Raises `BeyondLimit` where a history has its most.
         """
         if any(held[0] in (Kind.SCOPE_CANCELLED, Kind.CANCELLED) for held in self._held):
             # It came before this line did.
@@ -108,11 +107,10 @@ class History:
     def _append(
         self, kind: Kind, key: str, name: str, value: str | Callable[[int], str] | None, event_id: int | None = None
     ) -> Line:
+        self._check_room()
         text = value(self._next) if callable(value) else value
-        if self._next > MOST_LINES:
-            raise UsageError(f"A history has at most {MOST_LINES:,} lines; put loops into children.")
         if self._size + len(text or "") > MOST_SIZE:
-            raise UsageError(
+            raise BeyondLimit(
                 f"The history of job {self.running.claim.id} would take more than {MOST_SIZE // 1024**2} MiB; keep large "
                 "values elsewhere and their names in steps."
             )
@@ -123,6 +121,10 @@ class History:
         if not self._alone.locked():
             self._writer.add(self)
         return line
+
+    def _check_room(self) -> None:
+        if self._next > MOST_LINES:
+            raise BeyondLimit(f"A history has at most {MOST_LINES:,} lines; put loops into children.")
 
     def moment(self, key: str, until: float) -> float:
         """The moment that an earlier attempt remembered for the call `key`; `until`, from now on, if none did."""
@@ -190,11 +192,15 @@ class History:
 
     @asynccontextmanager
     async def alone(self) -> AsyncGenerator[int]:
-        """The number of a line that the block writes itself, or not: until its end no other line of this job is written."""
+        """The number of a line that the block writes itself, or not: until its end no other line of this job is written.
+
+        Raises `BeyondLimit` where a history has its most lines.
+        """
         async with self._alone:
             # What was added before comes first; what is added from now on waits.
             while self._written < self._next - 1 and not self.lost:
                 await self.written()
+            self._check_room()
             number = self._next
             self._next += 1
             try:

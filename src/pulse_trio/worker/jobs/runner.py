@@ -21,6 +21,7 @@ from ...describing import error_text, leaves_of, original, parted, raised_by_ctr
 from ...errors import ReplayMismatch
 from ...handlers import UnfitArguments, UnfitValue
 from ...jobs import Outcome
+from ...lines import BeyondLimit
 from ...observe import (
     BadRow,
     EndedAfterCommit,
@@ -351,7 +352,7 @@ class Runner:
         if issubclass(type(error), UnfitArguments):
             self._observer.emit(UnfitArgumentsReleased(claim.id, claim.kind, claim.attempt, text))
             return Outcome(claim, "released", delay=_elsewhere(claim), error=text)
-        if issubclass(type(error), (UnfitValue, ReplayMismatch, NotDurable)):
+        if issubclass(type(error), (UnfitValue, ReplayMismatch, NotDurable, BeyondLimit)):
             return Outcome(claim, "discarded", error=text)
         return outcome_of_error(claim, error, self._calls.retries.get(claim.kind), text)
 
