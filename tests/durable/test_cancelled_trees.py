@@ -161,7 +161,7 @@ async def test_the_async_client_ends_a_waiting_job_without_its_clean_up_and_lets
             await job.wait_for_event("go")
         except trio.Cancelled:
             with job.cleanup():
-                await job.step(note, "undone")
+                await job.step(note, "undone")  # noqa: ASYNC102 -- job.cleanup() is shielded
             raise
 
     one, two = trees.enqueue("order"), trees.enqueue("order")
