@@ -6,6 +6,7 @@ import signal
 from typing import TYPE_CHECKING
 
 import pytest
+import trio
 
 from support.workers import RUN, enqueue, rows, settled
 
@@ -81,6 +82,86 @@ async def test_a_resource_that_never_ends_does_not_keep_a_process_that_was_told_
     assert "app.py:9) does not end although it was cancelled" in worker.stderr
     assert "this process ends without waiting for what does not end" in worker.stderr
     assert rows(dsn, "SELECT state FROM pulse.jobs WHERE id = %(id)s", {"id": job}) == [("completed",)]
+    assert rows(dsn, "SELECT count(*) FROM pulse.workers WHERE state <> 'gone'") == [(0,)]
+
+
+HOLDING = """
+import os
+from pathlib import Path
+
+import trio
+
+from pulse_trio import Handlers
+
+handlers = Handlers()
+how = os.environ["HOW"]
+
+
+async def swallow():
+    while True:
+        try:
+            await trio.sleep_forever()
+        except trio.Cancelled:
+            pass
+
+
+@handlers.resource
+async def stubborn():
+    if how == "opening":
+        Path("opening").touch()
+        await swallow()
+    yield 1
+    await swallow()
+
+
+@handlers.resource
+async def search(stubborn):
+    if how == "another fails when it is opened":
+        raise ConnectionError("no search engine there")
+    async with trio.open_nursery() as nursery:
+        if how == "another fails while jobs run":
+            nursery.start_soon(break_down)
+        yield 1
+
+
+async def break_down():
+    while not Path("begun").exists():
+        await trio.sleep(0.02)
+    raise ConnectionError("the search engine has gone")
+
+
+@handlers.job
+async def held(search) -> None:
+    Path("begun").touch()
+    await trio.sleep(0.2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "ends", "said"),
+    [
+        ("opening", 3, "available", "this process ends without waiting"),
+        ("another fails when it is opened", 2, "available", "ConnectionError: no search engine there"),
+        ("another fails while jobs run", 1, "completed", "ConnectionError: the search engine has gone"),
+        ("burst", 3, "completed", "this process ends without waiting"),
+    ],
+)
+async def test_a_resource_that_swallows_its_cancellation_is_named_and_keeps_no_process(
+    how: str, code: int, ends: str, said: str, dsn: str, processes: Processes, tmp_path: Path
+) -> None:
+    """Only a worker that was told to stop while its resources were open left such a one behind: all others never ended."""
+    (tmp_path / "app.py").write_text(HOLDING)
+    (job,) = enqueue(dsn)
+    burst = ["--burst"] if how == "burst" else []
+    worker = await processes.command(*RUN, f"--dsn={dsn}", "--cleanup=0.2", *burst, env={"HOW": how})
+    if how == "opening":
+        while not (tmp_path / "opening").exists():  # noqa: ASYNC110 -- a file of another process
+            await trio.sleep(0.02)
+        worker.send(signal.SIGTERM)
+    assert await worker.ended() == code, worker.report()
+    assert "app.py:21) does not end although it was cancelled: it must not swallow trio.Cancelled" in worker.stderr
+    assert said in worker.stderr
+    assert rows(dsn, "SELECT state FROM pulse.jobs WHERE id = %(id)s", {"id": job}) == [(ends,)]
     assert rows(dsn, "SELECT count(*) FROM pulse.workers WHERE state <> 'gone'") == [(0,)]
 
 

@@ -25,9 +25,11 @@ from ..worker.processes.orders import Orders, inherited_session
 from ..worker.processes.spawning import Launch
 from .collector import settle_collector
 from .database import choose_database, open_database_async
+from .faults import describe, exit_code_of
 from .fleet import Fleet
 from .loading import ask_instruments, check_target, load_handlers, load_instruments
 from .options import dsn_option, setting_options
+from .output import complain
 from .reload import check_reload, run_reloading
 from .stopping import RELEASED, Stopping, flush, leave_at_once
 from .streams import accept_lost_output
@@ -192,6 +194,8 @@ class Deployment(Run):
         self._orders = Orders(self._line, session) if self._line is not None and session is not None else None
         self._keep = os.environ.pop(KEEP_VARIABLE, "1") != "0"
         inherit_crash_dump(handlers)
+        self._worker: Worker | None = None
+        """Made when the database is reachable."""
 
     def say(self, message: str) -> None:
         """Says nothing: the supervisor has said it."""
@@ -217,6 +221,7 @@ class Deployment(Run):
             instruments=self.instruments,
             log=False,
         )
+        self._worker = worker
         self.stopping.of(worker)
         self.say(f"handlers: {', '.join(sorted(h.kind for h in self._handlers))}")
         report = await _run_beside(self._line, worker)
@@ -230,10 +235,18 @@ class Deployment(Run):
         return Launch([sys.executable, "-m", "pulse_trio.cli", "run", self._target], environment)
 
     def _be_replaced(self, stuck: list[Outcome]) -> NoReturn:
-        """Replaces the process to end stuck handlers; the new process reports their jobs."""
+        """Replaces the process to end stuck handlers; the new process reports their jobs. A resource that does not end, ends
+        the process."""
         if self._line is not None:
             self._line.tell_stuck(stuck)
-        if self.stopping.signals:
+        worker = self._worker
+        held = worker is not None and worker.is_held_by_a_resource
+        if held and worker is not None and (error := worker.ended_by) is not None:
+            if self._line is not None and isinstance(error, ResourceFailed):
+                self._line.tell_unopened()
+            complain(describe(error))
+            leave_at_once(exit_code_of(error))
+        if self.stopping.signals or held:
             logs.logger.error("this process ends without waiting for what does not end when it is cancelled")
             leave_at_once(RELEASED)
         if self._line is not None:

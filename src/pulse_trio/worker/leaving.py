@@ -47,6 +47,16 @@ async def farewell(reports: Reports, sessions: Sessions) -> None:
         await sessions.end_sessions()
 
 
+async def leave_the_half_open(parts: Parts, sessions: Sessions, on_stuck: Callable[[list[Outcome]], NoReturn]) -> None:
+    """Waits for a resource that is opening when the worker is told to stop, and does not end; then has `on_stuck` end the
+    process. One that does not close is left when the last reports are written."""
+    await parts.resources.left.wait()
+    if parts.resources.half_open is not None:
+        with trio.move_on_after(FAREWELL):
+            await farewell(parts.reports, sessions)
+        on_stuck([])
+
+
 async def leave_the_stuck(
     parts: Parts, sessions: Sessions, on_stuck: Callable[[list[Outcome]], NoReturn], cleanup: float
 ) -> None:

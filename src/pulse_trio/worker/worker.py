@@ -32,7 +32,7 @@ from .building import Hooks, build
 from .burst import end_burst
 from .jobs.interrupts import protect
 from .jobs.run_spans import RunSpans
-from .leaving import FAREWELL, end_what_is_left, farewell, leave_the_stuck, withdraw_idle
+from .leaving import FAREWELL, end_what_is_left, farewell, leave_the_half_open, leave_the_stuck, withdraw_idle
 from .metrics.figures import Figures
 from .metrics.of_worker import LostLeases, WorkerMetrics
 from .metrics.sampler import Sampler
@@ -162,6 +162,8 @@ class Worker:
         self._stops = Stops()
         self._parts: Parts | None = None
         """Made when it runs."""
+        self.ended_by: ResourceFailed | ResourceLost | None = None
+        """Set before it ends, if a resource ends it."""
 
     # What a program may ask of a running worker
 
@@ -181,6 +183,11 @@ class Worker:
     def running(self) -> int:
         """The number of jobs whose handler runs now."""
         return self._parts.jobs.running if self._parts is not None else 0
+
+    @property
+    def is_held_by_a_resource(self) -> bool:
+        """Whether a resource does not end although it was cancelled, and so keeps the worker from ending."""
+        return self._parts is not None and self._parts.resources.left.is_set()
 
     @property
     def leases(self) -> tuple[float, float]:
@@ -255,10 +262,10 @@ class Worker:
                 finally:
                     # Also when Ctrl-C strikes in farewell(): nothing else ends the shielded services.
                     services.cancel()
-            told_to_end = failed is None and resources.lost is None and not self._plan.burst
-            if resources.left and told_to_end and self._hooks.on_stuck is not None:
+            self.ended_by = failed or resources.lost
+            if self.is_held_by_a_resource and self._hooks.on_stuck is not None:
                 self._hooks.on_stuck([])  # all is reported, and the resource keeps the event loop from ending
-        return failed or resources.lost
+        return self.ended_by
 
     async def _serve(self, parts: Parts, scope: trio.CancelScope) -> None:
         # Shielded: a cancelled worker still has to give its leases back. `_live` ends this scope.
@@ -287,6 +294,8 @@ class Worker:
                     nursery.start_soon(services.lag.run)
                 if parts.resources.any:
                     nursery.start_soon(parts.resources.run)
+                    if self._hooks.on_stuck is not None:
+                        nursery.start_soon(leave_the_half_open, parts, self._store.sessions, self._hooks.on_stuck)
                 for service in services.calls.services:
                     nursery.start_soon(service)
                 if self._hooks.watch:

@@ -71,7 +71,7 @@ class Instance:
         self.given: list[tuple[dict[str, Any], str]] = []
         """The arguments of handlers that receive its value."""
         self.value: Any = None
-        self.is_open = False
+        self.begun = self.is_open = False
         self.closing = trio.Event()
         self.ended = trio.Event()
         self.scope = trio.CancelScope()
@@ -95,8 +95,8 @@ class WorkerResources:
         self._instances: dict[tuple[str, Side], Instance] = {}
         """In the order in which they are opened."""
         self._running = trio.Event()
-        self.left = False
-        """Whether one does not end although it was cancelled."""
+        self.left = trio.Event()
+        """Set when one does not end although it was cancelled."""
         self.are_open = False
         """Set when all are: from then on the worker may claim."""
         self._nursery: trio.Nursery | None = None
@@ -165,6 +165,14 @@ class WorkerResources:
         return bool(self._instances)
 
     @property
+    def half_open(self) -> Instance | None:
+        """The one that is opening."""
+        for instance in self._instances.values():
+            if instance.begun and not instance.is_open and not instance.ended.is_set():
+                return instance
+        return None
+
+    @property
     def on_asyncio(self) -> bool:
         """Whether any is opened in asyncio's loop."""
         return any(side == "asyncio" for _, side in self._instances)
@@ -184,7 +192,7 @@ class WorkerResources:
             return True
         failed: ResourceFailed | None = None
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_cancel_after, stops.stopping, nursery.cancel_scope)
+            nursery.start_soon(self._give_up_after, stops.stopping, nursery.cancel_scope)
             try:
                 await self._open_each(calls, stops)
             except ResourceFailed as error:
@@ -237,6 +245,7 @@ class WorkerResources:
     async def _keep(
         self, instance: Instance, keeper: keepers.Keeper, stops: Stops, *, task_status: trio.TaskStatus[Any]
     ) -> None:
+        instance.begun = True
         try:
             with instance.scope:
                 try:
@@ -298,11 +307,24 @@ class WorkerResources:
             return
         logger.error("%s did not close within %g s: it is cancelled", instance.title, round(passed, 1))
         instance.scope.cancel()
+        await self._see_end(instance)
+
+    async def _give_up_after(self, stopping: trio.Event, opening: trio.CancelScope) -> None:
+        """The worker is told to stop while a resource is opening."""
+        await stopping.wait()
+        opening.cancel()
+        if (instance := self.half_open) is not None:
+            with trio.CancelScope(shield=True):
+                await self._see_end(instance)
+
+    async def _see_end(self, instance: Instance) -> None:
+        """A resource was cancelled: it ends in a moment, or is named."""
         with trio.move_on_after(_CANCELLED):
             await instance.ended.wait()
         if not instance.ended.is_set():
-            self.left = True
-            logger.error("%s does not end although it was cancelled", instance.title)
+            swallowed = "asyncio.CancelledError" if instance.side == "asyncio" else "trio.Cancelled"
+            logger.error("%s does not end although it was cancelled: it must not swallow %s", instance.title, swallowed)
+            self.left.set()
 
 
 class _Opened:
@@ -346,8 +368,3 @@ def _is_the_programs(error: BaseException) -> bool:
 async def _shorten_after(now: trio.Event, patience: trio.CancelScope) -> None:
     await now.wait()
     patience.deadline = min(patience.deadline, trio.current_time() + _HURRIED)
-
-
-async def _cancel_after(event: trio.Event, scope: trio.CancelScope) -> None:
-    await event.wait()
-    scope.cancel()
