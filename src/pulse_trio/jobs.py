@@ -106,8 +106,7 @@ class Claim(msgspec.Struct, frozen=True, gc=False, eq=False):
 
 class Outcome(msgspec.Struct, frozen=True, gc=False, eq=False):
     """How one attempt ended. `result` is JSON (None for null); `delay` seconds until the job is due again; `error` text.
-    `cancelling`: the handler completed although it had been asked to cancel. `span` is the traceparent of the attempt's span,
-    for the attempt that may follow it."""
+    `cancelling`: the handler completed although it had been asked to cancel. `span`: its traceparent, for the next attempt."""
 
     claim: Claim
     kind: OutcomeKind | Literal["suspended"]

@@ -11,9 +11,12 @@ import logging
 from collections import defaultdict
 from dataclasses import dataclass, field
 from datetime import datetime  # noqa: TC003 -- instruments may read the annotations
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import trio
+
+from .errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -451,6 +454,16 @@ class Instrument(Protocol):
         ...
 
 
+def check_plain(what: str, listeners: Mapping[type[Any], Callable[[Any], None]]) -> None:
+    """Refuses async listeners, of which nothing would ever run. Raises `ConfigurationError`."""
+    for event, listener in listeners.items():
+        if iscoroutinefunction(listener) or iscoroutinefunction(getattr(type(listener), "__call__", None)):  # noqa: B004 -- its class's
+            raise ConfigurationError(
+                f"{what}: its listener for {event.__name__} is an async function. Listeners are plain functions, which the "
+                "worker calls and does not await."
+            )
+
+
 class Observer:
     """Hands each event to the instruments that listen for its type. An instrument that raises harms no job: its first failure
     is logged, later ones are not."""
@@ -464,7 +477,9 @@ class Observer:
 
     def add(self, instrument: Instrument) -> None:
         """Adds an instrument, before anything is told."""
-        for event_type, listener in instrument.listeners().items():
+        listeners = instrument.listeners()
+        check_plain(f"The instrument {type(instrument).__qualname__}", listeners)
+        for event_type, listener in listeners.items():
             self._listeners[event_type].append(listener)
             self._wanted_by[event_type].append(instrument)
 

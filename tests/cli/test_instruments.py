@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pulse_trio import Handlers, SyncClient, Worker
-from pulse_trio.cli.faults import AppError, describe
+from pulse_trio import ConfigurationError, Handlers, SyncClient, Worker
+from pulse_trio.cli.faults import describe
 from pulse_trio.cli.loading import load_instruments
 from pulse_trio.observe import JobEnded, JobStarted
 
@@ -81,6 +81,21 @@ Twice.made.asked = 1
 once = Twice()
 
 
+class Awaited:
+    def listeners(self):
+        return {JobEnded: self.ended}
+
+    async def ended(self, event): ...
+
+
+class Spanless:
+    def listeners(self):
+        return {}
+
+    def spans(self):
+        raise OSError("no collector there")
+
+
 class Failing:
     def listeners(self):
         return {JobEnded: self.ended}
@@ -146,11 +161,13 @@ def test_an_object_a_class_and_a_function_are_instruments(folder: Path) -> None:
         ("monitoring:Mute", "its listeners() must return {type of event: function}, not ['nothing']"),
         ("app:handlers", "The instrument app:handlers is a Handlers without listeners()."),
         ("monitoring:os.getcwd", "returned a str without listeners()"),
+        ("monitoring:Awaited", "The instrument monitoring:Awaited: its listener for JobEnded is an async function."),
+        ("monitoring:Spanless", "The instrument monitoring:Spanless failed: OSError: no collector there"),
         ("monitoring:Twice.made", "monitoring:Twice.made failed: ValueError: registered already"),
     ],
 )
 def test_what_is_no_instrument_is_refused_and_named(folder: Path, target: str, said: str) -> None:
-    with pytest.raises(AppError) as caught:
+    with pytest.raises(ConfigurationError) as caught:
         load_instruments([target])
     assert said in describe(caught.value)
     assert caught.value.exit_code == 2

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import PulseTrioError
 from ..handlers import Handlers
+from ..observe import check_plain
 from .faults import AppError
 
 if TYPE_CHECKING:
@@ -46,11 +47,12 @@ def load_handlers(target: str) -> Handlers:
 
 
 class Asked:
-    """An instrument whose listeners were asked for once: some register their metrics then, and refuse to do it again."""
+    """An instrument that was asked once for its listeners and spans: some register their metrics then, and refuse to do it
+    again."""
 
-    def __init__(self, listeners: Mapping[type[Any], Callable[[Any], None]], instrument: Any = None) -> None:
+    def __init__(self, listeners: Mapping[type[Any], Callable[[Any], None]], spans: Any = None) -> None:
         self._listeners = listeners
-        self._instrument = instrument
+        self._spans = spans
 
     def listeners(self) -> Mapping[type[Any], Callable[[Any], None]]:
         """What the instrument said."""
@@ -58,8 +60,7 @@ class Asked:
 
     def spans(self) -> Any:
         """The instrument's spans, if it makes some."""
-        make = getattr(self._instrument, "spans", None)
-        return make() if make is not None else None
+        return self._spans
 
 
 def load_instruments(targets: Sequence[str]) -> list[Asked]:
@@ -108,6 +109,8 @@ def _has_listeners(found: object) -> bool:
 def _asked(what: str, instrument: Any) -> Asked:
     try:
         listeners = instrument.listeners()
+        make = getattr(instrument, "spans", None)
+        spans = make() if make is not None else None
     except (Exception, SystemExit) as error:
         raise AppError(
             f"{what} failed: {_headline(error)}",
@@ -115,7 +118,8 @@ def _asked(what: str, instrument: Any) -> Asked:
         ) from None
     if not _are_listeners(listeners):
         raise AppError(f"{what}: its listeners() must return {{type of event: function}}, not {listeners!r:.200}")
-    return Asked(listeners, instrument)
+    check_plain(what, listeners)
+    return Asked(listeners, spans)
 
 
 def _are_listeners(value: object) -> bool:
