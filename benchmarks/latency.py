@@ -13,10 +13,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import psycopg
 
 from common import Report, Row, Server, in_turn, open_server, parser, rounds, spread
+from link import Link, near
 from plots import distribution
 from processes import WorkerProcess, our_worker, wait_until, workers
 from pulse_trio import SyncClient
@@ -31,6 +33,9 @@ COLUMNS = {
     "enqueue_p50": "enqueue p50 ms",
     "n": "jobs",
 }
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
 Enqueue = Callable[["psycopg.Connection[tuple[object, ...]]", float], None]
 
 
@@ -47,9 +52,15 @@ def in_transaction(connection: psycopg.Connection[tuple[object, ...]], mark: flo
         SyncClient(connection).enqueue("timed", {"mark": mark})
 
 
-def run(server: Server, count: int, enqueue: Enqueue, every: float = EVERY) -> Row:
-    """`count` jobs, one each `every` seconds."""
-    with server.database() as dsn, workers(our_worker(dsn)) as (worker,):
+def run(
+    server: Server,
+    count: int,
+    enqueue: Enqueue,
+    every: float = EVERY,
+    reach: Callable[[str], AbstractContextManager[Link]] = near,
+) -> Row:
+    """`count` jobs, one each `every` seconds. `reach` says over which link the worker reaches the database."""
+    with server.database() as dsn, reach(dsn) as link, workers(our_worker(link.dsn)) as (worker,):
         worker.wait_for("ready")
         committed: dict[float, float] = {}
         taken: list[float] = []

@@ -15,6 +15,7 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from common import Report, Row, Server, in_turn, medians, open_server, parser, rounds
+from link import open_link
 from metering import Meter, costs
 from processes import wait_until
 from pulse_trio import Handlers, Job, SyncClient, Worker
@@ -53,7 +55,7 @@ async def echo(job: Job, payload: str) -> str:
     return payload
 
 
-# The processes: `payloads.py worker DSN`, `proxy DSN RATE`, `client DSN COUNT SIZE`
+# The processes: `payloads.py worker DSN`, `client DSN COUNT SIZE`
 
 
 async def work(dsn: str) -> None:
@@ -64,18 +66,6 @@ async def work(dsn: str) -> None:
         await nursery.start(worker.run)
         await trio.to_thread.run_sync(sys.stdin.read)
         worker.stop_now()
-
-
-async def carry(dsn: str, rate: float) -> None:
-    """A slow link to `dsn`, until its standard input ends."""
-    sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-    from pulse_trio.testing.faults.proxy import open_proxy
-
-    async with open_proxy(dsn) as proxy:
-        proxy.limit(rate)
-        sys.stdout.write(json.dumps({"dsn": proxy.dsn}) + "\n")
-        sys.stdout.flush()
-        await trio.to_thread.run_sync(sys.stdin.read)
 
 
 def produce(dsn: str, count: int, size: int) -> None:
@@ -107,17 +97,15 @@ def peak_of(pid: int | str) -> float:
 
 def run(server: Server, count: int, size: int, rate: float) -> Row:
     """All jobs through the link, once."""
-    with server.database() as dsn, Meter(dsn) as meter:
+    with server.database() as dsn, Meter(dsn) as meter, ExitStack() as running:
         client = start("client", dsn, count, size)
         assert client.stdout is not None
         client_mib = json.loads(client.stdout.readline())["peak"]
         client.wait()
-        link = start("proxy", dsn, rate)
-        assert link.stdout is not None
-        through = json.loads(link.stdout.readline())["dsn"]
+        link = running.enter_context(open_link(dsn, rate=rate))
         before = meter.read([link.pid])
         began = time.monotonic()
-        worker = start("worker", through)
+        worker = start("worker", link.dsn)
         finished = "SELECT count(*) FROM pulse.job_archive"
         wait_until(
             lambda: worker.poll() is not None or meter.query(finished)[0][0] == count,
@@ -129,7 +117,6 @@ def run(server: Server, count: int, size: int, rate: float) -> Row:
         after = meter.read([link.pid, worker.pid])
         worker_mib = peak_of(worker.pid)
         said, _ = worker.communicate("")
-        link.communicate("")
         completed, attempts = meter.query(
             "SELECT count(*) FILTER (WHERE state = 4), max(attempt) FROM pulse.job_archive"
         )[0]
@@ -171,8 +158,6 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["worker", dsn]:
             trio.run(work, dsn)
-        case ["proxy", dsn, rate]:
-            trio.run(carry, dsn, float(rate))
         case ["client", dsn, count, size]:
             produce(dsn, int(count), int(size))
         case _:
