@@ -157,7 +157,9 @@ def class_entry(name: str, value: type, since: dict[str, str]) -> list[str]:
         lines += ["", "Values: " + ", ".join(f"`{each.name}`" for each in value) + "."]
     if name in ELSEWHERE:
         lines += ["", ELSEWHERE[name]]
-    elif not plain and (given := argument_lines(value, f"{said}\n{inspect.getdoc(vars(value).get('__init__')) or ''}")):
+    elif not (
+        plain or dataclasses.is_dataclass(value) or hasattr(value, "__struct_fields__") or issubclass(value, tuple)
+    ) and (given := argument_lines(value, f"{said}\n{inspect.getdoc(vars(value).get('__init__')) or ''}")):
         lines += ["", *given]
     lines += ["", f"Since {since.get(name, '?')}.", ""]
     for member, inner in sorted(members(value).items()):
