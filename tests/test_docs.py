@@ -36,6 +36,7 @@ PAGES_THAT_RUN = [
     "docs/tutorial/first-worker.md",
     "docs/tutorial/an-order-that-waits.md",
     "docs/how-to/django.md",
+    "docs/how-to/django-tasks.md",
     "docs/how-to/batches.md",
     "docs/how-to/durable-nursery.md",
     "docs/how-to/enqueue.md",

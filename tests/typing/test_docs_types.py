@@ -11,7 +11,12 @@ from typing import Any
 from test_docs import PAGES_THAT_RUN, blocks
 
 ROOT = Path(__file__).parents[2]
-UNTYPED = ("docs/how-to/django.md", "docs/how-to/fastapi-sqlalchemy.md", "docs/how-to/test-a-web-app.md")
+UNTYPED = (
+    "docs/how-to/django.md",
+    "docs/how-to/django-tasks.md",
+    "docs/how-to/fastapi-sqlalchemy.md",
+    "docs/how-to/test-a-web-app.md",
+)
 """Django has no types of its own; the other pages drive ASGI by hand, as no server has to."""
 
 

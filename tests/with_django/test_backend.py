@@ -279,7 +279,7 @@ def test_a_row_with_other_arguments_harms_itself_alone(args: dict[str, Any], win
 def test_an_error_text_cannot_choose_an_import() -> None:
     error = error_of("Evil: x\n\nTraceback (most recent call last):\nantigravity.Evil: x")
     assert error.exception_class_path == "antigravity.Evil"
-    with pytest.raises(ImportError, match="is no exception that this process has imported"):
+    with pytest.raises(ImportError, match="is nothing that this process has imported"):
         _ = error.exception_class
     assert "antigravity" not in sys.modules
 

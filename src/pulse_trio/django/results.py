@@ -39,12 +39,14 @@ class JobError(TaskError):
 
     @property
     def exception_class(self) -> type[BaseException]:
-        """The exception's class. Raises `ImportError` where its module is not imported."""
+        """The exception's class. Raises `ImportError` where its module is not imported, `ValueError` if it is no exception."""
         module, _, name = self.exception_class_path.rpartition(".")
         found = getattr(sys.modules.get(module), name, None)
-        if isinstance(found, type) and issubclass(found, BaseException):
-            return found
-        raise ImportError(f"{self.exception_class_path!r} is no exception that this process has imported.")
+        if found is None:
+            raise ImportError(f"{self.exception_class_path!r} is nothing that this process has imported.")
+        if not (isinstance(found, type) and issubclass(found, BaseException)):
+            raise ValueError(f"{self.exception_class_path!r} does not reference a valid exception.")
+        return found
 
 
 def result_of(task: Any, record: JobRecord, attempts: Sequence[AttemptRecord], alias: str) -> Any:
