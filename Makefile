@@ -15,7 +15,7 @@ TOOLS := build/tools
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-long test-oldest test-postgres coverage chaos docs lint lock audit clean
+.PHONY: help demo test test-long test-oldest test-postgres coverage chaos docs dist check-dist lint lock audit clean
 
 help:
 	@echo 'make demo [DIR=path]  run the demonstration on a folder of files (default: this project)'
@@ -26,6 +26,8 @@ help:
 	@echo 'make coverage         measure the branches of src/ that the tests take; the page goes to build/coverage/'
 	@echo 'make chaos [SEED=n | SEEDS=1-20] [SECONDS=60] [WORKERS=5]  try to break it; the report page goes to build/chaos/'
 	@echo 'make docs             build the site of the documentation, without a network, to build/site/index.html'
+	@echo 'make dist             build the wheel and the sdist to dist/, and check that the sdist builds the same wheel'
+	@echo 'make check-dist [PYTHONS=...]  the same, and complete a first job from the wheel in a clean environment of each Python'
 	@echo 'make lint             check style, types and the layers of the code'
 	@echo 'make lock [UPGRADE=1] make requirements/*.txt anew after a change of pyproject.toml (UPGRADE: all to their newest)'
 	@echo 'make audit            look the locked versions up in a list of known vulnerabilities (needs the network)'
@@ -90,6 +92,15 @@ chaos: $(VENV)/.dev
 # Warnings fail it. tests/test_site.py builds it too, and follows its links.
 docs: $(VENV)/.dev
 	@$(BIN)/python docs/_site/build.py
+
+# The second asks the package index for the dependencies, as a user's pip does.
+PYTHONS ?= $(PYTHON)
+
+dist: $(VENV)/.dev
+	@$(BIN)/python requirements/check_dist.py dist
+
+check-dist: $(VENV)/.dev
+	@$(BIN)/python requirements/check_dist.py dist $(PYTHONS)
 
 # Only what ruff lacks is asked of flake8-async.
 lint: SOURCES = $(shell find $(wildcard src tests benchmarks examples) -name '*.py')

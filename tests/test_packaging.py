@@ -117,6 +117,15 @@ def test_the_same_sources_make_the_same_bill(wheel: dict[str, bytes], tmp_path: 
     assert bill_of(built(tmp_path)) == bill_of(wheel)
 
 
+def test_the_sdist_builds_the_same_wheel(tmp_path: Path) -> None:
+    """As `make dist` does; `make check-dist` then installs it in clean environments."""
+    command = [sys.executable, str(ROOT / "requirements/check_dist.py"), str(tmp_path / "dist")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    assert done.stdout == (f"pulse_trio-{version}.tar.gz builds pulse_trio-{version}-py3-none-any.whl, byte for byte\n")
+
+
 def test_the_wheel_has_nothing_else(wheel: dict[str, bytes]) -> None:
     tops = {name.split("/")[0].split("-")[0] for name in wheel}
     assert tops == {"pulse_trio", "pulse_trio_pytest.py"}

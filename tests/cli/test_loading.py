@@ -136,3 +136,17 @@ def test_a_file_is_not_a_module() -> None:
 @pytest.mark.parametrize("target", ["a b", "shop:1", "", ":", "shop:a:b", ".shop"])
 def test_what_is_no_name_is_refused(target: str) -> None:
     assert "It looks like app:handlers" in refused(target)
+
+
+@pytest.mark.parametrize(("mark", "tool"), [("pipx_metadata.json", "pipx"), ("uv-receipt.toml", "uv tool")])
+@pytest.mark.parametrize("target", ["shop", "missing"])
+def test_a_tool_environment_that_lacks_the_applications_packages_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, mark: str, tool: str, target: str
+) -> None:
+    (folder / "shop.py").write_text("import no_such_library\n")
+    monkeypatch.setattr(sys, "prefix", str(folder))
+    assert "was installed with" not in refused(target)
+    (folder / mark).touch()
+    said = refused(target)
+    assert f"This pulse-trio was installed with {tool}, in an environment without your application's packages." in said
+    assert "python -m pulse_trio" in said

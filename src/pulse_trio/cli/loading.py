@@ -180,7 +180,10 @@ def _import(name: str) -> ModuleType:
         inside = _without_importing(error.__traceback__)
         if isinstance(error, ModuleNotFoundError) and inside is None:
             raise AppError(_not_found(name, error)) from None
-        raise AppError(f"Importing {name!r} failed: {_headline(error)}", _detail(error, inside)) from None
+        hint = _tool_hint() if isinstance(error, ModuleNotFoundError) else ""
+        raise AppError(
+            f"Importing {name!r} failed: {_headline(error)}{hint and '.'}{hint}", _detail(error, inside)
+        ) from None
 
 
 def _not_found(name: str, error: ModuleNotFoundError) -> str:
@@ -192,7 +195,19 @@ def _not_found(name: str, error: ModuleNotFoundError) -> str:
 def _nowhere(name: str) -> str:
     near = difflib.get_close_matches(name, _modules_here(), n=3)
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
-    return f"There is no module {name!r} in {os.getcwd()}, nor is one installed.{hint} Run from the folder it is in."
+    where = f"There is no module {name!r} in {os.getcwd()}, nor is one installed."
+    return f"{where}{hint} Run from the folder it is in.{_tool_hint()}"
+
+
+def _tool_hint() -> str:
+    """What is amiss where pipx or uv has installed the command: its environment has none of the application's packages."""
+    for mark, tool in (("pipx_metadata.json", "pipx"), ("uv-receipt.toml", "uv tool")):
+        if (Path(sys.prefix) / mark).exists():
+            return (
+                f" This pulse-trio was installed with {tool}, in an environment without your application's packages. Install "
+                "it beside your application and run it there: python -m pip install pulse-trio, then python -m pulse_trio"
+            )
+    return ""
 
 
 def _modules_here() -> list[str]:
