@@ -33,6 +33,7 @@ class Counter:
         self.last = 0.0
         self.starts: list[tuple[float, float]] = []
         self.ends: list[tuple[int, float]] = []
+        self._began = trio.Event()
 
     def count(self) -> None:
         """One handler was called."""
@@ -40,10 +41,12 @@ class Counter:
         self.last = time.monotonic()
         if self.ran == 1:
             say(first=self.last)
+            self._began.set()
 
     async def report(self) -> None:
-        """Reports progress until cancelled."""
+        """Reports progress until cancelled, from the first call on: before it, an idle worker's cost is its own."""
         said = 0
+        await self._began.wait()
         while True:
             await trio.sleep(PULSE)
             if self.ran != said:
