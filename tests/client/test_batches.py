@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import psycopg
@@ -25,9 +25,6 @@ from pulse_trio.postgres import TrioConnection
 from pulse_trio.store import finishing
 from support.stores import ENDS_WAITED_FOR, Window, claim, claim_one, end, open_store
 
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
 pytestmark = pytest.mark.anyio  # On Trio and on asyncio.
 handlers = Handlers()
 on_trio = pytest.mark.parametrize("anyio_backend", ["trio"])
@@ -41,17 +38,6 @@ async def step(n: int) -> int:
 
 @handlers.job(queue="after")
 async def report(batch: int = 0) -> None: ...
-
-
-@pytest.fixture(params=["trio", "asyncio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-@pytest.fixture
-def window(dsn: str) -> Generator[Window]:
-    with Window(dsn) as window:
-        yield window
 
 
 def callbacks(window: Window) -> list[dict[str, Any]]:

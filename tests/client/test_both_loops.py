@@ -24,17 +24,6 @@ async def add(a: int, b: int = 2) -> int:
     return a + b
 
 
-@pytest.fixture(params=["trio", "asyncio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-@pytest.fixture
-def window(dsn: str) -> Generator[Window]:
-    with Window(dsn) as window:
-        yield window
-
-
 async def connect(dsn: str, backend: str) -> psycopg.AsyncConnection[Any]:
     cls = TrioConnection if backend == "trio" else psycopg.AsyncConnection
     return await cls.connect(dsn)

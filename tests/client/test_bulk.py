@@ -17,10 +17,11 @@ from pulse_trio import (
     UsageError,
     open_client,
 )
-from support.stores import Window
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
+
+    from support.stores import Window
 
 pytestmark = pytest.mark.anyio  # On Trio and on asyncio.
 handlers = Handlers()
@@ -45,17 +46,6 @@ def stream(count: int, *, breaks_at: int | None = None) -> Generator[JobRequest]
 async def async_stream(count: int, *, breaks_at: int | None = None) -> AsyncGenerator[JobRequest]:
     for request in stream(count, breaks_at=breaks_at):
         yield request
-
-
-@pytest.fixture(params=["trio", "asyncio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-@pytest.fixture
-def window(dsn: str) -> Generator[Window]:
-    with Window(dsn) as window:
-        yield window
 
 
 def stored(window: Window) -> list[tuple[int, int]]:

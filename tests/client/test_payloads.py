@@ -17,12 +17,12 @@ from pulse_trio import Handlers, InvalidArguments, SyncClient, open_client
 from pulse_trio.cli.application import pulse_trio
 from pulse_trio.sql import statement
 from pulse_trio.store import history
-from support.stores import Window
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
 
     from pulse_trio import JobRequest
+    from support.stores import Window
 
 pytestmark = pytest.mark.anyio  # On Trio and on asyncio.
 handlers = Handlers()
@@ -34,17 +34,6 @@ MOST = 40_000_000
 
 @handlers.job
 async def take(value: Any) -> None: ...
-
-
-@pytest.fixture(params=["trio", "asyncio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-@pytest.fixture
-def window(dsn: str) -> Generator[Window]:
-    with Window(dsn) as window:
-        yield window
 
 
 def large(*, keyed: bool) -> Generator[JobRequest]:

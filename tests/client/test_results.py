@@ -48,17 +48,6 @@ async def add(a: int, b: int = 2) -> int:
     return a + b
 
 
-@pytest.fixture(params=["trio", "asyncio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-@pytest.fixture
-def window(dsn: str) -> Generator[Window]:
-    with Window(dsn) as window:
-        yield window
-
-
 async def until_locks(window: Window, count: int) -> None:
     """Waits until so many ends are waited for, "somebody waits" included; PostgreSQL tells nobody, so it is asked."""
     with anyio.fail_after(20):

@@ -5,13 +5,12 @@ statements, beside workers' (tests/store/test_tree_operations.py has what they d
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 
-from .test_tree_design import Teller, settle, wait_for_lock
+from .test_tree_design import Teller, settle, three_tellers, wait_for_lock
 from .test_tree_operations import cancel, ended, start, state, suspend, write_line
 
 if TYPE_CHECKING:
@@ -24,11 +23,7 @@ Job = tuple[int, int]
 
 @pytest.fixture
 def workers(databases: Databases) -> Generator[list[Teller]]:
-    """Three connections: two workers' and one that looks."""
-    with databases.migrated() as dsn, ExitStack() as stack:
-        tellers = [Teller(dsn, 1001 + n) for n in range(3)]
-        for teller in tellers:
-            stack.callback(teller.connection.close)
+    with databases.migrated() as dsn, three_tellers(dsn) as tellers:
         yield tellers
 
 

@@ -151,13 +151,19 @@ def tree(databases: Databases) -> Generator[str]:
         yield dsn
 
 
-@pytest.fixture
-def workers(tree: str) -> Generator[list[Teller]]:
+@contextmanager
+def three_tellers(dsn: str) -> Generator[list[Teller]]:
     """Three connections: two workers' and one that looks."""
-    tellers = [Teller(tree, 1001), Teller(tree, 1002), Teller(tree, 1003)]
+    tellers = [Teller(dsn, 1001 + n) for n in range(3)]
     with ExitStack() as stack:
         for teller in tellers:
             stack.callback(teller.connection.close)
+        yield tellers
+
+
+@pytest.fixture
+def workers(tree: str) -> Generator[list[Teller]]:
+    with three_tellers(tree) as tellers:
         yield tellers
 
 

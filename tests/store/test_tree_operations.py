@@ -5,14 +5,13 @@ statements, beside workers' (tests/store/test_tree_design.py has the races of th
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pulse_trio.sql import statement
 
-from .test_tree_design import Teller, settle, wait_for_lock
+from .test_tree_design import Teller, settle, three_tellers, wait_for_lock
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -24,11 +23,7 @@ Job = tuple[int, int]
 
 @pytest.fixture
 def workers(databases: Databases) -> Generator[list[Teller]]:
-    """Three connections: two workers' and one that looks."""
-    with databases.migrated() as dsn, ExitStack() as stack:
-        tellers = [Teller(dsn, 1001 + n) for n in range(3)]
-        for teller in tellers:
-            stack.callback(teller.connection.close)
+    with databases.migrated() as dsn, three_tellers(dsn) as tellers:
         yield tellers
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ..jobs import Claim
+    from ..jobs import Claim, JobRequest
 
 
 def numbers(values: Iterable[int | float]) -> str:
@@ -35,6 +35,23 @@ def _quoted(value: str | None) -> str:
     if "\\" in value or '"' in value:
         value = value.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{value}"'
+
+
+def request_columns(requests: Sequence[JobRequest]) -> dict[str, str]:
+    """What every statement that adds jobs has as parameters: a column for each field of the requests but the unique key."""
+    return {
+        "kinds": texts([r.kind for r in requests]),
+        "args": texts([r.args for r in requests]),
+        "queues": texts([r.queue for r in requests]),
+        "priorities": numbers([r.priority for r in requests]),
+        "run_ats": texts([r.run_at for r in requests]),
+        "delays": optional_numbers([r.delay for r in requests]),
+        "deadlines": optional_numbers([r.deadline_in for r in requests]),
+        "expiries": optional_numbers([r.expires_in for r in requests]),
+        "max_attempts": numbers([r.max_attempts for r in requests]),
+        "options": texts([r.options for r in requests]),
+        "keys": texts([r.key for r in requests]),
+    }
 
 
 def fences(claims: Sequence[Claim]) -> dict[str, str]:

@@ -8,7 +8,7 @@ import msgspec
 
 from ..codec import encoded
 from ..errors import JobExists
-from .arrays import numbers, optional_numbers, texts
+from .arrays import numbers, optional_numbers, request_columns, texts
 from .operations import Query
 
 if TYPE_CHECKING:
@@ -136,17 +136,4 @@ def _enqueue_unique(requests: Sequence[JobRequest]) -> Operation[list[Enqueued]]
 
 
 def _columns(requests: Sequence[JobRequest]) -> dict[str, str]:
-    return {
-        "kinds": texts([r.kind for r in requests]),
-        "args": texts([r.args for r in requests]),
-        "queues": texts([r.queue for r in requests]),
-        "priorities": numbers([r.priority for r in requests]),
-        "run_ats": texts([r.run_at for r in requests]),
-        "delays": optional_numbers([r.delay for r in requests]),
-        "deadlines": optional_numbers([r.deadline_in for r in requests]),
-        "expiries": optional_numbers([r.expires_in for r in requests]),
-        "max_attempts": numbers([r.max_attempts for r in requests]),
-        "options": texts([r.options for r in requests]),
-        "unique_keys": texts([r.unique_key for r in requests]),
-        "keys": texts([r.key for r in requests]),
-    }
+    return {**request_columns(requests), "unique_keys": texts([r.unique_key for r in requests])}

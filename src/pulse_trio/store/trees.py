@@ -13,7 +13,7 @@ from psycopg.errors import ProgramLimitExceeded
 from ..errors import UsageError
 from ..lines import BeyondLimit
 from ..sql import statement
-from .arrays import numbers, optional_numbers, texts
+from .arrays import numbers, optional_numbers, request_columns, texts
 from .history import record_of
 from .rows import ROWS_FAULT
 
@@ -185,20 +185,9 @@ def _of(fence: Fence, **more: object) -> dict[str, object]:
 
 
 def _columns(children: Sequence[NewChild]) -> dict[str, object]:
-    requests = [child.request for child in children]
     return {
+        **request_columns([child.request for child in children]),
         "child_keys": texts([c.key for c in children]),
         "digests": texts([rf"\x{c.digest.hex()}" for c in children]),
-        "kinds": texts([r.kind for r in requests]),
-        "args": texts([r.args for r in requests]),
-        "queues": texts([r.queue for r in requests]),
-        "priorities": numbers([r.priority for r in requests]),
-        "run_ats": texts([r.run_at for r in requests]),
-        "delays": optional_numbers([r.delay for r in requests]),
-        "deadlines": optional_numbers([r.deadline_in for r in requests]),
-        "expiries": optional_numbers([r.expires_in for r in requests]),
-        "max_attempts": numbers([r.max_attempts for r in requests]),
-        "options": texts([r.options for r in requests]),
-        "keys": texts([r.key for r in requests]),
         "reserved": optional_numbers([c.job_id for c in children]),
     }
