@@ -41,6 +41,7 @@ PAGES_THAT_RUN = [
     "docs/how-to/durable-nursery.md",
     "docs/how-to/enqueue.md",
     "docs/how-to/fastapi-sqlalchemy.md",
+    "docs/how-to/web-frameworks.md",
     "docs/how-to/periodic.md",
     "docs/how-to/results.md",
     "docs/how-to/retries.md",
