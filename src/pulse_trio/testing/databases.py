@@ -110,7 +110,7 @@ class _Admin:
         self._connection: psycopg.Connection[Any] | None = None
 
     def submit(self, act: Callable[[psycopg.Connection[Any], A], T], given: A) -> Future[T]:
-        """Has it do something with its connection."""
+        """Calls `act` in the thread, with its connection."""
         return self._thread.submit(lambda: act(self._connected(), given))
 
     def _connected(self) -> psycopg.Connection[Any]:
@@ -300,7 +300,7 @@ def _safe(dsn: str) -> str:
 # Without pytest
 
 _of_processes: dict[tuple[int, str | None], TemplateDatabases] = {}
-"""By the process's id: a forked child has neither the thread nor the connection of its parent's."""
+"""By process id: a forked child has neither its parent's thread nor its parent's connection."""
 
 
 @contextmanager

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 _MANY = 10
-"""Attempts of one kind after which it is more likely that they do not end than that one of them does not."""
+"""After so many attempts of one kind, its jobs probably run again and again, rather than one of them not ending."""
 
 
 class _Running:
@@ -79,7 +79,7 @@ class PulseWorker:
         """Runs what is due until nothing is due and nothing runs, and says how many jobs ended how.
 
         What is due later (a retry with its delay, a schedule) is left alone; but with `pulse_clock` the clock moves on until no
-        job waits. A durable job that waits for an event which nobody sends, or without a clock for its time or its children,
+        job waits. A durable job that waits for an event that is not sent, or without a clock for its time or its children,
         stays suspended, and is in the report's `suspended`. `settings` are those of `WorkerSettings`, as `concurrency=1`. Under
         asyncio the worker runs in a thread, with a Trio of its own.
 

@@ -83,7 +83,7 @@ class Resuming:
         return True
 
     async def pass_after(self, seconds: float) -> None:
-        """Returns when that time has passed, by Trio's clock or because durable waits have."""
+        """Returns when that time has passed: on Trio's clock, or because durable waits moved the job's time on."""
         tree = self._tree
         self.cancel_at = tree.now + seconds
         while tree.now < self.cancel_at:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..store.links import Links
 
 _kept: dict[tuple[int, str], KeptConnections] = {}
-"""By the process's id, because a forked child must not use its parent's connections, and by the DSN."""
+"""By process id, because a forked child must not use its parent's connections, and by DSN."""
 
 
 class KeptConnections:
@@ -30,7 +30,7 @@ class KeptConnections:
         self._terms: Hashable = None
 
     def lend(self, links: Links, terms: Hashable) -> bool:
-        """Gives them to a worker. False if there are none, or the last worker's were made on other terms."""
+        """Lends the connections to a worker. Returns False if there are none, or if they were made with other settings."""
         if terms != self._terms:
             self.close()
         lent, self._idle = self._idle, {}

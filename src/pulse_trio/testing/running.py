@@ -50,7 +50,7 @@ _VIRTUAL_LOOKS = 10_000
 
 
 _ATTEMPTS = 100
-"""A child that has not ended by then is one that never will."""
+"""After so many attempts a child counts as one that never ends."""
 _BEATS = {"lease": 1.0, "heartbeat": 0.1}
 """Seconds, where the lease is to be lost soon."""
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Site:
-    """One app's parts. `read_only`: nobody may act here, whoever it is."""
+    """One app's parts. `read_only`: no user may change anything here."""
 
     database: Database
     live: Live

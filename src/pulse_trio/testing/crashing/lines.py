@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType
 
 VISITS = 2
-"""How often a line of a plain function is a crash point: the second round of a loop differs from the first."""
+"""How many times a line of a plain function is a crash point: the second round of a loop may differ from the first."""
 
 
 class LinesOf:

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from .points import CrashPoint, Place
 
 _ATTEMPTS = 100
-"""A job that has not ended by then is one that never will."""
+"""After so many attempts a job counts as one that never ends."""
 _SUSPENSIONS = 10
-"""As many of a durable handler, without a new line of its history, do not end either."""
+"""After so many suspensions without a new line in its history, a durable handler counts as one that never ends."""
 _TOLD_WITHIN = 100
 """Turns of Trio's loop until a worker that was told of a lost lease has cancelled its handler."""
 
@@ -180,7 +180,7 @@ async def _attempt(
 
 
 async def _stop_when_ended(worker: Worker, ends: _Ends) -> None:
-    """A burst looks around for others before it ends, and a durable handler has many attempts."""
+    """A burst looks for other jobs before it ends, and a durable handler has many attempts."""
     await ends.ended.wait()
     worker.stop()
 

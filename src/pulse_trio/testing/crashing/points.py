@@ -25,7 +25,7 @@ _LIBRARIES = tuple(
     os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
 _DECORATORS = 50
-"""Lines that decorators may take."""
+"""The most lines that a function's decorators may take."""
 _OURS = ("pulse_trio", "trio", "outcome")
 
 

@@ -302,7 +302,7 @@ def send(pid: int, number: signal.Signals) -> None:
 
 
 def clean_environment() -> dict[str, str]:
-    """Ours without what would point pulse-trio at another database or setting; output is not buffered."""
+    """This process's environment without the variables that name a database or a setting of pulse-trio; unbuffered output."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PULSE_TRIO_", "PG"))}
     kept.pop("DATABASE_URL", None)
     return {**kept, "PYTHONUNBUFFERED": "1"}

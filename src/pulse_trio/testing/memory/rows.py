@@ -64,7 +64,7 @@ class CountedJob(EnqueuedJob):
 
 @dataclass
 class MemoryJob(CountedJob):
-    """A job: where it stands."""
+    """A job with its state."""
 
     session: int = 0
     lease_until: float = math.inf

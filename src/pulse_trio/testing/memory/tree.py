@@ -1,6 +1,6 @@
 """The history, the events and the children of one durable job in memory: for one attempt, and for the resumptions of it.
 
-It is no store of trees: other jobs cannot look at it, a parent that has ended waits for nobody, and no child is started again.
+It is not a store of trees: no other job sees it, a parent that has ended waits for no child, and no child is started again.
 What needs those rules needs a real database.
 """
 
@@ -89,7 +89,7 @@ class MemoryTree:
         return trio.current_time() + self._store.epoch_offset
 
     def pass_time(self, until: float) -> None:
-        """It is that moment now."""
+        """Sets the clock to that moment."""
         self._store.epoch_offset += max(0.0, until - self.now)
         self.tell()
 

@@ -24,12 +24,12 @@ class Workers:
 
     @property
     def slots(self) -> int:
-        """How many jobs the living ones can run at a time."""
+        """How many jobs all live workers together can run at a time."""
         return sum(w.concurrency for w in self.workers if w.state in ("running", "draining"))
 
     @property
     def running(self) -> int:
-        """How many jobs the living ones run."""
+        """How many jobs all live workers together run now."""
         return sum(w.running for w in self.workers if w.state in ("running", "draining"))
 
 

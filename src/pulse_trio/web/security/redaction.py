@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .users import User
 
 HIDDEN = "••••••"
-"""In the place of a redacted value. Its length says nothing of the value's."""
+"""Stands in place of a redacted value. Its length says nothing about the value's."""
 PAYLOAD: Mapping[str, bool] = {"payload": True}
 """A dataclass's field that holds a payload: `field(metadata=PAYLOAD)`. Those of these names are known without it."""
 _NAMES = frozenset({"args", "arguments", "result", "payload"})

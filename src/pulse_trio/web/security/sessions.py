@@ -98,7 +98,7 @@ class Sessions:
             stream.cancel()
 
     def streaming(self, session: Session, stream: anyio.CancelScope) -> None:
-        """An answer begins that ends with the session."""
+        """Registers an answer that is to end when the session does."""
         self._streams.setdefault(session.sid, []).append(stream)
 
     def streamed(self, session: Session, stream: anyio.CancelScope) -> None:

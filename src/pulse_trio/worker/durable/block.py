@@ -1,4 +1,4 @@
-"""The children of one block: started together, learnt about, cancelled. What a block does with them is in nursery.py."""
+"""The children of one block: how they are started, observed and cancelled. What a block does with them is in nursery.py."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ REFUSED = frozenset({"suspended", "shutdown", "fence-lost", "lease-unproven"})
 """While a handler unwinds for one of these reasons durable calls are refused: the next attempt stands where this one did."""
 _HELD_BACK = frozenset({"user", "parent", "sibling", "deadline"})
 _FIRST_LOOK, _LONGEST_LOOK = 0.05, 1.0
-"""Seconds after which a call that waits for its line looks whether all others wait too: nothing says that a task has ended."""
+"""Seconds after which a call that waits for its line checks whether all others wait too: Trio does not say when a task ends."""
 
 
 _VERSION = "0:version"

@@ -111,7 +111,7 @@ class Replay:
             del self._waiting[call.key]
 
     def stuck(self) -> ReplayMismatch:
-        """The error of a handler of which every task stands in a call that waits, while nobody's turn comes."""
+        """The error of a handler whose tasks all wait in durable calls, none of which is the history's next line."""
         line, waiting = self._lines[0], list(self._waiting.values())
         error = self._mismatch(line, f"the handler now stands in {', '.join(map(str, waiting))}")
         if not all(call.key in self._by_key for call in waiting):

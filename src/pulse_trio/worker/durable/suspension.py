@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .durable import Durable
 
 _FIRST_LOOK, _LONGEST_LOOK = 0.05, 1.0
-"""Seconds after which a call that waits looks whether all other tasks wait too: nothing says that a task has ended."""
+"""Seconds after which a waiting call checks whether all other tasks wait too: Trio does not say when a task has ended."""
 _IGNORED = "the handler returned a value while it was being suspended: it is ignored, for the handler starts again from the top"
 
 
