@@ -16,6 +16,8 @@ import msgspec
 import sniffio
 import trio
 
+from .labels import Labelled
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
@@ -223,7 +225,7 @@ class JobTransaction(Protocol):
     def transaction(self, *args: Any, **options: Any) -> Any: ...
 
 
-class Job:
+class Job(Labelled):
     """A handler's view of its job. Deduplicate remote effects on `(job.id, job.attempt)`."""
 
     __slots__ = ("_claim", "_runtime")
@@ -255,21 +257,6 @@ class Job:
     def max_attempts(self) -> int:
         """The attempt after which a failure is the last."""
         return self._claim.max_attempts
-
-    @property
-    def kind(self) -> str:
-        """The name of its handler."""
-        return self._claim.kind
-
-    @property
-    def queue(self) -> str:
-        """The queue that it was claimed from."""
-        return self._claim.queue
-
-    @property
-    def priority(self) -> int:
-        """Higher runs first."""
-        return self._claim.priority
 
     @property
     def deadline(self) -> float:

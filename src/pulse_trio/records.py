@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 SESSION: Mapping[str, bool] = {"session": True}
 """A field that holds a worker's session: 63 bits, more than many JSON readers keep of a number (JavaScript and jq keep 53)."""
 
+PAYLOAD: Mapping[str, bool] = {"payload": True}
+"""A field that only those see who may read payloads."""
+
 
 class State(StrEnum):
     """The states that `pulse.jobs.state` shows."""
@@ -59,3 +62,7 @@ class JobRecord:
     """The job at the top of its tree; its own id for a root, None for a job without a tree."""
     child_key: str | None = None
     """What names it among its siblings."""
+    tags: list[str] | None = None
+    """The tags it was enqueued with; None for none."""
+    meta: dict[str, Any] | None = field(default=None, metadata=PAYLOAD)
+    """The metadata it was enqueued with; None for none."""

@@ -112,6 +112,12 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
     "function take_metrics_turn": called_by("worker"),
     "function trace_of": {},
     "function trace_options": {},
+    "function has_meta": PUBLIC,
+    "function has_tags": PUBLIC,
+    "function label_options": {},
+    "function meta_of": PUBLIC,
+    "function option_text": PUBLIC,
+    "function tags_of": PUBLIC,
     "function wake": called_by("worker", "operator"),
     # Trees.
     "function cancel_below": {},

@@ -27,6 +27,10 @@ NEARBY = 20
 """Characters shown on each side of a mistake."""
 
 
+def _metadata(_: click.Context, __: click.Parameter, text: str | None) -> dict[str, Any] | None:
+    return None if text is None else parse_arguments(text, "metadata")
+
+
 @click.command()
 @click.argument("kind")
 @click.argument("arguments", metavar="[JSON]", default="{}")
@@ -42,6 +46,10 @@ NEARBY = 20
     help="Dead after this many failures.  [default: 20]",
 )
 @click.option("--unique-key", metavar="KEY", help="At most one live job of the queue has this key.")
+@click.option("--tag", "tags", metavar="TAG", multiple=True, help="A tag; may be repeated.")
+@click.option(
+    "--meta", callback=_metadata, metavar="JSON", help="Metadata: an object of texts, numbers, booleans and nulls."
+)
 @click.option("--app", metavar="APP:HANDLERS", help="Check the arguments against this handler, and use its options.")
 @actor_option
 @schema_option
@@ -56,7 +64,9 @@ def enqueue(
     '{"user_id": 42}'; - reads it from the standard input.
     """
     text = sys.stdin.read() if arguments == "-" else arguments
-    request, codec = _request(kind, parse_arguments(text), app, {k: v for k, v in options.items() if v is not None})
+    request, codec = _request(
+        kind, parse_arguments(text), app, {k: v for k, v in options.items() if v is not None and v != ()}
+    )
     with open_store(dsn, schema) as client:
         done = client.run_together(
             by_hand(new_jobs.enqueue(request, in_schema(codec, client.schema)), f"{request.queue} {request.kind}")
@@ -78,19 +88,19 @@ def _request(
     return handlers[kind].options(**options).request_by_name(arguments), handlers.codec
 
 
-def parse_arguments(text: str) -> dict[str, Any]:
+def parse_arguments(text: str, what: str = "arguments") -> dict[str, Any]:
     """A JSON object. Raises `InvalidArguments`, saying where the mistake is."""
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         raise InvalidArguments(
-            f"The arguments are not valid JSON: {error.msg.lower()} at line {error.lineno}, column {error.colno}, "
+            f"The {what} are not valid JSON: {error.msg.lower()} at line {error.lineno}, column {error.colno}, "
             f"here: {_around(text, error.pos)}"
         ) from None
     except RecursionError:
-        raise InvalidArguments("The arguments are nested too deeply.") from None
+        raise InvalidArguments(f"The {what} are nested too deeply.") from None
     if not isinstance(value, dict):
-        raise InvalidArguments(f"The arguments must be a JSON object, as in '{{\"user_id\": 42}}', not {_kind(value)}.")
+        raise InvalidArguments(f"The {what} must be a JSON object, as in '{{\"user_id\": 42}}', not {_kind(value)}.")
     return cast("dict[str, Any]", value)
 
 

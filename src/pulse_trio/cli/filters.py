@@ -19,7 +19,7 @@ T = TypeVar("T")
 F = TypeVar("F", bound="Callable[..., Any]")
 
 STATES = [str(state) for state in State]
-NAMES = ("state", "queue", "kind", "worker", "since", "until", "error", "unique_key", "key")
+NAMES = ("state", "queue", "kind", "worker", "since", "until", "error", "unique_key", "key", "tag")
 
 
 def _read_by(parse: Callable[[str], T]) -> Callable[[str], T]:
@@ -74,6 +74,7 @@ _OPTIONS = (
     click.option("--error", metavar="TEXT", help="Only jobs whose last error contains this text."),
     click.option("--unique-key", metavar="KEY", help="Only jobs with this unique key."),
     click.option("--key", metavar="KEY", help="Only jobs with this key, which limits and turns use."),
+    click.option("--tag", metavar="TAG", help="Only jobs with this tag."),
 )
 
 

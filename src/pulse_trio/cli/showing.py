@@ -46,6 +46,8 @@ def fields_of(job: JobRecord) -> dict[str, object]:
         "attempt": f"{job.attempt} of {job.max_attempts}",
         "unique key": job.unique_key,
         "key": job.key,
+        "tags": " ".join(job.tags) if job.tags else None,
+        "metadata": compact(job.meta) if job.meta else None,
         "parent": job.parent_id,
         "tree of": job.root_id if job.root_id != job.id else None,
         "child key": job.child_key,

@@ -17,6 +17,7 @@ import msgspec
 
 from ..errors import ConfigurationError, InvalidName
 from ..jobs import DEFAULT_OPTIONS, JobRequest
+from ..labels import Scalar, check_tags, pack_meta, pack_tags
 from .limits import KEY_SIZE, check_limit, parse_rate
 from .names import check_queue, check_text
 
@@ -59,6 +60,8 @@ class _Options(TypedDict, total=False):
     unique_for: Duration | None
     unique_after: Duration | None
     on_conflict: OnConflict | None
+    tags: Iterable[str] | None
+    meta: Mapping[str, Scalar] | None
 
 
 class HandlerOptions(_Options, total=False):
@@ -111,6 +114,9 @@ class Defaults:
     unique_after: float | None = None
     on_conflict: OnConflict = "skip"
     child_key: str | None = None
+    tags: tuple[str, ...] = ()
+    meta: str = ""
+    """As the row's options have it."""
 
     def __post_init__(self) -> None:
         check_queue(self.queue)
@@ -218,6 +224,10 @@ def given_options(also: Iterable[str] = (), /, **options: Any) -> dict[str, Any]
     for name in _DURATIONS:
         if isinstance(duration := given.get(name), timedelta):
             given[name] = duration.total_seconds()
+    if "tags" in given:
+        given["tags"] = check_tags(given["tags"])
+    if "meta" in given:
+        given["meta"] = pack_meta(given["meta"])
     if (moment := given.pop("at", None)) is not None:
         if "run_at" in given:
             raise ConfigurationError("Give at or run_at, not both: they are the same option.")
@@ -237,6 +247,10 @@ def encode_options(defaults: Defaults) -> str | None:
         chosen["limit"] = defaults.limit
     if defaults.rate is not None:
         chosen["rate"] = parse_rate(defaults.rate)
+    if defaults.tags:
+        chosen["tags"] = pack_tags(defaults.tags)
+    if defaults.meta:
+        chosen["meta"] = defaults.meta
     return msgspec.json.encode(chosen).decode() if chosen else None
 
 

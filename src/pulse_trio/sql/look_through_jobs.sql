@@ -12,6 +12,7 @@ WITH live AS MATERIALIZED (
     FROM :"schema".job j
     WHERE %(live)s::boolean AND j.id < %(before)s::bigint AND (%(ids)s::bigint[] IS NULL OR j.id = ANY (%(ids)s::bigint[]))
       AND (%(unique_key)s::text IS NULL OR j.unique_key = %(unique_key)s::text AND j.queue = ANY (%(queues)s::text[]))
+      AND (%(tag)s::text IS NULL OR :"schema".has_tags(j.options) AND :"schema".tags_of(j.options) @> ARRAY[%(tag)s::text])
     ORDER BY j.id DESC LIMIT %(window)s::int) w
 ), finished AS MATERIALIZED (
   SELECT * FROM (
@@ -20,6 +21,7 @@ WITH live AS MATERIALIZED (
     WHERE %(finished)s::boolean AND d.id < %(before)s::bigint
       AND (NOT %(failed)s::boolean OR d.state <> :state.completed)
       AND (%(unique_key)s::text IS NULL OR d.unique_key = %(unique_key)s::text)
+      AND (%(tag)s::text IS NULL OR :"schema".has_tags(d.options) AND :"schema".tags_of(d.options) @> ARRAY[%(tag)s::text])
       AND (%(since)s::timestamptz IS NULL OR d.finished_at >= date_trunc('day', %(since)s::timestamptz, 'UTC'))
       AND (%(since_ago)s::interval IS NULL
            OR d.finished_at >= date_trunc('day', statement_timestamp() - %(since_ago)s::interval, 'UTC'))

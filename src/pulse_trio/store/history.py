@@ -42,6 +42,7 @@ class JobFilter(TypedDict, total=False):
     `worker` is a session's id, or `host:pid`; `error` a part of the last error's text, in any case. `since` and `until` are
     moments with their offset, or a `timedelta` before now; a job counts by when it finished, or, until then, by when it was
     enqueued. `key` is the key under which limits and turns count the job (a tenant).
+    `tag` is one of the job's tags.
     """
 
     state: State | str | None
@@ -53,6 +54,7 @@ class JobFilter(TypedDict, total=False):
     error: str | None
     unique_key: str | None
     key: str | None
+    tag: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,7 @@ def _matching(
     parameters: dict[str, Any] = {
         "state": state_named(chosen.get("state")),
         "workers": workers,
-        **{name: chosen.get(name) for name in ("queue", "kind", "error", "unique_key", "key")},
+        **{name: chosen.get(name) for name in ("queue", "kind", "error", "unique_key", "key", "tag")},
         **moment("since", chosen.get("since")),
         **moment("until", chosen.get("until")),
         "before": before or 2**63 - 1,

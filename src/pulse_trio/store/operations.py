@@ -83,6 +83,8 @@ class WorkerRecord:
 
 
 _RETRY_TRIES = 10
+_META = 25
+"""The column of the metadata in job.sql and jobs.sql."""
 
 
 def job(job_id: int) -> Operation[JobRecord]:
@@ -184,6 +186,8 @@ def record_of(row: Row) -> JobRecord:
     fields[3] = State(fields[3])
     fields[13] = json_value(fields[13])
     fields[14] = json_value(fields[14]) if fields[14] is not None else None
+    if len(fields) > _META and fields[_META] is not None:
+        fields[_META] = json_value(fields[_META])
     return JobRecord(*fields)
 
 

@@ -84,7 +84,7 @@ def _parameters(chosen: JobFilter) -> Operation[dict[str, Any]]:
         "finished": state is None or ends,
         "failed": (ends and state != State.COMPLETED) or chosen.get("error") is not None,
         "workers": workers,
-        **{name: chosen.get(name) for name in ("queue", "kind", "error", "unique_key", "key")},
+        **{name: chosen.get(name) for name in ("queue", "kind", "error", "unique_key", "key", "tag")},
         "queues": texts(queues),
         **moment("since", chosen.get("since")),
         **moment("until", chosen.get("until")),

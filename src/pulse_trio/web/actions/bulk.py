@@ -40,7 +40,7 @@ VALID = 15 * 60
 _STEP, _STEPS = 1.0, 20.0
 """Seconds of work for one request: of a script that shows each step, and of a plain form."""
 PAST = {"cancel": "cancelled", "retry": "retried", "delete": "deleted"}
-FILTERS = ("state", "queue", "kind", "worker", "since", "until", "error", "unique_key", "key")
+FILTERS = ("state", "queue", "kind", "worker", "since", "until", "error", "unique_key", "key", "tag")
 _SAMPLE = 10
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PAGE = 50
 """Jobs on one page."""
-NAMES = ("state", "queue", "kind", "key", "unique_key", "worker", "error", "since", "until")
+NAMES = ("state", "queue", "kind", "key", "tag", "unique_key", "worker", "error", "since", "until")
 """The filters of `pulse-trio jobs list`; an id finds one job."""
 STATES = tuple(str(state) for state in State)
 
