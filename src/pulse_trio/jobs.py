@@ -229,6 +229,7 @@ class Job(Labelled):
     """A handler's view of its job. Deduplicate remote effects on `(job.id, job.attempt)`."""
 
     __slots__ = ("_claim", "_runtime")
+    _claim: Claim
 
     def __init__(self, claim: Claim, runtime: JobRuntime) -> None:
         self._claim = claim

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -137,26 +137,12 @@ def _unpacked(text: object) -> dict[str, Scalar]:
         return {}
 
 
-class _Claim(Protocol):
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def queue(self) -> str: ...
-
-    @property
-    def priority(self) -> int: ...
-
-    @property
-    def options(self) -> str | None: ...
-
-
 class Labelled:
     """The part of a handler's `Job` that its producer chose."""
 
     __slots__ = ()
     if TYPE_CHECKING:
-        _claim: _Claim
+        _claim: Any
 
     @property
     def kind(self) -> str:

@@ -14,6 +14,7 @@ from pulse_trio.labels import labels_of, pack_meta, pack_tags
 from pulse_trio.sql import statement
 from pulse_trio.store import history, new_jobs, operations, searching
 from pulse_trio.testing import run_job_sync
+from pulse_trio.web.security import HIDDEN, without_payloads
 from support.stores import Window, claim_one, end
 
 if TYPE_CHECKING:
@@ -181,8 +182,9 @@ async def test_a_tag_named_as_a_mark_keeps_no_job_that_is_not_kept(
 def test_a_list_by_a_rare_tag_reads_the_indexes(alone: Window) -> None:
     alone.run("INSERT INTO job (kind) SELECT 'noop' FROM generate_series(1, 20000)")
     alone.run(
-        "INSERT INTO job_archive (id, queue, kind, priority, state, run_at, created_at, attempt, locked_by, started_at, finished_at,"
-        " failures, max_attempts, args, options) SELECT 100000 + n, 'bulk', 'noop', 0, 4, now(), now(), 1, 7, now(), now(), 0, 20,"
+        "INSERT INTO job_archive (id, queue, kind, priority, state, run_at, created_at, attempt, locked_by, started_at,"
+        " finished_at, failures, max_attempts, args, options)"
+        " SELECT 100000 + n, 'bulk', 'noop', 0, 4, now(), now(), 1, 7, now(), now(), 0, 20,"
         " '{}', CASE WHEN n % 5000 = 0 THEN '{\"tags\": \" eu \"}'::json END FROM generate_series(1, 20000) n"
     )
     alone.do(new_jobs.enqueue(request_by_name("noop", tags=["eu"])))
@@ -200,6 +202,12 @@ def test_a_list_by_a_rare_tag_reads_the_indexes(alone: Window) -> None:
         # Of the archive's days only those without a row are read whole.
         assert "Seq Scan on job j" not in plan, plan
         assert alone.pages(statement(name, "pulse"), parameters) < 60
+
+
+def test_metadata_is_a_payload_to_the_web_page_and_tags_are_not(window: Window) -> None:
+    found = window.do(operations.job(window.enqueue(tags=["eu"], meta={"by": "shop"})))
+    seen = without_payloads(found, None)
+    assert (seen.tags, seen.meta) == (["eu"], HIDDEN)
 
 
 def test_stored_labels_fit_beside_every_other_option() -> None:

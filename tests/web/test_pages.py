@@ -41,6 +41,21 @@ async def test_a_page_and_its_twin_show_the_same_jobs(site: httpx.AsyncClient, w
     assert [job["id"] for job in twin.json()["jobs"]] == [job_id]
 
 
+async def test_jobs_are_filtered_by_tag_and_a_job_shows_its_tags_and_its_metadata(
+    site: httpx.AsyncClient, window: Window
+) -> None:
+    window.enqueue("mail")
+    job_id = window.enqueue("mail", tags=["eu/1", "<b>"], meta={"by": "<i>shop"})
+
+    twin, page = await site.get("/api/jobs", params={"tag": "eu/1"}), await site.get(f"/jobs/{job_id}")
+
+    (job,) = twin.json()["jobs"]
+    assert (job["id"], job["tags"], job["meta"]) == (job_id, ["eu/1", "<b>"], {"by": "<i>shop"})
+    assert 'href="/jobs?tag=eu%2F1"' in page.text
+    assert "&lt;i&gt;shop" in page.text
+    assert "<i>shop" not in page.text
+
+
 async def test_every_address_of_a_page_is_under_the_prefix(dsn: str) -> None:
     async with open_site(dsn, prefix="/ops/pulse") as site:
         page = await site.get("/jobs")
