@@ -2,7 +2,7 @@
 
 Both stand in the row's `options`, which every way of adding, retrying and archiving a job carries along, and which claims
 return already. Each is one string without quotation marks, backslashes and brackets, because the database's readers of
-options look for marks in the text and count brackets (migrations/0044_tags.sql): tags between spaces, metadata as JSON in
+options look for marks in the text and count brackets (migrations/0047_tags.sql): tags between spaces, metadata as JSON in
 which those are percent-encoded.
 """
 
