@@ -146,14 +146,17 @@ class Labelled:
 
     @property
     def kind(self) -> str:
+        """The name of its handler."""
         return self._claim.kind
 
     @property
     def queue(self) -> str:
+        """The queue that it was claimed from."""
         return self._claim.queue
 
     @property
     def priority(self) -> int:
+        """Higher runs first."""
         return self._claim.priority
 
     @property
