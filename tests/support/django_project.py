@@ -35,6 +35,12 @@ task, task_backends = _library.task, _library.task_backends
 __all__ = ["database", "task", "task_backends"]
 
 
+class OtherBackend(import_module(f"{_library.__name__}.backends.base").BaseTaskBackend):
+    """None of pulse-trio's."""
+
+    def enqueue(self, *_: Any, **__: Any) -> Any: ...
+
+
 @contextmanager
 def database(dsn: str, alias: str = "default") -> Generator[Any]:
     """Django's connection of that alias leads to `dsn`."""

@@ -8,6 +8,7 @@ Django reads this package before its settings are complete, so the backend is im
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,6 +20,10 @@ __all__ = ["PulseBackend"]
 def __getattr__(name: str) -> Any:
     if name != "PulseBackend":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        import_module("django")
+    except ImportError as error:
+        raise ImportError("pulse_trio.django needs Django: pip install 'pulse-trio[django]'") from error
     from .backend import PulseBackend
 
     return PulseBackend
