@@ -25,6 +25,8 @@ TITLES = {
     "pulse_trio.testing.faults": "Faults for tests: processes and networks",
     "pulse_trio.web": "The web page as an ASGI app",
     "pulse_trio.otel": "OpenTelemetry",
+    "pulse_trio.django": "Django's tasks",
+    "pulse_trio.django.backend": "A backend of Django's by its alias",
     "pulse_trio.embedded": "The embedded PostgreSQL",
     "pulse_trio.migrate": "The schema",
     "pulse_trio.observe": "Instruments",
