@@ -31,13 +31,17 @@ def stage(source: Path) -> None:
     shutil.copytree(DOCS, source, ignore=shutil.ignore_patterns("_site", "__pycache__"))
     from api import write
 
-    api_pages = write(source / "reference" / "api")
+    write(source / "reference" / "api")
+    reference = source / "reference" / "index.md"
+    text = reference.read_text(encoding="utf-8")
+    # On a forge there is no such page to link to.
+    reference.write_text(text.replace("- Python API:", "- [Python API](api/index.md):"), encoding="utf-8")
     for page in sorted(source.rglob("*.md")):
         if "api" not in page.parts:
             _bring_along(page, source)
     folders = [folder for folder in FOLDERS if (source / folder).is_dir()]
     for folder in folders:
-        _add_menu(source / folder, ["api/index.md"] if folder == "reference" and api_pages else [])
+        _add_menu(source / folder)
     brought = sorted(page.stem for page in (source / "project").glob("*.md"))
     _append_toctree(
         source / "index.md",
@@ -69,7 +73,7 @@ def _bring_along(page: Path, source: Path) -> None:
     page.write_text(LINK.sub(moved, text), encoding="utf-8")
 
 
-def _add_menu(folder: Path, more: list[str]) -> None:
+def _add_menu(folder: Path) -> None:
     index = folder / "index.md"
     listed = [target for target, _ in LINK.findall(index.read_text(encoding="utf-8")) if target.endswith(".md")]
     listed = [target for target in dict.fromkeys(listed) if ".." not in target]
@@ -78,7 +82,7 @@ def _add_menu(folder: Path, more: list[str]) -> None:
         titles = [f"- [{title_of(folder / name)}]({name})" for name in unlisted]
         with index.open("a", encoding="utf-8") as file:
             file.write("\n## More\n\n" + "\n".join(titles) + "\n")
-    _append_toctree(index, [name.removesuffix(".md") for name in [*listed, *unlisted, *more]])
+    _append_toctree(index, [name.removesuffix(".md") for name in [*listed, *unlisted]])
 
 
 def title_of(page: Path) -> str:
