@@ -531,3 +531,31 @@ async def test_the_line_of_a_failed_attempt_says_which_child_failed_and_why(
     (said,) = [r.message for r in caplog.records if "(parent) attempt 1 failed" in r.message]
     assert "key 'label'" in said
     assert "the printer is on fire" in said
+
+
+async def test_a_failed_child_that_has_another_end_later_is_a_mismatch_and_no_empty_group(trees: Trees) -> None:
+    @trees.handlers.job
+    async def child(job: Job) -> None:
+        raise Discard("not this time")
+
+    async def undo() -> None: ...
+
+    @trees.handlers.job(durable=True)
+    async def parent(job: Job) -> None:
+        try:
+            async with job.durable_nursery() as nursery:
+                nursery.start_soon(child)
+        except* ChildFailed:
+            await job.step(undo)
+            raise
+
+    job_id = trees.enqueue("parent")
+    await trees.burst()
+    # As the owner's hand may leave it; `jobs retry` refuses that child.
+    trees.window.run("UPDATE job_archive SET state = 4, result = 'null', error = NULL WHERE kind = 'child'")
+    trees.again()
+    await trees.burst()
+    found = trees.job(job_id)
+    assert found["state"] == "dead"
+    assert "ReplayMismatch: " in found["error"]
+    assert "have ended otherwise since" in found["error"]

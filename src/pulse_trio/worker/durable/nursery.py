@@ -225,7 +225,15 @@ class Opened:
             return
         value: Any = msgspec.json.decode(line.value or "{}")
         failed: list[int] = [] if line.kind is Kind.BLOCK else value.get("failed", [])
-        raise _group([child for child in block.failures if child.job.id in failed], error)
+        failures = [child for child in block.failures if child.job.id in failed]
+        if not failures and error is None:
+            job_id = self._durable.running.claim.id
+            raise ReplayMismatch(
+                f"job {job_id}: its block failed of children {failed} in an earlier attempt; they have ended otherwise since, "
+                "by a retry at that very moment or by a person's hand. Run it again from the beginning: "
+                f"pulse-trio jobs retry {job_id} --afresh"
+            )
+        raise _group(failures, error)
 
     async def _cut(self) -> None:
         """The block was cancelled from outside, by a scope around it or with the whole job. Its children are cancelled and
