@@ -546,7 +546,7 @@ async def test_a_failed_child_that_has_another_end_later_is_a_mismatch_and_no_em
             async with job.durable_nursery() as nursery:
                 nursery.start_soon(child)
         except* ChildFailed:
-            await job.step(undo)
+            await job.step(undo)  # noqa: ASYNC120 -- the cancellation says more
             raise
 
     job_id = trees.enqueue("parent")
