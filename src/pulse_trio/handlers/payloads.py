@@ -8,11 +8,13 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import sys
 from typing import Any, Never, NoReturn, cast
 
 import msgspec
 
 from ..errors import ConfigurationError, InvalidArguments
+from .models import is_model, to_builtins
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
@@ -44,7 +46,7 @@ def _refuse_twins(pairs: list[tuple[str, object]], what: str) -> None:
 def _place_of_no_number(value: object) -> str | None:
     """The position of a NaN or infinity, as `orders[3].price`; None if there is none."""
     # The only type it does not know is msgspec.Raw, which has no Python floats.
-    left: list[tuple[str, Any]] = [("", msgspec.to_builtins(value, enc_hook=lambda _: 0))]
+    left: list[tuple[str, Any]] = [("", msgspec.to_builtins(value, enc_hook=_of_unknown))]
     while left:
         place, one = left.pop()
         if isinstance(one, float) and not math.isfinite(one):
@@ -57,6 +59,15 @@ def _place_of_no_number(value: object) -> str | None:
     return None
 
 
+def _of_unknown(value: object) -> object:
+    return to_builtins(value) if is_model(type(value)) else 0
+
+
+def has_models(annotation: Any) -> bool:
+    """Whether a type has a pydantic model in it."""
+    return "pydantic" in sys.modules and any(map(is_model, _custom_in(msgspec.inspect.type_info(annotation), [])))
+
+
 def readable_result(kind: str, annotation: Any) -> Any:
     """The type for decoding a handler's result: `Any` if only JSON's own types can be promised.
 
@@ -67,7 +78,7 @@ def readable_result(kind: str, annotation: Any) -> Any:
         info = msgspec.inspect.type_info(annotation)
     except (TypeError, NotImplementedError) as error:
         raise _refusal(kind, annotation, str(error)) from None
-    custom = _custom_in(info, [])
+    custom = [cls for cls in _custom_in(info, []) if not is_model(cls)]
     for cls in custom:
         if cls is not object and not issubclass(cls, _JSON_CLASSES) and not _is_abstract(cls):
             raise _refusal(
@@ -79,7 +90,7 @@ def readable_result(kind: str, annotation: Any) -> Any:
 def _refusal(kind: str, annotation: Any, why: str) -> ConfigurationError:
     return ConfigurationError(
         f"Handler {kind!r} returns {annotation!r}, which JSON cannot carry: {why}. Return a dict, a dataclass, a "
-        f"msgspec.Struct or another type that JSON can carry (for a pydantic model, its model_dump(mode='json')), or None."
+        f"msgspec.Struct or another type that JSON can carry (dataclasses, attrs classes and pydantic models too), or None."
     )
 
 

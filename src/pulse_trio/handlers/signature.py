@@ -19,9 +19,10 @@ from msgspec.structs import asdict, astuple
 from ..describing import message_of, raised_by_ctrl_c, type_name
 from ..errors import ConfigurationError, InvalidArguments
 from ..jobs import Job
-from .payloads import refuse_losses
+from .models import from_builtins, to_builtins
+from .payloads import has_models, refuse_losses
 
-_encode = msgspec.json.Encoder().encode
+_encode = msgspec.json.Encoder(enc_hook=to_builtins).encode
 _decode: Callable[[bytes], object] = msgspec.json.Decoder().decode
 
 MAX_ARGS = 1_048_576
@@ -88,7 +89,10 @@ class Signature:
         self._inspected = inspect.Signature(self.parameters)
         self._positional = [p.name for p in self.parameters if p.kind is not p.KEYWORD_ONLY]
         self._keyword = [p.name for p in self.parameters if p.kind is p.KEYWORD_ONLY]
-        self._decoder = msgspec.json.Decoder(self._struct(self.hints))
+        struct = self._struct(self.hints)
+        # Other classes that msgspec does not know keep its own check.
+        hook = from_builtins if has_models(struct) else None
+        self._decoder = msgspec.json.Decoder(struct, dec_hook=hook)
         self._read = _reader(self.kind, self._inspected, self._decoder, self._upgrade)
 
     def _struct(self, hints: Mapping[str, Any]) -> type[msgspec.Struct]:

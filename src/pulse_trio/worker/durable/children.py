@@ -9,6 +9,7 @@ import msgspec
 
 from ...codec import decoded_value
 from ...errors import ChildFailed, UsageError
+from ...handlers.models import from_builtins
 from ...records import State
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class Child(Generic[R]):
         stored = msgspec.json.decode(member.result)
         value = decoded_value(self._codec, stored, self.kind, member.job_id, result=True) if self._codec else stored
         try:
-            return msgspec.convert(value, self._type, strict=False)
+            return msgspec.convert(value, self._type, strict=False, dec_hook=from_builtins)
         except (msgspec.ValidationError, TypeError, ValueError) as error:
             raise UsageError(
                 f"Child {member.job_id} ({self.kind}) is completed, but its result is not what its handler declares: {error}."

@@ -12,6 +12,7 @@ import trio
 from ...describing import leaves_of, message_of, raised_by_ctrl_c, storable, type_name
 from ...errors import DatabaseUnavailable, ReplayMismatch, StepFailed, UsageError
 from ...handlers import UnfitValue, encode_result
+from ...handlers.models import from_builtins
 from ...handlers.payloads import readable_result
 from ...handlers.signature import hints_of
 from ...jobs import Discard, RetryAfter, Snooze
@@ -129,7 +130,7 @@ def remembered(durable: Durable, function: Callable[..., Any], line: Line) -> An
 def decoded(function: Callable[..., Any], name: str, text: str) -> Any:
     """A step's result by its return annotation. Raises `ReplayMismatch`: another version of the code wrote it."""
     try:
-        return msgspec.json.decode(text, type=_result_type(function))
+        return msgspec.json.decode(text, type=_result_type(function), dec_hook=from_builtins)
     except msgspec.ValidationError as error:
         raise ReplayMismatch(
             f"the remembered result of step {name} does not fit its return annotation: {error}"

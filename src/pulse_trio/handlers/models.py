@@ -1,0 +1,42 @@
+"""pydantic's models as arguments and results. msgspec calls these hooks for classes that it does not know, so that plain
+arguments pay nothing; pydantic is looked at only if the user's program has imported it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, cast
+
+from ..describing import type_name
+
+
+def is_model(cls: object) -> bool:
+    """Whether a class is a pydantic model."""
+    pydantic = sys.modules.get("pydantic")
+    return pydantic is not None and isinstance(cls, type) and issubclass(cls, pydantic.BaseModel)
+
+
+def to_builtins(value: Any) -> Any:
+    """A model as JSON's own types. Raises `TypeError` for what is none, as msgspec does."""
+    if is_model(cast("object", type(value))):
+        return value.model_dump(mode="json", by_alias=True)
+    raise TypeError(f"Encoding objects of type {type(value).__qualname__} is unsupported")
+
+
+def from_builtins(cls: Any, value: Any) -> Any:
+    """A value of a class that msgspec does not know: a model is validated; anything else is left to msgspec's own check.
+
+    Raises `ValueError` that names the field, without its value."""
+    if not is_model(cls):
+        return value
+    try:
+        return cls.model_validate(value)
+    except sys.modules["pydantic"].ValidationError as error:
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+        raise ValueError("; ".join(f"{_place(one['loc'])}{one['msg']}" for one in found[:5])) from None
+    except Exception as error:  # a validator of the user's may raise anything, and say a value in it
+        raise ValueError(f"{type_name(error)} in {cls.__qualname__}'s validation") from None
+
+
+def _place(path: tuple[int | str, ...]) -> str:
+    said = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+    return f"{said}: " if said else ""
