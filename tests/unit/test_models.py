@@ -19,6 +19,7 @@ import pytest
 from pulse_trio import ConfigurationError, Handlers, InvalidArguments, Job
 from pulse_trio.client.refs import result_of
 from pulse_trio.handlers.signature import UnfitArguments, encode_result
+from pulse_trio.records import JobRecord, State
 from pulse_trio.testing import run_job_sync
 from pulse_trio.worker.durable.steps import decoded
 
@@ -121,7 +122,7 @@ def test_an_order_of_each_kind_is_an_argument_and_a_result(order: Any, line: Any
     assert (args, kwargs) == ((given, {"a": [given]}), {})
     run = run_job_sync("first", msgspec.json.decode(request.args), handlers=handlers)
     assert msgspec.json.decode(encode_result("first", given)) == msgspec.json.decode(request.args)["order"]
-    assert run.result == given or msgspec.json.decode(encode_result("first", run.result)) is not None
+    assert msgspec.json.decode(encode_result("first", run.result)) == msgspec.json.decode(request.args)["order"]
     assert first.result_type is order
     assert decoded(first.function, "first", encode_result("first", given)) == given
 
@@ -175,5 +176,11 @@ def test_pydantic_and_attrs_are_not_imported_by_the_package() -> None:
     assert found.stdout.strip() in ("[]", "['attrs']")  # Trio imports attrs
 
 
-def test_results_are_decoded_for_the_client() -> None:
-    assert callable(result_of)
+@pytest.mark.parametrize(("order", "line"), KINDS)
+def test_a_client_gets_the_result_as_the_handler_returned_it(order: Any, line: Any) -> None:
+    given = made(order, line)
+    stored = msgspec.json.decode(encode_result("first", given))
+    record = JobRecord(
+        1, "q", "first", State.COMPLETED, 0, 1, 20, NOON, NOON, NOON, NOON, None, None, {}, stored, None, None, None, None, None
+    )  # fmt: skip
+    assert result_of(record, order) == given
