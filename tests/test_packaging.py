@@ -61,7 +61,7 @@ def test_the_wheel_has_the_code_of_the_checkout(wheel: dict[str, bytes]) -> None
     assert below(wheel, "pulse_trio", ".py") == files("src/pulse_trio", "*.py")
 
 
-@pytest.mark.parametrize("suffix", [".html", ".css", ".js", ".svg"])
+@pytest.mark.parametrize("suffix", [".html", ".css", ".js", ".svg", ".txt", ".json"])
 def test_the_wheel_has_what_the_web_page_is_made_of(wheel: dict[str, bytes], suffix: str) -> None:
     assert below(wheel, "pulse_trio/web", suffix) == files("src/pulse_trio/web", f"*{suffix}")
 

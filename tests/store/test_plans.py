@@ -56,7 +56,7 @@ STATEMENTS: dict[str, dict[str, Any]] = {
     "queue_settings": {"most": 100},
     "queue_estimates": {},
     "recently_dead": {"most": 100},
-    "recent_figures": {"minutes": 60, "probes": 120},
+    "recent_figures": {"minutes": 60, "probes": 120, "at": None},
     "batches": {"limit": 50, "before": 2**62, "few": 1000, "most": 100000},
     "enqueue_unique": {
         "kinds": "{a,b}", "args": '{"{}","{}"}', "queues": "{q0,q1}", "priorities": "{0,0}", "run_ats": "{NULL,NULL}",

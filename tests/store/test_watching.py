@@ -13,9 +13,6 @@ from support.stores import Window
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-LATELY = "greatest(date_trunc('day', now() AT TIME ZONE 'UTC') AT TIME ZONE 'UTC', now() - interval '50 min')"
-"""Not yesterday, UTC: what is sampled begins with the day."""
-
 
 @pytest.fixture
 def window(dsn: str) -> Generator[Window]:
@@ -23,16 +20,39 @@ def window(dsn: str) -> Generator[Window]:
         yield window
 
 
-def archive(window: Window, count: int, *, wait: float = 2, ran: float = 1) -> None:
-    """Jobs that finished evenly over the last 50 minutes, in order."""
+def archive(window: Window, count: int, *, wait: float = 2, ran: float = 1, at: str = "now()") -> None:
+    """Jobs that finished evenly over the 50 minutes before `at`, in order."""
     window.run("SELECT maintain('7 days')")
+    # A new database has no part of yesterday, and a job may have finished then.
+    window.run("""DO $$ DECLARE yesterday date := (now() AT TIME ZONE 'UTC')::date - 1; BEGIN
+      EXECUTE format('CREATE TABLE IF NOT EXISTS %I PARTITION OF job_archive FOR VALUES FROM (%L) TO (%L)',
+        'job_archive_' || to_char(yesterday, 'YYYYMMDD'), yesterday::timestamp AT TIME ZONE 'UTC',
+        (yesterday + 1)::timestamp AT TIME ZONE 'UTC'); END $$""")
     window.run(
         "INSERT INTO job_archive (id, finished_at, started_at, run_at, created_at, locked_by, attempt, failures, max_attempts,"
         " priority, state, queue, kind, args)"
         f" SELECT n, f, f - {ran} * interval '1 s', f - {wait + ran} * interval '1 s', f, 9, 1, 0, 20, 0,"
         "  CASE WHEN n % 10 = 0 THEN 5 ELSE 4 END, 'q', 'noop', '{}'"
-        f" FROM generate_series(1, {count}) n, LATERAL (SELECT {LATELY} + (now() - {LATELY}) * n / {count} AS f) t"
+        f" FROM generate_series(1, {count}) n, LATERAL (SELECT {at} - interval '50 min' * ({count} - n) / {count} AS f) t"
     )
+
+
+MIDNIGHT = "(date_trunc('day', now() AT TIME ZONE 'UTC') AT TIME ZONE 'UTC')"
+
+
+@pytest.mark.parametrize("count", [500, 60_000])
+@pytest.mark.parametrize("minutes", [-1, 0, 10, 49, 55])
+def test_the_figures_look_back_an_hour_over_midnight(window: Window, count: int, minutes: int) -> None:
+    moment = f"{MIDNIGHT} + interval '{minutes} min'"
+    archive(window, count, at=moment)
+
+    found = window.do(watching.figures(window.value(f"SELECT {moment}")))
+
+    assert found.exact == (count == 500)
+    assert found.total.jobs == pytest.approx(count, rel=0 if found.exact else 0.05)
+    assert (found.since, len(found.minutes)) == (3600, 60)
+    busy = [minute.jobs for minute in found.minutes if minute.ago < 50]
+    assert min(busy[1:]) == pytest.approx(count / 50, rel=0.3)
 
 
 def test_the_figures_of_few_jobs_are_exact(window: Window) -> None:
@@ -50,7 +70,9 @@ def test_the_figures_of_many_jobs_are_about_right_and_cost_a_bounded_number_of_p
     archive(window, 60_000)
 
     found = window.do(watching.figures())
-    pages = window.pages(statement("recent_figures", "pulse"), {"minutes": watching.MINUTES, "probes": watching.PROBES})
+    pages = window.pages(
+        statement("recent_figures", "pulse"), {"minutes": watching.MINUTES, "probes": watching.PROBES, "at": None}
+    )
 
     assert not found.exact
     assert found.total.sampled < 12_000

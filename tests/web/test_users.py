@@ -9,7 +9,7 @@ from argon2 import PasswordHasher, extract_parameters
 from argon2.exceptions import HashingError
 
 from pulse_trio.errors import ConfigurationError
-from pulse_trio.web.security import HIDDEN, User, WebSettings, redacted, web_settings
+from pulse_trio.web.security import HIDDEN, Access, User, WebSettings, redacted, web_settings
 from pulse_trio.web.security import users as users_module
 from pulse_trio.web.security.throttle import Throttle
 from pulse_trio.web.security.users import Users, hash_password, parse_users
@@ -70,6 +70,24 @@ def test_entries_that_cannot_work_are_refused_without_quoting_them(text: str, sa
         parse_users(text, "PULSE_TRIO_WEB_USERS")
     for secret in ("secret", "abcdefghij", "c2FsdHNhbHQ"):
         assert secret not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["PULSE_TRIO_WEB_USERS", "PULSE_TRIO_WEB_USERS_FILE"])
+def test_blank_users_are_refused_and_do_not_open_the_page(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name} is set and blank"):
+        web_settings({name: "  "})
+
+
+def test_viewers_without_users_and_a_file_without_users_are_refused(tmp_path: Path) -> None:
+    none = tmp_path / "users"
+    none.write_text("# nobody yet\n")
+    none.chmod(0o600)
+    for settings, said in (
+        (WebSettings(viewers=("eve",)), "names viewers, and there are no users"),
+        (WebSettings(users_file=str(none)), "names no user"),
+    ):
+        with pytest.raises(ConfigurationError, match=said):
+            Access(settings, read_only=False, authenticate=None)
 
 
 def test_a_name_that_occurs_twice_is_refused_and_comments_and_lines_are_read() -> None:

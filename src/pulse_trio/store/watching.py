@@ -7,6 +7,7 @@ planner's statistics say about how many there are.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from ..handlers import check_queue
@@ -17,8 +18,6 @@ from .operations import Query
 from .queues import QueueRecord
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from .operations import Operation, Row
 
 MOST = 200
@@ -132,20 +131,21 @@ class Minute:
 @dataclass(frozen=True, slots=True)
 class Figures:
     """What finished within the last hour: an estimate from a sample, exact while little finished (`exact`). `since` in seconds:
-    how far it looks back. `total` is all of it as one minute is told; `minutes` from the oldest to this one."""
+    how far it looks back, from `at`. `total` is all of it as one minute is told; `minutes` from the oldest to this one."""
 
     since: float
+    at: datetime
     total: Minute
     minutes: list[Minute] = field(default_factory=list[Minute])
     exact: bool = True
 
 
-def figures() -> Operation[Figures]:
-    """What finished within the last hour."""
-    rows = yield Query("recent_figures", {"minutes": MINUTES, "probes": PROBES})
+def figures(at: datetime | None = None) -> Operation[Figures]:
+    """What finished within the last hour, or within the hour before `at`, when nothing has finished since."""
+    rows = yield Query("recent_figures", {"minutes": MINUTES, "probes": PROBES, "at": at})
     pages = [(row[1], row[2] * row[3]) for row in rows if row[0] == 0]
     exact = all(row[3] <= 1 for row in rows if row[0] == 0)
-    since: float = next(row[1] for row in rows if row[0] == 2)
+    since, at = next((row[1], datetime.fromtimestamp(row[3], UTC)) for row in rows if row[0] == 2)
     told = {row[1]: row for row in rows if row[0] == 1}
     jobs = _by_minute(pages) if not exact else {int(m): float(row[2]) for m, row in told.items() if m is not None}
 
@@ -158,7 +158,7 @@ def figures() -> Operation[Figures]:
     oldest = min(MINUTES, int(since // 60) + 1) - 1
     minutes = [minute(ago, _row(told.get(float(ago))), jobs.get(ago, 0.0)) for ago in range(oldest, -1, -1)]
     total = minute(0, _row(told.get(None)), sum(count for _, count in pages) if not exact else sum(jobs.values()))
-    return Figures(since, total, minutes, exact)
+    return Figures(since, at, total, minutes, exact)
 
 
 def _row(row: Row | None) -> tuple[float | int | None, ...] | None:

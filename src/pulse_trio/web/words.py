@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import json
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
@@ -125,7 +126,48 @@ def area(values: Sequence[float | None], top: float) -> str:
     )
 
 
+def chart_of_jobs(figures: Figures) -> str:
+    """The throughput for charts.js."""
+    jobs = [minute.jobs for minute in figures.minutes]
+    return _chart(figures, [jobs], [[f"{amount(figures, each)} finished"] for each in jobs])
+
+
+def chart_of_times(figures: Figures, which: str) -> str:
+    """The waits or the run times (`wait`, `run`) for charts.js."""
+    median = [getattr(minute, which) for minute in figures.minutes]
+    most = [getattr(minute, f"{which}_p95") for minute in figures.minutes]
+    told = [
+        ["no job finished"] if half is None else [f"median {span(half)}", f"95 of 100 within {span(high)}"]
+        for half, high in zip(median, most, strict=True)
+    ]
+    return _chart(figures, [median, most], told)
+
+
+def _chart(figures: Figures, lines: list[list[float | None]] | list[list[float]], values: list[list[str]]) -> str:
+    """JSON: each line's values, the value at the top, and the time and the values of each minute in words."""
+    ends = [figures.at - timedelta(minutes=minute.ago) for minute in figures.minutes]
+    told = [
+        [f"{end - timedelta(minutes=1):%H:%M}\N{EN DASH}{end:%H:%M} UTC", *texts]
+        for end, texts in zip(ends, values, strict=True)
+    ]
+    return json.dumps({"top": highest(*lines), "lines": lines, "told": told}, ensure_ascii=False, allow_nan=False)
+
+
 FILTERS: dict[str, Callable[..., Any]] = {
     each.__name__: each
-    for each in (when, span, number, limits, batch_state, last_line, lately, amount, highest, line, area)
+    for each in (
+        when,
+        span,
+        number,
+        limits,
+        batch_state,
+        last_line,
+        lately,
+        amount,
+        highest,
+        line,
+        area,
+        chart_of_jobs,
+        chart_of_times,
+    )
 }

@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from ...errors import ConfigurationError
 from .bodies import LARGEST, ONLY_LOGIN, Refusal, form_of
 from .headers import route_of
 from .hosts import behind, header, host_of, is_allowed, is_local, is_same_origin
@@ -49,7 +50,12 @@ class Access:
         self.authenticate = authenticate
         hashes = {} if authenticate is not None else parse_users(*settings.user_entries())
         self.users = Users(hashes, viewers=frozenset(settings.viewers), payloads=settings.payloads)
-        self.users.check_viewers()
+        if authenticate is None:
+            self.users.check_viewers()
+            if settings.users_file and not hashes:
+                raise ConfigurationError(
+                    f"PULSE_TRIO_WEB_USERS_FILE ({settings.users_file}) names no user: the page would have no logins."
+                )
         self.sessions = Sessions(settings.secret, settings.session)
         self.proxies = settings.proxies
 

@@ -122,6 +122,10 @@ def web_settings(environ: Mapping[str, str]) -> WebSettings:
             raise ConfigurationError(
                 f"There is no setting {variable}; there are: {', '.join(PREFIX + each.upper() for each in known)}."
             )
+        if name in ("users", "users_file") and not text.strip():
+            raise ConfigurationError(
+                f"{variable} is set and blank: the page would ask no one for a password. Name users in it, or unset it."
+            )
         default = known[name].default
         if isinstance(default, tuple):
             given[name] = parse_list(text)

@@ -120,7 +120,11 @@ class Users:
 
     def check_viewers(self) -> None:
         """Raises `ConfigurationError` for a viewer who is no user: a misspelt name would leave the user free to act."""
-        if self._hashes and (unknown := sorted(self._viewers - set(self._hashes))):
+        if self._viewers and not self._hashes:
+            raise ConfigurationError(
+                "PULSE_TRIO_WEB_VIEWERS names viewers, and there are no users: set PULSE_TRIO_WEB_USERS too, or remove it."
+            )
+        if unknown := sorted(self._viewers - set(self._hashes)):
             raise ConfigurationError(f"PULSE_TRIO_WEB_VIEWERS names {unknown[0]!r}, who is not one of the users.")
 
     def user(self, name: str) -> User | None:

@@ -20,7 +20,8 @@ function morph(old, now) {
     // What the reader opened stays open.
     if (!now.hasAttribute(name) && !(name === "open" && old.nodeName === "DETAILS")) old.removeAttribute(name);
   }
-  morphChildren(old, now);
+  // What a script draws in it is the script's (charts.js).
+  if (!old.hasAttribute("data-chart")) morphChildren(old, now);
 }
 
 function morphChildren(old, now) {
