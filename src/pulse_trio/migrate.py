@@ -1,13 +1,16 @@
 """Applies and checks the schema: forward only, one transaction per migration, under an advisory lock.
 
 Of eight processes that start at once, one applies each migration; the others wait for the lock and find nothing to do.
-`check` accepts a schema newer than this code only if the code knows all of its migrations: an old worker on an unknown schema
-reports that and stops, rather than guess.
+A migration keeps what programs of the version before call, and its first line says so: `-- works with programs from: NNNN`, the
+oldest schema version whose programs work with it. The database remembers that. A program accepts a newer schema if each
+migration that it does not know names this program's version or an older one: during a rollout, workers of the version before
+may be started again. Without that word an old program on an unknown schema reports it and stops, rather than guess.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from contextlib import contextmanager
 from importlib.resources import files
@@ -21,10 +24,11 @@ from .postgres import PINNED, UNBOUNDED, connect_sync
 from .sql import render, render_bound
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
+    from collections.abc import Collection, Generator, Iterable
 
 
 # Another table access method would have no HOT updates; check_function_bodies finds errors immediately.
+_WORKS_FROM = re.compile(r"-- works with programs from: (\d{4})\n")
 _MIGRATING = PINNED | UNBOUNDED | {"default_table_access_method": "heap", "check_function_bodies": "on"}
 
 
@@ -38,6 +42,20 @@ class Migration(NamedTuple):
     @property
     def checksum(self) -> str:
         return hashlib.sha256(self.text.encode()).hexdigest()
+
+    @property
+    def works_from(self) -> int | None:
+        """The oldest schema version whose programs work with the schema after this migration; None where it does not say."""
+        said = _WORKS_FROM.match(self.text)
+        return int(said[1]) if said else None
+
+
+class Applied(NamedTuple):
+    """A migration as the database remembers it."""
+
+    version: int
+    checksum: str
+    works_from: int | None
 
 
 def migrations_folder() -> Path:
@@ -69,12 +87,15 @@ def migration_sql(schema: str = "pulse") -> str:
     """The whole schema as one script, for databases that another team administers."""
     parts = [_preamble(schema)]
     for migration in known_migrations():
-        record = render(
-            # No value comes from outside: all are our own files' names and digests.
-            'INSERT INTO :"schema".migration (version, name, checksum) '  # noqa: S608 - as said
-            f"VALUES ({migration.version}, '{migration.name}', '{migration.checksum}');",
-            schema,
-        )
+        # No value comes from outside: all are our own files' names and digests.
+        values = f"{migration.version}, '{migration.name}', '{migration.checksum}'"
+        record = render(f'INSERT INTO :"schema".migration (version, name, checksum) VALUES ({values});', schema)  # noqa: S608
+        if migration.works_from is not None:
+            record += "\n" + render(
+                'UPDATE :"schema".migration '  # noqa: S608
+                f"SET works_from = {migration.works_from} WHERE version = {migration.version};",
+                schema,
+            )
         parts.append(f"BEGIN;\n{render(migration.text, schema)}\n{record}\nCOMMIT;")
     return "\n\n".join(parts) + "\n"
 
@@ -105,7 +126,7 @@ def migrate_sync(dsn: str, schema: str = "pulse", *, wait: float = 60.0) -> list
             connection.execute(make_table.encode())
         applied = _applied(connection, schema)
         _refuse_strangers(applied)
-        missing = [m for m in known_migrations() if m.version not in applied]
+        missing = _missing(applied)
         for migration in missing:
             _apply_soon(connection, migration, schema, wait)
         _mend_ids(connection, schema)
@@ -203,12 +224,13 @@ def _mend_ids(connection: psycopg.Connection[Any], schema: str) -> None:
 
 
 def check_sync(dsn: str, schema: str = "pulse") -> None:
-    """Raises `SchemaError` unless the schema is exactly what this version of pulse-trio needs. Blocks."""
+    """Raises `SchemaError` unless the schema is what this version of pulse-trio needs, or a newer one that it
+    works with. Blocks."""
     with connect_sync(dsn) as connection, _rights_explained(connection, schema, migrates=False):
         found = connection.execute(
             "SELECT to_regclass(format('%%I.migration', %s::text)) IS NOT NULL", [schema]
         ).fetchone()
-        check_versions(_applied(connection, schema) if found and found[0] else {}, schema)
+        check_versions(_applied(connection, schema) if found and found[0] else [], schema)
 
 
 @contextmanager
@@ -247,12 +269,12 @@ def _remedy(connection: psycopg.Connection[Any], schema: str, migrates: bool) ->
     )
 
 
-def check_versions(applied: dict[int, str], schema: str = "pulse") -> None:
-    """The decision of `check_sync`, over `{version: checksum}` as recorded in the database."""
+def check_versions(applied: Collection[Applied], schema: str = "pulse") -> None:
+    """The decision of `check_sync`, over what the database remembers (`applied_query`)."""
     if not applied:
         raise SchemaError(f"The database has no pulse-trio schema {schema!r}. Create it with: {_command(schema)}")
     _refuse_strangers(applied)
-    missing = [m for m in known_migrations() if m.version not in applied]
+    missing = _missing(applied)
     if missing:
         raise SchemaError(
             f"The schema {schema!r} is older than this version of pulse-trio: {len(missing)} migration(s) missing, "
@@ -264,15 +286,23 @@ def _command(schema: str) -> str:
     return "pulse-trio migrate" if schema == "pulse" else f"pulse-trio migrate --schema {schema}"
 
 
-def _refuse_strangers(applied: dict[int, str]) -> None:
+def _missing(applied: Collection[Applied]) -> list[Migration]:
+    there = {one.version for one in applied}
+    return [m for m in known_migrations() if m.version not in there]
+
+
+def _refuse_strangers(applied: Collection[Applied]) -> None:
     known = {m.version: m for m in known_migrations()}
-    newer = sorted(set(applied) - set(known))
-    if newer:
+    newest = max(known)
+    strange = [one for one in applied if one.version not in known]
+    if any(one.works_from is None or one.works_from > newest for one in strange):
         raise SchemaError(
-            f"The schema is newer than this version of pulse-trio: it has migration {newer[-1]:04}, this version knows "
-            f"up to {max(known):04}. Upgrade pulse-trio here (pip install --upgrade pulse-trio)."
+            f"The schema is newer than this version of pulse-trio: it has migration {max(strange).version:04}, this version "
+            f"knows up to {newest:04}. Upgrade pulse-trio here (pip install --upgrade pulse-trio)."
         )
-    changed = [known[v] for v, checksum in applied.items() if known[v].checksum != checksum]
+    changed = [
+        known[one.version] for one in applied if one not in strange and known[one.version].checksum != one.checksum
+    ]
     if changed:
         raise SchemaError(
             f"Migration {changed[0].version:04}_{changed[0].name} was applied from a different text than the one this "
@@ -361,9 +391,20 @@ def _apply(connection: psycopg.Connection[Any], migration: Migration, schema: st
             render_bound('INSERT INTO :"schema".migration (version, name, checksum) VALUES (%s, %s, %s)', schema),
             [migration.version, migration.name, migration.checksum],
         )
+        # Apart, because the column came with migration 0048.
+        if migration.works_from is not None:
+            connection.execute(
+                render_bound('UPDATE :"schema".migration SET works_from = %s WHERE version = %s', schema),
+                [migration.works_from, migration.version],
+            )
 
 
-def _applied(connection: psycopg.Connection[Any], schema: str) -> dict[int, str]:
-    query = render('SELECT version, checksum FROM :"schema".migration', schema).encode()
-    rows: Iterable[tuple[int, str]] = connection.execute(query).fetchall()
-    return dict(rows)
+def applied_query(schema: str) -> bytes:
+    """The statement that gives the columns of `Applied`. A schema from before migration 0048 has no `works_from`."""
+    query = """SELECT m.version, m.checksum, (to_jsonb(m) ->> 'works_from')::int FROM :"schema".migration m"""
+    return render(query, schema).encode()
+
+
+def _applied(connection: psycopg.Connection[Any], schema: str) -> list[Applied]:
+    rows: Iterable[tuple[int, str, int | None]] = connection.execute(applied_query(schema)).fetchall()
+    return [Applied(*row) for row in rows]

@@ -23,7 +23,15 @@ from pulse_trio import (
     migrate,
     open_client,
 )
-from pulse_trio.migrate import Migration, check_sync, check_versions, known_migrations, migrate_sync, migration_sql
+from pulse_trio.migrate import (
+    Applied,
+    Migration,
+    check_sync,
+    check_versions,
+    known_migrations,
+    migrate_sync,
+    migration_sql,
+)
 from pulse_trio.observe import DatabaseLost, JobStarted
 from pulse_trio.store import WorkerStore
 from support.embedded_workers import working
@@ -253,12 +261,62 @@ async def test_a_worker_finds_the_same_faults(dsn: str, empty_dsn: str) -> None:
             await store.aclose()
 
 
+NEWEST = LATER.version - 1
+
+
+def remembered(*more: Applied) -> list[Applied]:
+    """What a database remembers that has all migrations of this version, and these; the last one of a version counts."""
+    rows = [Applied(m.version, m.checksum, m.works_from) for m in known_migrations()]
+    return list({row.version: row for row in [*rows, *more]}.values())
+
+
 def test_the_decision_needs_no_database() -> None:
-    good = {m.version: m.checksum for m in known_migrations()}
-    check_versions(good)
-    for bad in ({}, good | {99: "x"}, good | {1: "x"}):
+    check_versions(remembered())
+    unknown, incompatible = Applied(NEWEST + 1, "x", None), Applied(NEWEST + 1, "x", NEWEST + 1)
+    for bad in ([], remembered(unknown), remembered(incompatible), remembered(Applied(1, "x", None))):
         with pytest.raises(SchemaError):
             check_versions(bad)
+
+
+def test_a_newer_schema_is_accepted_if_each_unknown_migration_says_so() -> None:
+    check_versions(remembered(Applied(NEWEST + 1, "x", NEWEST), Applied(NEWEST + 2, "x", 1)))
+    with pytest.raises(SchemaError, match=rf"has migration {NEWEST + 2:04}, this version knows up to {NEWEST:04}"):
+        check_versions(remembered(Applied(NEWEST + 1, "x", NEWEST), Applied(NEWEST + 2, "x", NEWEST + 1)))
+
+
+def test_every_migration_since_the_word_was_introduced_says_which_programs_work_with_it() -> None:
+    for migration in known_migrations():
+        if migration.version > 48:
+            assert migration.works_from is not None, (
+                f"{migration.name}: its first line is to be as in migrate.py's docstring"
+            )
+            assert 48 <= migration.works_from <= migration.version
+
+
+@pytest.mark.parametrize("by_script", [False, True], ids=["migrated", "by the script"])
+async def test_a_worker_of_the_version_before_starts_on_a_schema_that_works_with_it(
+    dsn: str, empty_dsn: str, monkeypatch: pytest.MonkeyPatch, by_script: bool
+) -> None:
+    handlers = Handlers()
+
+    @handlers.job
+    async def done() -> int:
+        return 1
+
+    friendly = LATER._replace(text=f"-- works with programs from: {NEWEST:04}\n{LATER.text}")
+    target = empty_dsn if by_script else dsn
+    with monkeypatch.context() as newer:
+        know(newer, friendly)
+        if by_script:
+            with psycopg.connect(target, autocommit=True) as database:
+                database.execute(migration_sql().encode())
+        else:
+            migrate_sync(target)
+        check_sync(target)
+    check_sync(target)
+    assert migrate_sync(target) == []  # as in a container that migrates before it starts
+    async with open_client(target) as client, working(handlers, target, poll=0.1):
+        assert await (await client.enqueue(done)).result(timeout=20) == 1
 
 
 def test_a_client_of_a_database_without_the_schema_is_told(empty_dsn: str) -> None:

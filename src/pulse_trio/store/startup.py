@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import SchemaError
 from ..handlers import hooks_json
-from ..migrate import check_versions
-from ..sql import render, statement
+from ..migrate import Applied, applied_query, check_versions
+from ..sql import statement
 from .arrays import texts
 from .health import LIFT, row_security
 from .limits import limits_parameters
@@ -33,7 +33,7 @@ class Startup:
         self._sessions = sessions
 
     async def check_schema(self) -> None:
-        """Raises `SchemaError` unless the schema is exactly what this version needs, and this role may work with it."""
+        """Raises `SchemaError` unless the schema is one that this version works with, and this role may work with it."""
         async with self._links.claims.using(patience=self._links.start_patience) as connection:
             found = await (
                 await connection.execute(
@@ -41,13 +41,9 @@ class Startup:
                 )
             ).fetchone()
             if not found or not found[0]:
-                check_versions({}, self._schema)
-            rows = await (
-                await connection.execute(
-                    render('SELECT version, checksum FROM :"schema".migration', self._schema).encode()
-                )
-            ).fetchall()
-            check_versions(dict(rows), self._schema)
+                check_versions([], self._schema)
+            rows = await (await connection.execute(applied_query(self._schema))).fetchall()
+            check_versions([Applied(*row) for row in rows], self._schema)
             missing = await run(connection, self._schema, missing_rights())
             row = await (await connection.execute("SELECT current_user::text")).fetchone()
             hiding = [table for table in await run(connection, self._schema, row_security()) if table.hides]
