@@ -3,15 +3,17 @@ PostgreSQL spends while a page is open.
 
     python benchmarks/pages.py                                   # 5 million live jobs and 5 million finished ones
     python benchmarks/pages.py --live 200000 --finished 200000   # smaller
+    python benchmarks/pages.py --browser                         # in Chromium too: first byte, first paint, complaints
     python benchmarks/pages.py --json
 
 The rows are written straight into the tables; `pulse-trio web` is a process of its own. The requests come one after the other
-over one connection, as a browser's do. Every row names the pages' part of PostgreSQL's CPU, from /proc (Linux).
+over one connection, as a browser's do. Every row names the pages' part of PostgreSQL's CPU, from /proc (Linux). With
+`--browser` (it needs playwright and chromium), every page is opened in Chromium too; the exit status is 1 if its console, a
+script or the Content-Security-Policy complains of anything.
 """
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import json
 import os
@@ -27,13 +29,15 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from common import open_server, percentile, progress, table
+from common import Report, open_server, parser, percentile, progress, table
+from page_browser import COLUMNS, visits
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
     from common import Row
 
+QUESTION = "What do the pages of `pulse-trio web` cost on a large database?"
 TICKS = os.sysconf("SC_CLK_TCK")
 QUEUES, KINDS, DAYS = 20, 50, 7
 LIVE = """
@@ -194,15 +198,24 @@ def idle(postmaster: int, seconds: float) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--live", type=int, default=5_000_000, help="live jobs")
-    parser.add_argument("--finished", type=int, default=5_000_000, help="finished jobs")
-    parser.add_argument("--times", type=int, default=50, help="requests of each page")
-    parser.add_argument("--seconds", type=float, default=20.0, help="how long a page is open")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    given = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--live", type=int, help="live jobs; usually 5 million")
+    options.add_argument("--finished", type=int, help="finished jobs; usually 5 million")
+    options.add_argument("--times", type=int, default=50, help="requests of each page")
+    options.add_argument("--seconds", type=float, default=20.0, help="how long a page is open")
+    options.add_argument("--browser", action="store_true", help="open every page in Chromium too")
+    options.add_argument("--visits", type=int, default=20, help="how often Chromium opens each page")
+    options.add_argument("--json", action="store_true", help="print one JSON document")
+    given = options.parse_args()
+    usual = 50_000 if given.quick else 5_000_000
+    rows = {
+        "live": usual if given.live is None else given.live,
+        "finished": usual if given.finished is None else given.finished,
+    }
     with open_server() as server, server.database() as dsn:
-        live, finished = fill(dsn, given.live, given.finished)
+        began = time.perf_counter()
+        live, finished = fill(dsn, **rows)
+        filled = round(time.perf_counter() - began, 1)
         postmaster = int((server.data_folder / "postmaster.pid").read_text().split()[0])
         with serving(dsn) as port:
             names = [each for pair in PAGES.items() for each in pair]
@@ -214,10 +227,16 @@ def main() -> int:
             ]
             time.sleep(3)
             rest = idle(postmaster, given.seconds)
-    found: dict[str, Any] = {
-        "live": given.live, "finished": given.finished, "load": os.getloadavg()[0],
-        "pages": pages, "open": opened, "idle": rest,
-    }  # fmt: skip
+            paths = [path.format(live=live, finished=finished) for path in [*PAGES, "/enqueue"]]
+            seen = visits(port, paths, given.visits) if given.browser else []
+        found: dict[str, Any] = {
+            **rows, "filled_s": filled, "load": os.getloadavg()[0],
+            "pages": pages, "open": opened, "idle": rest, "browser": seen,
+        }  # fmt: skip
+        report = Report(
+            "pages", QUESTION, f"{rows['live']:,} live and {rows['finished']:,} finished jobs", given, server
+        )
+        report.finish(found)
     if given.json:
         print(json.dumps(found, indent=2))
     else:
@@ -225,7 +244,9 @@ def main() -> int:
         print()
         print(table(opened, {name: name for name in ("open page", "part of a core", "lines")}))
         print(f"\nno page open: {rest} of a core; load of the machine: {found['load']:.1f}")
-    return 0
+        if seen:
+            print(f"\n{table(seen, COLUMNS)}")
+    return int(any(row["complaints"] for row in seen) or any(row["status"] != 200 for row in pages))
 
 
 if __name__ == "__main__":
