@@ -28,7 +28,7 @@ WITH live AS MATERIALIZED (
       AND (%(until)s::timestamptz IS NULL OR d.finished_at < date_trunc('day', %(until)s::timestamptz, 'UTC') + interval '1 day')
     ORDER BY d.id DESC LIMIT %(window)s::int) w
 ), matched AS (
-  SELECT j.id, CASE WHEN pg_column_compression(j.args) IS NULL THEN pg_column_size(j.args) ELSE octet_length(j.args::text) END AS size
+  SELECT j.id, :part.size_live AS size
   FROM live j
   WHERE (%(state)s::text IS NULL
          OR %(state)s::text = 'running' AND j.state = :state.running
@@ -38,34 +38,11 @@ WITH live AS MATERIALIZED (
             AND (%(state)s::text = 'suspended') = (
               coalesce(strpos(j.options::text, '"tree"') > 0, false)
               AND (SELECT v.state FROM :"schema".jobs v WHERE v.id = j.id LIMIT 1) = 'suspended'))
-    AND (%(queue)s::text IS NULL OR j.queue = %(queue)s::text)
-    AND (%(kind)s::text IS NULL OR j.kind = %(kind)s::text)
-    AND (%(workers)s::bigint[] IS NULL OR j.state = :state.running AND j.locked_by = ANY (%(workers)s::bigint[]))
-    AND (%(key)s::text IS NULL OR j.key = %(key)s::text)
-    AND (%(since)s::timestamptz IS NULL OR j.created_at >= %(since)s::timestamptz)
-    AND (%(since_ago)s::interval IS NULL OR j.created_at >= statement_timestamp() - %(since_ago)s::interval)
-    AND (%(until)s::timestamptz IS NULL OR j.created_at < %(until)s::timestamptz)
-    AND (%(until_ago)s::interval IS NULL OR j.created_at < statement_timestamp() - %(until_ago)s::interval)
-    AND (%(error)s::text IS NULL OR j.attempt > 0 AND strpos(lower((
-           SELECT a.error FROM :"schema".attempt a WHERE a.job_id = j.id AND a.error IS NOT NULL
-           ORDER BY a.attempt DESC LIMIT 1)), lower(%(error)s::text)) > 0)
+    AND :part.filter_live
   UNION ALL
-  SELECT d.id, CASE WHEN pg_column_compression(d.args) IS NULL THEN pg_column_size(d.args) ELSE octet_length(d.args::text) END
-               + CASE WHEN pg_column_compression(d.result) IS NULL THEN coalesce(pg_column_size(d.result), 0)
-                      ELSE octet_length(d.result::text) END
+  SELECT d.id, :part.size_finished
   FROM finished d
-  WHERE (%(state)s::text IS NULL
-         OR d.state = CASE %(state)s::text WHEN 'completed' THEN :state.completed WHEN 'dead' THEN :state.dead
-                                              WHEN 'cancelled' THEN :state.cancelled END)
-    AND (%(queue)s::text IS NULL OR d.queue = %(queue)s::text)
-    AND (%(kind)s::text IS NULL OR d.kind = %(kind)s::text)
-    AND (%(workers)s::bigint[] IS NULL OR d.locked_by = ANY (%(workers)s::bigint[]))
-    AND (%(key)s::text IS NULL OR d.key = %(key)s::text)
-    AND (%(since)s::timestamptz IS NULL OR d.finished_at >= %(since)s::timestamptz)
-    AND (%(since_ago)s::interval IS NULL OR d.finished_at >= statement_timestamp() - %(since_ago)s::interval)
-    AND (%(until)s::timestamptz IS NULL OR d.finished_at < %(until)s::timestamptz)
-    AND (%(until_ago)s::interval IS NULL OR d.finished_at < statement_timestamp() - %(until_ago)s::interval)
-    AND (%(error)s::text IS NULL OR d.state <> :state.completed AND strpos(lower(d.error), lower(%(error)s::text)) > 0)
+  WHERE :part.filter_finished
 )
 SELECT 0 AS what, m.id, m.size::bigint FROM (SELECT * FROM matched ORDER BY id DESC LIMIT %(limit)s::int) m
 UNION ALL

@@ -6,7 +6,7 @@
 -- arguments and result, so that the next reader can take as many as fit. A job's time is its end; until it has one, when it was
 -- enqueued.
 (SELECT j.id, CASE WHEN %(sizes)s::boolean THEN
-   CASE WHEN pg_column_compression(j.args) IS NULL THEN pg_column_size(j.args) ELSE octet_length(j.args::text) END END AS size
+   :part.size_live END AS size
  FROM :"schema".job j
  WHERE j.id < %(before)s::bigint
    AND (%(state)s::text IS NULL
@@ -20,40 +20,17 @@
         OR %(state)s::text = 'suspended' AND j.state = :state.scheduled AND j.run_at > statement_timestamp()
            AND coalesce(strpos(j.options::text, '"tree"') > 0, false)
            AND (SELECT v.state FROM :"schema".jobs v WHERE v.id = j.id LIMIT 1) = 'suspended')
-   AND (%(queue)s::text IS NULL OR j.queue = %(queue)s::text)
-   AND (%(kind)s::text IS NULL OR j.kind = %(kind)s::text)
-   AND (%(workers)s::bigint[] IS NULL OR j.state = :state.running AND j.locked_by = ANY (%(workers)s::bigint[]))
+   AND :part.filter_live
    AND (%(unique_key)s::text IS NULL OR j.unique_key = %(unique_key)s::text)
-   AND (%(key)s::text IS NULL OR j.key = %(key)s::text)
    AND (%(tag)s::text IS NULL OR :"schema".has_tags(j.options) AND :"schema".tags_of(j.options) @> ARRAY[%(tag)s::text])
-   AND (%(since)s::timestamptz IS NULL OR j.created_at >= %(since)s::timestamptz)
-   AND (%(since_ago)s::interval IS NULL OR j.created_at >= statement_timestamp() - %(since_ago)s::interval)
-   AND (%(until)s::timestamptz IS NULL OR j.created_at < %(until)s::timestamptz)
-   AND (%(until_ago)s::interval IS NULL OR j.created_at < statement_timestamp() - %(until_ago)s::interval)
-   AND (%(error)s::text IS NULL OR j.attempt > 0 AND strpos(lower((
-          SELECT a.error FROM :"schema".attempt a WHERE a.job_id = j.id AND a.error IS NOT NULL
-          ORDER BY a.attempt DESC LIMIT 1)), lower(%(error)s::text)) > 0)
  ORDER BY j.id DESC LIMIT %(limit)s::bigint)
 UNION ALL
 (SELECT d.id, CASE WHEN %(sizes)s::boolean THEN
-   CASE WHEN pg_column_compression(d.args) IS NULL THEN pg_column_size(d.args) ELSE octet_length(d.args::text) END
-   + CASE WHEN pg_column_compression(d.result) IS NULL THEN coalesce(pg_column_size(d.result), 0)
-          ELSE octet_length(d.result::text) END END
+   :part.size_finished END
  FROM :"schema".job_archive d
  WHERE d.id < %(before)s::bigint
-   AND (%(state)s::text IS NULL
-        OR d.state = CASE %(state)s::text WHEN 'completed' THEN :state.completed WHEN 'dead' THEN :state.dead
-                                             WHEN 'cancelled' THEN :state.cancelled END)
-   AND (%(queue)s::text IS NULL OR d.queue = %(queue)s::text)
-   AND (%(kind)s::text IS NULL OR d.kind = %(kind)s::text)
-   AND (%(workers)s::bigint[] IS NULL OR d.locked_by = ANY (%(workers)s::bigint[]))
+   AND :part.filter_finished
    AND (%(unique_key)s::text IS NULL OR d.unique_key = %(unique_key)s::text)
-   AND (%(key)s::text IS NULL OR d.key = %(key)s::text)
    AND (%(tag)s::text IS NULL OR :"schema".has_tags(d.options) AND :"schema".tags_of(d.options) @> ARRAY[%(tag)s::text])
-   AND (%(since)s::timestamptz IS NULL OR d.finished_at >= %(since)s::timestamptz)
-   AND (%(since_ago)s::interval IS NULL OR d.finished_at >= statement_timestamp() - %(since_ago)s::interval)
-   AND (%(until)s::timestamptz IS NULL OR d.finished_at < %(until)s::timestamptz)
-   AND (%(until_ago)s::interval IS NULL OR d.finished_at < statement_timestamp() - %(until_ago)s::interval)
-   AND (%(error)s::text IS NULL OR d.state <> :state.completed AND strpos(lower(d.error), lower(%(error)s::text)) > 0)
  ORDER BY d.id DESC LIMIT %(limit)s::bigint)
 ORDER BY 1 DESC LIMIT %(limit)s::bigint
