@@ -47,6 +47,7 @@ PAGES_THAT_RUN = [
     "docs/how-to/retries.md",
     "docs/how-to/limits.md",
     "docs/how-to/handlers.md",
+    "docs/how-to/large-payloads.md",
     "docs/how-to/leases.md",
     "docs/how-to/metrics.md",
     "docs/how-to/logs.md",

@@ -182,6 +182,11 @@ class CodecError(PulseTrioError):
     again."""
 
 
+class PayloadLost(PulseTrioError):
+    """A stored payload is not in the store, or is not what was stored. In a handler it fails the attempt, which is tried
+    again."""
+
+
 class HandlerStuck(PulseTrioError):
     """A handler did not end when it was cancelled, so its worker has stopped and released its other jobs."""
 
