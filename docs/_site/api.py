@@ -23,7 +23,7 @@ TITLES = {
     "pulse_trio": "Handlers, clients, workers",
     "pulse_trio.testing": "The testing kit",
     "pulse_trio.testing.faults": "Faults for tests: processes and networks",
-    "pulse_trio.payloads": "large payloads: a store, and references to what is in it",
+    "pulse_trio.payloads": "Large payloads",
     "pulse_trio.web": "The web page as an ASGI app",
     "pulse_trio.otel": "OpenTelemetry",
     "pulse_trio.django": "Django's tasks",
