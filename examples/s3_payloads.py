@@ -14,18 +14,21 @@ from pulse_trio import PayloadLost
 class S3Store:
     """Keeps payloads in `bucket`, under `prefix`. `client` is boto3.client("s3"), which threads may share.
 
-    boto3 blocks, so each call runs in a thread, at most `at_once` at a time. A call cannot be cancelled: give the client's
+    boto3 blocks, so each call runs in a thread, at most `at_once` at a time in each run of Trio.
+    A call cannot be cancelled: give the client's
     `Config` a `connect_timeout` and a `read_timeout` that are shorter than the jobs' timeout."""
 
     def __init__(self, client: Any, bucket: str, prefix: str = "pulse-trio/", at_once: int = 8) -> None:
         self._client, self._bucket, self._prefix = client, bucket, prefix
-        self._limiter = trio.CapacityLimiter(at_once)
+        # One for each trio.run, so that threads of a web server may share the store.
+        self._limiters: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("limiter of an S3Store")
+        self._at_once = at_once
 
     async def put(self, name: str, data: bytes) -> None:
         await self._call(self._client.put_object, Key=self._prefix + name, Body=data)
 
     async def get(self, name: str, at_most: int) -> bytes:
-        return await trio.to_thread.run_sync(self._read, name, at_most, limiter=self._limiter)
+        return await trio.to_thread.run_sync(self._read, name, at_most, limiter=self._limiter())
 
     async def delete(self, name: str) -> None:
         await self._call(self._client.delete_object, Key=self._prefix + name)
@@ -38,7 +41,14 @@ class S3Store:
         return [name for name in names if name < before]
 
     async def _call(self, method: Any, **given: Any) -> Any:
-        return await trio.to_thread.run_sync(partial(method, Bucket=self._bucket, **given), limiter=self._limiter)
+        return await trio.to_thread.run_sync(partial(method, Bucket=self._bucket, **given), limiter=self._limiter())
+
+    def _limiter(self) -> trio.CapacityLimiter:
+        try:
+            return self._limiters.get()
+        except LookupError:
+            self._limiters.set(limiter := trio.CapacityLimiter(self._at_once))
+            return limiter
 
     def _read(self, name: str, at_most: int) -> bytes:
         try:

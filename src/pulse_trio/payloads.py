@@ -137,27 +137,38 @@ class FolderStore:
     """A `PayloadStore` in a folder, which all programs that use it must share. Only the folder's user can read its files.
 
     The first object makes the folder at `path` if there is none; the folder above must exist.
-    At most `at_once` threads work on files at a time."""
+    In each run of Trio at most `at_once` threads work on files at a time."""
 
     def __init__(self, path: str | os.PathLike[str], *, at_once: int = 4) -> None:
         self._path = Path(path).absolute()
-        self._limiter = trio.CapacityLimiter(at_once)
+        # One for each run of Trio: threads of a web server share the store, each with a trio.run of its own, and a limiter
+        # that several runs share would wake a task of another run.
+        self._limiters = trio.lowlevel.RunVar[trio.CapacityLimiter]("limiter of a FolderStore")
+        self._at_once = at_once
 
     async def put(self, name: str, data: bytes) -> None:
         """Writes `data` to a new file and has the disk confirm it."""
-        await trio.to_thread.run_sync(self._put, self._file(name), data, limiter=self._limiter)
+        await trio.to_thread.run_sync(self._put, self._file(name), data, limiter=self._limiter())
 
     async def get(self, name: str, at_most: int) -> bytes:
         """The first `at_most` bytes of a file. Raises `PayloadLost` if there is none."""
-        return await trio.to_thread.run_sync(_read, self._file(name), at_most, limiter=self._limiter)
+        return await trio.to_thread.run_sync(_read, self._file(name), at_most, limiter=self._limiter())
 
     async def delete(self, name: str) -> None:
         """Deletes a file, if it is there."""
-        await trio.to_thread.run_sync(_unlink, self._file(name), limiter=self._limiter)
+        await trio.to_thread.run_sync(_unlink, self._file(name), limiter=self._limiter())
 
     async def names(self, before: str, after: str, limit: int) -> list[str]:
         """At most `limit` names of files between `after` and `before`, in order. Removes folders of days before, if empty."""
-        return await trio.to_thread.run_sync(self._names, before, after, limit, limiter=self._limiter)
+        return await trio.to_thread.run_sync(self._names, before, after, limit, limiter=self._limiter())
+
+    def _limiter(self) -> trio.CapacityLimiter:
+        try:
+            return self._limiters.get()
+        except LookupError:
+            limiter = trio.CapacityLimiter(self._at_once)
+            self._limiters.set(limiter)
+            return limiter
 
     def _file(self, name: str) -> Path:
         return self._path / _checked_name(name)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import boto3
 import pytest
+import trio
 from botocore.config import Config
 from moto.server import ThreadedMotoServer
 
@@ -164,6 +167,40 @@ async def test_a_sweep_leaves_files_and_folders_that_are_not_ours_and_removes_da
     assert (tmp_path / "2001-01-01" / "notes.txt").read_text() == "mine"
 
 
+@pytest.mark.parametrize("kind", ["folder", "s3"])
+def test_a_store_may_be_shared_by_several_runs_of_trio(kind: str, tmp_path: Path) -> None:
+    writing, done = threading.Event(), threading.Event()
+
+    class Slow:
+        """A client of S3 whose writes wait, and which has no objects."""
+
+        def put_object(self, **_: Any) -> None:
+            writing.set()
+            assert done.wait(20)
+
+        def delete_object(self, **_: Any) -> None: ...
+
+    class SlowFolder(FolderStore):
+        def _put(self, file: Path, data: bytes) -> None:
+            Slow().put_object()
+
+    store = SlowFolder(tmp_path, at_once=1) if kind == "folder" else S3Store(Slow(), "jobs", at_once=1)
+    name = f"{TODAY}/" + "a" * 32
+
+    async def in_another_run() -> None:
+        with trio.fail_after(10):
+            await store.delete(name)
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(trio.run, store.put, name, b"data")
+        try:
+            assert writing.wait(10)
+            trio.run(in_another_run)
+        finally:
+            done.set()
+        first.result(10)
+
+
 async def test_what_cannot_work_is_refused_before_anything_is_written() -> None:
     for keep in (0, -1, float("nan"), float("inf")):
         with pytest.raises(ConfigurationError, match="keep"):
@@ -192,12 +229,17 @@ async def test_a_changed_object_fails_its_own_job_alone_and_a_restored_one_lets_
             raise
         return await payloads.put(data * 2)
 
+    @handlers.job
+    def in_a_thread(text: StoredPayload) -> int:
+        return len(trio.run(payloads.get, text))
+
     good, bad, mended = [await payloads.put(b"good") for _ in range(3)]
     for changed in (bad, mended):
         (tmp_path / changed.name).write_bytes(b"evil")
     restored.append(mended)
     async with open_client(dsn) as client:
         untouched, lost = [await client.enqueue(double, each) for each in (good, bad)]
+        counted = await client.enqueue(in_a_thread, good)
         hostile = await client.enqueue("double", {"text": {"name": "../x", "sha256": "0" * 64, "size": 1}})
         async with client.batch() as batch:
             member = await batch.enqueue(double, mended)
@@ -205,5 +247,6 @@ async def test_a_changed_object_fails_its_own_job_alone_and_a_restored_one_lets_
         for ref, attempt in ((untouched, 1), (member, 2)):
             assert await payloads.get(await ref.result()) == b"goodgood"
             assert (await client.job(ref.id)).attempt == attempt
+        assert await counted.result() == 4
         for ref, said in ((lost, "is not what was stored"), (hostile, "no name of a stored payload")):
             assert said in ((await client.job(ref.id)).error or "")
