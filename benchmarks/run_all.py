@@ -31,6 +31,7 @@ ORDER = (
     "backlog",
     "pinned_snapshot",
     "memory",
+    "kit",
     "peers",
     "driver",
     "recovery",
