@@ -34,7 +34,7 @@ _ENQUEUE = (
 )
 _OUTCOME = (
     "id, queue, kind, state, priority, attempt, max_attempts, run_at, created_at, started_at, finished_at, worker, lease_until,"
-    " result, error, cancel_reason, unique_key, progress, progress_message"
+    " result, error, cancel_reason, unique_key, progress, progress_message, tags"
 )
 _BATCH = (
     "id, name, created_at, closed_at, finished_at, callback_job_id, callback_error, total, completed, dead, cancelled,"

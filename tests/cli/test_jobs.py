@@ -44,6 +44,15 @@ async def test_a_dead_job_is_listed_shown_with_its_traceback_and_retried(command
     assert f"Job {job_id} is available: a job can be retried when" in refused.stderr
 
 
+async def test_tags_and_metadata_are_given_listed_by_and_shown(command: Command) -> None:
+    one = (await command("enqueue", "greet", "--tag", "eu", "--tag", "a/b", "--meta", '{"order": 7}')).stdout.strip()
+    listed = json.loads((await command("jobs", "list", "--tag", "a/b", "--json")).stdout)
+    assert [(job["id"], job["tags"], job["meta"]) for job in listed] == [(int(one), ["eu", "a/b"], {"order": 7})]
+    assert (await command("jobs", "list", "--tag", "a")).stdout.count(one) == 0
+    refused = await command("enqueue", "greet", "--meta", "[1]", code=2)
+    assert "The metadata must be a JSON object" in refused.stderr
+
+
 async def test_retrying_several_retries_those_that_can_be(command: Command) -> None:
     job_id = int((await command("enqueue", "greet", "--delay", "600")).stdout)
     done = await command("jobs", "retry", "4711", str(job_id), "--json", code=2)

@@ -26,12 +26,21 @@ from support.stores import Window
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
 
+    from pulse_trio.records import JobRecord
+
 handlers = Handlers()
 
 
 @handlers.job
 async def greet(name: str) -> str:
     return f"hello {name}"
+
+
+LABELS: dict[str, Any] = {"tags": ["eu", "a/b"], "meta": {"order": 7}}
+
+
+def labels(jobs: list[JobRecord]) -> list[dict[str, Any]]:
+    return [{"tags": job.tags, "meta": job.meta} for job in jobs]
 
 
 @pytest.fixture
@@ -137,11 +146,12 @@ def test_a_job_appears_if_and_only_if_a_blocking_transaction_commits(begin: Any,
 
     with begin(dsn) as begun:
         using = SyncClient(begun.connection)
-        one = using.enqueue(greet.options(unique_key="k", delay=60, deadline=90), "ada")
+        one = using.enqueue(greet.options(unique_key="k", delay=60, deadline=90, **LABELS), "ada")
         assert using.enqueue("greet", {"name": "ada"}, unique_key="k") == (one.id, False, False)
         begun.execute("INSERT INTO public.account VALUES ('ada')")
-        many = using.enqueue_many(greet.request(str(n)) for n in range(20))
+        many = using.enqueue_many(greet.options(**LABELS).request(str(n)) for n in range(20))
         assert using.job(one.id).args == {"name": "ada"}
+        assert labels(using.jobs(tag="eu", limit=50)) == [LABELS] * 21
         assert what_is_there(window) == ([], [])
     assert what_is_there(window) == ([one.id, *[done.id for done in many]], ["ada"])
 
@@ -229,12 +239,15 @@ async def test_a_job_appears_if_and_only_if_an_awaited_transaction_commits(way: 
 
         async with begin(dsn) as begun:
             using = client.using(begun.connection)
-            one = await using.enqueue(greet.options(unique_key="k", delay=60, priority=-3, deadline=90), "ada")
+            one = await using.enqueue(
+                greet.options(unique_key="k", delay=60, priority=-3, deadline=90, **LABELS), "ada"
+            )
             again = await using.enqueue("greet", {"name": "ada"}, unique_key="k", unique_for=5)
             assert (again.id, again.added) == (one.id, False)
             await begun.execute("INSERT INTO public.account VALUES ('ada')")
-            many = await using.enqueue_many(greet.request(str(n)) for n in range(20))
+            many = await using.enqueue_many(greet.options(**LABELS).request(str(n)) for n in range(20))
             assert (await using.job(one.id)).args == {"name": "ada"}
+            assert labels(await using.jobs(tag="eu", limit=50)) == [LABELS] * 21
             assert what_is_there(window) == ([], [])
     assert what_is_there(window) == ([one.id, *[ref.id for ref in many]], ["ada"])
     assert window.job(one.id)["priority"] == -3

@@ -247,7 +247,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
     "view fires": {"worker": "SELECT", "operator": "SELECT"},
     "view jobs": {
         "waiter": "SELECT (id, queue, kind, state, priority, attempt, max_attempts, run_at, created_at, started_at,"
-        " finished_at, worker, lease_until, result, error, cancel_reason, unique_key, progress, progress_message)",
+        " finished_at, worker, lease_until, result, error, cancel_reason, unique_key, progress, progress_message, tags)",
         "worker": "SELECT",
         "operator": "SELECT",
     },

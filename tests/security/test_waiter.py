@@ -62,7 +62,8 @@ async def test_a_waiter_enqueues_waits_and_has_results_errors_and_batches(logins
 
 
 DENIED = [
-    "SELECT args FROM jobs", "SELECT * FROM jobs", "SELECT args FROM job", "SELECT args FROM job_archive",
+    "SELECT meta FROM jobs", "SELECT options FROM job", "SELECT args FROM jobs",
+    "SELECT * FROM jobs", "SELECT args FROM job", "SELECT args FROM job_archive",
     "SELECT result FROM job_archive", "SELECT FROM attempts", "SELECT FROM workers", "SELECT FROM cancellations",
     "SELECT FROM audit", "SELECT FROM schedules", "SELECT FROM queues", "INSERT INTO job (kind) VALUES ('a')",
     "UPDATE job SET args = '{}'", "DELETE FROM job", "DELETE FROM batch", "UPDATE batch SET finished_at = now()",
@@ -78,6 +79,12 @@ def waiter(logins: Logins) -> psycopg.Connection:
     connection = psycopg.connect(logins.as_("waiter"), autocommit=True)
     connection.execute("SET search_path = pulse")
     return connection
+
+
+def test_a_waiter_sees_tags(waiter: psycopg.Connection) -> None:
+    with waiter:
+        waiter.execute("SELECT enqueue('double', tags => '{eu}', meta => '{\"order\": 7}')")
+        assert waiter.execute("SELECT tags FROM jobs").fetchall() == [(["eu"],)]
 
 
 def test_a_waiter_may_nothing_else(waiter: psycopg.Connection) -> None:

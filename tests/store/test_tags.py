@@ -10,6 +10,7 @@ from psycopg.types.json import Jsonb
 
 from pulse_trio import ConfigurationError, Handlers, InvalidName, Job, SyncClient, UsageError
 from pulse_trio.client import request_by_name
+from pulse_trio.client.spool import Spool
 from pulse_trio.labels import labels_of, pack_meta, pack_tags
 from pulse_trio.sql import statement
 from pulse_trio.store import history, new_jobs, operations, searching
@@ -50,10 +51,20 @@ def test_every_way_of_enqueuing_keeps_tags_and_metadata(window: Window, queue: s
     ids += [row["id"] for row in window.run(sql, queue, TAGS, Jsonb(META))]
 
     assert [record(window, job_id) for job_id in ids] == [(TAGS, META)] * len(ids)
+    view = window.run("SELECT tags, meta FROM jobs WHERE queue = %s", queue)
+    assert [(row["tags"], row["meta"]) for row in view] == [(TAGS, META)] * len(ids)
     assert [labels_of(r["options"]) for r in window.run("SELECT options::text FROM job WHERE queue = %s", queue)] == [
         (tuple(TAGS), META)
     ] * len(ids)
     assert record(window, window.enqueue(queue)) == (None, None)
+
+
+def test_a_call_that_sorts_its_unique_keys_in_a_file_keeps_them() -> None:
+    given = request_by_name("noop", {}, unique_key="k", tags=TAGS, meta=META)
+    with Spool() as spool:
+        spool.add([0], [1], [given])
+        (part,) = spool.parts()
+    assert part.requests == [given]
 
 
 def test_a_handler_has_defaults_a_call_replaces_them_and_the_job_tells_them() -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from pulse_trio import ConfigurationError, Handlers, InvalidArguments, Job
 from pulse_trio.client.refs import result_of
+from pulse_trio.handlers.models import fields_of
 from pulse_trio.handlers.signature import UnfitArguments, encode_result
 from pulse_trio.records import JobRecord, State
 from pulse_trio.testing import run_job_sync
@@ -154,6 +155,27 @@ def test_a_validator_that_says_a_value_says_it_to_no_one() -> None:
     with pytest.raises(InvalidArguments, match="RuntimeError in ") as refused:
         first.request({"number": "4111"})
     assert "4111" not in str(refused.value)
+
+
+def test_two_models_with_one_set_in_another_order_compare_as_equal() -> None:
+    class Chosen(pydantic.BaseModel, extra="allow"):
+        numbers: set[int]
+        page: pydantic.HttpUrl
+
+    one, other = (Chosen.model_validate({"numbers": n, "page": "http://a", "more": 1}) for n in ({0, 8}, {8, 0}))
+    assert list(one.numbers) != list(other.numbers)
+    first, second = (msgspec.json.encode(value, enc_hook=fields_of, order="sorted") for value in (one, other))
+    assert first == second == b'{"more":1,"numbers":[0,8],"page":"http://a/"}'
+
+
+def test_a_union_of_two_models_is_refused_at_registration_and_stands_in_a_model() -> None:
+    with pytest.raises(ConfigurationError, match="unions may not contain more than one custom type"):
+        registered(PydanticOrder | PydanticLine)
+    either = pydantic.RootModel[PydanticOrder | PydanticLine]
+    _, first = registered(either)
+    for given in (made(PydanticOrder, PydanticLine), PydanticLine(price=Decimal(2))):
+        args, _ = first.signature.decode(first.request(either(given)).args)
+        assert args == (either(given), None)
 
 
 def test_a_class_that_json_cannot_carry_is_refused_at_registration() -> None:

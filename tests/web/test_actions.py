@@ -226,6 +226,8 @@ async def test_a_job_is_enqueued_by_hand_and_a_mistake_shows_the_form_again(
         "unique_key": "k",
         "key": "t",
         "delay": "60",
+        "tags": "eu vip",
+        "meta": '{"order": 7}',
     }
     for args, problem in [
         ('{"to": ', "not valid JSON"), ("[1]", "a JSON object"), ('{"a": NaN}', "NaN"), ("[" * 5000, ""),
@@ -238,10 +240,15 @@ async def test_a_job_is_enqueued_by_hand_and_a_mistake_shows_the_form_again(
     assert (await post(site, "/actions/jobs/enqueue", **fields | {"priority": "high"})).status_code == 400
     assert (await post(site, "/actions/jobs/enqueue", **fields | {"delay": "inf"})).status_code == 400
     assert (await post(site, "/actions/jobs/enqueue", **fields | {"kind": ""})).status_code == 400
+    for name, wrong_one in [("tags", "a,b"), ("meta", "[1]"), ("meta", '{"a": {}}'), ("meta", "{")]:
+        refused = await post(site, "/actions/jobs/enqueue", **fields | {name: wrong_one})
+        assert refused.status_code == 400
+        assert {"tags": "A tag must", "meta": "meta"}[name] in refused.text
     assert window.run("SELECT id FROM jobs") == []
     done = await post(site, "/actions/jobs/enqueue", **fields, args='{"to": "ada", "n": [1, 2.5, null]}')
     job = window.job(int(done.headers["location"].rpartition("/")[2]))
     assert job["args"] == {"to": "ada", "n": [1, 2.5, None]}
+    assert (job["tags"], job["meta"]) == (["eu", "vip"], {"order": 7})
     assert (job["queue"], job["priority"], job["max_attempts"], job["unique_key"], job["key"], job["state"]) == (
         "mail", -3, 2, "k", "t", "scheduled",
     )  # fmt: skip

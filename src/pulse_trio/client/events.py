@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from ..codec import encoded, event_context
-from ..errors import InvalidArguments
-from ..handlers import check_arguments, check_text, refuse_losses, said_of
+from ..handlers import check_text, encode_payload
 from ..store import events
 from ..store.cancelling import check_id
 
@@ -24,14 +21,7 @@ def sending(codec: Codec | None, job_id: int, name: str, payload: Any, event_key
     if event_key is not None:
         check_text("An event_key", event_key, 256)
     what = f"The payload of the event {name!r}"
-    try:
-        plain = msgspec.json.encode(payload)
-        refuse_losses(payload, plain, what)
-    except InvalidArguments:
-        raise
-    except Exception as error:
-        raise InvalidArguments(f"{what} cannot be written as JSON: {said_of(error)}.") from None
-    text = check_arguments(plain, what)
+    text = encode_payload(payload, what)
     if codec is not None:
         text = encoded(codec, text, event_context(name), job_id)
     return events.send_event(job_id, name, text, event_key)

@@ -7,11 +7,9 @@ from dataclasses import replace
 from types import NoneType
 from typing import TYPE_CHECKING, Any, cast
 
-import msgspec
-
 from ..codec import decoded_value
 from ..errors import InvalidArguments
-from ..handlers import Defaults, Handler, check_arguments, check_text, given_options, refuse_losses, request_of, said_of
+from ..handlers import Defaults, Handler, check_text, encode_payload, given_options, request_of, said_of
 
 if TYPE_CHECKING:
     from ..codec import Codec
@@ -37,13 +35,9 @@ def request_by_name(kind: str, args: Mapping[str, Any] | None = None, **options:
     what = f"Arguments of {kind!r}"
     try:
         given = dict(args or {})
-        encoded = msgspec.json.encode(given)
-        refuse_losses(given, encoded, what)
-    except InvalidArguments:
-        raise
     except Exception as error:
         raise InvalidArguments(f"{what} cannot be written as JSON: {said_of(error)}.") from None
-    return request_of(kind, check_arguments(encoded, f"Arguments of {kind!r}"), Defaults(**given_options(**options)))
+    return request_of(kind, encode_payload(given, what), Defaults(**given_options(**options)))
 
 
 def request_and_type(

@@ -20,6 +20,7 @@ from .signature import (
     UnfitValue,
     check_arguments,
     check_json,
+    encode_payload,
     encode_result,
     said_of,
 )
@@ -60,6 +61,7 @@ __all__ = [
     "check_text",
     "death_hooks",
     "encode_options",
+    "encode_payload",
     "encode_result",
     "given_options",
     "hooks_json",

@@ -22,6 +22,18 @@ def to_builtins(value: Any) -> Any:
     raise TypeError(f"Encoding objects of type {type(value).__qualname__} is unsupported")
 
 
+def fields_of(value: Any) -> Any:
+    """A model's fields as they are, for comparing: sets stay sets, which msgspec's `order="sorted"` sorts. `to_builtins` writes
+    a set in its order of iteration, which differs from process to process."""
+    if is_model(cast("object", type(value))):
+        model = cast("Any", type(value))
+        names = cast("dict[str, Any]", model.model_fields)
+        return {name: getattr(value, name) for name in names} | cast("dict[str, Any]", value.model_extra or {})
+    if "pydantic_core" in sys.modules:  # what only a field of a model can hold, as an address
+        return sys.modules["pydantic_core"].to_jsonable_python(value)
+    raise TypeError(f"Encoding objects of type {type(value).__qualname__} is unsupported")
+
+
 def from_builtins(cls: Any, value: Any) -> Any:
     """A value of a class that msgspec does not know: a model is validated; anything else is left to msgspec's own check.
 

@@ -260,6 +260,18 @@ def check_json(encoded: bytes, what: str) -> str:
     return text
 
 
+def encode_payload(value: object, what: str) -> str:
+    """A value whose type no handler declares, as JSON. Raises `InvalidArguments`."""
+    try:
+        encoded = _encode(value)
+        refuse_losses(value, encoded, what)
+    except InvalidArguments:
+        raise
+    except Exception as error:  # msgspec's, or what a property of a value raises
+        raise InvalidArguments(f"{what} cannot be written as JSON: {said_of(error)}.") from None
+    return check_arguments(encoded, what)
+
+
 def check_arguments(encoded: bytes, what: str) -> str:
     """The same for arguments, which the database takes up to `MAX_DEPTH` levels deep. Raises `InvalidArguments`."""
     text = check_json(encoded, what)

@@ -10,6 +10,7 @@ import msgspec
 import trio
 
 from ..codec import encoded, event_context, plain_line
+from ..handlers.models import to_builtins
 from ..lines import Kind
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def children_of(tree: MemoryTree) -> list[ChildRun]:
 
 def encoded_events(events: Sequence[tuple[str, Any]], codec: Codec | None, job_id: int) -> list[tuple[str, str]]:
     """Events as they are stored."""
-    texts = [(name, msgspec.json.encode(payload).decode()) for name, payload in events]
+    texts = [(name, msgspec.json.encode(payload, enc_hook=to_builtins).decode()) for name, payload in events]
     return (
         texts if codec is None else [(name, encoded(codec, text, event_context(name), job_id)) for name, text in texts]
     )

@@ -33,10 +33,12 @@ class Draft:
     max_attempts: str = ""
     unique_key: str = ""
     key: str = ""
+    tags: str = ""
+    meta: str = ""
     problem: str = ""
 
 
-FIELDS = ("kind", "args", "queue", "priority", "delay", "max_attempts", "unique_key", "key")
+FIELDS = ("kind", "args", "queue", "priority", "delay", "max_attempts", "unique_key", "key", "tags", "meta")
 
 
 async def show(request: Request) -> Response:
@@ -50,7 +52,7 @@ async def enqueue(request: Request) -> Response:
     form = form_of(request)
     draft = Draft(**{name: str(form.get(name, "")) for name in FIELDS})
     try:
-        job = request_by_name(draft.kind.strip(), _arguments(draft.args), **_options(request))
+        job = request_by_name(draft.kind.strip(), _object(draft.args, "arguments"), **_options(request))
         if not first_time(request):
             return back(request, "/jobs", SENT_ALREADY, failed=True)
         done = await act(request, by_hand(new_jobs.enqueue(job), f"{job.queue} {job.kind}"))
@@ -70,6 +72,8 @@ def _options(request: Request) -> dict[str, Any]:
         "unique_key": text_of(request, "unique_key"),
         "key": text_of(request, "key"),
         "delay": _seconds(text_of(request, "delay")),
+        "tags": None if (tags := text_of(request, "tags")) is None else tags.split(),
+        "meta": None if (meta := text_of(request, "meta")) is None else _object(meta, "metadata"),
     }
     return {name: value for name, value in options.items() if value is not None}
 
@@ -84,22 +88,22 @@ def _seconds(text: str | None) -> float | None:
     return value
 
 
-def _arguments(text: str) -> dict[str, Any]:
+def _object(text: str, what: str) -> dict[str, Any]:
     try:
         value = json.loads(text.strip() or "{}", parse_constant=_refuse)
     except json.JSONDecodeError as error:
         raise InvalidArguments(
-            f"The arguments are not valid JSON: {error.msg.lower()} at line {error.lineno}, column {error.colno}."
+            f"The {what} are not valid JSON: {error.msg.lower()} at line {error.lineno}, column {error.colno}."
         ) from None
     except (RecursionError, ValueError) as error:
-        raise InvalidArguments(f"The arguments cannot be read: {error!s:.200}") from None
+        raise InvalidArguments(f"The {what} cannot be read: {error!s:.200}") from None
     if not isinstance(value, dict):
-        raise InvalidArguments('The arguments are a JSON object, as in {"user_id": 42}.')
+        raise InvalidArguments(f'The {what} are a JSON object, as in {{"user_id": 42}}.')
     return cast("dict[str, Any]", value)
 
 
 def _refuse(name: str) -> NoReturn:
-    raise InvalidArguments(f"The arguments contain {name}, which JSON does not have.")
+    raise InvalidArguments(f"JSON has no {name}.")
 
 
 ROUTES = [Route("/enqueue", show), Route("/actions/jobs/enqueue", enqueue, methods=["POST"])]

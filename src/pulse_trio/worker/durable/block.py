@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from ...codec import encoded
 from ...errors import DatabaseUnavailable, ReplayMismatch, UsageError
+from ...handlers.models import fields_of
 from ...records import State
 from ...store.trees import Fence, NewChild
 from ...tracing import LONGEST_OF_CHILDREN, carrying
@@ -107,7 +108,7 @@ class Block:
         else:
             given = handler.signature.by_name(args)
             names = msgspec.json.decode(args)
-            plain = msgspec.json.encode({name: given.get(name) for name in names}, order="sorted")
+            plain = msgspec.json.encode({name: given.get(name) for name in names}, enc_hook=fields_of, order="sorted")
         return blake2b(handler.kind.encode() + b"\0" + plain, key=self._digest_key, digest_size=16).digest()
 
     async def flush(self) -> None:

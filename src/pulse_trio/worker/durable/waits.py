@@ -17,6 +17,7 @@ import trio
 from ...codec import decoded_event
 from ...errors import InvalidEvent, UsageError
 from ...handlers import check_text
+from ...handlers.models import from_builtins
 from ...lines import Kind, Line
 from ...store.waits import Wanted
 
@@ -57,7 +58,7 @@ async def wait_for_event(durable: Durable, name: str, type_: Any, limit: float |
     """See `Job.wait_for_event`."""
     check_text("The name of an event", name, 256)
     try:
-        decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(type_)
+        decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(type_, dec_hook=from_builtins)
     except (TypeError, NameError) as error:
         raise UsageError(f"job.wait_for_event cannot decode a payload as {type_!r}: {error}.") from None
     call = await durable.begin("event", name, key, "job.wait_for_event")

@@ -1,0 +1,130 @@
+"""Models, classes of attrs and dataclasses in every place where a durable handler takes or returns a value, encrypted; and tags
+of parents, children and scheduled jobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import pydantic
+import pytest
+
+from pulse_trio import AeadCodec, Handlers, Job, SyncClient, Worker
+
+if TYPE_CHECKING:
+    from support.trees import Trees
+
+pytestmark = pytest.mark.real_clock
+
+
+class ModelLine(pydantic.BaseModel):
+    price: int
+
+
+class Model(pydantic.BaseModel):
+    lines: list[ModelLine]
+
+
+@attrs.define
+class AttrsLine:
+    price: int
+
+
+@attrs.define
+class Attrs:
+    lines: list[AttrsLine]
+
+
+@dataclass
+class PlainLine:
+    price: int
+
+
+@dataclass
+class Plain:
+    lines: list[PlainLine]
+
+
+@pytest.mark.parametrize(("order", "line"), [(Model, ModelLine), (Attrs, AttrsLine), (Plain, PlainLine)])
+async def test_a_class_of_the_users_goes_through_every_call_of_a_durable_handler(
+    trees: Trees, order: Any, line: Any
+) -> None:
+    handlers = Handlers(codec=AeadCodec({"k": bytes(32)}, "k"))
+    given = order(lines=[line(price=1), line(price=7)])
+    seen: list[Any] = []
+
+    def child(order: Any) -> Any:
+        return order
+
+    child.__annotations__ = {"order": order, "return": order}
+    started: Any = handlers.job(child)
+
+    async def parent(job: Job, order: Any) -> Any:
+        seen.append(await job.step(child, order))
+        seen.append(await job.wait_for_event("order", type=order_type))
+        async with job.durable_nursery() as nursery:
+            one = nursery.start_soon(started, order=order)
+        seen.append(one.result)
+        await job.wait_for_event("wrong", type=order_type)
+
+    order_type = order
+    parent.__annotations__ = {"job": Job, "order": order, "return": order}
+    registered: Any = handlers.job(durable=True, max_attempts=1)(parent)
+    handlers.cron(every=3600, name="hourly", args={"order": given})(started)
+
+    client = SyncClient(trees.dsn, handlers=handlers)
+    job_id = client.enqueue(registered, given).id
+    client.send_event(job_id, "order", given)
+    client.send_event(job_id, "wrong", {"lines": [{"price": 1}, {"price": "secret"}]})
+    await Worker(handlers, trees.dsn, burst=True, poll=0.05).run()
+    assert seen == [given] * 3
+    assert "$codec" in trees.job(job_id)["args"]
+    error = trees.job(job_id)["error"]
+    assert "InvalidEvent" in error
+    assert "price" in error
+    assert "secret" not in error
+
+    done = client.enqueue(started, given).id
+    fired = client.run_schedule("hourly").id
+    await Worker(handlers, trees.dsn, burst=True, poll=0.05).run()
+    assert client.result(done) == client.result(fired)
+
+
+async def test_parents_children_and_scheduled_jobs_have_their_tags_and_metadata(trees: Trees) -> None:
+    told: dict[str, Any] = {}
+    given: dict[str, Any] = {"tags": ["eu"], "meta": {"n": 1}}
+
+    def tell(name: str, job: Job) -> None:
+        told[name] = (job.tags, job.meta)
+
+    @trees.handlers.job
+    async def plain(job: Job) -> None:
+        tell("plain", job)
+
+    @trees.handlers.job(durable=True)
+    async def durable(job: Job) -> None:
+        tell("durable", job)
+
+    @trees.handlers.cron(every=3600, name="hourly")
+    @trees.handlers.job(**given)
+    async def scheduled(job: Job) -> None:
+        tell("scheduled", job)
+
+    @trees.handlers.job(durable=True, **given)
+    async def parent(job: Job) -> None:
+        async with job.durable_nursery() as nursery:
+            nursery.start_soon(plain.options(**given))
+            nursery.start_soon(durable.options(**given))
+        tell("parent", job)
+        if job.attempt == 1:
+            raise ValueError
+
+    job_id = trees.enqueue("parent")
+    await trees.burst()
+    assert told.pop("parent") == (("eu",), {"n": 1})
+    SyncClient(trees.dsn).run_schedule("hourly")
+    trees.again()
+    await trees.burst()
+    assert told == dict.fromkeys(("plain", "durable", "scheduled", "parent"), (("eu",), {"n": 1}))
+    assert (trees.job(job_id)["state"], trees.job(job_id)["tags"]) == ("completed", ["eu"])
