@@ -479,3 +479,62 @@ def test_a_suite_that_uses_none_of_it_imports_none_of_it(
     (tmp_path / "test_other.py").write_text(tests)
     done = project("", "test_other.py")
     assert "1 passed" in outcomes(done), done.stdout + done.stderr
+
+
+CONTAINER = """
+from testcontainers.community.postgres import PostgresContainer
+
+@pytest.fixture(scope="session")
+def pulse_server():
+    with PostgresContainer("postgres:18", driver=None, **ACCOUNT) as server:
+        yield server.get_connection_url()
+
+
+def test_there(pulse_sync_client, pulse_worker):
+    pulse_sync_client.enqueue(welcome, "Ada")
+    assert pulse_worker.drain_sync().ended == {"completed": 1}
+"""
+NO_RUNTIME = """
+import os
+
+os.environ["DOCKER_HOST"] = "unix:///no/such/docker.sock"
+ACCOUNT = {}
+"""
+# The library's own code from the constructor to the address; only the runtime is not there.
+WITHOUT_A_RUNTIME = """
+from unittest.mock import Mock
+from urllib.parse import quote
+
+from psycopg.conninfo import conninfo_to_dict
+from testcontainers.community.postgres import PostgresContainer
+from testcontainers.core import container
+
+where = conninfo_to_dict(SERVER)
+ACCOUNT = {"username": where["user"], "password": where["password"], "dbname": where["dbname"]}
+container.DockerClient = Mock()
+PostgresContainer.get_container_host_ip = lambda self: quote(where["host"], safe="")
+PostgresContainer.get_exposed_port = lambda self, port: int(where["port"])
+
+
+def started(self):
+    self._container = Mock()
+    return self
+
+
+PostgresContainer.start = started
+"""
+
+
+def test_the_address_of_a_testcontainer_is_the_server_of_the_tests(
+    project: Callable[..., subprocess.CompletedProcess[str]], creator_dsn: str
+) -> None:
+    given = f"SERVER = {creator_dsn!r}\n{WITHOUT_A_RUNTIME}"
+    done = project(given + CONTAINER, dsn=None)
+    assert "1 passed" in outcomes(done), done.stdout + done.stderr
+    assert left_behind(creator_dsn) == []
+
+
+def test_without_docker_testcontainers_says_so(project: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = project(NO_RUNTIME + CONTAINER, dsn=None)
+    assert "1 error" in outcomes(done), done.stdout + done.stderr
+    assert "DockerException" in done.stdout
