@@ -35,8 +35,8 @@ def cron() -> None:
 def list_schedules(schema: str | None, dsn: str | None, as_json: bool) -> None:
     """List schedules, by name.
 
-    "declared" says how many live workers have the schedule in their code; "by nobody" means that newer code no longer has "
-    "it. Such a schedule still fires until you remove it.
+    "declared" says how many live workers have the schedule in their code; "by nobody" means that newer code no longer has
+    it. Such a schedule still fires until you remove it.
     """
     with open_store(dsn, schema) as client:
         found = client.schedules()
