@@ -210,7 +210,7 @@ BEGIN
     -- In the order of the keys, so that two callers with the same keys wait for each other and do not deadlock.
     RETURN QUERY SELECT done.job_id FROM (
       SELECT r.ordinal, u.job_id
-      FROM (SELECT * FROM unnest($2, $8) WITH ORDINALITY AS a(args, unique_key, ordinal) ORDER BY unique_key, ordinal) r,
+      FROM (SELECT * FROM unnest($2, $8) WITH ORDINALITY AS a(args, unique_key, ordinal) ORDER BY unique_key COLLATE "C", ordinal) r,
            LATERAL enqueue_unique($1, r.args::text::json, $3, $4, coalesce($5, now()), $6, options, $9, r.unique_key,
                                   NULL, NULL, false) u
     ) done ORDER BY done.ordinal;

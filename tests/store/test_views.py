@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 COLUMNS = {
     "jobs": "id queue kind state priority attempt max_attempts run_at created_at started_at finished_at worker lease_until"
     " args result error cancel_reason unique_key progress progress_message key"
-    " parent_id root_id child_key",
+    " parent_id root_id child_key tags meta",
     "workers": "id host pid state started_at seen_at queues concurrency running version",
     "queues": "name paused available scheduled running oldest_available_age limit rate key_limit key_rate"
     " oldest_running_age dead suspended",
