@@ -34,6 +34,7 @@ class Counter:
         self.starts: list[tuple[float, float]] = []
         self.ends: list[tuple[int, float]] = []
         self._began = trio.Event()
+        self._token: trio.lowlevel.TrioToken | None = None
 
     def count(self) -> None:
         """One handler was called."""
@@ -41,11 +42,14 @@ class Counter:
         self.last = time.monotonic()
         if self.ran == 1:
             say(first=self.last)
-            self._began.set()
+            # An asyncio handler calls it in another thread than Trio's.
+            assert self._token is not None
+            self._token.run_sync_soon(self._began.set)
 
     async def report(self) -> None:
         """Reports progress until cancelled, from the first call on: before it, an idle worker's cost is its own."""
         said = 0
+        self._token = trio.lowlevel.current_trio_token()
         await self._began.wait()
         while True:
             await trio.sleep(PULSE)
