@@ -9,18 +9,15 @@ from run to run and is no point.
 from __future__ import annotations
 
 import os
-from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
-
-import trio
 
 from ...lines import CALL_OF, Kind
 from ...worker import durable as durable_package
 from .points import is_users
+from .transactions import Passed, Transactions
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from types import FrameType
 
     from ...lines import Line, Lines
@@ -44,46 +41,20 @@ def stands_in_a_call(frames: Iterable[tuple[FrameType, int]]) -> bool:
 
 
 def add_points(worker: Worker, process: Process) -> None:
-    """Puts the points of durable calls into a worker that has not begun."""
+    """Puts the points of durable calls and transactions into a worker that has not begun."""
     worker._store = cast("Any", _Store(worker._store, process))
 
 
-class _Passed:
-    """A part of the store with points at some of its operations."""
-
-    def __init__(self, part: Any, process: Process) -> None:
-        self._part = part
-        self._process = process
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._part, name)
-
-    async def _point(self, about: str) -> None:
-        process = self._process
-        strikes = process.strikes
-        place = next(iter(process.waits_at()), None)
-        if place is None or process.killed:
-            return
-        strike = strikes.at_call(replace(place, about=about))
-        if strike == "kill":
-            process.kill()
-            await trio.sleep_forever()
-        if strike in ("lost", "cancel"):
-            strikes.losing.set()
-        if strikes.is_being_lost:
-            await strikes.told()
-
-
-class _Store(_Passed):
+class _Store(Passed):
     def __init__(self, store: Any, process: Process) -> None:
         super().__init__(store, process)
         self.histories = _Histories(store.histories, process)
         self.trees = _Trees(store.trees, process)
         self.receipts = _Waits(store.receipts, process)
-        self.transactions = _Transactions(store.transactions, process)
+        self.transactions = Transactions(store.transactions, process)
 
 
-class _Histories(_Passed):
+class _Histories(Passed):
     async def write_lines(self, lines: Sequence[Lines]) -> Any:
         what = ", ".join(dict.fromkeys(_named(line) for some in lines for line in some.lines))
         await self._point(f"before {what} was written")
@@ -92,7 +63,7 @@ class _Histories(_Passed):
         return written
 
 
-class _Trees(_Passed):
+class _Trees(Passed):
     async def start_children(self, fence: Fence, block: int, children: Sequence[NewChild]) -> Started:
         what = "1 child" if len(children) == 1 else f"{len(children)} children"
         await self._point(
@@ -105,23 +76,13 @@ class _Trees(_Passed):
         return started
 
 
-class _Waits(_Passed):
+class _Waits(Passed):
     async def receive(self, wanted: Sequence[Wanted]) -> Mapping[tuple[int, int], Received]:
         found = await self._part.receive(wanted)
         names = [one.name for one in wanted if (one.claim.id, one.line) in found]
         if names:
             await self._point(f"after the event {names[0]!r} was received")
         return found
-
-
-class _Transactions(_Passed):
-    @asynccontextmanager
-    async def begin(self, **given: Any) -> AsyncGenerator[Any]:
-        async with self._part.begin(**given) as begun:
-            yield begun
-            if begun.completed:
-                await self._point("before its COMMIT")
-        await self._point("after its COMMIT")
 
 
 def _named(line: Line) -> str:

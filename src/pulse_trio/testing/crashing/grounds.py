@@ -74,6 +74,11 @@ class Ground(Protocol):
         """What transactions have committed, where that is kept as text."""
         ...
 
+    @property
+    def has_sockets(self) -> bool:
+        """Whether a statement waits at a socket: how often, differs from run to run."""
+        ...
+
     async def enqueue(self, request: JobRequest) -> int: ...
 
     def worker(self, handlers: Handlers, instrument: Any) -> AbstractAsyncContextManager[Worker]:
@@ -103,6 +108,8 @@ class Ground(Protocol):
 
 class MemoryGround:
     """Without a database. What a transaction's `execute` wrote is in `written`, as text."""
+
+    has_sockets = False
 
     def __init__(self, database: MemoryDatabase) -> None:
         self._database = database
@@ -160,6 +167,8 @@ class MemoryGround:
 
 class DatabaseGround:
     """On a PostgreSQL. The worker reaches it through a proxy, which resets its connections when it is killed."""
+
+    has_sockets = True
 
     def __init__(self, dsn: str, client: Client, proxy: Proxy, durable: Durably | None) -> None:
         self._dsn = dsn

@@ -133,8 +133,9 @@ async def _attempt(
     trio.lowlevel.add_instrument(process)
     try:
         async with ground.worker(handlers, ends) as worker, trio.open_nursery() as nursery:
-            if process.is_durable:
+            if ground.has_sockets:
                 add_points(worker, process)
+            if process.is_durable:
                 nursery.start_soon(_stop_when_ended, worker, ends)
             watch = watching.enter_context(ending_blocks("crash_points", worker, seconds))
             process.spawn(nursery, work, worker)

@@ -14,7 +14,7 @@ import ctypes
 import os
 import socket
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from types import coroutine
@@ -35,10 +35,11 @@ from ...worker.jobs.kinds.in_asyncio import AsyncioCalls
 from ...worker.jobs.kinds.in_process import ChildProcess, ProcessCalls
 from ...worker.jobs.running_job import HEARTBEAT
 from .durable import stands_in_a_call
-from .points import place_of_task
+from .points import place_of_frames, place_of_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
+    from types import FrameType
 
     from .in_child import InChild
     from .points import Place
@@ -83,6 +84,8 @@ class Process(trio.abc.Instrument):
         """Whether the handler is a thread that was stopped for ever."""
         self.handling: set[trio.lowlevel.Task] = set()
         """Tasks inside the handler's call."""
+        self.quiet: set[trio.lowlevel.Task] = set()
+        """Those whose waits are no points now: what they call has points of its own."""
         self._tasks: dict[trio.lowlevel.Task, Any] = {}
         """With the coroutine of each."""
         self._waiting: dict[trio.lowlevel.Task, Any] = {}
@@ -105,6 +108,30 @@ class Process(trio.abc.Instrument):
     def waits_at(self) -> list[Place]:
         """Where the handler's tasks wait."""
         return [place_of_task(coro, self.strikes.handler) for task, coro in self._tasks.items() if self._counts(task)]
+
+    def calls_at(self) -> Place | None:
+        """Where the handler calls what is about to be done. The current task may be the worker's, which does it for the
+        handler."""
+        if not self._counts(trio.lowlevel.current_task()):
+            return next(iter(self.waits_at()), None)
+        return place_of_frames(_frames_of_task(), self.strikes.handler)
+
+    @contextmanager
+    def quietly(self, *, quiet: bool = True) -> Generator[None]:
+        """In the block the waits of the current task are no points; with `quiet=False` they are, again."""
+        task = trio.lowlevel.current_task()
+        before = task in self.quiet
+        self._set_quiet(task, quiet)
+        try:
+            yield
+        finally:
+            self._set_quiet(task, before)
+
+    def _set_quiet(self, task: trio.lowlevel.Task, quiet: bool) -> None:
+        if quiet:
+            self.quiet.add(task)
+        else:
+            self.quiet.discard(task)
 
     # As Trio's instrument
 
@@ -159,7 +186,7 @@ class Process(trio.abc.Instrument):
                 trap = stepped(step)
             except StopIteration as end:
                 return end.value
-            counts = self._counts(task) and not self.killed and not self._remembers(coro)
+            counts = self._counts(task) and not self.killed and not self._remembers(coro, task)
             if counts and self.strikes.waits(coro):
                 self.strikes.losing.set()
             if self.killed and code not in _RELEASED_BY_THE_SYSTEM:
@@ -187,15 +214,25 @@ class Process(trio.abc.Instrument):
         # What pulse-trio starts inside of a handler's call, as a connection for its transaction, is not the handler's.
         return task in self.handling or (task.context.get(handling, False) and not _is_ours(self._tasks.get(task)))
 
-    def _remembers(self, coro: Any) -> bool:
-        """Whether a durable call waits, which has points of its own."""
-        return self.is_durable and stands_in_a_call(await_frames(coro))
+    def _remembers(self, coro: Any, task: trio.lowlevel.Task) -> bool:
+        """Whether a durable call or a transaction waits, which have points of their own."""
+        return task in self.quiet or (self.is_durable and stands_in_a_call(await_frames(coro)))
 
     def _abandon(self, task: trio.lowlevel.Task, coro: Coroutine[Any, Any, Any]) -> None:
         abandon(coro, self.kept)
         for nursery in opened_by(task):
             forget(nursery)
         opened_by(task).clear()
+
+
+def _frames_of_task() -> list[tuple[FrameType, int]]:
+    """The frames of the current task, which runs, outermost first. (A running coroutine does not say what it awaits.)"""
+    frames: list[tuple[FrameType, int]] = []
+    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage] -- the task's own
+    while frame is not None and frame.f_code is not Process._driven.__code__:  # pyright: ignore[reportPrivateUsage] -- its
+        frames.append((frame, frame.f_lineno))
+        frame = frame.f_back
+    return frames[::-1]
 
 
 def _is_ours(coro: Any) -> bool:

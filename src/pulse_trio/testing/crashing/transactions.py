@@ -1,0 +1,108 @@
+# pyright: reportPrivateUsage=false
+"""The crash points of a transaction on PostgreSQL: one after each statement, before the completion, before and after COMMIT.
+
+How often a statement waits at its socket depends on how fast the server answers, so those waits are no points: a point's number
+would be another one in the next run. Between a statement and its answer the database decides, so there is nothing to strike at.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator
+
+    from ...jobs import Outcome
+    from ...lines import Lines
+    from .process import Process
+
+
+class Passed:
+    """A part of the store with points at some of its operations."""
+
+    def __init__(self, part: Any, process: Process) -> None:
+        self._part = part
+        self._process = process
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._part, name)
+
+    async def _point(self, about: str) -> None:
+        process = self._process
+        strikes = process.strikes
+        place = process.calls_at()
+        if place is None or process.killed:
+            return
+        strike = strikes.at_call(replace(place, about=about))
+        if strike == "kill":
+            process.kill()
+            await trio.sleep_forever()
+        if strike in ("lost", "cancel"):
+            strikes.losing.set()
+        if strikes.is_being_lost:
+            await strikes.told()
+
+
+class Transactions(Passed):
+    """`job.transaction()`, and the transaction of a durable step."""
+
+    @asynccontextmanager
+    async def begin(self, **given: Any) -> AsyncGenerator[Begun]:
+        async with self._quiet_ends(**given) as begun:
+            with self._at_statements(begun.connection):
+                yield Begun(begun, self._process)
+            if begun.completed:
+                await self._point("before its COMMIT")
+        await self._point("after its COMMIT")
+
+    @asynccontextmanager
+    async def _quiet_ends(self, **given: Any) -> AsyncGenerator[Any]:
+        with self._process.quietly():
+            async with self._part.begin(**given) as begun:
+                with self._process.quietly(quiet=False):
+                    yield begun
+
+    @contextmanager
+    def _at_statements(self, connection: Any) -> Generator[None]:
+        wait, answered = connection.wait, 0
+
+        async def wait_and_strike(*args: Any, **options: Any) -> Any:
+            nonlocal answered
+            if trio.lowlevel.current_task() in self._process.quiet:
+                return await wait(*args, **options)
+            with self._process.quietly():
+                value = await wait(*args, **options)
+            answered += 1
+            await self._point(f"after statement {answered} of its transaction")
+            return value
+
+        connection.wait = wait_and_strike
+        try:
+            yield
+        finally:
+            del connection.wait
+
+
+class Begun(Passed):
+    """A transaction that has begun."""
+
+    async def complete(self, outcome: Outcome) -> bool | None:
+        """Writes the completion. How often it finds the row locked (by a heartbeat) differs from run to run: until it is
+        written, waits are no points."""
+        quiet, task = self._process.quiet, trio.lowlevel.current_task()
+        if task not in quiet:
+            await self._point("before the completion of its transaction")
+        quiet.add(task)
+        written = await self._part.complete(outcome)
+        if written is not None:
+            quiet.discard(task)
+        return written
+
+    async def remember(self, lines: Lines) -> bool | None:
+        """Writes lines of a history."""
+        with self._process.quietly():
+            return await self._part.remember(lines)
