@@ -281,6 +281,30 @@ async def test_a_busy_worker_withdraws_its_idleness(noop: Stage) -> None:
         assert noop.store.idle
 
 
+async def test_a_worker_whose_sweeps_are_slow_does_not_claim_in_vain_until_the_next_one(
+    noop: Stage, events: Recorder
+) -> None:
+    async def slowly() -> None:
+        await trio.sleep(0.2)  # the next sweep has to rest for 4 s
+
+    noop.store.trouble["sweep"] = slowly
+    async with noop.working(poll=1000, watchdog=10_000):
+        await trio.sleep(20)
+        for _ in range(100):
+            noop.enqueue("noop")
+        await trio.sleep(0.5)
+        assert len(events.of(JobStarted)) == 100
+        assert noop.store.idle
+        noop.store.calls.clear()
+        await trio.sleep(0.5)
+        assert noop.store.calls.count("complete_and_claim") <= 2
+        assert "sweep" not in noop.store.calls
+        before = trio.current_time()
+        noop.enqueue("noop")
+        await trio.sleep(0.1)
+        assert events.when(JobStarted)[-1] == before
+
+
 async def test_what_is_committed_while_the_worker_says_that_it_waits_is_found_at_once(noop: Stage) -> None:
     came: list[int] = []
 

@@ -82,10 +82,16 @@ class Idle:
         """
         self.rest()
         self._wakeups.sweep_wanted = True
-        pause = min(max(_LOOK_AROUND, self._sweeps.soonest()), self._sweeps.next_limited())
-        # Producers notify only workers that have announced they are idle. At 5,000 jobs/s a blind 20 ms here was the latency
-        # of most jobs.
-        await self._wait(pause if self._store.idle else _BLIND)
+        if self._store.idle:
+            await self._wait(min(max(_LOOK_AROUND, self._sweeps.soonest()), self._sweeps.next_limited()))
+        elif self._streams(self._last_found):
+            # Producers notify only workers that have announced they are idle. At 5,000 jobs/s a blind 20 ms here was the
+            # latency of most jobs.
+            await self._wait(_BLIND)
+        else:
+            # The stream is over, and the sweep that would say so has to rest: after a slow one for 5 s, in which the worker
+            # sent 400 claims in vain each second. Another claim follows the announcement, as in `wait`.
+            await self._store.announce_idle()
 
     async def wait(self, *, nothing_due: bool) -> None:
         """Waits, with nothing to claim for now."""
