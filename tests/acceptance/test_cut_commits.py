@@ -28,9 +28,13 @@ if TYPE_CHECKING:
 
     from pulse_trio.testing.faults.proxy import Cut, Direction, Proxy
 
-CALM = {"lease": 60.0, "heartbeat": 20.0, "watchdog": 20.0, "poll": 20.0, "grace": 5.0, "concurrency": 2}
-"""Nothing but the job that is tried is said to the database, nearly."""
+CALM = {"lease": 60.0, "heartbeat": 20.0, "watchdog": 20.0, "poll": 20.0, "grace": 5.0, "concurrency": 1}
+"""Nothing but the job that is tried is said to the database, nearly. With one slot each claim brings as many jobs as it asks
+for, so that another follows and takes the completion with it."""
 SAMPLE = 16
+EXCHANGE = (
+    800  # bytes of a sweep, a claim that carries a completion, and their answers: claims that bring nothing may follow
+)
 QUIET = 0.3  # seconds without a byte, after which an exchange that is measured has ended
 
 directions = pytest.mark.parametrize("direction", ["to_server", "to_client"])
@@ -154,6 +158,8 @@ async def test_a_job_is_completed_once_and_its_writes_are_there_once(
         assert (await complete())[:2] == ("completed", 1)  # connections are there from now on
         assert (await complete())[:2] == ("completed", 1)
         total = await quiet(cuts[-1])
+        if kind == "returns":
+            total = min(total, EXCHANGE)
         done = 0
         for limit in positions(total):
             assert (await complete())[:2] == ("completed", 1), (limit, total)

@@ -70,7 +70,8 @@ async def test_a_full_worker_does_not_claim(noop: Stage) -> None:
         assert noop.store.calls.count("complete_and_claim") == calls
 
 
-async def test_one_claim_takes_at_most_half_of_the_slots(noop: Stage) -> None:
+@pytest.mark.parametrize(("concurrency", "most"), [(20, 20), (300, 200), (1000, 500)])
+async def test_one_claim_takes_few_slots_at_once_and_half_of_many(concurrency: int, most: int, noop: Stage) -> None:
     asked: list[int] = []
     exchange = noop.store.complete_and_claim
 
@@ -81,8 +82,8 @@ async def test_one_claim_takes_at_most_half_of_the_slots(noop: Stage) -> None:
     noop.store.complete_and_claim = spy  # type: ignore[method-assign]
     for _ in range(50):
         noop.enqueue("noop", seconds=1)
-    await noop.burst(concurrency=20)
-    assert max(asked) == 10
+    await noop.burst(concurrency=concurrency)
+    assert max(asked) == most
 
 
 async def test_jobs_start_in_the_order_of_priority_queue_and_age(noop: Stage, events: Recorder) -> None:

@@ -3,7 +3,8 @@
 The accept loop of the worker: a claim is an accept, the jobs nursery is the handler nursery.
 
 **Batches overlap.** One claim takes at most half of the worker's concurrency, so that PostgreSQL prepares one half while
-Python runs the other; completions of the last batch travel with the next claim, in one statement and one commit.
+Python runs the other (claim_size.py says when it takes more); completions of the last batch travel with the next claim, in one
+statement and one commit.
 
 cursors.py holds where claims start, sweeps.py finds new jobs, claimer.py sends claims, idle.py waits between two looks, and
 wakeups.py holds the requests for a look.
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from ...errors import DatabaseUnavailable, StatementRefused
+from .claim_size import ClaimSize
 
 if TYPE_CHECKING:
     from ..jobs.job_table import JobTable
@@ -50,6 +52,7 @@ class ClaimLoop:
         self._idle = idle
         self._wakeups = wakeups
         self._suspects = suspects
+        self._size = ClaimSize(jobs)
 
     async def run(self) -> None:
         """Claims until cancelled."""
@@ -80,7 +83,7 @@ class ClaimLoop:
                 return True
             more = self._sweeps.found_due
             while more:
-                limit = min(await self._wait_for_room(), self._jobs.batch)
+                limit = min(await self._wait_for_room(), self._jobs.half)
                 claimed, left_some = await self._claimer.claim(limit)
                 found = found or claimed > 0
                 more = claimed == limit or left_some or self._sweeps.limited_is_due
@@ -103,13 +106,15 @@ class ClaimLoop:
             self._wakeups.looked(heeded=heeded, found=False)
             await self._idle.wait(nothing_due=swept)
         else:
-            limit = min(free, self._jobs.batch)
+            limit, began = min(free, self._size.most), trio.current_time()
             claimed, left_some = await self._claimer.claim(limit)
+            self._size.answered(began)
             self._wakeups.looked(heeded=heeded, found=claimed > 0)
             await self._after(claimed, limit, left_some=left_some, swept=swept)
 
     async def _wait_for_room(self) -> int:
         """Waits for free slots and returns their number. Returns 0 after running a suspect because the worker stayed full."""
+        await self._size.wait()
         while (free := self._jobs.free) <= 0:
             if self._jobs.crowded:
                 self._idle.rest()

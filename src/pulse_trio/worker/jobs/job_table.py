@@ -59,6 +59,10 @@ class Follower(Protocol):
         ...
 
 
+_WHOLE = 200
+"""Slots that one claim may fill. With more of them the overlap of claims and handlers is worth more than fewer claims."""
+
+
 class Tally:
     """What became of a worker's jobs: how many by outcome, and how many it released unfinished when it stopped."""
 
@@ -135,9 +139,14 @@ class JobTable:
     # Counts and look-ups
 
     @property
-    def batch(self) -> int:
-        """The most jobs that one claim may bring."""
+    def half(self) -> int:
+        """The most jobs that one claim brings while another half of them runs."""
         return max(1, math.ceil(self._concurrency / 2))
+
+    @property
+    def whole(self) -> int:
+        """The most jobs that one claim brings when the last ones have run: with few slots all of them."""
+        return max(self.half, min(self._concurrency, _WHOLE))
 
     @property
     def free(self) -> int:
