@@ -6,7 +6,7 @@ from urllib.parse import quote, unquote
 
 import psycopg
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from psycopg.conninfo import make_conninfo
 
@@ -42,6 +42,7 @@ def every_byte_quoted(text: str) -> str:
 
 
 @given(MARKED)
+@example('QzX&"XzQ')
 def test_no_part_of_a_password_is_shown_however_the_dsn_is_written(password: str) -> None:
     coded, over = quote(password, safe=""), every_byte_quoted(password)
     for dsn in (

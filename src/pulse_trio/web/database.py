@@ -35,7 +35,10 @@ PATIENCE_TO_ACT = 10.0
 PATIENCE_TO_CONNECT = 5
 """Seconds until a server that does not answer counts as away. libpq takes whole seconds."""
 _APPLICATION = "pulse-trio web"
-_BOUND = "SELECT set_config('statement_timeout', %s, true), set_config('transaction_read_only', %s, true)"
+_BOUND = "SELECT set_config('statement_timeout', %s, true)"
+_READS = ", set_config('transaction_read_only', 'on', true)"
+"""For reading alone. A writing transaction keeps the session's default: a standby, and a server that its owner made read-only,
+refuse the write, and say so."""
 _IDLE = psycopg.pq.TransactionStatus.IDLE
 
 
@@ -83,7 +86,8 @@ class Database:
             try:
                 async with connection.transaction():
                     async with OwnAsyncCursor(connection) as cursor:
-                        await cursor.execute(_BOUND, [f"{round(patience * 1000)}ms", "off" if writes else "on"])
+                        bounds = _BOUND if writes else _BOUND + _READS
+                        await cursor.execute(bounds, [f"{round(patience * 1000)}ms"])
                     yield connection
             except (psycopg.OperationalError, psycopg.InterfaceError) as error:
                 if not connection.closed:
