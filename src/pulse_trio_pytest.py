@@ -6,6 +6,7 @@ import would cost such a run half a second, and registers functions only.
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import tempfile
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
 _RUN = pytest.StashKey[str]()
 _DSN = """PostgreSQL for the fixture pulse_dsn, as a role that may create databases (default: PULSE_TRIO_TEST_DSN, else an
 embedded PostgreSQL in a temporary folder). Each test gets a database of its own, which is dropped afterwards."""
+
+_RUNNERS = ("trio", "anyio", "asyncio")
+"""The marks of the plugins that run coroutines; in their automatic modes they set them themselves."""
+_UNMARKED = """pulse_client needs an event loop, and no plugin runs this test in one. Mark it with @pytest.mark.trio, or write
+trio_mode = true into pytest's configuration, which does so for every async test."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -46,6 +52,20 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         from pulse_trio.testing.databases import clean_up
 
         clean_up(config, config.stash[_RUN])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test fails here that nothing would run. pytest itself fails it only after it has taken fixtures, and each test after
+    it with an AssertionError that names no cause."""
+    fixtures: Any = getattr(item, "fixturenames", ())
+    if (
+        "pulse_client" in fixtures
+        and "anyio_backend" not in fixtures
+        and inspect.iscoroutinefunction(getattr(item, "function", None))
+        and not any(item.get_closest_marker(mark) for mark in _RUNNERS)
+    ):
+        pytest.fail(_UNMARKED, pytrace=False)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -412,6 +412,28 @@ def test_a_test_fails_whose_assertion_was_not_awaited(
     assert "never awaited" not in done.stdout
 
 
+NOT_MARKED = """
+async def test_without_a_mark(pulse_client):
+    await sign_up(pulse_client, "Ada")
+
+
+@pytest.mark.trio
+async def test_after_it(pulse_client):
+    await sign_up(pulse_client, "Ada")
+    await assert_enqueued(pulse_client, welcome)
+"""
+
+
+def test_an_async_test_without_a_mark_says_which_it_needs_and_fails_no_other(
+    project: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    """pytest itself fails each later test that asks for the same fixture, with an AssertionError that has no text."""
+    done = project(NOT_MARKED)
+    assert "1 passed, 1 error" in outcomes(done), done.stdout + done.stderr
+    assert "Mark it with @pytest.mark.trio" in done.stdout
+    assert "2 passed" in outcomes(project(NOT_MARKED, "-o", "trio_mode=true"))
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -333,6 +333,28 @@ def test_a_group_tells_every_leaf() -> None:
     assert "KeyError: 'two'" in text
 
 
+@pytest.mark.parametrize(
+    ("group", "headline"),
+    [
+        (ExceptionGroup("g", [ValueError("in a child")]), "ExceptionGroup: g (1 sub-exception): ValueError: in a child"),
+        (
+            ExceptionGroup("g", [ExceptionGroup("", [OSError("one\n  line")]), KeyError()]),
+            "ExceptionGroup: g (2 sub-exceptions): OSError: one line; KeyError",
+        ),
+        (
+            ExceptionGroup("g", [ValueError(str(n)) for n in range(1_003)]),
+            "ExceptionGroup: g (1003 sub-exceptions): ValueError: 0; ValueError: 1; ValueError: 2; 1,000 more",
+        ),
+        (ExceptionGroup("g", [ValueError("x" * 999)]), f"ExceptionGroup: g (1 sub-exception): ValueError: {'x' * 288}..."),
+        (ExceptionGroup("g", [Broken()]), f"ExceptionGroup: g (1 sub-exception): {error_text(Broken()).splitlines()[0]}"),
+    ],
+    ids=["one", "nested", "many", "long", "broken"],
+)  # fmt: skip
+def test_the_first_line_of_a_group_names_what_is_in_it(group: Exception, headline: str) -> None:
+    """A log and a list of jobs show that line alone, and Trio's nurseries raise nothing but groups."""
+    assert error_text(raised(group)).splitlines()[0] == headline
+
+
 @pytest.mark.parametrize("character", ["\xe9", "\u20ac", "\U0001f600", "\ud800", "\0"], ids=ascii)
 def test_an_error_is_bounded_in_bytes_whatever_its_characters(character: str) -> None:
     for shift in range(4):

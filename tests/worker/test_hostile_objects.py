@@ -60,7 +60,7 @@ async def test_what_can_be_said_of_it_is_on_the_job(kind: str, stage: Stage) -> 
         "Hostile: (its message could not be rendered: str() raised SystemExit)": [
             "Exception", "__str__", "raises SystemExit",
         ],
-        "ExceptionGroup: level (1 sub-exception)": ["a group 3,000 deep"],
+        "ExceptionGroup: level (1 sub-exception): ValueError: the innermost": ["a group 3,000 deep"],
     }  # fmt: skip
     jobs = {said: stage.enqueue(kind, what=what, max_attempts=1) for said, what in asked.items()}
     await run(stage)

@@ -21,7 +21,7 @@ from .attributes import (
     traceback_of,
     type_name,
 )
-from .carrying import original
+from .carrying import leaves_of, original
 from .texts import LIMIT, ask, cut, plain, storable
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ _TOLD = 100
 """How many exceptions of one chain or group are described at most."""
 _WIDE, _DEEP = 15, 10
 """Limits for a group, as in Python's own tracebacks."""
+_NAMED = 3
+"""How many of a group's exceptions its first line names; the rest are counted."""
+_NAMED_LENGTH = 300
 _FRAMES = 2000
 _NOTES = 20
 _OURS = (
@@ -47,14 +50,33 @@ _OURS = (
 def error_text(error: BaseException) -> str:
     """The error text stored on the job: `Type: message` on the first line, then the traceback, at most 16 KiB.
 
+    The first line of a group goes on with what is in it, because a list of jobs and a log show that line alone.
+
     Never raises, whatever the error does: a failure that cannot be recorded would keep its job from being dead-lettered. NUL
     and lone surrogates, which PostgreSQL's text cannot hold, become U+FFFD.
     """
     error = original(error)
     name, message = type_name(error), message_of(error)
     headline = f"{name}: {message}" if message else name
+    if is_group(error):
+        headline = f"{headline}: {_named(error)}"
     # Made storable before it is cut: the replacement for a NUL is longer.
     return f"{cut(storable(headline), LIMIT // 4)}\n\n{cut(storable(_trace_of(error)), LIMIT * 3 // 4 - 2)}".rstrip()
+
+
+def _named(group: BaseException) -> str:
+    """The first exceptions in a group, each on one line."""
+    leaves = leaves_of(group)
+    named = [_on_one_line(leaf) for leaf in leaves[:_NAMED]]
+    if len(leaves) > _NAMED:
+        named.append(f"{len(leaves) - _NAMED:,} more")
+    return "; ".join(named)
+
+
+def _on_one_line(error: BaseException) -> str:
+    message = " ".join(message_of(error).split())
+    said = f"{type_name(error)}: {message}" if message else type_name(error)
+    return said if len(said) <= _NAMED_LENGTH else f"{said[:_NAMED_LENGTH]}..."
 
 
 def message_of(error: BaseException) -> str:
