@@ -20,7 +20,7 @@ from ..worker import Worker
 from .draining import UnknownKinds, drain_with, in_trio
 from .kept import kept_for
 from .suspended import drained, grows_trees, suspending_at_once
-from .virtual_time import MOVE, STOP, jump_statement
+from .virtual_time import MOVE, jump_statement, stop_statement
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,8 +55,10 @@ class _Goal:
 
 
 class _Due(NamedTuple):
-    """What may be due beside jobs where the clock stands."""
+    """What may be due where the clock stands: jobs always, and these."""
 
+    moved: bool
+    """Whether the clock was moved there just now."""
     schedules: bool
     leases: bool
     trees: bool
@@ -212,7 +214,7 @@ class ClockWorker(Worker):
         parts.reports.stay_behind()
         await self._store.firing.declare_schedules(self._declarations.schedules)
         try:
-            until = await self._begin()
+            due = await self._begin()
         except SchemaError as error:
             if "pulse_clock" not in str(error):
                 raise
@@ -220,42 +222,42 @@ class ClockWorker(Worker):
             self._goal.lacks_clock = True
             self.stop()
             return
-        await self._run_what_is_due(parts, _Due(schedules=True, leases=True, trees=True))
+        until = self._until()
         while not self._unknown.kinds:
+            found = await self._run_what_is_due(parts, due)
             # What a worker reckons by its own clock (the end of a retry at its job's deadline) has the real time in it that the
             # attempts took: the clock is moved by so much more, and so is the goal.
             taken = timedelta(seconds=trio.current_time() - self._moved_at)
-            until = until and until + taken
-            if (due := await self._jump(parts, until, taken)) is None:
+            further = until and until + taken
+            row = await self._jump(parts, further, taken, look=found)
+            if row is None or row.moved:
+                until = further
+            if row is None:
                 break
-            await self._run_what_is_due(parts, due)
+            due = row
         if until is not None and not self._unknown.kinds:
             await self._move(MOVE, {"until": until})
         self.stop()
 
-    async def _run_what_is_due(self, parts: Parts, due: _Due) -> None:
-        # Once for each move: while the clock stands still, neither an occurrence nor a lease's end can come.
+    async def _run_what_is_due(self, parts: Parts, due: _Due) -> bool:
+        """Returns whether there may be more: the next jump looks for that, and is cheaper than a claim that finds nothing."""
         if due.schedules:
             await parts.scheduler.fire_due()
         if due.leases:
             await self._store.upkeep.rescue()
         if due.trees:
-            # What it ends or wakes is due now: the first look below finds it.
+            # What it ends or wakes is due now: the claim below finds it.
             await self._store.upkeep.tend_trees()
             await self._look_at_trees()
-        more = True
-        while more:
-            ran = False
-            while await parts.claim_loop.exhaust():
-                ran = True
-                await self._until_none_runs(parts)
-                await parts.reports.drained()
-            if ran and self._grows_trees:
-                # The last child of a block wakes its parent.
-                await self._look_at_trees()
-                continue
+        if not await parts.claim_loop.exhaust():
             # The callback of a batch may be due.
-            more = await parts.services.batches.finish()
+            return await parts.services.batches.finish()
+        await self._until_none_runs(parts)
+        await parts.reports.drained()
+        if self._grows_trees:
+            # The last child of a block wakes its parent.
+            await self._look_at_trees()
+        return True
 
     async def _until_none_runs(self, parts: Parts) -> None:
         if not self._grows_trees:
@@ -271,20 +273,30 @@ class ClockWorker(Worker):
         while (await self._store.trees.recheck()).due_in == 0:
             pass
 
-    async def _begin(self) -> datetime | None:
-        await self._move(STOP, {})
+    async def _begin(self) -> _Due:
+        row = await self._move(stop_statement(self.settings.schema), {})
+        assert row is not None  # noqa: S101 -- the clock has one row
         # A sign of life that was sent before a move, and answered after it, would turn this worker's estimate back.
         self._store.sessions.set_clock = lambda sent, rows: None
+        due = _Due(*row[1:])
+        return due._replace(trees=due.trees or self._grows_trees)
+
+    def _until(self) -> datetime | None:
         by = self._goal.by
         return (
             self._goal.reached + by if isinstance(by, timedelta) and self._goal.reached is not None else cast("Any", by)
         )
 
-    async def _jump(self, parts: Parts, until: datetime | None, taken: timedelta) -> _Due | None:
+    async def _jump(self, parts: Parts, until: datetime | None, taken: timedelta, *, look: bool) -> _Due | None:
         soon = parts.claim_loop.limited_in
-        # At least as much as the clock can show: a rate's part of a microsecond would take for ever.
-        given = {"until": until, "taken": taken, "soon": max(0.001, soon) if soon < _LONGEST else None}
-        row = await self._move(jump_statement(self.settings.schema, schedules=until is not None), given)
+        given = {
+            "until": until,
+            "taken": taken,
+            # At least as much as the clock can show: a rate's part of a microsecond would take for ever.
+            "soon": max(0.001, soon) if soon < _LONGEST else None,
+            "look": look,
+        }
+        row = await self._move(jump_statement(self.settings.schema, schedules=self._goal.by is not None), given)
         return None if row is None else _Due(*row[1:])
 
     async def _move(self, statement: Any, parameters: Mapping[str, Any]) -> Sequence[Any] | None:
@@ -295,7 +307,9 @@ class ClockWorker(Worker):
             raise RuntimeError(f"The database's clock cannot be moved: {error}") from error
         if not rows:
             return None
-        self._goal.reached = reached = cast("datetime", rows[0][0]).astimezone(UTC)
+        if (reached := cast("datetime", rows[0][0]).astimezone(UTC)) == self._goal.reached:
+            return rows[0]
+        self._goal.reached = reached
         # Where this worker believes the database's clock to be: for the deadlines of jobs.
         self._moved_at = trio.current_time()
         self._store.sessions.epoch_offset = reached.timestamp() - self._moved_at

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import re
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any, LiteralString, cast
 
-from psycopg.sql import SQL, Composed, Identifier
+from psycopg.sql import SQL, Identifier, Literal
 
+from ..records import State
 from ..sql import rewritten
+from ..states import STORED
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -97,30 +100,52 @@ _JOBS = """
 pulse_clock.now() + make_interval(secs => %(soon)s::float8)
 """
 _FIRES = ", (SELECT min(next_due) FROM {0}.schedule WHERE paused_at IS NULL AND next_due < 'infinity')"
+_DUE = """
+EXISTS (SELECT FROM {0}.schedule WHERE paused_at IS NULL AND next_due <= moment),
+EXISTS (SELECT FROM {0}.job WHERE lease_until < moment),
+EXISTS (SELECT FROM {0}.recheck WHERE due_at <= moment) OR EXISTS (SELECT FROM {0}.member_deadline WHERE deadline <= moment)
+"""
+"""What is due where the clock stands, beside jobs: schedules, rescues, looks at trees."""
+_STAYS = """
+%(look)s::boolean AND (
+  EXISTS (SELECT FROM {0}.job WHERE state <> {running} AND run_at <= pulse_clock.now())
+  OR EXISTS (SELECT FROM {0}.batch WHERE closed_at IS NOT NULL AND finished_at IS NULL)
+  OR EXISTS (SELECT FROM {0}.schedule WHERE paused_at IS NULL AND next_due <= pulse_clock.now())
+)
+"""
 _JUMP = """
-UPDATE pulse_clock.clock SET moment = greatest(moment, due.at) + %(taken)s::interval
-FROM (SELECT least(MOMENTS) AS at OFFSET 0) due
-WHERE due.at IS NOT NULL AND (%(until)s::timestamptz IS NULL OR due.at <= %(until)s::timestamptz)
-RETURNING moment,
-  EXISTS (SELECT FROM {0}.schedule WHERE paused_at IS NULL AND next_due <= moment),
-  EXISTS (SELECT FROM {0}.job WHERE lease_until < moment),
-  EXISTS (SELECT FROM {0}.recheck WHERE due_at <= moment) OR EXISTS (SELECT FROM {0}.member_deadline WHERE deadline <= moment)
+UPDATE pulse_clock.clock SET moment = CASE WHEN due.stays THEN moment ELSE greatest(moment, due.at) + %(taken)s::interval END
+FROM (SELECT STAYS AS stays, least(MOMENTS) AS at OFFSET 0) due
+WHERE due.stays OR (due.at IS NOT NULL AND (%(until)s::timestamptz IS NULL OR due.at <= %(until)s::timestamptz))
+RETURNING moment, NOT due.stays, DUE
 """
 """A suspended job without a moment of its own, and one whose outcome waits for its descendants, have `run_at` at `far()`: their
 rechecks move them. Deadlines of members that have ended are left over."""
+_STOP = "UPDATE pulse_clock.clock SET moment = coalesce(moment, clock_timestamp()) RETURNING moment, false, DUE"
 
 
-def jump_statement(schema: str, *, schedules: bool) -> Composed:
+@cache
+def jump_statement(schema: str, *, schedules: bool) -> bytes:
     """Moves the clock to the next moment at which something falls due, if that is at most `until` (NULL: whenever it is), and
-    answers where it stands, whether a schedule is due there, whether a lease has ended, and whether a tree is to be looked at.
-    Answers nothing where there is no
-    such moment. `taken` is added to it. `soon`: seconds from now after which a queue's rate lets a job start, or NULL."""
+    answers where it stands, whether it was moved, and whether a schedule is due there, whether a lease has ended, and whether a
+    tree is to be looked at. Answers nothing where there is no such moment. `taken` is added to it. `soon`: seconds from now
+    after which a queue's rate lets a job start, or NULL. With `look` it is not moved while a job or a schedule is
+    due or a batch is unfinished."""
     moments: LiteralString = _JOBS + _FIRES if schedules else _JOBS
-    return SQL(_JUMP.replace("MOMENTS", moments)).format(Identifier(schema))
+    return _bytes(_JUMP.replace("STAYS", _STAYS).replace("MOMENTS", moments), schema)
 
 
-STOP = "UPDATE pulse_clock.clock SET moment = coalesce(moment, clock_timestamp()) RETURNING moment"
-"""Lets the clock stand still, and answers where it stands."""
+@cache
+def stop_statement(schema: str) -> bytes:
+    """Lets the clock stand still, and answers the same."""
+    return _bytes(_STOP, schema)
+
+
+def _bytes(text: LiteralString, schema: str) -> bytes:
+    composed = SQL(text.replace("DUE", _DUE)).format(Identifier(schema), running=Literal(STORED[State.RUNNING]))
+    return composed.as_bytes(None)
+
+
 MOVE = (
     "UPDATE pulse_clock.clock SET moment = greatest(coalesce(moment, clock_timestamp()), %(until)s::timestamptz) "
     "RETURNING moment"

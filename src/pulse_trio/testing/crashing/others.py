@@ -17,7 +17,7 @@ from ...postgres import connect_sync
 from ..clock import PulseClock
 from ..draining import PulseWorker
 from ..suspended import suspended_jobs
-from ..virtual_time import STOP, jump_statement
+from ..virtual_time import jump_statement, stop_statement
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -100,7 +100,7 @@ class Others:
             if self._has_clock is None:
                 ((self._has_clock,),) = connection.execute(_HAS_CLOCK).fetchall()
                 if self._has_clock:
-                    connection.execute(STOP)
+                    connection.execute(stop_statement("pulse"))
             return [queue for (queue,) in connection.execute(_QUEUES, [QUEUE]).fetchall()]
 
     def _lines(self, job_id: int) -> int:
@@ -113,7 +113,7 @@ class Others:
             return False
         with connect_sync(self._dsn) as connection:
             moved = connection.execute(
-                jump_statement("pulse", schedules=False), {"until": None, "taken": "0", "soon": None}
+                jump_statement("pulse", schedules=False), {"until": None, "taken": "0", "soon": None, "look": False}
             ).fetchall()
         return bool(moved)
 

@@ -13,6 +13,7 @@ import trio
 
 from ...errors import DatabaseUnavailable
 from ...observe import ScheduleBroken, ScheduleFired
+from ...store.schedules import BATCH
 from ..outage import Outage
 
 if TYPE_CHECKING:
@@ -96,14 +97,16 @@ class Scheduler:
     async def fire_due(self) -> None:
         """Fires what is due now, instead of `run`, which goes on: for a program that moves time itself, and then knows whether
         anything is."""
-        while await self._fire():
+        # Another look after a full batch only: fewer were all that were due.
+        while await self._fire() >= BATCH:
             pass
 
-    async def _fire(self) -> bool:
-        """Fires the schedules that it can lock. Returns False if others had locked all of them."""
+    async def _fire(self) -> int:
+        """Fires the schedules that it can lock. Returns how many occurrences it fired or could not fire: 0 if others had locked
+        all of them."""
         fired, broken = await self._store.fire_schedules()
         for name, due_at, job_id, late, added in fired:
             self._observer.emit(ScheduleFired(name, due_at, job_id, late, added))
         for name, error in broken:
             self._observer.emit(ScheduleBroken(name, error))
-        return bool(fired or broken)
+        return len(fired) + len(broken)
