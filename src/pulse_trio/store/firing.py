@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DatabaseUnavailable
@@ -42,8 +42,12 @@ class Firing:
 
     async def fire_schedules(self) -> tuple[list[schedules.Fired], list[schedules.Broken]]:
         """Fires the due occurrences that no other worker is firing, each with its job in one transaction."""
-        async with self._using(patience=UPKEEP_PATIENCE) as connection, connection.transaction():
-            return await schedules.fire(connection, self._schema)
+        async with self._using(patience=UPKEEP_PATIENCE) as connection:
+            with suppress(schedules.OneIsBroken):
+                async with connection.transaction():
+                    return await schedules.fire(connection, self._schema, apart=False)
+            async with connection.transaction():
+                return await schedules.fire(connection, self._schema, apart=True)
 
     async def prune_fires(self, retention: float) -> None:
         """Deletes the record of occurrences fired more than `retention` seconds ago (10,000 at a time)."""

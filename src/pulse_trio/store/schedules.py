@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -88,6 +89,10 @@ class Broken(NamedTuple):
 
     name: str
     error: str
+
+
+class OneIsBroken(Exception):
+    """A schedule could not be fired together with others."""
 
 
 class _Due(NamedTuple):
@@ -194,8 +199,14 @@ def declare(declared: Sequence[Schedule], session: int) -> Operation[None]:
     yield Query("schedule_declared", {"names": texts([s.name for s in declared]), "session": session})
 
 
-async def fire(connection: psycopg.AsyncConnection[Any], schema: str) -> tuple[list[Fired], list[Broken]]:
-    """Locks due schedules that no other transaction has locked, and fires their occurrences. In a transaction."""
+async def fire(
+    connection: psycopg.AsyncConnection[Any], schema: str, *, apart: bool
+) -> tuple[list[Fired], list[Broken]]:
+    """Locks due schedules that no other transaction has locked, and fires their occurrences. In a transaction.
+
+    With `apart` each is fired in a savepoint, two round trips more, and one with an error is noted as broken. Without, an error
+    in one raises `OneIsBroken`: roll back, and fire them apart.
+    """
     fired: list[Fired] = []
     broken: list[Broken] = []
     async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
@@ -204,7 +215,7 @@ async def fire(connection: psycopg.AsyncConnection[Any], schema: str) -> tuple[l
     for row in rows:
         try:
             # A savepoint: an error in one schedule must not delay the others.
-            async with connection.transaction():
+            async with connection.transaction() if apart else nullcontext():
                 fired += await run(connection, schema, _catch_up(row))
         except (DatabaseError, psycopg.Error):
             raise
@@ -214,6 +225,8 @@ async def fire(connection: psycopg.AsyncConnection[Any], schema: str) -> tuple[l
             if type(error) is UsageError:
                 # Not this schedule's fault: the role lacks a right.
                 raise
+            if not apart:
+                raise OneIsBroken from error
             problem = storable(str(error) or type(error).__name__)
             broken.append(Broken(row[0], problem))
             await run(connection, schema, _break(row[0], problem))
