@@ -7,6 +7,7 @@ default.
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
 import tomllib
@@ -322,6 +323,15 @@ def _with_underscores(table: dict[str, Any]) -> dict[str, Any]:
 
 def _names() -> list[str]:
     return [f.name for f in fields(WorkerSettings)]
+
+
+def settings_by_name(given: Mapping[str, Any]) -> WorkerSettings:
+    """The settings of a `Worker(...)`. Raises `ConfigurationError`, for a name that is none too."""
+    for name in given.keys() - set(_names()):
+        near = difflib.get_close_matches(name, _names(), n=1)
+        hint = f" Did you mean {near[0]}?" if near else f" The settings are: {', '.join(sorted(_names()))}."
+        raise ConfigurationError(f"A worker has no setting {name!r}.{hint}")
+    return WorkerSettings(**given)
 
 
 def parse_setting(name: str, value: Any, where: str) -> Any:

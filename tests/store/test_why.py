@@ -149,7 +149,7 @@ async def test_a_job_that_workers_put_back_again_and_again_has_no_handler(
         await store.settle([end(await claim_one(store, queue), "released")])
         window.make_due(job_id)
     assert [r.text for r in reasons(window, job_id)] == [
-        "Workers claim it and put it back: none of them has a handler for the kind unheard-of."
+        "Workers claim it and put it back: none of them has a handler for the kind unheard-of that takes its arguments."
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, timezone
@@ -17,6 +18,7 @@ import pytest
 
 from pulse_trio import ConfigurationError, Handlers, InvalidArguments, InvalidName, Job, UnknownKind, UsageError
 from pulse_trio.client import request_by_name
+from pulse_trio.client.requests import request_and_type
 from pulse_trio.handlers import MAX_ARGS, Defaults, UnfitArguments, check_json
 
 
@@ -270,6 +272,42 @@ def test_arguments_over_the_limit_are_refused_and_up_to_it_taken(handlers: Handl
     assert len(handler.request(fits).args) == MAX_ARGS
     with pytest.raises(InvalidArguments, match="1,048,577 bytes of JSON; the limit is 1,048,576"):
         handler.request(fits + "x")
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "hint"),
+    [
+        ((1,), {"delay": 5}, "An option of the job goes into options(): plain.options(delay=...)."),
+        (({"a": 1},), {}, "Arguments are given as in a call of the handler, not in a dictionary: a=..."),
+        (({"a": 1, "other": 2},), {}, ""),
+        (("x",), {}, ""),
+        ((), {"other": 5}, ""),
+    ],
+)
+def test_a_refusal_says_what_was_probably_meant(
+    args: tuple[Any, ...], kwargs: dict[str, Any], hint: str, handlers: Handlers
+) -> None:
+    with pytest.raises(InvalidArguments) as refused:
+        handlers.job(plain).request(*args, **kwargs)
+    first, _, meant = str(refused.value).partition(f". {hint[:3]}" if hint else "\0")
+    assert first.startswith("Arguments do not fit plain(")
+    assert hint[3:] == meant
+
+
+def test_a_parameter_called_job_without_its_annotation_is_pointed_out(handlers: Handlers) -> None:
+    async def send(job, to: int) -> None: ...  # type: ignore[no-untyped-def]  # pyright: ignore
+
+    with pytest.raises(InvalidArguments, match=r"missing a required argument: 'to'\. The job itself is .*: job: Job"):
+        handlers.job(cast("Any", send)).request(7)
+
+
+@pytest.mark.parametrize("registry", [None, Handlers()])
+def test_arguments_of_a_job_by_name_that_are_given_as_keywords_are_told_where_they_go(
+    registry: Handlers | None,
+) -> None:
+    said = re.escape("There is no option 'user_id'. The arguments of a job by name are given in one dictionary: ")
+    with pytest.raises(ConfigurationError, match=said + re.escape("enqueue('greet', {'user_id': ...}).")):
+        request_and_type("greet", registry, (), {"user_id": 7, "delay": 3})
 
 
 def test_raw_json_that_is_not_json_is_refused(handlers: Handlers) -> None:

@@ -184,6 +184,22 @@ def test_an_unknown_setting_is_refused() -> None:
         WorkerSettings(colour="red")  # type: ignore[call-arg]
 
 
+@pytest.mark.parametrize(
+    ("handlers", "given", "said"),
+    [
+        (Handlers(), {"heartbeats": 3}, "A worker has no setting 'heartbeats'. Did you mean heartbeat?"),
+        (Handlers(), {"colour": "red"}, "A worker has no setting 'colour'. The settings are: cleanup, concurrency, "),
+        ([], {}, "Worker(handlers, dsn); got list."),
+        ("postgresql://user:hush@host/db", {}, "Worker(handlers, dsn); got str."),
+    ],
+)
+def test_a_worker_says_what_it_takes(handlers: Any, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        Worker(handlers, "", **given)
+    assert said in str(refused.value)
+    assert "hush" not in str(refused.value)
+
+
 def test_a_worker_checks_its_queues() -> None:
     with pytest.raises(InvalidName):
         Worker(Handlers(), "", queues=("two words",))

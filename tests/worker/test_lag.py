@@ -94,6 +94,7 @@ async def test_who_blocks_the_loop_is_named_while_it_does_and_told_when_it_is_ov
     assert event.seconds >= WARNING
     assert ", in blocking\n" in event.stack
     assert "pulse_trio/worker" not in event.stack
+    assert "/_pytest/" not in event.stack, "the program that runs the worker is no part of the job"
 
 
 async def test_what_is_no_job_is_told_with_its_stack(stage: Stage, said: Said) -> None:
@@ -104,6 +105,7 @@ async def test_what_is_no_job_is_told_with_its_stack(stage: Stage, said: Said) -
     (event,) = stage.events.of(LoopBlocked)
     assert (event.job_id, event.kind) == (None, None)
     assert ", in block\n" in event.stack
+    assert "/_pytest/" not in event.stack
 
 
 async def test_a_loop_that_turns_is_not_told(stage: Stage, said: Said) -> None:

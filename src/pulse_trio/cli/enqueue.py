@@ -16,7 +16,7 @@ from ..store.audit import by_hand
 from ..text import shown
 from .database import open_store
 from .loading import load_handlers
-from .options import actor_option, dsn_option, json_option, schema_option
+from .options import WholeNumber, actor_option, dsn_option, json_option, schema_option
 from .output import notice, print_json
 
 if TYPE_CHECKING:
@@ -37,11 +37,11 @@ def _metadata(_: click.Context, __: click.Parameter, text: str | None) -> dict[s
 @click.option("--queue", metavar="NAME", help="The queue.  [default: the handler's with --app, else default]")
 @click.option("--delay", type=float, metavar="SECONDS", help="Due this many seconds from now.")
 @click.option(
-    "--priority", type=click.IntRange(-(2**31), 2**31 - 1), metavar="NUMBER", help="Higher runs first.  [default: 0]"
+    "--priority", type=WholeNumber(-(2**31), 2**31 - 1), metavar="NUMBER", help="Higher runs first.  [default: 0]"
 )
 @click.option(
     "--max-attempts",
-    type=click.IntRange(1, 2**31 - 1),
+    type=WholeNumber(1, 2**31 - 1),
     metavar="NUMBER",
     help="Dead after this many failures.  [default: 20]",
 )

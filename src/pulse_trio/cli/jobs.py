@@ -16,7 +16,7 @@ from ..text import ago, count_of, duration, headline, utc_now
 from . import timeline
 from .database import open_store
 from .filters import RATE, described, filter_of, filter_options, parsed_retention
-from .options import actor_option, dsn_option, json_option, page_limit_option, schema_option
+from .options import Number, WholeNumber, actor_option, dsn_option, json_option, page_limit_option, schema_option
 from .output import notice, print_fields, print_json, print_rich, print_table
 from .roots import on_trees
 from .showing import compact, fields_of, in_quarantine, print_error, reasons_of
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..records import JobRecord
     from ..store.history import Deleted, JobFilter, Retried
 
-JOB_ID = click.IntRange(1, 2**63 - 1)
+JOB_ID = WholeNumber(1, 2**63 - 1)
 COLUMNS = ("id", "state", "queue", "kind", "attempt", "when", "arguments", "error")
 SHORT = 60
 """Characters of the arguments in a list."""
@@ -48,7 +48,7 @@ def jobs() -> None:
 @page_limit_option()
 @click.option(
     "--timeout",
-    type=click.FloatRange(0.001, 86400),
+    type=Number(0.001, 86400),
     default=history.PATIENCE,
     metavar="SECONDS",
     show_default=True,
@@ -157,7 +157,7 @@ def _as_dict(job: JobRecord) -> dict[str, Any]:
 # Acting on many
 
 _IDS = click.argument("job_ids", type=JOB_ID, metavar="[ID]...", nargs=-1)
-_LIMIT = click.option("--limit", type=click.IntRange(1), metavar="NUMBER", help="At most this many, the oldest first.")
+_LIMIT = click.option("--limit", type=WholeNumber(1), metavar="NUMBER", help="At most this many, the oldest first.")
 _YES = click.option(
     "--yes", is_flag=True, help="Do not ask before acting on the jobs that a filter finds, or on whole trees."
 )

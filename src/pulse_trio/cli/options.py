@@ -19,6 +19,18 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 
 
+class WholeNumber(click.IntRange):
+    """A range of whole numbers, which click calls a "valid integer range" where it refuses a text."""
+
+    name = "whole number"
+
+
+class Number(click.FloatRange):
+    """The same of numbers."""
+
+    name = "number"
+
+
 def flag_of(name: str) -> str:
     """`--connect-timeout` for `connect_timeout`."""
     return f"--{name.replace('_', '-')}"
@@ -123,7 +135,7 @@ def chosen_actor() -> str:
 def page_limit_option(help_text: str = "At most this many.") -> Callable[[F], F]:
     """`--limit` of a command that lists records."""
     return click.option(
-        "--limit", type=click.IntRange(1, 10_000), default=50, metavar="NUMBER", show_default=True, help=help_text
+        "--limit", type=WholeNumber(1, 10_000), default=50, metavar="NUMBER", show_default=True, help=help_text
     )
 
 

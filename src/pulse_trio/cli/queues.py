@@ -13,7 +13,7 @@ from ..handlers import QueueLimits, queue_limits
 from ..store import queues as store
 from ..text import ago, count_of, duration, utc_now
 from .database import open_store
-from .options import actor_option, dsn_option, json_option, page_limit_option, schema_option
+from .options import Number, actor_option, dsn_option, json_option, page_limit_option, schema_option
 from .output import notice, print_json, print_table
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def _refuse_both(queue: str | None, kind: str | None) -> None:
 @_what
 @click.option(
     "--timeout",
-    type=click.FloatRange(0, 10**9),
+    type=Number(0, 10**9),
     metavar="SECONDS",
     help="Stop waiting after this time, with exit code 1; the queue stays paused.  [default: wait]",
 )

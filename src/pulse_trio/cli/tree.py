@@ -11,7 +11,7 @@ from ..store.branches import branches, standing
 from ..text import ago, headline, shown, utc_now
 from .database import open_store
 from .jobs import JOB_ID
-from .options import dsn_option, json_option, schema_option
+from .options import WholeNumber, dsn_option, json_option, schema_option
 from .output import notice, print_json
 from .timeline import STYLES
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.argument("job_id", type=JOB_ID, metavar="ID")
 @click.option(
     "--limit",
-    type=click.IntRange(1, 100_000),
+    type=WholeNumber(1, 100_000),
     default=family.MOST,
     show_default=True,
     help="At most this many members.",

@@ -16,7 +16,7 @@ from ..errors import ConfigurationError
 from ..settings import load_settings
 from ..worker.metrics.server import beside, keep_serving, listening, shown_address
 from .database import choose_database, open_database_async
-from .options import dsn_option, schema_option
+from .options import WholeNumber, dsn_option, schema_option
 from .output import notice
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @click.command("web")
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where to listen.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any that is free.")
+@click.option("--port", type=WholeNumber(0, 65535), default=8080, show_default=True, help="0: any that is free.")
 @click.option("--read-only", is_flag=True, help="Show everything, and change nothing.")
 @click.option(
     "--hash-password",

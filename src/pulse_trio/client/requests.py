@@ -8,8 +8,8 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, cast
 
 from ..codec import decoded_value
-from ..errors import InvalidArguments
-from ..handlers import Defaults, Handler, check_text, encode_payload, given_options, request_of, said_of
+from ..errors import ConfigurationError, InvalidArguments
+from ..handlers import OPTION_NAMES, Defaults, Handler, check_text, encode_payload, given_options, request_of, said_of
 
 if TYPE_CHECKING:
     from ..codec import Codec
@@ -56,7 +56,18 @@ def request_and_type(
     given: Any = args[0] if args else None
     if len(args) > 1 or not isinstance(given, (Mapping, NoneType)):
         raise InvalidArguments(f"Arguments of {handler!r} are given by name, in one dictionary, got {args!r:.200}.")
+    if not args and options:
+        _check_options(handler, options)
     if handlers is None:
         return request_by_name(handler, cast("Mapping[str, Any]", given or {}), **options), Any
     known = handlers[handler].options(**options)
     return known.request_by_name(cast("Mapping[str, Any]", given or {})), known.result_type
+
+
+def _check_options(kind: str, options: Mapping[str, Any]) -> None:
+    """A call by name without arguments may have given them as it would have to a handler: as keywords."""
+    if unknown := sorted(options.keys() - OPTION_NAMES):
+        raise ConfigurationError(
+            f"There is no option {unknown[0]!r}. The arguments of a job by name are given in one dictionary: "
+            f"enqueue({kind!r}, {{{unknown[0]!r}: ...}})."
+        )

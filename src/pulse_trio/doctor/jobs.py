@@ -82,9 +82,12 @@ def _workers(found: Health) -> Iterator[Finding]:
             )
     live = [worker for worker in found.workers if worker.state in ("running", "draining")]
     waiting = sum(queue.available for queue in found.queues)
+    running = sum(worker.running for worker in live)
     if live:
         yield Finding(
-            "ok", "workers", f"{count_of(len(live), 'worker')}, {sum(w.running for w in live):,} jobs running"
+            "ok",
+            "workers",
+            f"{count_of(len(live), 'worker')}; {count_of(running, 'job')} ran at their last sign of life",
         )
     elif waiting:
         yield Finding(

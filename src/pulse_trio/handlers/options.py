@@ -173,7 +173,7 @@ class Defaults:
 
 
 _DURATIONS = ("delay", "timeout", "deadline", "expires", "unique_for", "unique_after")
-_NAMES = {field.name for field in fields(Defaults)} | {"at"}
+OPTION_NAMES = {field.name for field in fields(Defaults)} | {"at"}
 
 
 _NUMBERED = re.compile(r"#[0-9]+")
@@ -213,8 +213,8 @@ def _check_moment(name: str, moment: object) -> None:
 def given_options(also: Iterable[str] = (), /, **options: Any) -> dict[str, Any]:
     """Options for `Defaults`, from the caller's: None means not given, a duration may be a `timedelta`, and `run_at` may be
     called `at`. Raises `ConfigurationError` for an unknown option; `also` has further names that the caller accepts."""
-    known = _NAMES.union(also)
-    for name in options.keys() - _NAMES:
+    known = OPTION_NAMES.union(also)
+    for name in options.keys() - OPTION_NAMES:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f" Did you mean {near[0]}?" if near else f" The options are: {', '.join(sorted(known))}."
         raise ConfigurationError(f"There is no option {name!r}.{hint}")

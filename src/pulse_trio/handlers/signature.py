@@ -20,6 +20,7 @@ from ..describing import message_of, raised_by_ctrl_c, type_name
 from ..errors import ConfigurationError, InvalidArguments
 from ..jobs import Job
 from .models import from_builtins, to_builtins
+from .options import OPTION_NAMES
 from .payloads import has_models, refuse_losses
 
 _encode = msgspec.json.Encoder(enc_hook=to_builtins).encode
@@ -124,7 +125,8 @@ class Signature:
             self._decoder.decode(encoded)
         except msgspec.ValidationError as error:
             self._refuse_call(args, kwargs)
-            raise InvalidArguments(f"Arguments do not fit {self.kind}{self._inspected}: {error}.") from None
+            hint = self._hint(args, kwargs)
+            raise InvalidArguments(f"Arguments do not fit {self.kind}{self._inspected}: {error}.{hint}") from None
         except InvalidArguments:
             raise
         except Exception as error:  # msgspec's, or what a property of a value raises
@@ -136,7 +138,21 @@ class Signature:
         try:
             self._inspected.bind(*args, **kwargs)
         except TypeError as error:
-            raise InvalidArguments(f"Arguments do not fit {self.kind}{self._inspected}: {error}.") from None
+            raise InvalidArguments(
+                f"Arguments do not fit {self.kind}{self._inspected}: {error}.{self._hint(args, kwargs)}"
+            ) from None
+
+    def _hint(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        """What the caller of a refused call probably meant."""
+        names = [p.name for p in self.every]
+        if meant := sorted(OPTION_NAMES.intersection(kwargs).difference(names)):
+            return f" An option of the job goes into options(): {self.kind}.options({meant[0]}=...)."
+        given = cast("dict[Any, Any]", args[0]) if len(args) == 1 and type(args[0]) is dict else {}
+        if given and given.keys() <= set(names):
+            return f" Arguments are given as in a call of the handler, not in a dictionary: {next(iter(given))}=..."
+        if any(p.name == "job" and p.name not in self.hints for p in self.parameters):
+            return " The job itself is what a parameter annotated Job receives: job: Job."
+        return ""
 
     def decode(self, args: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """(positional, keyword) arguments of a call. Raises `UnfitArguments`, `MemoryError`."""

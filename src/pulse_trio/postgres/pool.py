@@ -121,7 +121,7 @@ class TrioPool:
     async def _acquire(self, seconds: float) -> Slot:
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._closed:
-            raise trio.ClosedResourceError("the pool is closed")
+            raise trio.ClosedResourceError("the pool is closed: the block that opened it has ended")
         self._counters.requests += 1
         while self._idle:
             slot = self._idle.pop()

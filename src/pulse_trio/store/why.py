@@ -156,7 +156,8 @@ def _unserved(facts: Facts) -> Iterator[Reason]:
         if facts.put_back:
             yield Reason(
                 "unknown_kind",
-                f"Workers claim it and put it back: none of them has a handler for the kind {shown(facts.kind)}.",
+                f"Workers claim it and put it back: none of them has a handler for the kind {shown(facts.kind)} "
+                "that takes its arguments.",
             )
     elif facts.draining_workers:
         yield Reason(

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import trio
 
@@ -25,7 +25,7 @@ from ..errors import ConfigurationError, HandlerStuck, ResourceFailed
 from ..handlers import Handlers, check_queue
 from ..logs import LogInstrument, logger
 from ..observe import JobQuarantined, Observer, QueueBacklog, ScheduleLate, WorkerStarted, WorkerStopped
-from ..settings import WorkerSettings
+from ..settings import settings_by_name
 from ..store import WorkerStore
 from ..tracing import traces_of
 from .building import Hooks, build
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from ..errors import ResourceLost
     from ..jobs import Outcome
     from ..observe import Instrument
+    from ..settings import WorkerSettings
     from .building import Parts
     from .metrics.of_worker import FiguresLine
     from .processes.orders import Orders
@@ -102,7 +103,11 @@ class Worker:
         settings: WorkerSettings | None = None,
         **given: Any,
     ) -> None:
-        self.settings = settings or WorkerSettings(**given)
+        if not isinstance(cast("object", handlers), Handlers):
+            raise ConfigurationError(
+                f"A worker takes a Handlers, then the DSN: Worker(handlers, dsn); got {type(handlers).__name__}."
+            )
+        self.settings = settings or settings_by_name(given)
         if self.settings.processes != 1:
             raise ConfigurationError(
                 "A Worker is one process. For several: pulse-trio run --processes N, or a Worker in each process of yours."

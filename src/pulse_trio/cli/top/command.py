@@ -19,7 +19,7 @@ from ...states import State
 from ...text import utc_now
 from ..database import choose_database, open_database
 from ..filters import STATES
-from ..options import actor_option, chosen_actor, dsn_option, json_option, schema_option
+from ..options import Number, actor_option, chosen_actor, dsn_option, json_option, schema_option
 from ..output import print_json, terminal
 from .drawing import draw
 from .live import run_live
@@ -47,7 +47,7 @@ LISTED = 50
 @click.option("--kind", metavar="NAME", help="List only jobs of this kind.")
 @click.option(
     "--interval",
-    type=click.FloatRange(0.2, 3600),
+    type=Number(0.2, 3600),
     default=2.0,
     metavar="SECONDS",
     show_default=True,

@@ -116,7 +116,7 @@ class LagMonitor:
         return job_id, kind, stack
 
     def _on_trio(self, frame: FrameType) -> tuple[RunningJob | None, list[tuple[FrameType, int]]]:
-        return self._job_on(frame), [(f, f.f_lineno) for f in reversed(list(_outwards(frame)))]
+        return self._job_on(frame), [(f, f.f_lineno) for f in reversed(list(_within_the_loop(frame)))]
 
     def _job_on(self, frame: FrameType) -> RunningJob | None:
         """The job that owns the task on a stack. Trio's loop stands still meanwhile, and so does the job table."""
@@ -133,6 +133,14 @@ def _job_of(task: Any, by_task: dict[trio.lowlevel.Task, RunningJob]) -> Running
             return job
         task = task.parent_nursery.parent_task if task.parent_nursery is not None else None
     return None
+
+
+def _within_the_loop(frame: FrameType) -> Iterator[FrameType]:
+    """What the loop runs, the innermost first, without the program that runs the loop."""
+    for inner in _outwards(frame):
+        if task_run_by(inner.f_globals.get("__name__"), inner.f_locals) is not None:
+            return
+        yield inner
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
