@@ -154,3 +154,21 @@ async def test_a_lost_database_delays_progress_and_says_so_once(stage: Stage, ev
         assert job.progress == (0.2, None)
     assert [e.loop for e in events.of(DatabaseLost)] == ["progress"]
     assert [e.loop for e in events.of(DatabaseFound)] == ["progress"]
+
+
+async def test_progress_of_ended_jobs_is_not_sent(stage: Stage) -> None:
+    @stage.handlers.job
+    async def work(job: Job, seconds: float) -> None:
+        await job.progress(0.5)
+        await trio.sleep(seconds)
+
+    for _ in range(100):
+        stage.enqueue("work", seconds=0.2)
+    long = stage.enqueue("work", seconds=10)
+    async with stage.working(concurrency=101):
+        await trio.sleep(0.1)
+        for _ in range(100):
+            stage.enqueue("work", seconds=0.2)
+        await trio.sleep(8)
+    _, *later = [set(said) for _, said in stage.store.written_progress]
+    assert later == [{long}]

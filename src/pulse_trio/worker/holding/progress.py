@@ -1,7 +1,7 @@
 """Keeps the progress that handlers report, and writes the newest value of each job, at most once a second.
 
 A handler only hands its value over; nothing here can delay it. A value that is still unwritten when its job ends is not
-written: the statement is fenced like every report, and the job's end says more.
+written: the job's end says more. It is dropped with the job: of short jobs, hardly any value is worth a place in a statement.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 import trio
+from msgspec.structs import replace
 
 from ...errors import DatabaseUnavailable
 from ...jobs import Progress
+from ...states import storable
 from ..outage import Outage
 from ..signal import Signal
 
@@ -47,13 +49,19 @@ class ProgressReports:
         self._said[claim] = Progress(claim, fraction, message)
         self._work.give()
 
+    def forget(self, claim: Claim) -> None:
+        """The job has ended."""
+        self._said.pop(claim, None)
+
     async def run(self) -> None:
         """Writes until cancelled."""
         while True:
             await self._work.wait()
+            if not self._said:
+                continue
             batch = [self._said.pop(claim) for claim in list(self._said)[:_BATCH]]
             try:
-                await self._store.write_progress(batch)
+                await self._store.write_progress([_written(said) for said in batch])
             except DatabaseUnavailable as error:
                 # The oldest value is written first, and dropped first.
                 self._said = {said.claim: said for said in batch} | self._said
@@ -66,3 +74,8 @@ class ProgressReports:
             if self._said:
                 self._work.give()
             await trio.sleep(pause)
+
+
+def _written(said: Progress) -> Progress:
+    """As it is written. Most values never are, so what a handler pays for leaves the message as it is."""
+    return said if said.message is None else replace(said, message=storable(said.message))

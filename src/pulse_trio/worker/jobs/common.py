@@ -32,6 +32,8 @@ class ProgressSink(Protocol):
 
     def say(self, claim: Claim, fraction: float, message: str | None) -> None: ...
 
+    def forget(self, claim: Claim) -> None: ...
+
 
 class ParentState(Protocol):
     @property

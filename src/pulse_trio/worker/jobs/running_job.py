@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import trio
 
 from ...errors import UsageError
-from ...states import options_of, storable
+from ...states import options_of
 from .children import ENDED as NURSERY_ENDED
 from .children import Children
 from .job_states import CLAIMED, LOST, NotDurable
@@ -50,6 +50,7 @@ class RunningJob:
         "_heartbeat_joined",
         "_heartbeat_over",
         "_parked",
+        "_progressed",
         "asked",
         "beat_due",
         "begun",
@@ -122,6 +123,7 @@ class RunningJob:
         self._heartbeat_joined = False
         self._heartbeat_over = False
         self._parked: trio.lowlevel.Task | None = None
+        self._progressed = False
 
     # The job's nursery
 
@@ -261,6 +263,8 @@ class RunningJob:
     def end_heartbeat(self) -> None:
         """The nursery closes: no task joins it any more, and the heartbeat leaves."""
         self.scope_nursery = None
+        if self._progressed:
+            self._common.progress.forget(self.claim)
         self._wake_heartbeat()
 
     def _wake_heartbeat(self) -> None:
@@ -295,7 +299,8 @@ class RunningJob:
     # Progress
 
     def progress(self, fraction: float, message: str | None) -> None:
-        self._common.progress.say(self.claim, fraction, message and storable(message))
+        self._progressed = True
+        self._common.progress.say(self.claim, fraction, message)
 
     # Cancellation
 
