@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from contextvars import ContextVar
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
@@ -304,6 +305,94 @@ async def test_nurseries_of_jobs_that_run_at_a_time_are_each_their_own(stage: St
         stage.enqueue("work")
     await stage.burst(concurrency=10)
     assert len(set(seen[:10])) == len(set(seen[10:])) == 10
+
+
+@pytest.mark.parametrize("child", [trio.lowlevel.checkpoint, partial(trio.sleep, 0.5)])
+async def test_a_job_whose_children_have_ended_leaves_its_nursery_to_the_next(
+    child: Callable[[], Awaitable[None]], stage: Stage
+) -> None:
+    seen: list[trio.Nursery] = []
+    ended: list[int] = []
+
+    @stage.handlers.job
+    async def work(job: Job) -> None:
+        async def run() -> None:
+            await child()
+            ended.append(job.id)
+
+        assert len(ended) % 3 == 0  # the last job's children have ended
+        seen.append(trio.lowlevel.current_task().child_nurseries[-1])
+        for _ in range(3):
+            job.nursery.start_soon(run)
+
+    ids = [stage.enqueue("work") for _ in range(3)]
+    await stage.burst(concurrency=1)
+    assert seen[0] is seen[1] is seen[2]
+    assert ended == [job_id for job_id in ids for _ in range(3)]
+    assert stage.outcomes() == ["completed"] * 3
+
+
+async def test_a_child_that_fails_after_its_handler_has_returned_fails_its_job_and_no_other(stage: Stage) -> None:
+    @stage.handlers.job
+    async def work(job: Job) -> None:
+        async def fail() -> None:
+            await trio.sleep(0.5)
+            raise ValueError("of a child")
+
+        job.nursery.start_soon(trio.sleep, 1)
+        job.nursery.start_soon(fail)
+
+    jobs = [stage.database.jobs[stage.enqueue("work", max_attempts=1)] for _ in range(2)]
+    await stage.burst(concurrency=1)
+    assert [(job.state, "ValueError: of a child" in str(job.error)) for job in jobs] == [("dead", True)] * 2
+
+
+async def test_a_job_whose_timeout_strikes_while_its_children_run_is_cut_short_and_no_other(stage: Stage) -> None:
+    cleaned: list[float] = []
+
+    @stage.handlers.job
+    async def work(job: Job) -> None:
+        async def clean_up() -> None:
+            try:
+                await trio.sleep_forever()
+            finally:
+                with trio.CancelScope(shield=True):
+                    await trio.sleep(1)
+                    cleaned.append(trio.current_time())
+
+        job.nursery.start_soon(clean_up)
+
+    @stage.handlers.job
+    async def noop() -> None:
+        assert cleaned == [trio.current_time()]
+
+    late = stage.database.jobs[stage.enqueue("work", timeout=1, max_attempts=1)]
+    other = stage.database.jobs[stage.enqueue("noop")]
+    await stage.burst(concurrency=1)
+    assert "timeout" in (late.error or "").lower()
+    assert (late.state, other.state) == ("dead", "completed")
+
+
+async def test_children_that_wait_for_a_nursery_that_the_handler_left_open_end_with_it(stage: Stage) -> None:
+    @stage.handlers.job
+    async def work(job: Job) -> None:
+        gone = trio.Event()
+
+        async def inner() -> None:
+            try:
+                await trio.sleep_forever()
+            finally:
+                gone.set()
+
+        await trio.open_nursery().__aenter__()
+        trio.lowlevel.current_task().child_nurseries[-1].start_soon(inner)
+        job.nursery.start_soon(gone.wait)
+        await trio.lowlevel.checkpoint()
+
+    job = stage.database.jobs[stage.enqueue("work", max_attempts=1)]
+    with trio.fail_after(5):
+        await stage.burst(concurrency=1)
+    assert job.state == "dead"
 
 
 async def test_a_job_that_fails_takes_its_nursery_with_it(stage: Stage) -> None:

@@ -33,22 +33,26 @@ class Children:
         self._nursery = nursery
         self.running = 0
         self.last = False
+        self.scope_shown = False
+        """Whether the handler has seen the nursery's scope, which it may keep and cancel at any time."""
         self._emptied: trio.Event | None = None
+        self._runner: trio.lowlevel.Task | None = None
+        """The task that waits for the last child after the handler has returned."""
 
     @property
     def cancel_scope(self) -> trio.CancelScope:
+        self.scope_shown = True
         return self._nursery.cancel_scope
 
     def start_soon(self, async_fn: Any, /, *args: Any, name: object = None) -> None:
         """Starts a child of the job; see `trio.Nursery.start_soon`."""
         self._check_open()
-        self.running += 1
         self._nursery.start_soon(self._run, async_fn, args, name=name or async_fn)
+        self.running += 1  # here, and not where it begins: the handler may return before that
 
     async def start(self, async_fn: Any, /, *args: Any, name: object = None) -> Any:
         """Starts a child and waits until it reports that it has started; see `trio.Nursery.start`."""
         self._check_open()
-        self.running += 1
         try:
             return await self._nursery.start(self._run_started, async_fn, args, name=name or async_fn)
         except (Carried, CarriedBase) as carrier:
@@ -72,6 +76,7 @@ class Children:
             raise safe
 
     async def _run_started(self, async_fn: Any, args: tuple[Any, ...], *, task_status: trio.TaskStatus[Any]) -> None:
+        self.running += 1
         await self._run(async_fn, args, task_status=task_status)
 
     async def none_runs(self) -> None:
@@ -80,6 +85,12 @@ class Children:
             self._emptied = self._emptied or trio.Event()
             await self._emptied.wait()
 
+    async def last_ended(self) -> None:
+        """Waits, after the handler has returned, until the last child ends, as the end of the nursery would: a cancellation
+        reaches the children, and does not cut this short."""
+        self._runner = trio.lowlevel.current_task()
+        await trio.lowlevel.wait_task_rescheduled(_not_cancelled)
+
     def _ended(self) -> None:
         self.running -= 1
         if not self.running and self._emptied is not None:
@@ -87,3 +98,10 @@ class Children:
             self._emptied = None
         if self.last and self.running == 0:
             self._job.end_heartbeat()
+            if self._runner is not None:
+                trio.lowlevel.reschedule(self._runner)
+                self._runner = None
+
+
+def _not_cancelled(_: object) -> trio.lowlevel.Abort:
+    return trio.lowlevel.Abort.FAILED

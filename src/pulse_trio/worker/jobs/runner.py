@@ -158,6 +158,8 @@ class Runner:
                             outcome = job.outcome
                             nursery.cancel_scope.cancel()
                         job.body_ended()
+                        if place is not None and (children := job.children_left(nursery, place.task)) is not None:
+                            await children.last_ended()
                         if place is None or not job.left_nothing(nursery, place.task):
                             abandon_what_is_left_open(nursery, place)
                             break

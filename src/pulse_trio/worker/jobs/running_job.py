@@ -162,7 +162,7 @@ class RunningJob:
     def left_nothing(self, nursery: trio.Nursery, task: trio.lowlevel.Task) -> bool:
         """Whether the handler, which has returned, left the nursery as it was opened, so that it may be another job's."""
         return (
-            self._children is None
+            (self._children is None or not self._children.scope_shown)
             and not self._heartbeat_joined
             and not nursery.child_tasks
             and _scopes_of(task) is _scopes_of(nursery)
@@ -192,6 +192,11 @@ class RunningJob:
             self.end_heartbeat()
         else:
             self._children.last = True
+
+    def children_left(self, nursery: trio.Nursery, task: trio.lowlevel.Task) -> Children | None:
+        """The handler's children, if they run and nothing else is left of it."""
+        left = self._children
+        return left if left is not None and left.running and _scopes_of(task) is _scopes_of(nursery) else None
 
     @contextmanager
     def cleanup(self) -> Generator[trio.CancelScope]:
