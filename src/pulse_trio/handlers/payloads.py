@@ -25,11 +25,12 @@ _ANYTHING: tuple[Any, ...] = (Any, object, Never, NoReturn)
 
 def refuse_losses(value: object, encoded: bytes, what: str) -> None:
     """Raises `InvalidArguments`, naming the position, if `encoded` loses part of `value`."""
-    if b"null" in encoded and (place := _place_of_no_number(value)) is not None:
+    # `find` instead of `in`: with bytes on its left, `in` first tries to read them as a number, and takes three times as long.
+    if encoded.find(b"null") >= 0 and (place := _place_of_no_number(value)) is not None:
         raise InvalidArguments(
             f"{what} hold a NaN or an infinity at {place}, which JSON does not have: it would become null."
         )
-    if b"{" in encoded[1:] and len(_encode(_decode(encoded))) != len(encoded):
+    if encoded.rfind(b"{") > 0 and len(_encode(_decode(encoded))) != len(encoded):
         # It may be shorter for another reason: a `msgspec.Raw` with spaces.
         json.loads(encoded, object_pairs_hook=lambda pairs: _refuse_twins(pairs, what))
 
