@@ -1,8 +1,9 @@
 """The hook of the wheel's build that adds its software bill of materials: CycloneDX, in `*.dist-info/sboms/` (PEP 770).
 
-The wheel contains nothing but its own files, so the bill says what it is installed with: every package that it needs, with its
-extras but without what only the project's developers use, in the versions that requirements/dev.txt locks. These are what this
-version was tested with; `pulse-trio:requires` has the range that pyproject.toml allows. The same sources make the same bytes.
+The bill says what the wheel is installed with: every package that it needs, with its extras but without what only the project's
+developers use, in the versions that requirements/dev.txt locks. These are what this version was tested with;
+`pulse-trio:requires` has the range that pyproject.toml allows. It also names the files of others that the wheel contains: the
+web page's libraries from npm. The same sources make the same bytes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from base64 import b64decode
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 NAME = "pulse-trio.cdx.json"
 PIN = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^ ;\\]+)(?: ; (?P<marker>[^\\]+?))? \\$", re.MULTILINE)
 OWN = "pulse-trio"
+VENDORED = "src/pulse_trio/web/static/vendor/manifest.json"
 
 
 class SbomHook(BuildHookInterface):
@@ -54,6 +57,7 @@ def bill(root: Path) -> str:
     own = f"pkg:pypi/{OWN}@{project['version']}"
     components = [component(lock, name, required, declared) for name in sorted(everything)]
     edges = {own: sorted({normalized(line) for lines in declared.values() for line in lines})}
+    contained = vendored(json.loads((root / VENDORED).read_text(encoding="utf-8")))
     edges |= {ref: sorted(lock.needs[name]) for name in sorted(everything) for ref in lock.refs(name)}
     document: dict[str, Any] = {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
@@ -72,12 +76,15 @@ def bill(root: Path) -> str:
                 "purl": own,
             },
         },
-        "components": [each for versions in components for each in versions],
+        "components": [*(each for versions in components for each in versions), *contained],
         "dependencies": [
             {"ref": ref, "dependsOn": [other for name in names for other in lock.refs(name)]}
             for ref, names in edges.items()
         ],
     }
+    files = [each["bom-ref"] for each in contained]
+    document["dependencies"][0]["dependsOn"] += files
+    document["dependencies"] += [{"ref": ref, "dependsOn": []} for ref in files]
     # No time and nothing random: whoever builds the same sources gets the same wheel.
     serial = uuid5(NAMESPACE_URL, json.dumps(document, sort_keys=True))
     return json.dumps({**document, "serialNumber": f"urn:uuid:{serial}"}, indent=1) + "\n"
@@ -103,6 +110,26 @@ def component(lock: Lock, name: str, required: set[str], declared: dict[str, lis
             "scope": "required" if name in required else "optional",
             "purl": purl,
             **({"properties": properties} if properties else {}),
+        })  # fmt: skip
+    return made
+
+
+def vendored(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    """The packages of npm whose files the wheel contains. The hash is of the package as npm serves it, in hexadecimal."""
+    made: list[dict[str, Any]] = []
+    for of in manifest.values():
+        algorithm, _, digest = of["integrity"].partition("-")
+        purl = f"pkg:npm/{of['npm']}@{of['version']}"
+        made.append({
+            "type": "library",
+            "bom-ref": purl,
+            "name": of["npm"],
+            "version": of["version"],
+            "description": of["what"],
+            "scope": "optional",
+            "hashes": [{"alg": f"SHA-{algorithm.removeprefix('sha')}", "content": b64decode(digest).hex()}],
+            "licenses": [{"license": {"id": of["licence"]}}],
+            "purl": purl,
         })  # fmt: skip
     return made
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,26 @@ def test_the_wheel_has_a_bill_of_what_it_is_installed_with(wheel: dict[str, byte
     assert by_name["outcome"]["scope"] == "required"  # trio's
     assert by_name["pytest"]["scope"] == "optional"  # pulse-trio[testing]
     assert "pytest-xdist" not in by_name
+
+
+def test_the_bill_names_the_libraries_of_npm_that_the_wheel_contains(wheel: dict[str, bytes]) -> None:
+    bill = bill_of(wheel)
+    vendor = "pulse_trio/web/static/vendor"
+    manifest = json.loads(wheel[f"{vendor}/manifest.json"])
+    found = {each["name"]: each for each in bill["components"] if each["purl"].startswith("pkg:npm/")}
+    assert set(found) == {of["npm"] for of in manifest.values()}
+    own = bill["metadata"]["component"]["bom-ref"]
+    (needed,) = (each["dependsOn"] for each in bill["dependencies"] if each["ref"] == own)
+    for of in manifest.values():
+        part = found[of["npm"]]
+        assert part["bom-ref"] == part["purl"] == f"pkg:npm/{of['npm']}@{of['version']}"
+        assert part["bom-ref"] in needed
+        assert part["licenses"] == [{"license": {"id": of["licence"]}}]
+        ((algorithm, digest),) = ((each["alg"], each["content"]) for each in part["hashes"])
+        assert algorithm == "SHA-512"
+        assert b64encode(bytes.fromhex(digest)).decode() == of["integrity"].removeprefix("sha512-")
+    listed = {name for of in manifest.values() for name in of["files"]} | {"manifest.json"}
+    assert {name.rpartition("/")[2] for name in wheel if name.startswith(f"{vendor}/")} == listed
 
 
 def test_the_bills_parts_are_named_once_and_refer_to_each_other(wheel: dict[str, bytes]) -> None:
