@@ -123,8 +123,9 @@ async def test_a_wait_has_an_end_of_its_own(dsn: str) -> None:
     async with open_client(dsn) as client:
         ref = await client.enqueue(add, 1)
         for timeout in (0, 0.05):
-            with pytest.raises(TimeoutError, match=rf"Job {ref.id} did not finish within {timeout} s\."):
+            with pytest.raises(TimeoutError, match=rf"Job {ref.id} did not finish within {timeout} s\.") as late:
                 await ref.wait(timeout)
+            assert str(late.value).endswith(f"What it waits for: pulse-trio jobs show {ref.id}")
         for timeout in (-1, float("nan")):
             with pytest.raises(InvalidArguments, match="seconds from 0 on"):
                 await ref.wait(timeout)

@@ -46,7 +46,7 @@ from ..tracing import enqueuing, traces_of
 from .batches import Means, new_batch, open_batch
 from .cancelling import as_ended, check_waiting, pauses, requester, still_running
 from .events import sending
-from .refs import JobRef
+from .refs import JobRef, where_to_look
 from .requests import decoded_record, request_and_type
 from .schedules import schedule_of
 from .streams import AsyncStream, check_chunk, open_stream, partly
@@ -244,7 +244,9 @@ class Client:
                 "A client on your own connection cannot wait for jobs: use open_client(dsn), and its using()."
             )
         try:
-            return await home._waits.until(job_id, partial(home._finished, job_id), timeout, f"Job {job_id}")
+            return await home._waits.until(
+                job_id, partial(home._finished, job_id), timeout, f"Job {job_id}", where_to_look(job_id)
+            )
         except UnknownJob as error:
             if home is self:
                 raise

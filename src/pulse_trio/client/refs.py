@@ -70,6 +70,11 @@ class JobRef(Generic[R]):
         return cast("R", result_of(await self.wait(timeout), self._type))
 
 
+def where_to_look(job_id: int) -> str:
+    """What follows the message that a job has not finished in time: no worker, a pause and a retry look the same from here."""
+    return f" What it waits for: pulse-trio jobs show {job_id}"
+
+
 def result_of(job: JobRecord, result_type: Any = Any) -> Any:
     """What a finished job returned, as `result_type`. Raises `JobFailed`, `JobCancelled` or `UnfitResult`."""
     if job.state is State.DEAD:

@@ -35,7 +35,7 @@ from ..store.audit import acting, check_actor
 from ..tracing import enqueuing, traces_of
 from .cancelling import as_ended, check_waiting, pauses, requester, still_running
 from .events import sending
-from .refs import result_of
+from .refs import result_of, where_to_look
 from .requests import decoded_record, request_and_type
 from .schedules import schedule_of
 from .streams import Stream, check_chunk, partly
@@ -209,7 +209,9 @@ class SyncClient:
                 if left <= 0:
                     said = f"Job {job_id} did not finish within {timeout:g} s."
                     raise TimeoutError(
-                        said if lost is None else f"{said} The database could not be reached: {lost}"
+                        f"{said}{where_to_look(job_id)}"
+                        if lost is None
+                        else f"{said} The database could not be reached: {lost}"
                     ) from lost
                 pause = min(pause, left)
             time.sleep(pause)

@@ -96,9 +96,11 @@ class Waits:
         self._hearing: anyio.CancelScope | None = None
         self._dozing: anyio.CancelScope | None = None
 
-    async def until(self, key: int, look: Callable[[], Awaitable[T | None]], limit: float | None, name: str) -> T:
+    async def until(
+        self, key: int, look: Callable[[], Awaitable[T | None]], limit: float | None, name: str, hint: str = ""
+    ) -> T:
         """Returns the first result of `look` that is not None. Raises what `look` raises, and `TimeoutError` after `limit`
-        seconds.
+        seconds, which ends with the `hint`.
 
         If the database is unavailable, `look` is called again, at first after 0.1 s and later after up to 4 s. Only a limit
         of 0, which looks once, raises `DatabaseUnavailable`.
@@ -133,7 +135,9 @@ class Waits:
                 await anyio.sleep(ration.pause)
                 ration.looked(found=False)
         said = f"{name} did not finish within {limit:g} s."
-        raise TimeoutError(said if lost is None else f"{said} The database could not be reached: {lost}") from lost
+        raise TimeoutError(
+            f"{said}{hint}" if lost is None else f"{said} The database could not be reached: {lost}"
+        ) from lost
 
     @contextmanager
     def _waiting(self, key: int) -> Generator[_Wait]:
