@@ -212,7 +212,8 @@ class ClockWorker(Worker):
 
     async def _play(self, parts: Parts) -> None:
         parts.reports.stay_behind()
-        await self._store.firing.declare_schedules(self._declarations.schedules)
+        if self._declarations.schedules:
+            await self._store.firing.declare_schedules(self._declarations.schedules)
         try:
             due = await self._begin()
         except SchemaError as error:
