@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from pulse_trio.lines import Kind
 from support.chaos.checker import INVARIANTS, check
 from support.chaos.history import COMPLETED, RUNNING, WAITING, Bounds, Effect, History
 from support.chaos.journal import Change, Place, SentEvent, Trees, WrittenLine
-from support.chaos.tree_checker import STEPS, TREES
+from support.chaos.tree_checker import STEPS, TREES, settled
 
 PARENT, CHILD, KEY = 1, 2, "child 0"
 BOUNDS = Bounds(slack=0)
@@ -113,6 +115,14 @@ BAD = {
 @pytest.mark.parametrize(("invariant", "history"), BAD.values(), ids=BAD)
 def test_what_is_wrong_with_a_tree_is_found(invariant: str, history: History) -> None:
     assert invariant in of_trees(history)
+
+
+def test_a_child_of_a_parent_that_was_retried_may_live_after_its_first_end() -> None:
+    good = tree()
+    earlier = [change._replace(revision=change.revision - 4, tx=change.tx - 4) for change in job(PARENT, 2.0, 4.0)]
+    retried = replace(good, changes=[*earlier, *good.changes])
+    assert settled(retried.steps[PARENT]) == [(4.0, 9.0), (18.0, math.inf)]
+    assert "I19" not in of_trees(retried)
 
 
 def test_each_invariant_of_trees_has_a_history_that_breaks_it() -> None:

@@ -85,6 +85,8 @@ def i19_settled(history: History) -> Iterator[Violation]:
         if place.operation != "insert":
             continue
         for begin, end in settled(history.steps.get(place.parent, [])):
+            if place.at >= end:
+                continue  # the parent was dead and was retried, and a later attempt has started the child
             before = [step for step in history.steps.get(place.job, ()) if step.at <= min(begin + slack, end)]
             if not before or before[-1].new not in FINISHED:
                 yield Violation(
