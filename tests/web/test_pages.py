@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from starlette.routing import Route
 
+from pulse_trio.web import create_app
 from support.sites import open_site
 
 if TYPE_CHECKING:
@@ -22,6 +26,16 @@ PAGES = {
     "/batches": "/api/batches",
     "/doctor": "/api/doctor",
 }
+
+
+def test_the_how_to_lists_every_page_and_its_json(dsn: str) -> None:
+    how_to = (Path(__file__).parents[2] / "docs/how-to/web.md").read_text(encoding="utf-8")
+    listed = {path for row in re.findall(r"^\| `/.*", how_to, re.MULTILINE) for path in re.findall(r"`(/[^`]*)`", row)}
+
+    app = create_app(dsn)
+    read = [route.path for route in app.routes if isinstance(route, Route) and "GET" in (route.methods or ())]
+    shown = {re.sub(r"\{(?:\w+_)?(\w+):\w+\}", lambda of: of[1].upper(), path) for path in read}
+    assert listed == {path for path in shown if not path.startswith("/live/")}
 
 
 @pytest.mark.parametrize("path", PAGES)
