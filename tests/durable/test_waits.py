@@ -79,6 +79,25 @@ async def test_an_event_that_is_sent_while_the_handler_waits_in_memory_is_receiv
     assert trees.job(job_id)["attempt"] == 1
 
 
+async def test_parents_that_fill_their_worker_give_their_slots_to_their_children_before_suspend_after(
+    trees: Trees,
+) -> None:
+    @trees.handlers.job
+    async def child() -> str:
+        return "done"
+
+    @trees.handlers.job(durable=True, suspend_after=3600)
+    async def parent(job: Job) -> Any:
+        async with job.durable_nursery() as nursery:
+            started = nursery.start_soon(child)
+        return started.result
+
+    ids = [trees.enqueue("parent") for _ in range(4)]
+    await trees.burst(concurrency=2)
+    assert [trees.job(job_id)["result"] for job_id in ids] == ["done"] * 4
+    assert trees.job(ids[0])["attempt"] == 2
+
+
 async def test_later_attempts_get_the_same_event_and_not_the_next(trees: Trees) -> None:
     @trees.handlers.job(durable=True)
     async def order(job: Job) -> Any:

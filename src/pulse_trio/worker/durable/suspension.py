@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 _FIRST_LOOK, _LONGEST_LOOK = 0.05, 1.0
 """Seconds after which a waiting call checks whether all other tasks wait too: Trio does not say when a task has ended."""
+_IN_A_FULL_WORKER = 0.1
+"""Seconds after which a handler that only waits is suspended although it may wait longer, if its worker has no free slot:
+what it waits for, its children most often, may need one. 500 parents in 500 slots kept theirs waiting for `suspend_after`."""
 _IGNORED = "the handler returned a value while it was being suspended: it is ignored, for the handler starts again from the top"
 
 
@@ -47,9 +50,10 @@ class Suspension:
                 calls = set(self._durable.standing.values())
                 if calls != self._calls:
                     self._calls, self._since = calls, now
-                due = self._since + after
+                due = self._since + min(after, _IN_A_FULL_WORKER)
                 if now >= due:
-                    self._suspend_if_all_wait()
+                    if now >= self._since + after or self._durable.parts.jobs.full:
+                        self._suspend_if_all_wait()
                     due = now + pause
                     pause = min(pause * 2, _LONGEST_LOOK)
                 with trio.move_on_at(min(until, due)):

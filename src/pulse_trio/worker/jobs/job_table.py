@@ -154,6 +154,11 @@ class JobTable:
         return 0 if self.crowded else self._concurrency - self.running
 
     @property
+    def full(self) -> bool:
+        """Whether every slot has a job."""
+        return self.running >= self._concurrency
+
+    @property
     def held(self) -> Collection[RunningJob]:
         """The jobs whose lease is to be renewed: CLAIMED, RUNNING and ENDED."""
         return self._held.values()
