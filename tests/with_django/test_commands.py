@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from io import StringIO
 from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
+from django.conf import settings
 from django.core.management import CommandError, call_command
 from django.test import override_settings
+from django.utils.log import configure_logging
 
 import pulse_trio.django
 from pulse_trio.django.management.commands import pulse_worker
@@ -40,6 +43,35 @@ def test_a_backend_that_is_none_of_ours_is_refused_with_those_that_are(command: 
         pytest.raises(CommandError, match=r"TASKS\['other'\] does not use .*; these do: default\."),
     ):
         call_command(command, backend="other")
+
+
+OWN_LOG = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "handlers": {"own": {"class": "logging.StreamHandler"}},
+    "loggers": {"django": {"handlers": ["own"]}},
+}
+
+
+@pytest.mark.parametrize(("log", "lines"), [({}, 1), (OWN_LOG, 2)])
+def test_a_worker_prints_a_line_of_django_once_unless_the_projects_own_log_prints_it_too(
+    log: dict[str, object], lines: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from pulse_trio.django.handlers import (
+        leave_djangos_lines_to_the_worker,
+    )  # it needs the settings, which are made above
+
+    root, ours = logging.getLogger(), logging.StreamHandler(sys.stderr)
+    try:
+        with override_settings(DEBUG=True, LOGGING=log):
+            configure_logging(settings.LOGGING_CONFIG, settings.LOGGING)
+            leave_djangos_lines_to_the_worker()
+            root.addHandler(ours)
+            logging.getLogger("django.tasks").error("a line of Django's")
+    finally:
+        root.removeHandler(ours)
+        configure_logging(settings.LOGGING_CONFIG, settings.LOGGING)
+    assert capsys.readouterr().err.splitlines().count("a line of Django's") == lines
 
 
 @pytest.fixture
