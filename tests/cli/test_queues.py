@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pulse_trio import SyncClient
+from support.stores import Window
 from support.workers import rows
 
 if TYPE_CHECKING:
@@ -26,7 +27,15 @@ async def test_queues_are_listed_with_depth_and_age(command: Command, dsn: str) 
     mail, slow = json.loads((await command("queues", "list", "--json")).stdout)
     age = mail.pop("oldest_available_age")
     assert 0 < age < 60
-    none = {"limit": None, "rate": None, "key_limit": None, "key_rate": None, "oldest_running_age": None, "dead": 0}
+    none = {
+        "limit": None,
+        "rate": None,
+        "key_limit": None,
+        "key_rate": None,
+        "oldest_running_age": None,
+        "dead": 0,
+        "at_least": False,
+    }
     assert (
         mail == {"name": "mail", "paused": False, "available": 3, "scheduled": 1, "running": 0, "suspended": 0} | none
     )
@@ -35,6 +44,22 @@ async def test_queues_are_listed_with_depth_and_age(command: Command, dsn: str) 
     table = (await command("queues", "list")).stdout
     assert "mail" in table
     assert "100/m" in table
+
+
+async def test_a_count_that_ended_at_its_bound_has_a_plus(command: Command, dsn: str) -> None:
+    with Window(dsn) as window:
+        window.enqueue_many(10_050, "mail")
+        window.enqueue("small")
+    listed = await command("queues", "list")
+    lines = {line.split()[0]: line.split()[1] for line in listed.stdout.splitlines()}
+    assert (lines["mail"], lines["small"]) == ("10,000+", "1")
+    assert "ended at its bound has a +" in listed.stderr
+    as_json = {q["name"]: q for q in json.loads((await command("queues", "list", "--json")).stdout)}
+    assert {name: (q["available"], q["at_least"]) for name, q in as_json.items()} == {
+        "mail": (10_000, True),
+        "small": (1, False),
+    }
+    assert "no worker runs, and at least 201 jobs wait" in (await command("doctor", code=1)).stdout
 
 
 @pytest.mark.usefixtures("app")

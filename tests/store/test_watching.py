@@ -112,6 +112,32 @@ def test_a_count_ends_at_its_bound_and_the_statistics_say_about_how_many_there_a
     assert (found["small"].available, found["small"].capped) == (5, False)
 
 
+def test_running_jobs_fill_the_bound_of_the_due_ones_and_tell_how_long_the_oldest_runs(window: Window) -> None:
+    window.enqueue_many(120, "mail")
+    window.run(
+        "UPDATE job SET state = 2, attempt = 1, locked_by = 7, lease_until = now() + interval '1 h',"
+        " started_at = now() - interval '2 h' WHERE id IN (SELECT id FROM job ORDER BY id LIMIT 20)"
+    )
+
+    (cut,) = window.do(watching.depths(100)).queues
+    (whole,) = window.do(watching.listed()).queues
+
+    assert (cut.available + cut.running, cut.more_due, cut.more_later, cut.record.at_least) == (100, True, False, True)
+    assert (whole.available, whole.running, whole.more_due, whole.record.at_least) == (100, 20, False, False)
+    assert whole.longest == pytest.approx(7200, abs=60)
+    assert whole.record.oldest_running_age == whole.longest
+
+
+def test_the_more_queues_have_jobs_the_fewer_of_each_a_list_counts(
+    window: Window, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "ALL", 600)
+    for queue in ("a", "b"):
+        window.enqueue_many(400, queue)
+
+    assert [(q.available, q.more_due) for q in window.do(watching.listed()).queues] == [(300, True), (300, True)]
+
+
 def test_a_walk_over_the_queues_that_reached_its_bound_is_told(window: Window) -> None:
     window.run("INSERT INTO job (kind, queue, run_at) SELECT 'noop', 'q' || n, now() FROM generate_series(1, 300) n")
 

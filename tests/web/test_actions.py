@@ -166,6 +166,15 @@ async def test_a_queue_is_paused_limited_and_resumed_whatever_its_name(
     }
 
 
+async def test_a_queue_that_is_paused_by_mistake_is_said_to_be_unknown(site: httpx.AsyncClient, window: Window) -> None:
+    window.enqueue("mail")
+    told_of = await told(site, await post(site, "/actions/queues/maill/pause"))
+    assert "The queue maill is paused, but no job, worker or limit names a queue maill" in told_of
+    assert "Did you mean mail?" in told_of
+    known = await told(site, await post(site, "/actions/queues/mail/pause"))
+    assert "The queue mail is paused; its running jobs go on." in known
+
+
 @pytest.mark.parametrize(("name", "given"), [("limit", "many"), ("limit", "0"), ("rate", "fast"), ("key_limit", "1.5")])
 async def test_a_limit_that_is_none_is_refused_and_nothing_is_set(
     site: httpx.AsyncClient, window: Window, name: str, given: str

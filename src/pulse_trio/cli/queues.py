@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import click
 from ..errors import TookTooLong, UsageError
 from ..handlers import QueueLimits, queue_limits
 from ..store import queues as store
+from ..store import watching
 from ..text import ago, count_of, duration, utc_now
 from .database import open_store
 from .options import Number, actor_option, dsn_option, json_option, page_limit_option, schema_option
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..client import SyncClient
-    from ..store.queues import QueueRecord
+    from ..store.watching import Depth
 
 COLUMNS = ("queue", "state", "due", "oldest", "scheduled", "running", "longest", "dead", "limit", "rate", "per key")
 RIGHT = ("due", "scheduled", "running", "dead", "limit")
@@ -60,6 +60,9 @@ def list_queues(
     """List queues: how many jobs are due, are scheduled and are running; how long the oldest job has been due and the oldest
     attempt has run; how many jobs died within the last 24 hours.
 
+    Counting ends at a bound, of at most 10,000 due and 10,000 later jobs of a queue and priority: 10,000+ means that there
+    may be more.
+
     A queue is listed while it has live jobs, a pause or a limit, or was served by a worker in the last 7 days.
     """
     if by_key is not None:
@@ -69,21 +72,29 @@ def list_queues(
         return
     with open_store(dsn, schema) as client:
         paused = client.run(store.paused_kinds())
-        found = [] if kinds else client.queues()
+        depths = None if kinds else client.run(watching.listed())
+    found = [] if depths is None else depths.queues
     if as_json:
-        print_json(paused if kinds else found)
+        print_json(paused if kinds else [q.record for q in found])
         return
     if kinds:
         print_table(("kind", "paused"), [(p.kind, ago(p.paused_at, utc_now())) for p in paused])
     else:
         columns, rows = COLUMNS, [_row(q) for q in found]
+        capped = any(q.capped for q in found)
         if any(q.suspended for q in found):
             at = COLUMNS.index("running")
             columns = (*COLUMNS[:at], "suspended", *COLUMNS[at:])
-            rows = [(*row[:at], q.suspended, *row[at:]) for row, q in zip(rows, found, strict=True)]
+            rows = [
+                (*row[:at], _count(q.suspended, q.more_later), *row[at:]) for row, q in zip(rows, found, strict=True)
+            ]
         print_table(columns, rows, right=(*RIGHT, "suspended"), whole=("queue",))
         if not found:
             notice("no queue has jobs")
+        if capped:
+            notice("a count that ended at its bound has a +: there may be more jobs")
+        if depths is not None and depths.cut_short:
+            notice("there are more queues than are listed")
     if paused and not kinds:
         notice(f"{count_of(len(paused), 'kind')} paused: {', '.join(p.kind for p in paused)}")
     elif kinds and not paused:
@@ -104,16 +115,20 @@ def _list_keys(queue: str | None, limit: int, schema: str | None, dsn: str | Non
         notice(f"no job {'' if queue is None else f'of the queue {queue} '}has a key")
 
 
-def _row(q: QueueRecord) -> tuple[object, ...]:
+def _count(jobs: int, more: bool) -> str:
+    return f"{jobs:,}+" if more else str(jobs)
+
+
+def _row(q: Depth) -> tuple[object, ...]:
     per_key = ", ".join(str(each) for each in (q.key_limit, q.key_rate) if each is not None)
     return (
         q.name,
         "paused" if q.paused else "",
-        q.available,
-        _age(q.oldest_available_age),
-        q.scheduled,
-        q.running,
-        _age(q.oldest_running_age),
+        _count(q.available, q.more_due),
+        _age(q.oldest),
+        _count(q.scheduled, q.more_later),
+        _count(q.running, q.more_due and not q.available),
+        _age(q.longest),
         q.dead,
         q.limit,
         q.rate,
@@ -136,18 +151,17 @@ def _age(seconds: float | None) -> str:
 def pause_queue(queue: str | None, kind: str | None, every: bool, schema: str | None, dsn: str | None) -> None:
     """Stop claiming from a queue, or jobs of one kind, until it is resumed. Running jobs go on."""
     with open_store(dsn, schema) as client:
-        known = [q.name for q in client.queues()]
         if every:
             _refuse_both(queue, kind)
+            known = [q.name for q in client.queues()]
             paused = sum(client.pause(name) for name in known)
             notice(f"{count_of(len(known), 'queue')} paused, {len(known) - paused:,} of them before")
             return
+        unknown = None if queue is None else client.run(watching.unknown(queue))
         new = client.pause(queue, kind=kind)
     notice(f"{_name(queue, kind)} {'is paused' if new else 'was paused already'}")
-    if queue is not None and queue not in known:
-        near = difflib.get_close_matches(queue, known, n=3)
-        hint = f" Did you mean {' or '.join(near)}?" if near else ""
-        notice(f"no job, worker or limit names a queue {queue}: the pause waits for its first job.{hint}")
+    if unknown is not None:
+        notice(unknown)
 
 
 @queues.command("resume")
@@ -237,7 +251,7 @@ def limit_queue(queue: str, schema: str | None, dsn: str | None, as_json: bool, 
     with open_store(dsn, schema) as client:
         limits = client.run(store.limits_of(queue))._replace(**{name: getattr(chosen, name) for name in changes})
         client.run(store.limit(limits))
-        now = next((q for q in client.queues() if q.name == queue), None)
+        now = next((q.record for q in client.run(watching.listed()).queues if q.name == queue), None)
     if as_json:
         print_json(now)
     else:

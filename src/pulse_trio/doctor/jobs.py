@@ -82,6 +82,7 @@ def _workers(found: Health) -> Iterator[Finding]:
             )
     live = [worker for worker in found.workers if worker.state in ("running", "draining")]
     waiting = sum(queue.available for queue in found.queues)
+    more = any(queue.at_least for queue in found.queues)
     running = sum(worker.running for worker in live)
     if live:
         yield Finding(
@@ -93,7 +94,7 @@ def _workers(found: Health) -> Iterator[Finding]:
         yield Finding(
             "error",
             "workers",
-            f"no worker runs, and {count_of(waiting, 'job')} wait",
+            f"no worker runs, and {_at_least(waiting, more)} wait",
             "Start one: pulse-trio run app:handlers",
             alert="PulseNoWorkers",
         )
@@ -111,11 +112,12 @@ def _queues(found: Health) -> Iterator[Finding]:
     late: list[str] = []
     for queue in found.queues:
         age = queue.oldest_available_age or 0.0
+        wait = _at_least(queue.available, queue.at_least)
         if queue.paused:
             yield Finding(
                 "warning",
                 "paused queue",
-                f"{queue.name} is paused; {count_of(queue.available, 'job')} wait, the oldest for {duration(age)}",
+                f"{queue.name} is paused; {wait} wait, the oldest for {duration(age)}",
                 f"pulse-trio queues resume {queue.name}",
                 alert="PulseQueueBacklog" if age > BACKLOG else None,
             )
@@ -124,7 +126,7 @@ def _queues(found: Health) -> Iterator[Finding]:
             yield Finding(
                 "warning",
                 "backlog",
-                f"the oldest job of {queue.name} has been due for {duration(age)}; {count_of(queue.available, 'job')} wait",
+                f"the oldest job of {queue.name} has been due for {duration(age)}; {wait} wait",
                 _more(queue.name, found),
                 alert="PulseQueueBacklog",
             )
@@ -192,6 +194,10 @@ def _schedules(found: Health) -> Iterator[Finding]:
                 "Does a worker run that declares it? See: pulse-trio cron list",
                 alert="PulseScheduleLate",
             )
+
+
+def _at_least(jobs: int, more: bool) -> str:
+    return f"at least {count_of(jobs, 'job')}" if more else count_of(jobs, "job")
 
 
 def _more(queue: str, found: Health) -> str:

@@ -1,5 +1,5 @@
 -- Live jobs by queue, for metrics: available, scheduled, running and suspended, for how many seconds the oldest available one has been due,
--- and whether the queue is paused. The last row has no queue: the number of suspects, and whether a walk over the queues has
+-- whether the queue is paused, and for how many seconds the oldest attempt has run. The last row has no queue: the number of suspects, and whether a walk over the queues has
 -- reached its bound, so that queues may be missing. Bounded, whatever producers write: 256 pairs
 -- of queue and priority, 64 queues with keys, and of each at most `most` due and `most` later jobs; 1000 suspects. Running jobs
 -- were claimed from the front, so they are among those. Suspended jobs are rows that are due on a day that never comes, or at the moment
@@ -24,13 +24,14 @@ WITH RECURSIVE slot(queue, priority, place) AS (
 ), durable AS MATERIALIZED (
   SELECT :"schema".is_suspended(NULL, NULL) AS is_used
 ), counted AS (
-  SELECT slot.queue, due.available, later.scheduled - coalesce(asleep.suspended, 0) AS scheduled, due.running, due.oldest,
+  SELECT slot.queue, due.available, later.scheduled - coalesce(asleep.suspended, 0) AS scheduled, due.running, due.oldest, due.began,
          coalesce(asleep.suspended, 0) + coalesce(far.suspended, 0) AS suspended
   FROM slot
   CROSS JOIN LATERAL (
     SELECT count(*) FILTER (WHERE d.state <> :state.running) AS available, count(*) FILTER (WHERE d.state = :state.running) AS running,
-           min(d.run_at) FILTER (WHERE d.state <> :state.running) AS oldest
-    FROM (SELECT j.state, j.run_at::timestamptz FROM :"schema".job j
+           min(d.run_at) FILTER (WHERE d.state <> :state.running) AS oldest,
+           min(d.started_at) FILTER (WHERE d.state = :state.running AND isfinite(d.started_at)) AS began
+    FROM (SELECT j.state, j.run_at::timestamptz, j.started_at FROM :"schema".job j
           WHERE j.queue = slot.queue AND j.priority = slot.priority AND j.key IS NULL AND j.run_at <= statement_timestamp()
           ORDER BY j.run_at LIMIT %(most)s::int) d) due
   CROSS JOIN LATERAL (
@@ -52,17 +53,18 @@ WITH RECURSIVE slot(queue, priority, place) AS (
             AND j.run_at >= timestamptz '9999-12-30 00:00Z'
           LIMIT %(most)s::int) l) far ON true
   UNION ALL
-  SELECT keyed.queue, due.available, later.scheduled - coalesce(asleep.suspended, 0), due.running, due.oldest,
+  SELECT keyed.queue, due.available, later.scheduled - coalesce(asleep.suspended, 0), due.running, due.oldest, due.began,
          coalesce(asleep.suspended, 0)
   FROM keyed
   CROSS JOIN LATERAL (
     SELECT count(*) FILTER (WHERE d.state <> :state.running) AS available, count(*) FILTER (WHERE d.state = :state.running) AS running,
-           min(d.run_at) FILTER (WHERE d.state <> :state.running) AS oldest
-    FROM ((SELECT j.state, j.run_at::timestamptz FROM :"schema".job j
+           min(d.run_at) FILTER (WHERE d.state <> :state.running) AS oldest,
+           min(d.started_at) FILTER (WHERE d.state = :state.running AND isfinite(d.started_at)) AS began
+    FROM ((SELECT j.state, j.run_at::timestamptz, j.started_at FROM :"schema".job j
            WHERE j.queue = keyed.queue AND j.key IS NOT NULL AND j.run_at <= coalesce(j.ripe_at, j.created_at)
            LIMIT %(most)s::int)
           UNION ALL
-          (SELECT j.state, j.run_at::timestamptz FROM :"schema".job j
+          (SELECT j.state, j.run_at::timestamptz, j.started_at FROM :"schema".job j
            WHERE j.queue = keyed.queue AND j.key IS NOT NULL AND j.run_at > coalesce(j.ripe_at, j.created_at)
              AND j.run_at <= statement_timestamp() LIMIT %(most)s::int)) d) due
   CROSS JOIN LATERAL (
@@ -79,8 +81,8 @@ WITH RECURSIVE slot(queue, priority, place) AS (
 SELECT c.queue, sum(c.available)::bigint, sum(c.scheduled)::bigint, sum(c.running)::bigint,
        greatest(0, extract(epoch FROM statement_timestamp() - :"schema".moment(min(c.oldest))))::float8,
        EXISTS (SELECT FROM :"schema".queue q WHERE q.name = c.queue AND q.paused_at IS NOT NULL),
-       sum(c.suspended)::bigint
+       sum(c.suspended)::bigint, extract(epoch FROM statement_timestamp() - :"schema".moment(min(c.began)))::float8
 FROM counted c GROUP BY c.queue
 UNION ALL
 SELECT NULL, (SELECT count(*) FROM (SELECT FROM :"schema".job j WHERE j.suspect LIMIT 1000) s), NULL, NULL, NULL,
-       EXISTS (SELECT FROM slot WHERE slot.place = 256) OR EXISTS (SELECT FROM keyed WHERE keyed.place = 64), NULL
+       EXISTS (SELECT FROM slot WHERE slot.place = 256) OR EXISTS (SELECT FROM keyed WHERE keyed.place = 64), NULL, NULL

@@ -16,7 +16,8 @@ _PATIENCE = 0.5
 
 
 class QueueFigure(NamedTuple):
-    """The live jobs of one queue. `oldest`: for how many seconds the first available job has been due; 0 without one."""
+    """The live jobs of one queue. `oldest`: for how many seconds the first available job has been due; 0 without one.
+    `longest`: for how many seconds the oldest attempt has run, by the database's clock."""
 
     queue: str
     available: int
@@ -25,6 +26,7 @@ class QueueFigure(NamedTuple):
     oldest: float
     paused: bool
     suspended: int = 0
+    longest: float | None = None
 
 
 class Sample(NamedTuple):
@@ -68,7 +70,7 @@ class QueueFigures:
                 cursor = await connection.execute(
                     statement("metrics_queues", self._schema), {"most": most}, prepare=True
                 )
-                *rows, (_, quarantined, _, _, _, cut_short, _) = await cursor.fetchall()
+                *rows, (_, quarantined, _, _, _, cut_short, *_) = await cursor.fetchall()
                 cursor = await connection.execute(
                     statement("metrics_schedules", self._schema), {"most": schedules}, prepare=True
                 )

@@ -66,7 +66,7 @@ def glance(most: int = MOST) -> Operation[Glance]:
     """One look that counts at most `most` due and as many later jobs of a queue and priority. Raises `TookTooLong`."""
     ((at, enqueued, finished, missed),) = yield Query("table_counters", {})
     fleet = yield from workers()
-    *rows, (_, quarantined, _, _, _, cut_short, _) = yield Query("metrics_queues", {"most": most})
+    *rows, (_, quarantined, _, _, _, cut_short, *_) = yield Query("metrics_queues", {"most": most})
     paused = yield Query("paused_kinds", {})
     schedules = yield Query("metrics_schedules", {"most": SCHEDULES})
     return Glance(
@@ -81,6 +81,6 @@ def glance(most: int = MOST) -> Operation[Glance]:
 
 
 def _queue(row: Row, most: int) -> QueueGlance:
-    name, available, scheduled, running, oldest, paused, _ = row
+    name, available, scheduled, running, oldest, paused, *_ = row
     full = available + running >= most or scheduled >= most
     return QueueGlance(name, paused, available, running, scheduled, oldest or 0.0, full)

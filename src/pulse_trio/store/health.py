@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from .family import stuck
 from .needed import missing_rights
 from .operations import Query, workers
-from .queues import queues
+from .watching import depths
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -158,8 +158,8 @@ def server() -> Operation[Server]:
     return Server(*row)
 
 
-def health(known: Server, counting: Operation[list[QueueRecord]] | None = None) -> Operation[Health]:
-    """The other readings; `counting` counts the queues, by default as `pulse.queues` does. Raises `TookTooLong`."""
+def health(known: Server) -> Operation[Health]:
+    """The other readings; the queues are counted with the bounds of a page. Raises `TookTooLong`."""
     rows = yield Query("doctor_storage", {}, PATIENCE)
     storage = Storage(*rows[0])
     rows = yield Query("doctor_holders", {"older": f"{LONG} s"}, PATIENCE)
@@ -167,7 +167,7 @@ def health(known: Server, counting: Operation[list[QueueRecord]] | None = None) 
     rows = yield Query("doctor_put_back", {}, PATIENCE)
     put_back = [PutBack(*row) for row in rows]
     found = yield from workers()
-    found_queues = yield from queues() if counting is None else counting
+    found_queues = [each.record for each in (yield from depths()).queues]
     behind: int | None = None
     ((may_count, may_look),) = yield Query("doctor_may_ids", {}, PATIENCE)
     if may_count:

@@ -23,7 +23,8 @@ IN_EFFECT = {"queue": 0.5, "kind": 1.5}
 class QueueRecord:
     """A queue as `pulse.queues` shows it: how many of its jobs are due, wait for their time, and run; the age of the job that
     has been due the longest, in seconds; its limits, None for no limit; for how many seconds the oldest attempt has run; how
-    many jobs died within the last 24 hours; how many are suspended."""
+    many jobs died within the last 24 hours; how many are suspended. `at_least`: a count ended at its bound, so there may be
+    more jobs; never of `pulse.queues`, which counts all."""
 
     name: str
     paused: bool
@@ -38,6 +39,7 @@ class QueueRecord:
     oldest_running_age: float | None = None
     dead: int = 0
     suspended: int = 0
+    at_least: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ planner's statistics say about how many there are.
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -21,9 +22,14 @@ if TYPE_CHECKING:
     from .operations import Operation, Row
 
 MOST = 200
-"""Jobs of a queue, priority and state that are counted."""
+"""Due jobs of a queue and priority that are counted, and later ones."""
+LISTED, ALL = 10_000, 100_000
+"""The same for a list that is made once, where few queues have jobs; and of all queues together."""
 QUEUES = 1_000
 """Queues that are listed."""
+WALKED = 256
+"""Queues with jobs that one walk reads."""
+ANY = 2**31 - 1
 DEAD = 1_000
 """Jobs that did not complete, among which dead ones are counted."""
 MINUTES = 60
@@ -36,8 +42,10 @@ FEW_MEMBERS, MOST_MEMBERS = 1_000, 100_000
 class Depth:
     """A queue with its live jobs, and what is set for it.
 
-    `oldest` in seconds: for how long the first due job has been due. `capped`: a count has reached its bound; then `about` is
-    about how many live jobs the queue has in all, by the planner's statistics.
+    `oldest` in seconds: for how long the first due job has been due. `longest`: for how long the oldest attempt has run.
+    `more_due`, `more_later`: the count of the due jobs (with the running ones) or of the later ones has reached its bound, so
+    there may be more. `capped`: one of the two; then `about` is about how many live jobs the queue has in all, by the
+    planner's statistics.
     """
 
     name: str
@@ -55,13 +63,16 @@ class Depth:
     capped: bool = False
     about: int | None = None
     suspended: int = 0
+    longest: float | None = None
+    more_due: bool = False
+    more_later: bool = False
 
     @property
     def record(self) -> QueueRecord:
         """The same as `pulse.queues` shows it."""
         return QueueRecord(
             self.name, self.paused, self.available, self.scheduled, self.running, self.oldest, self.limit, self.rate,
-            self.key_limit, self.key_rate, dead=self.dead, suspended=self.suspended,
+            self.key_limit, self.key_rate, self.longest, self.dead, self.suspended, self.capped,
         )  # fmt: skip
 
 
@@ -75,14 +86,38 @@ class Depths:
     dead_capped: bool
 
 
-def depths() -> Operation[Depths]:
-    """The live jobs of each queue, and what is set for it."""
-    rows = yield Query("metrics_queues", {"most": MOST})
-    *counted, (_, quarantined, _, _, _, cut_short, _) = rows
+def unknown(queue: str) -> Operation[str | None]:
+    """What is said of a queue that is paused although no live or recently dead job, worker, pause or limit names it; None for
+    a known one, and where so many queues have jobs that not all of them are read."""
+    live = [row[0] for row in (yield Query("live_queues", {}))]
+    known = {*live, *(row[0] for row in (yield Query("queue_settings", {"most": ANY})))}
+    known |= {row[0] for row in (yield Query("recently_dead", {"most": DEAD}))}
+    if queue in known or len(live) >= WALKED:
+        return None
+    near = difflib.get_close_matches(queue, known, n=3)
+    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    return f"no job, worker or limit names a queue {queue}: the pause waits for its first job.{hint}"
+
+
+def listed() -> Operation[Depths]:
+    """As `depths`, but with higher bounds the fewer queues have jobs: for a list that is made once."""
+    found = yield Query("live_queues", {})
+    return (yield from depths(max(MOST, min(LISTED, ALL // max(1, len(found))))))
+
+
+def depths(most: int | None = None) -> Operation[Depths]:
+    """The live jobs of each queue, and what is set for it; at most so many due jobs of a queue and priority are counted, and as
+    many later ones (None: `MOST`)."""
+    most = MOST if most is None else most
+    rows = yield Query("metrics_queues", {"most": most})
+    *counted, (_, quarantined, _, _, _, cut_short, *_) = rows
     figures = {row[0]: QueueFigure(*row) for row in counted}
     settings = {row[0]: row[1:] for row in (yield Query("queue_settings", {"most": QUEUES}))}
     dead = {row[0]: row[1] for row in (yield Query("recently_dead", {"most": DEAD}))}
-    capped = {name for name, f in figures.items() if max(f.available, f.scheduled, f.running, f.suspended) >= MOST}
+    # Jobs that run are counted among the due ones, suspended ones among the later ones.
+    due = {name for name, f in figures.items() if f.available + f.running >= most}
+    later = {name for name, f in figures.items() if f.scheduled + f.suspended >= most}
+    capped = due | later
     estimates = {row[0]: row[1] for row in (yield Query("queue_estimates", {}))} if capped else {}
     names = sorted(figures.keys() | settings.keys() | dead.keys())
 
@@ -94,6 +129,7 @@ def depths() -> Operation[Depths]:
         return Depth(
             name, f.available, f.scheduled, f.running, f.oldest if f.available else None, dead.get(name, 0), paused_at, *limits,
             paused=f.paused or paused_at is not None, capped=name in capped, about=about, suspended=f.suspended,
+            longest=None if f.longest is None else max(0.0, f.longest), more_due=name in due, more_later=name in later,
         )  # fmt: skip
 
     return Depths(
@@ -107,7 +143,7 @@ def depths() -> Operation[Depths]:
 def settings_of(name: str) -> Operation[Depth]:
     """What is set for one queue; its jobs are not counted. Raises `InvalidName`."""
     check_queue(name)
-    for found, paused_at, *limits in (yield Query("queue_settings", {"most": 2**31 - 1})):
+    for found, paused_at, *limits in (yield Query("queue_settings", {"most": ANY})):
         if found == name:
             return Depth(name, 0, 0, 0, None, 0, paused_at, *limits, paused=paused_at is not None)
     return Depth(name, 0, 0, 0, None, 0)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...handlers import queue_limits
-from ...store import queues, schedules
+from ...handlers import check_queue, queue_limits
+from ...store import queues, schedules, watching
+from ..site import site_of
 from .common import SENT_ALREADY, act, back, first_time, route, text_of, whole_number
 
 if TYPE_CHECKING:
@@ -16,7 +17,11 @@ if TYPE_CHECKING:
 async def pause_queue(request: Request) -> Response:
     """Stops claims from a queue; running jobs go on."""
     queue = request.path_params["queue"]
+    check_queue(queue)
+    unknown = await site_of(request).database.read(watching.unknown(queue))
     new = await act(request, queues.pause(queue))
+    if unknown is not None:
+        return back(request, "/queues", f"The queue {queue} is paused, but {unknown}")
     told = "is paused; its running jobs go on" if new else "was paused already"
     return back(request, "/queues", f"The queue {queue} {told}.")
 

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING
 
 from ...doctor import Finding, diagnose, judge_line, judge_server
 from ...errors import PulseTrioError
-from ...store import health, operations, watching
+from ...store import health, operations
 
 if TYPE_CHECKING:
-    from ...store.operations import Operation
-    from ...store.queues import QueueRecord
     from ..site import Site
 
 PATIENCE = 5.0
@@ -55,15 +53,10 @@ async def _examine(site: Site) -> Doctor:
         findings += judge_server(server, difference=server.clock - asked - took / 2, unsure=took / 2)
     try:
         async with database.reading(patience=PATIENCE) as connection:
-            findings += diagnose(await operations.run(connection, database.schema, health.health(server, _queues())))
+            findings += diagnose(await operations.run(connection, database.schema, health.health(server)))
     except PulseTrioError as error:
         findings.append(
             Finding("error", "looking", str(error), "Give the page a role with more rights (pulse-trio grants).")
         )
     findings.sort(key=lambda f: LEVELS[f.level])
     return Doctor(not any(f.level == "error" for f in findings), findings)
-
-
-def _queues() -> Operation[list[QueueRecord]]:
-    # The view counts every live job.
-    return [each.record for each in (yield from watching.depths()).queues]
