@@ -302,7 +302,10 @@ def test_a_role_that_may_only_look_is_found_out(dsn: str) -> None:
         window.run("DO $$ BEGIN CREATE ROLE pulse_trio_reader; EXCEPTION WHEN duplicate_object THEN END $$")
         window.run("GRANT USAGE ON SCHEMA pulse TO pulse_trio_reader")
         window.run("GRANT SELECT ON ALL TABLES IN SCHEMA pulse TO pulse_trio_reader")
-        server = look(window, "pulse_trio_reader").server
+        window.enqueue_many(3, "mail")
+        found = look(window, "pulse_trio_reader")
+    server = found.server
+    assert [(q.name, q.available) for q in found.queues] == [("mail", 3)]
     assert server.role == "pulse_trio_reader"
     assert "DELETE on job" in server.missing
     assert not [right for right in server.missing if right.startswith("SELECT")]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from .family import stuck
 from .needed import missing_rights
 from .operations import Query, workers
-from .watching import depths
+from .watching import MOST, listed
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -159,7 +159,7 @@ def server() -> Operation[Server]:
 
 
 def health(known: Server) -> Operation[Health]:
-    """The other readings; the queues are counted with the bounds of a page. Raises `TookTooLong`."""
+    """The other readings; the queues are counted with the bounds of a page, if this role may. Raises `TookTooLong`."""
     rows = yield Query("doctor_storage", {}, PATIENCE)
     storage = Storage(*rows[0])
     rows = yield Query("doctor_holders", {"older": f"{LONG} s"}, PATIENCE)
@@ -167,9 +167,9 @@ def health(known: Server) -> Operation[Health]:
     rows = yield Query("doctor_put_back", {}, PATIENCE)
     put_back = [PutBack(*row) for row in rows]
     found = yield from workers()
-    found_queues = [each.record for each in (yield from depths()).queues]
+    found_queues = [each.record for each in (yield from listed(MOST)).queues]
     behind: int | None = None
-    ((may_count, may_look),) = yield Query("doctor_may_ids", {}, PATIENCE)
+    ((may_count, may_look, _),) = yield Query("doctor_may_ids", {}, PATIENCE)
     if may_count:
         behind = (yield Query("doctor_ids", {}, PATIENCE))[0][0]
     suspects = yield from quarantined()

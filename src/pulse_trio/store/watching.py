@@ -16,7 +16,7 @@ from ..states import State
 from .batches import BatchFailure, BatchStatus, status
 from .figures import QueueFigure
 from .operations import Query
-from .queues import QueueRecord
+from .queues import QueueRecord, queues
 
 if TYPE_CHECKING:
     from .operations import Operation, Row
@@ -99,10 +99,21 @@ def unknown(queue: str) -> Operation[str | None]:
     return f"no job, worker or limit names a queue {queue}: the pause waits for its first job.{hint}"
 
 
-def listed() -> Operation[Depths]:
-    """As `depths`, but with higher bounds the fewer queues have jobs: for a list that is made once."""
+def listed(most: int = LISTED) -> Operation[Depths]:
+    """As `depths`, for a list that is made once: the fewer queues have jobs, the higher is the bound, but at most `most`. For a
+    role that may only read the tables, every job is counted."""
+    ((_, _, may_bound),) = yield Query("doctor_may_ids", {})
+    if not may_bound:
+        return Depths([_whole(record) for record in (yield from queues())], 0, cut_short=False, dead_capped=False)
     found = yield Query("live_queues", {})
-    return (yield from depths(max(MOST, min(LISTED, ALL // max(1, len(found))))))
+    return (yield from depths(min(most, max(MOST, ALL // max(1, len(found))))))
+
+
+def _whole(found: QueueRecord) -> Depth:
+    return Depth(
+        found.name, found.available, found.scheduled, found.running, found.oldest_available_age, found.dead, None, found.limit,
+        found.rate, found.key_limit, found.key_rate, found.paused, suspended=found.suspended, longest=found.oldest_running_age,
+    )  # fmt: skip
 
 
 def depths(most: int | None = None) -> Operation[Depths]:
