@@ -339,3 +339,16 @@ def test_a_waiting_migrator_is_let_in_when_the_first_is_gone(empty_dsn: str, ser
                 assert not waiting.done()
             holder.execute("SELECT pg_advisory_unlock_all()")
             assert waiting.result(30) == ALL
+
+
+def test_large_payloads_are_compressed_with_lz4_where_the_server_has_it(dsn: str) -> None:
+    with psycopg.connect(dsn) as connection:
+        has_it = connection.execute(
+            "SELECT 'lz4' = ANY(enumvals) FROM pg_settings WHERE name = 'default_toast_compression'"
+        ).fetchone()
+        chosen = connection.execute(
+            "SELECT DISTINCT attcompression FROM pg_attribute WHERE attrelid IN "
+            "(SELECT relid FROM pg_partition_tree('pulse.job_archive') UNION SELECT 'pulse.job'::regclass) "
+            "AND attname IN ('args', 'result')"
+        ).fetchall()
+    assert chosen == [("l",) if has_it == (True,) else ("",)]
