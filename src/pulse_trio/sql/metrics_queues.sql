@@ -4,7 +4,8 @@
 -- of queue and priority, 64 queues with keys, and of each at most `most` due and `most` later jobs; 1000 suspects. Running jobs
 -- were claimed from the front, so they are among those. Suspended jobs are rows that are due on a day that never comes, or at the moment
 -- they wait for: the first are counted from the far end, the others among the later jobs. Where no job has ever made a durable call, neither
--- is looked for. (The day that never comes is far(), which no role but the owner's may call.)
+-- is looked for. Every count is in the order of its index: without, the planner may gather the places of all rows before it takes the
+-- first `most` of them (a bitmap). (The day that never comes is far(), which no role but the owner's may call.)
 WITH RECURSIVE slot(queue, priority, place) AS (
   (SELECT j.queue::text, j.priority, 1 FROM :"schema".job j WHERE j.key IS NULL ORDER BY j.queue, j.priority, j.run_at, j.id LIMIT 1)
   UNION ALL
@@ -62,21 +63,22 @@ WITH RECURSIVE slot(queue, priority, place) AS (
            min(d.started_at) FILTER (WHERE d.state = :state.running AND isfinite(d.started_at)) AS began
     FROM ((SELECT j.state, j.run_at::timestamptz, j.started_at FROM :"schema".job j
            WHERE j.queue = keyed.queue AND j.key IS NOT NULL AND j.run_at <= coalesce(j.ripe_at, j.created_at)
-           LIMIT %(most)s::int)
+           ORDER BY j.priority, j.key, j.run_at, j.id LIMIT %(most)s::int)
           UNION ALL
           (SELECT j.state, j.run_at::timestamptz, j.started_at FROM :"schema".job j
            WHERE j.queue = keyed.queue AND j.key IS NOT NULL AND j.run_at > coalesce(j.ripe_at, j.created_at)
-             AND j.run_at <= statement_timestamp() LIMIT %(most)s::int)) d) due
+             AND j.run_at <= statement_timestamp() ORDER BY j.run_at LIMIT %(most)s::int)) d) due
   CROSS JOIN LATERAL (
     SELECT count(*) AS scheduled
     FROM (SELECT FROM :"schema".job j
           WHERE j.queue = keyed.queue AND j.key IS NOT NULL AND j.run_at > coalesce(j.ripe_at, j.created_at)
-            AND j.run_at > statement_timestamp() LIMIT %(most)s::int) l) later
+            AND j.run_at > statement_timestamp() ORDER BY j.run_at LIMIT %(most)s::int) l) later
   LEFT JOIN LATERAL (
     SELECT count(*) FILTER (WHERE :"schema".has_mark(l.options) AND :"schema".is_suspended(l.id, l.attempt)) AS suspended
     FROM (SELECT j.id, j.attempt, j.options FROM :"schema".job j
           WHERE (SELECT is_used FROM durable) AND j.queue = keyed.queue AND j.key IS NOT NULL
-            AND j.run_at > coalesce(j.ripe_at, j.created_at) AND j.run_at > statement_timestamp() LIMIT %(most)s::int) l) asleep ON true
+            AND j.run_at > coalesce(j.ripe_at, j.created_at) AND j.run_at > statement_timestamp()
+          ORDER BY j.run_at LIMIT %(most)s::int) l) asleep ON true
 )
 SELECT c.queue, sum(c.available)::bigint, sum(c.scheduled)::bigint, sum(c.running)::bigint,
        greatest(0, extract(epoch FROM statement_timestamp() - :"schema".moment(min(c.oldest))))::float8,
