@@ -134,7 +134,7 @@ async def test_a_silent_peer_is_noticed_and_replaced(proxy: Proxy, far_link: Lin
 
 
 async def test_a_reset_connection_is_noticed_at_the_next_use(proxy: Proxy, far_link: Link) -> None:
-    async with far_link.use():
+    async with far_link.use(timeout=5):
         pass
     proxy.cut()
     with pytest.raises(DatabaseUnavailable):

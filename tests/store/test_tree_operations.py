@@ -448,6 +448,9 @@ def test_a_caller_that_is_no_operator_cannot_call_the_functions_behind(workers: 
 def test_plans_made_on_empty_tables_read_few_rows_of_large_ones(databases: Databases) -> None:
     with databases.migrated() as dsn:
         a = Teller(dsn)
+        if a.connection.info.server_version < 150000:
+            a.connection.close()
+            pytest.skip("PostgreSQL 14 publishes a session's statistics when it likes")
 
         def round_of_work(number: int) -> None:
             """What a watchdog and an operator ask of a tree."""
