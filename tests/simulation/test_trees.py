@@ -19,7 +19,7 @@ import pytest
 
 from pulse_trio.sql import statement
 from pulse_trio.store.links import WORKER_SETTINGS
-from pulse_trio.testing.virtual_time import STOP, give_clock, virtual_time
+from pulse_trio.testing.virtual_time import give_clock, stop_statement, virtual_time
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -367,7 +367,7 @@ INVARIANTS = {
 def ground(databases: Databases) -> Generator[psycopg.Connection[Any]]:
     with databases.migrated() as dsn, psycopg.connect(dsn, autocommit=True) as connection, virtual_time():
         give_clock(connection)
-        connection.execute(STOP)
+        connection.execute(stop_statement("pulse"))
         connection.execute("SET search_path = pulse, pg_temp")
         for name, value in {**WORKER_SETTINGS, "lock_timeout": "0"}.items():
             connection.execute(f"SET {name} = {value}")  # type: ignore[arg-type]
