@@ -86,10 +86,19 @@ class Children:
             await self._emptied.wait()
 
     async def last_ended(self) -> None:
-        """Waits, after the handler has returned, until the last child ends, as the end of the nursery would: a cancellation
-        reaches the children, and does not cut this short."""
+        """Waits, after the handler has returned, until the last child ends or the job is cancelled: then the end of the nursery
+        waits for the children, and takes the cancellation."""
         self._runner = trio.lowlevel.current_task()
-        await trio.lowlevel.wait_task_rescheduled(_not_cancelled)
+        await trio.lowlevel.wait_task_rescheduled(self._cancelled)
+
+    def _cancelled(self, _: object) -> trio.lowlevel.Abort:
+        self._wake()
+        return trio.lowlevel.Abort.FAILED  # awake already, and nothing is raised
+
+    def _wake(self) -> None:
+        if self._runner is not None:
+            trio.lowlevel.reschedule(self._runner)
+            self._runner = None
 
     def _ended(self) -> None:
         self.running -= 1
@@ -98,10 +107,4 @@ class Children:
             self._emptied = None
         if self.last and self.running == 0:
             self._job.end_heartbeat()
-            if self._runner is not None:
-                trio.lowlevel.reschedule(self._runner)
-                self._runner = None
-
-
-def _not_cancelled(_: object) -> trio.lowlevel.Abort:
-    return trio.lowlevel.Abort.FAILED
+            self._wake()
