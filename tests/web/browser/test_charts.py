@@ -85,6 +85,7 @@ def test_a_chart_goes_on_with_the_stream_and_nothing_moves(finished: tuple[str, 
     page.goto(f"{address}/")
     chart = page.locator("[data-chart]").first
     expect(chart.locator("canvas")).to_have_count(1)
+    expect(chart).to_be_visible()  # laid out: before, it has no box
     page.evaluate("window.canvas = document.querySelector('[data-chart] canvas')")
     before = (chart.bounding_box(), chart.get_attribute("data-chart"))
     point(chart.locator(".canvas"), chart.locator(".told"))
