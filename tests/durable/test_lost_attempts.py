@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
+import trio.testing
 
 from pulse_trio import Job, RetryAfter, StepFailed
-from support.stores import open_store
+from support.stores import Window, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -102,6 +104,35 @@ async def test_an_attempt_lost_at_any_line_leaves_a_job_that_ends_the_same(place
     kept = when == "after" and name not in ("fails", "slow")
     assert again <= (beside if kept else {name} | beside), calls
     assert max(calls.values()) <= 2
+
+
+async def test_no_task_goes_on_before_the_failure_is_written_because_of_which_it_runs(trees: Trees) -> None:
+    ran: list[str] = []
+
+    async def fails() -> None:
+        raise ValueError("no")
+
+    async def work(name: str) -> None:
+        ran.append(name)
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> list[str]:
+        with pytest.raises(StepFailed):
+            await job.step(fails)
+        with Window(trees.dsn) as holder, holder.connection.transaction():
+            # The row is locked, so no line is written.
+            holder.run("SELECT FROM job WHERE id = %s FOR UPDATE", job.id)
+            nursery = job.nursery
+            for name in ("left", "right"):
+                nursery.start_soon(partial(job.step, work, name, key=name))
+            await trio.testing.wait_all_tasks_blocked()
+            before = ran.copy()
+        return before
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    assert trees.job(job_id)["result"] == []
+    assert sorted(ran) == ["left", "right"]
 
 
 async def test_crashes_count_since_the_last_new_line_alone(trees: Trees) -> None:

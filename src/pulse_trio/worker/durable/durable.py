@@ -178,9 +178,9 @@ class Durable:
         if reason is not None and trio.current_effective_deadline() > -math.inf:
             # In a clean-up. What was cut short may have been no durable call, and what is done now rests on the cancellation.
             self.note_cancellation()
-        if self.history.let_go():
-            # The handler has taken a branch because of these.
-            await self.history.written()
+        if self.history.let_go() or self.history.decided:
+            # The handler has taken a branch because of these: each of its tasks goes on when they are written.
+            await self.history.written(decided=True)
         return call
 
     async def replayed(self, call: Call) -> Line | None:

@@ -34,12 +34,13 @@ class Writer(Protocol):
 
 
 class _Waiter:
-    """A task that waits until the lines up to `line` are written."""
+    """A task that waits until the lines up to `line` are written; `decided`: the handler has taken a branch because of them."""
 
-    __slots__ = ("event", "line")
+    __slots__ = ("decided", "event", "line")
 
-    def __init__(self, line: int) -> None:
+    def __init__(self, line: int, *, decided: bool) -> None:
         self.line = line
+        self.decided = decided
         self.event = trio.Event()
 
 
@@ -136,13 +137,18 @@ class History:
 
     # Writing
 
-    async def written(self) -> None:
+    @property
+    def decided(self) -> bool:
+        """Whether lines are being written because of which the handler has taken a branch."""
+        return any(waiter.decided for waiter in self._waiters)
+
+    async def written(self, *, decided: bool = False) -> None:
         """Waits until all lines that were added are written. What is waited for has happened already, so a cancellation waits
         too, as long as the lease is proven."""
         if self._written >= self._next - 1:
             await trio.lowlevel.checkpoint()
             return
-        waiter = _Waiter(self._next - 1)
+        waiter = _Waiter(self._next - 1, decided=decided)
         self._waiters.append(waiter)
         try:
             while not waiter.event.is_set():
