@@ -148,6 +148,26 @@ async def test_a_beat_for_two_attempts_of_one_job_renews_the_living_one_alone(
     assert stale not in beat.locked
 
 
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_completion_of_two_attempts_of_one_job_takes_the_living_ones_result(
+    late: bool, store: WorkerStore, window: Window, queue: str
+) -> None:
+    others = [window.enqueue(queue), window.enqueue(queue), window.enqueue(queue)]
+    job_id = others[1]
+    claims = {c.id: c for c in await claim(store, queue)}
+    window.expire(job_id)
+    await store.rescue()
+    living = await claim_one(store, queue)
+    both = [end(claims[job_id], result='"stale"'), end(living, result='"living"')]
+    ends = [*(both if late else reversed(both)), *(end(claims[i], result=f'"{i}"') for i in others if i != job_id)]
+
+    await store.complete_and_claim(0, [], ends)
+
+    expected = {i: str(i) for i in others} | {job_id: "living"}
+    archived = window.run("SELECT id, result FROM job_archive WHERE id = ANY (%s)", others)
+    assert {row["id"]: row["result"] for row in archived} == expected
+
+
 @pytest.mark.parametrize("write", WRITES)
 async def test_a_report_after_expiry_and_before_the_rescue_counts(
     write: str, store: WorkerStore, window: Window, queue: str

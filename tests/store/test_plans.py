@@ -239,6 +239,20 @@ async def test_a_plan_made_on_an_empty_table_serves_a_large_one(dsn: str) -> Non
             assert reads(window) == before
 
 
+async def test_completions_planned_on_an_analyzed_table_of_one_row_read_only_their_own_rows(dsn: str) -> None:
+    nothing_claimed = {"limit": 0, "queues": "{}", "priorities": "{}", "cursor_run_ats": "{}", "cursor_ids": "{}"}
+    parameters = STATEMENTS["complete_and_claim"] | nothing_claimed
+    async with await connected(dsn, WORKER_SETTINGS) as connection:
+        with Window(dsn) as window:
+            # As autovacuum leaves a queue that was quiet: no plan is made anew before the next ANALYZE.
+            window.run("INSERT INTO job (kind, queue) VALUES ('noop', 'q')")
+            window.run("VACUUM ANALYZE job")
+            await connection.execute(statement("complete_and_claim", "pulse"), parameters, prepare=True)
+            fill(window)
+            text = await prepared_plan(connection, "complete_and_claim")
+            assert re.search(r"Delete on job j\n +->  Index Scan using job_pkey on job j\n +Index Cond", text)
+
+
 async def prepared_plan(connection: Connection, name: str) -> str:
     """The plan of the statement as this connection has prepared it."""
     cursor = await connection.execute(

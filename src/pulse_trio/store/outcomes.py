@@ -258,12 +258,12 @@ def completions(completed: Sequence[Outcome], *, keep: bool) -> dict[str, Any]:
 
 
 def in_lock_order(outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
-    """By id: the order in which every report locks its rows, so that no two can deadlock."""
-    return sorted(outcomes, key=_id_of) if len(outcomes) > 1 else outcomes
+    """By id and attempt: the order in which every report locks its rows, so that no two can deadlock."""
+    return sorted(outcomes, key=_place_of) if len(outcomes) > 1 else outcomes
 
 
-def _id_of(outcome: Outcome) -> int:
-    return outcome.claim.id
+def _place_of(outcome: Outcome) -> tuple[int, int]:
+    return outcome.claim.id, outcome.claim.attempt
 
 
 def accepted_of(completed: Sequence[Outcome], tail: Sequence[Any]) -> Settlement:
