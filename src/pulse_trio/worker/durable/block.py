@@ -111,8 +111,9 @@ class Block:
             plain = msgspec.json.encode({name: given.get(name) for name in names}, enc_hook=fields_of, order="sorted")
         return blake2b(handler.kind.encode() + b"\0" + plain, key=self._digest_key, digest_size=16).digest()
 
-    async def flush(self) -> None:
-        """Starts the children that wait to be written together, or finds those of earlier attempts.
+    async def flush(self, *, learn: bool = True) -> None:
+        """Starts the children that wait to be written together, or finds those of earlier attempts, and with `learn` reads how
+        these are.
 
         Raises:
             ReplayMismatch: an earlier attempt has started something else under the same key.
@@ -130,7 +131,7 @@ class Block:
             except (UsageError, ReplayMismatch) as error:
                 self.broken = error
                 raise
-        if adopted:
+        if adopted and learn:
             await self.learn([child.id for child in adopted])
 
     async def _start(self, batch: list[tuple[Child[Any], NewChild]]) -> list[Child[Any]]:

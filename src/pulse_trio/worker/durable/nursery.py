@@ -169,14 +169,15 @@ class Opened:
     async def _settle(self, error: BaseException | None) -> None:
         """Waits until the children have ended, as they do or because they are cancelled."""
         block, call = self.block, self._call
+        left_over = self._durable.resumed is not None
         if error is None:
-            await block.flush()
+            await block.flush(learn=not left_over)
             call.blocks = (block.number,)
             call.fail_blocks = () if block.collect else (block.number,)
             async with self._durable.awaiting(call):
-                if self._durable.resumed is not None:
-                    await block.learn()
-                while not (block.failures and not block.collect):
+                if left_over:
+                    left_over = any(member.key not in block.by_key for member in await block.learn())
+                while not block.all_ended and not (block.failures and not block.collect):
                     look = await block.look()
                     if not look.live or (look.failed and not block.collect):
                         await block.learn()
@@ -193,8 +194,8 @@ class Opened:
                 await self._close("parent")
             elif block.failures and not block.collect:
                 await self._close("sibling")
-            elif self._durable.resumed is not None:
-                # What an earlier attempt had started, and this one has not.
+            elif left_over:
+                # What an earlier attempt had started, and this one has not. It starts no more: this one has the lease.
                 await self._close("parent")
 
     async def _close(self, cause: Any) -> None:
