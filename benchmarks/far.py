@@ -1,12 +1,13 @@
 """What does the distance to PostgreSQL cost, and which settings win it back?
 
-    python benchmarks/far.py [--quick]
+    python benchmarks/far.py [--quick] [--proxy]
 
-One worker reaches PostgreSQL through a link that makes every message take longer (link.py), as workers on other hosts or in
-another zone do. The first column is the round trip that `SELECT 1` sees; the link's own cost is the difference between
-"no link" and "0 ms". Measured at each distance: a drain of no-op jobs at several concurrencies; a drain of jobs that insert a
-row in `job.transaction()`; the wait of a job, committed beside PostgreSQL, until the far worker starts it; what one `enqueue`
-takes from the far side. The link runs on the same cores, and bounds what passes in a second.
+One worker reaches PostgreSQL from another network namespace, over a wire that delays every packet (namespaces.py), as workers
+on other hosts or in another zone do; without root, and with `--proxy`, through a proxy that delays bytes (link.py). The first
+column is the round trip that `SELECT 1` sees; the link's own cost is the difference between "no link" and "0 ms". Measured at
+each distance: a drain of no-op jobs at several concurrencies; a drain of jobs that insert a row in `job.transaction()`; the
+wait of a job, committed beside PostgreSQL, until the far worker starts it; what one `enqueue` takes from the far side. The
+link runs on the same cores, and bounds what passes in a second.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from typing import TYPE_CHECKING
 import psycopg
 
 import latency
+import namespaces
 from common import Report, Row, Server, fill, in_turn, medians, open_server, parser, rounds, spread
-from link import Link, near, open_link
+from link import Link, near, open_link, open_namespaces
 from plots import lines
 from processes import drain
 from pulse_trio import SyncClient
@@ -30,7 +32,7 @@ from shapes import OUR
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-DISTANCES: dict[str, float | None] = {"no link": None, "0 ms": 0.0, "2 ms": 0.002, "20 ms": 0.02}
+DISTANCES: dict[str, float | None] = {"no link": None, "0 ms": 0.0, "0.5 ms": 0.0005, "2 ms": 0.002, "20 ms": 0.02}
 """Name and round trip in seconds that the link adds."""
 CONCURRENCIES = (100, 500, 2000)
 COLUMNS = {
@@ -66,11 +68,13 @@ def took(what: Callable[[], object], count: int) -> list[float]:
     return taken[10:]
 
 
-def measured(server: Server, distance: float | None, scale: float) -> Row:
+def measured(server: Server, distance: float | None, scale: float, proxy: bool) -> Row:
     """One round at one distance."""
 
     def reach(dsn: str) -> AbstractContextManager[Link]:
-        return near(dsn) if distance is None else open_link(dsn, delay=distance / 2)
+        if distance is None:
+            return near(dsn)
+        return (open_link if proxy else open_namespaces)(dsn, delay=distance / 2)
 
     row: Row = {}
     for concurrency in CONCURRENCIES:
@@ -88,13 +92,18 @@ def measured(server: Server, distance: float | None, scale: float) -> Row:
 
 
 def main() -> None:
-    options = parser(__doc__).parse_args()
+    made = parser(__doc__)
+    made.add_argument("--proxy", action="store_true", help="a proxy that delays bytes instead of network namespaces")
+    options = made.parse_args()
     scale = 0.1 if options.quick else 1.0
+    proxy = options.proxy or not namespaces.possible()
     with open_server() as server:
-        ways = {name: partial(measured, server, distance, scale) for name, distance in DISTANCES.items()}
+        ways = {name: partial(measured, server, distance, scale, proxy) for name, distance in DISTANCES.items()}
         results = in_turn(ways, rounds(options, 3), show=lambda r: f"{r['drain_500']:,.0f} no-ops/s at 500")
         rows = medians(results, [key for key in COLUMNS if key != "way"])
-        report = Report("far", "What does the distance to PostgreSQL cost?", "one worker, one queue", options, server)
+        over = "a proxy that delays bytes" if proxy else "two network namespaces"
+        workload = f"one worker, one queue, over {over}"
+        report = Report("far", "What does the distance to PostgreSQL cost?", workload, options, server)
         report.say(rows, COLUMNS)
         report.finish(
             {"medians": rows, "runs": results},

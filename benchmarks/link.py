@@ -1,8 +1,8 @@
 """A network between a process and PostgreSQL, in a process of its own: far, slow, or both.
 
 `link.py DSN DELAY RATE` carries bytes on loopback until its standard input ends: each direction takes DELAY seconds longer and
-lets RATE bytes a second through. It says its own DSN as a line of JSON. The kernel's delays (netem) would
-be more exact, but need root and a module that few containers have; a delay of 0 shows what the link itself costs.
+lets RATE bytes a second through. It says its own DSN as a line of JSON. A delay of 0 shows what the link itself costs.
+It delays bytes, not packets; namespaces.py, where root may make network namespaces, has TCP's own round trips too.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+import namespaces
 from pulse_trio.testing.faults.proxy import open_proxy
 
 if TYPE_CHECKING:
@@ -33,7 +34,19 @@ class Link:
 @contextmanager
 def open_link(dsn: str, *, delay: float = 0.0, rate: float = math.inf) -> Generator[Link]:
     """A link to `dsn`, for as long as the block runs: `delay` in seconds each way, `rate` in bytes a second each way."""
-    command = [sys.executable, __file__, dsn, str(delay), str(rate)]
+    with _started([sys.executable, __file__, dsn, str(delay), str(rate)]) as link:
+        yield link
+
+
+@contextmanager
+def open_namespaces(dsn: str, *, delay: float) -> Generator[Link]:
+    """The same between two network namespaces (namespaces.py): only root can."""
+    with _started([sys.executable, namespaces.__file__, dsn, str(delay)]) as link:
+        yield link
+
+
+@contextmanager
+def _started(command: list[str]) -> Generator[Link]:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
