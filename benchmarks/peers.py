@@ -14,6 +14,7 @@ machine's is older).
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import statistics
@@ -45,6 +46,7 @@ from common import (
     settle_down,
     spread,
 )
+from metering import Meter, costs
 from plots import bars
 from processes import WorkerProcess, drain, our_worker, wait_until, workers
 
@@ -181,8 +183,8 @@ def command_of(peer: Peer, what: str, dsn: str, count: int = 0) -> list[str]:
     return [*program, what, dsn, str(count)]
 
 
-def environment_of(peer: Peer, dsn: str) -> dict[str, str]:
-    """The database for drivers that read it from the environment, and where shared code is."""
+def environment_of(peer: Peer, dsn: str, shape: str = "") -> dict[str, str]:
+    """The database for drivers that read it from the environment, the jobs' shape, and where shared code is."""
     parts = conninfo_to_dict(dsn)
     return {
         "PGHOST": str(parts["host"]),
@@ -191,6 +193,7 @@ def environment_of(peer: Peer, dsn: str) -> dict[str, str]:
         "PYTHONPATH": str(HERE / "peers" / "shared"),
         "NO_LOG_SUCCESS": "1",  # graphile-worker's, as in its own benchmark
         "PEER_FOLDER": str(CACHE / peer.name),
+        "SHAPE": shape,
     }
 
 
@@ -200,22 +203,22 @@ def url_of(dsn: str) -> str:
     return f"postgresql://{parts['user']}@localhost/{parts['dbname']}?host={parts['host']}"
 
 
-def tell(peer: Peer, what: str, dsn: str, count: int = 0) -> None:
-    """Runs one command of a peer to its end."""
+def tell(peer: Peer, what: str, dsn: str, count: int = 0, shape: str = "") -> str:
+    """Runs one command of a peer to its end; what it has printed."""
     command = command_of(peer, what, url_of(dsn), count)
-    done = subprocess.run(
-        command, env=os.environ | environment_of(peer, dsn), capture_output=True, text=True, check=False
-    )
+    environment = os.environ | environment_of(peer, dsn, shape)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{peer.name} {what} failed:\n{(done.stdout + done.stderr)[-2000:]}")
+    return done.stdout
 
 
-def drain_peer(server: Server, jobs: int, peer: Peer, processes: int) -> Row:
-    """One drain by a peer."""
+def drain_peer(server: Server, jobs: int, peer: Peer, processes: int, shape: str = "") -> Row:
+    """One drain by a peer, of no-ops or of another shape of jobs."""
     jobs = max(1, round(jobs * peer.share))
     with server.database(migrated=False) as dsn:
         tell(peer, "setup", dsn)
-        tell(peer, "fill", dsn, jobs)
+        tell(peer, "fill", dsn, jobs, shape)
         settle_down(dsn)
         result = drain(
             dsn,
@@ -223,7 +226,7 @@ def drain_peer(server: Server, jobs: int, peer: Peer, processes: int) -> Row:
             jobs,
             processes=processes,
             left=peer.left,
-            environment=environment_of(peer, dsn),
+            environment=environment_of(peer, dsn, shape),
             cut=peer.cut,
         )
     del result["progress"]
@@ -272,6 +275,46 @@ def pickup_peer(server: Server, count: int, peer: Peer, enqueue: LiteralString |
             wait_until(lambda: len(latency.starts(worker)) >= count, 5, "the last starts")
         late = [(began - committed[mark]) * 1e3 for mark, began in latency.starts(worker)]
     return {**spread(late[5:]), "latencies": late[5:]}
+
+
+# Other shapes than the no-op (shapes.py)
+
+
+def enqueue_peer(server: Server, count: int, peer: Peer, shape: str = "") -> Row:
+    """Single enqueues by eight producers of a peer."""
+    with server.database(migrated=False) as dsn, Meter(server.admin) as meter:
+        tell(peer, "setup", dsn)
+        settle_down(dsn)
+        before = meter.read()
+        said = tell(peer, "enqueue", dsn, count, shape)
+        used = costs(before, meter.read(), count)
+    rate = next(json.loads(line)["rate"] for line in said.splitlines() if line.startswith('{"rate"'))
+    return {"rate": rate, "postgres_us": used["postgres_us"], "others_cores": used["others_cores"], "workers": 0}
+
+
+def shaped(server: Server, jobs: int) -> dict[str, tuple[Callable[[], Row], str | None]]:
+    """The peers' ways for shapes.py, and of which other way each is a share. A thousand keys and a limit are ours as well;
+    unique jobs stand beside the peer's own plain ones. Oban's unique jobs (Elixir) and River (Go) cannot run here: the free
+    Oban for Python has none."""
+    by_name = {peer.name: peer for peer in PEERS}
+    graphile, pgqueuer = by_name["graphile-worker"], by_name["pgqueuer"]
+    for peer in (graphile, pgqueuer):
+        install(peer)
+
+    def drained(peer: Peer, part: float, shape: str = "") -> Callable[[], Row]:
+        return lambda: {**drain_peer(server, round(jobs * part), peer, 1, shape), "workers": 1}
+
+    ways: dict[str, tuple[Callable[[], Row], str | None]] = {
+        "graphile-worker": (drained(graphile, 0.5), None),
+        "graphile-worker, 1,000 queues": (drained(graphile, 0.25, "keys"), "graphile-worker"),
+        "pgqueuer": (drained(pgqueuer, 0.25), None),
+        "pgqueuer, limit 200": (drained(pgqueuer, 0.25, "limit"), "pgqueuer"),
+    }
+    for peer in (graphile, pgqueuer):
+        plain = f"{peer.name}, enqueue"
+        ways[plain] = (partial(enqueue_peer, server, jobs // 10, peer), None)
+        ways[f"{plain} unique"] = (partial(enqueue_peer, server, jobs // 10, peer, "unique"), plain)
+    return ways
 
 
 # Putting it together

@@ -77,6 +77,30 @@ def lines(
     _save(figure, path)
 
 
+def panels(path: Path, shown: Sequence[tuple[str, str, Mapping[str, tuple[Sequence[float], Sequence[float]]]]]) -> None:
+    """Small plots beside one another, each with its own x: (heading, what x is, series by name)."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, all_axes = pyplot.subplots(
+        1, len(shown), figsize=(3.1 * len(shown), 3), layout="constrained", squeeze=False
+    )
+    for axes, (heading, x, series) in zip(all_axes[0], shown, strict=True):
+        axes.set_title(heading, loc="left", fontsize=10, color=INK)
+        axes.set_xlabel(x, color=INK, fontsize=9)
+        for place, (name, (xs, ys)) in enumerate(series.items()):
+            axes.plot(xs, ys, marker="o", markersize=3, color=COLOURS[place % len(COLOURS)], label=name)
+        axes.set_ylim(bottom=0)
+        axes.set_xlim(left=0)
+        axes.grid(axis="y", alpha=0.25)
+        axes.legend(frameon=False, fontsize=8)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    _save(figure, path)
+
+
 def distribution(path: Path, samples: Mapping[str, Sequence[float]], *, title: str, x: str) -> None:
     """The cumulative distribution of each series, up to its 99.9th percentile on a logarithmic scale."""
     figure, axes = _axes(title, x, "share of jobs not later")

@@ -1,6 +1,6 @@
 """How fast is each shape of a job, as a share of the no-op's rate?
 
-    python benchmarks/shapes.py [--quick] [--rounds 5] [--only noop,keys] [--jobs 20000] [--json FILE] [--list]
+    python benchmarks/shapes.py [--quick] [--rounds 5] [--only noop,keys] [--jobs 20000] [--json FILE] [--list] [--no-peers]
 
 Every shape in turn in one run on one PostgreSQL, most with one worker and with four:
 
@@ -10,7 +10,9 @@ Every shape in turn in one run on one PostgreSQL, most with one worker and with 
 - enqueues by eight producers at once: unique keys, `unique_for`, and plain ones beside a client that waits for results, each
   as a share of the plain one;
 - arguments and results of 10 kB and 200 kB: bytes a second, as a share of a SELECT and a COPY of the same;
-- retry, cancel and delete by filter, and what becomes of the latency of live jobs meanwhile.
+- retry, cancel and delete by filter, and what becomes of the latency of live jobs meanwhile;
+- the peers that have a shape, beside their own no-op: graphile-worker's named queues and PgQueuer's limit, and the unique
+  enqueues of both (peers.py installs them on first use).
 
 Beside each rate stand the CPU of worker and PostgreSQL a job: on a machine that is not quiet they are truer than rates. An
 hour with five rounds; `--rounds 1 --jobs 4000` takes five minutes.
@@ -32,6 +34,7 @@ import psycopg
 
 import enqueue
 import latency
+import peers
 from common import (
     HERE,
     Report,
@@ -48,6 +51,7 @@ from common import (
 )
 from metering import Meter, costs
 from pgbench_limit import pgbench
+from plots import bars
 from processes import drain, our_worker, wait_until, workers
 from pulse_trio import SyncClient
 from pulse_trio.postgres.pool_slots import RESET_SESSION
@@ -138,17 +142,19 @@ def run(server: Server, shape: Shape, count: int, processes: int) -> Row:
         after = _transactions(meter)
     del row["progress"]
     per = row["ran"]
-    counted = {"transactions": (after[0] - before[0]) / per, "rolled_back": (after[1] - before[1]) / per}
+    committed, rolled_back, deadlocks = (b - a for a, b in zip(before, after, strict=True))
+    counted = {"transactions": committed / per, "rolled_back": rolled_back / per, "deadlocks": deadlocks}
     return {**row, **counted, "workers": processes}
 
 
 OUR = [sys.executable, str(HERE / "shapes_worker.py")]
 
 
-def _transactions(meter: Meter) -> tuple[int, int]:
-    """Commits and rollbacks of this database so far, those of ended sessions included."""
+def _transactions(meter: Meter) -> tuple[int, ...]:
+    """Commits, rollbacks and deadlocks of this database so far, those of ended sessions included."""
     meter.query("SELECT pg_stat_clear_snapshot()")
-    return meter.query("SELECT xact_commit, xact_rollback FROM pg_stat_database WHERE datname = current_database()")[0]  # type: ignore[return-value]
+    counters = "xact_commit, xact_rollback, deadlocks"
+    return meter.query(f"SELECT {counters} FROM pg_stat_database WHERE datname = current_database()")[0]
 
 
 def run_pgbench(server: Server, count: int) -> Row:
@@ -369,7 +375,7 @@ class Way:
     asked: float | None = None
 
 
-def all_ways(server: Server, jobs: int) -> list[Way]:
+def all_ways(server: Server, jobs: int, *, with_peers: bool = False) -> list[Way]:
     """Everything, in the order of the table."""
     ways: list[Way] = []
     for name, shape in SHAPES.items():
@@ -387,6 +393,8 @@ def all_ways(server: Server, jobs: int) -> list[Way]:
         )
         ways.append(Way(f"copied {size // 1000} kB", partial(copied, server, size, total)))
     ways += [Way(f"{act} by filter", partial(in_bulk, server, act, jobs)) for act in BULK]
+    if with_peers:
+        ways += [Way(name, measure, of) for name, (measure, of) in peers.shaped(server, jobs).items()]
     return ways
 
 
@@ -424,11 +432,12 @@ def main() -> None:
     made.add_argument("--only", help="shapes, separated by commas; what they are a share of is measured too")
     made.add_argument("--jobs", type=int, help="no-ops in a drain; other shapes have a part of them")
     made.add_argument("--json", type=Path, help="write the result to this file as well")
+    made.add_argument("--no-peers", action="store_true", help="without the peers that have a shape")
     made.add_argument("--list", action="store_true", help="print the shapes")
     options = made.parse_args()
     jobs = options.jobs or (1_000 if options.quick else 40_000)
     with open_server() as server:
-        ways = chosen(all_ways(server, jobs), options.only)
+        ways = chosen(all_ways(server, jobs, with_peers=not options.no_peers), options.only)
         if options.list:
             print("\n".join(way.name for way in ways))
             return
@@ -442,9 +451,13 @@ def main() -> None:
             bulk = [row for row in rows if "p99" in row]
             report.say(bulk, {"way": "way", "p99": "live p99 ms", "p99_meanwhile": "meanwhile"}, title="By filter")
         found = {"medians": rows, "runs": results}
-        report.finish(found)
+        report.finish(found, plot=partial(plot, [row for row in rows if row["workers"] and row["rate"] < 1e6]))
         if options.json:
             options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def plot(rows: list[Row], path: Path) -> None:
+    bars(path, rows, "rate", title="Jobs a second by shape", x="jobs/s")
 
 
 if __name__ == "__main__":

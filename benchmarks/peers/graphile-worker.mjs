@@ -1,9 +1,10 @@
 // graphile-worker with the settings of the quick stats in its documentation: 24 jobs at once, a local queue of 500,
-// completions and failures batched without delay. Its packages are found through the folder it was installed in.
+// completions and failures batched without delay. SHAPE=keys: a thousand of its named queues, whose jobs run one after the other;
+// SHAPE=unique: a job key for each job. Its packages are found through the folder it was installed in.
 
 import { createRequire } from "node:module";
 import { pathToFileURL } from "node:url";
-import { BATCH, Counter, command, produce, untilEndOfInput } from "./shared/progress.mjs";
+import { BATCH, Counter, SHAPE, command, enqueueAtOnce, produce, untilEndOfInput } from "./shared/progress.mjs";
 
 const require = createRequire(`${process.env.PEER_FOLDER}/`);
 const { run, makeWorkerUtils, runMigrations } = await import(pathToFileURL(require.resolve("graphile-worker")).href);
@@ -24,7 +25,8 @@ async function withUtils(body) {
 async function fill(utils) {
   for (let start = 0; start < count; start += BATCH) {
     const size = Math.min(BATCH, count - start);
-    await utils.addJobs(Array.from({ length: size }, () => ({ identifier: "noop", payload: { mark: -1 } })));
+    const job = (n) => ({ identifier: "noop", payload: { mark: -1 }, ...(SHAPE === "keys" && { queueName: `q${n % 1000}` }) });
+    await utils.addJobs(Array.from({ length: size }, (_, n) => job(start + n)));
   }
 }
 
@@ -51,6 +53,10 @@ async function work() {
 if (what === "setup") await runMigrations({ pgPool: pool });
 else if (what === "fill") await withUtils(fill);
 else if (what === "work") await work();
+else if (what === "enqueue")
+  await withUtils((utils) =>
+    enqueueAtOnce(count, (n) => utils.addJob("noop", { mark: -1 }, SHAPE === "unique" ? { jobKey: `k${n}` } : {})),
+  );
 else await withUtils((utils) => produce(count, (mark) => utils.addJob("noop", { mark })));
 await pool.end();
 process.exit(0);

@@ -1,4 +1,7 @@
-"""PgQueuer in its documented fast settings: batches of 1,000, uvloop, asyncpg, default durability."""
+"""PgQueuer in its documented fast settings: batches of 1,000, uvloop, asyncpg, default durability.
+
+SHAPE=limit: a concurrency limit of 200 for its entrypoint; SHAPE=unique: a deduplication key for each job.
+"""
 
 # It runs in an environment of its own, where the name is the package's and not this file's. Pyright cannot see the package.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportCallIssue=false
@@ -7,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
+from functools import partial
 
 import asyncpg
 import uvloop
 from pgqueuer import PgQueuer
 from pgqueuer.db import AsyncpgDriver
 from pgqueuer.queries import Queries
-from progress import BATCH, Counter, command, produce, until_end_of_input
+from progress import BATCH, PRODUCERS, SHAPE, Counter, command, enqueue_at_once, produce, until_end_of_input
 
 
 async def connect() -> AsyncpgDriver:
@@ -31,7 +35,7 @@ async def work() -> None:
     counter = Counter()
     queuer = PgQueuer(await connect())
 
-    @queuer.entrypoint("noop")
+    @queuer.entrypoint("noop", concurrency_limit=200 if SHAPE == "limit" else 0)
     async def noop(job: object) -> None:
         counter.count(int(job.payload))
 
@@ -50,6 +54,13 @@ async def main() -> None:
             await fill(count)
         case "work":
             await work()
+        case "enqueue":
+            each = [Queries(await connect()) for _ in range(PRODUCERS)]
+
+            def one(queries: Queries, number: int) -> object:
+                return queries.enqueue("noop", b"-1", dedupe_key=f"k{number}" if SHAPE == "unique" else None)
+
+            await enqueue_at_once(count, [partial(one, queries) for queries in each])
         case "produce":
             queries = Queries(await connect())
             await produce(count, lambda mark: queries.enqueue("noop", str(mark).encode()))

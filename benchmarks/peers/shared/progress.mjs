@@ -4,6 +4,8 @@
 const PULSE = 10;
 const EVERY = 50;
 export const BATCH = 1000;
+export const PRODUCERS = 8;
+export const SHAPE = process.env.SHAPE ?? "";
 
 export const now = () => Number(process.hrtime.bigint()) / 1e9;
 export const say = (message) => process.stdout.write(JSON.stringify(message) + "\n");
@@ -59,6 +61,20 @@ export async function produce(count, enqueue) {
     committed.push([mark, now()]);
   }
   say({ committed });
+}
+
+// `count` jobs by eight at once; says how many a second.
+export async function enqueueAtOnce(count, enqueue) {
+  const each = Math.floor(count / PRODUCERS);
+  const places = Array.from({ length: PRODUCERS }, (_, place) => place);
+  await Promise.all(places.map((place) => enqueue(-place - 1))); // opens the connections
+  const began = now();
+  await Promise.all(
+    places.map(async (place) => {
+      for (let number = 1; number <= each; number++) await enqueue(place * each + number);
+    }),
+  );
+  say({ rate: (each * PRODUCERS) / (now() - began) });
 }
 
 // [what, DSN, count] of the command line.

@@ -1,19 +1,23 @@
 """What every Python peer says while it works (the protocol of ../../processes.py), and its four commands.
 
-A peer's program is `NAME.py setup DSN | fill DSN COUNT | work DSN | produce DSN COUNT`, run by the peer's own Python:
+A peer's program is `NAME.py setup DSN | fill DSN COUNT | work DSN | produce DSN COUNT | enqueue DSN COUNT`, run by the peer's
+own Python:
 
 - setup: its schema;
 - fill: COUNT no-op jobs by its documented bulk way;
 - work: one worker process until standard input ends;
-- produce: COUNT jobs, one each 50 ms, saying when each commit had returned.
+- produce: COUNT jobs, one each 50 ms, saying when each commit had returned;
+- enqueue: COUNT jobs, one a transaction, by eight tasks at once over eight connections, saying how many a second.
 
-A job's payload is its `mark`: -1 for a no-op, else the number of a timed job.
+A job's payload is its `mark`: -1 for a no-op, else the number of a timed job. The environment's SHAPE names another shape than
+the no-op for `fill`, `work` and `enqueue`, where a peer has it (../../shapes.py): "keys", "limit" or "unique".
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -24,6 +28,8 @@ if TYPE_CHECKING:
 PULSE = 0.01
 EVERY = 0.05
 BATCH = 1000
+PRODUCERS = 8
+SHAPE = os.environ.get("SHAPE", "")
 
 
 def say(**message: Any) -> None:
@@ -88,6 +94,20 @@ async def produce(count: int, enqueue: Callable[[int], Awaitable[object]]) -> No
         await enqueue(mark)
         committed.append((mark, time.monotonic()))
     say(committed=committed)
+
+
+async def enqueue_at_once(count: int, ones: list[Callable[[int], Awaitable[object]]]) -> None:
+    """`count` jobs by as many tasks as `ones` has enqueuing functions, each over a connection of its own; says the rate."""
+    each = count // len(ones)
+
+    async def enqueue_some(place: int) -> None:
+        for number in range(1, each + 1):
+            await ones[place](place * each + number)
+
+    await asyncio.gather(*[one(-place - 1) for place, one in enumerate(ones)])  # prepares statements
+    began = time.monotonic()
+    await asyncio.gather(*map(enqueue_some, range(len(ones))))
+    say(rate=each * len(ones) / (time.monotonic() - began))
 
 
 def command() -> tuple[str, str, int]:
