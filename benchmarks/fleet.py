@@ -103,18 +103,18 @@ class Waits(threading.Thread):
     def __init__(self, server: Server) -> None:
         super().__init__()
         self._meter = Meter(server.admin)
-        self._stop = threading.Event()
+        self._over = threading.Event()
         self._waiting = self._active = 0
 
     def run(self) -> None:
-        while not self._stop.wait(0.02):
+        while not self._over.wait(0.02):
             ((waiting, active),) = self._meter.query(self.LOOK)
             self._waiting += waiting
             self._active += active
 
     def share(self) -> float:
         """Ends the looking; which part of what was seen active was waiting."""
-        self._stop.set()
+        self._over.set()
         self.join()
         self._meter.close()
         return self._waiting / max(1, self._active)
