@@ -116,6 +116,8 @@ def measured(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
     before = set(RESULTS.glob("*"))
     done = subprocess.run(command, stdout=sys.stderr, check=False)
     (folder,) = set(RESULTS.glob("*")) - before
+    if not (folder / "summary.json").exists():  # it did not come to its end
+        return {"exit": done.returncode or 1, "systems": {}}
     summary = json.loads((folder / "summary.json").read_text())
     manifest = json.loads((folder / "manifest.json").read_text())
     found: dict[str, Any] = {"exit": done.returncode, "postgres": manifest["postgres"], "systems": {}}

@@ -9,6 +9,7 @@ import pytest
 
 from pulse_trio import (
     ConfigurationError,
+    DatabaseUnavailable,
     Handlers,
     InvalidArguments,
     JobRequest,
@@ -144,3 +145,34 @@ def test_the_blocking_client_does_the_same(dsn: str, window: Window) -> None:
     assert len(client.enqueue_many(stream(COUNT), chunk=6000)) == COUNT
     with pytest.raises(InvalidArguments, match="an iterable of requests"):
         client.enqueue_many(async_stream(3))  # type: ignore[arg-type]
+
+
+async def test_a_connection_lost_at_commit_is_one_of_our_errors(dsn: str, window: Window) -> None:
+    """The server ends the backend while it commits, as a restart or an administrator does."""
+    window.run(
+        "CREATE FUNCTION public.end_me() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END $$"
+    )
+    window.run(
+        "CREATE CONSTRAINT TRIGGER end_me AFTER INSERT ON job DEFERRABLE INITIALLY DEFERRED "
+        "FOR EACH ROW EXECUTE FUNCTION public.end_me()"
+    )
+    async with open_client(dsn) as client:
+        with pytest.raises(DatabaseUnavailable, match="terminating connection"):
+            await client.enqueue_many(stream(3))
+    with pytest.raises(DatabaseUnavailable, match="terminating connection"):
+        SyncClient(dsn).enqueue_many(stream(3))
+    assert stored(window) == []
+
+
+async def test_an_error_of_another_database_in_the_iterable_stays_what_it_is(dsn: str, window: Window) -> None:
+    def rows() -> Generator[JobRequest]:
+        yield number.request(1)
+        raise psycopg.OperationalError("another database")
+
+    async with open_client(dsn) as client:
+        with pytest.raises(psycopg.OperationalError, match="another database"):
+            await client.enqueue_many(rows())
+    with pytest.raises(psycopg.OperationalError, match="another database"):
+        SyncClient(dsn).enqueue_many(rows())
+    assert stored(window) == []

@@ -37,6 +37,7 @@ from ..store import (
     new_jobs,
     operations,
     queues,
+    refusals,
     run_foreign,
     schedules,
     stacks,
@@ -206,7 +207,7 @@ class Client:
 
                 yield Adding(partial(run_foreign, foreign, schema), write, foreign.transaction)
         else:
-            async with self._connection() as connection, connection.transaction():
+            async with self._connection() as connection, refusals.transaction(connection, schema):
                 yield Adding(
                     partial(operations.run, connection, schema),
                     partial(bulk.enqueue_many, connection, schema, codec=self._codec),
@@ -511,7 +512,7 @@ class Client:
         # Without autocommit the first statement begins the caller's transaction, which the caller commits.
         async with (
             self._connection() as connection,
-            connection.transaction() if connection.autocommit else nullcontext(),
+            refusals.transaction(connection, self._schema) if connection.autocommit else nullcontext(),
         ):
             return await operations.run(connection, self._schema, operation)
 

@@ -27,6 +27,7 @@ from ..store import (
     new_jobs,
     operations,
     queues,
+    refusals,
     run_foreign_sync,
     schedules,
     stacks,
@@ -154,7 +155,7 @@ class SyncClient:
             with foreign.transaction():
                 yield AddingSync(partial(run_foreign_sync, foreign, schema), write, foreign.transaction)
         else:
-            with self._connection() as connection, connection.transaction():
+            with self._connection() as connection, refusals.transaction_sync(connection, schema):
                 yield AddingSync(
                     partial(operations.run_sync, connection, schema),
                     partial(bulk.enqueue_many_sync, connection, schema, codec=self._codec),
@@ -385,7 +386,10 @@ class SyncClient:
             with self._foreign.transaction():
                 return run_foreign_sync(self._foreign, self._schema, operation)
         # Without autocommit the first statement begins the caller's transaction, which the caller commits.
-        with self._connection() as connection, connection.transaction() if connection.autocommit else nullcontext():
+        with (
+            self._connection() as connection,
+            refusals.transaction_sync(connection, self._schema) if connection.autocommit else nullcontext(),
+        ):
             return operations.run_sync(connection, self._schema, operation)
 
     def audit(

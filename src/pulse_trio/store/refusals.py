@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -18,6 +19,8 @@ from .disk_full import disk_full
 from .rights import remedy
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator
+
     from ..errors import PulseTrioError
 
 
@@ -74,3 +77,38 @@ def translate(error: psycopg.Error, schema: str) -> PulseTrioError:
             return TookTooLong(f"The database stopped that, because it took too long ({headline}).")
         case _:
             return DatabaseUnavailable(f"The database could not do that: {disk_full(error) or headline}")
+
+
+@asynccontextmanager
+async def transaction(connection: psycopg.AsyncConnection[Any], schema: str) -> AsyncGenerator[None]:
+    """psycopg's transaction, whose own BEGIN and COMMIT fail with our errors too. An error of the body is left alone: it may
+    be of the caller's iterable, which may read another database."""
+    inner: BaseException | None = None
+    try:
+        async with connection.transaction():
+            try:
+                yield
+            except BaseException as error:
+                inner = error
+                raise
+    except psycopg.Error as error:
+        if error is inner:
+            raise
+        raise translate(error, schema) from error
+
+
+@contextmanager
+def transaction_sync(connection: psycopg.Connection[Any], schema: str) -> Generator[None]:
+    """The same on a blocking connection."""
+    inner: BaseException | None = None
+    try:
+        with connection.transaction():
+            try:
+                yield
+            except BaseException as error:
+                inner = error
+                raise
+    except psycopg.Error as error:
+        if error is inner:
+            raise
+        raise translate(error, schema) from error
