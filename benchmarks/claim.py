@@ -16,7 +16,7 @@ from functools import partial
 
 import trio
 
-from common import Report, Row, Server, fill, in_turn, medians, open_server, parser, rounds
+from common import Report, Row, Server, beginning_with, fill, in_turn, medians, open_server, parser, rounds
 from metering import Meter, costs
 from plots import bars
 from pulse_trio.jobs import Outcome
@@ -87,6 +87,7 @@ def run(server: Server, jobs: int, *, batch: int, clients: int, keep: bool) -> R
 
 def main() -> None:
     made = parser(__doc__)
+    made.add_argument("--only", help="ways whose names begin so, separated by semicolons: kept")
     made.add_argument("--here", help="(internal) one client's part")
     options = made.parse_args()
     if options.here:
@@ -104,7 +105,7 @@ def main() -> None:
             for batch in batches
             for clients in (1, 2)
         }
-        results = in_turn(ways, rounds(options), show=lambda r: f"{r['rate']:,.0f}/s")
+        results = in_turn(beginning_with(ways, options.only), rounds(options), show=lambda r: f"{r['rate']:,.0f}/s")
         rows = medians(results, ["rate", "client_us", "postgres_us", "wal_bytes", "exchange_ms", "others_cores"])
         report = Report(
             "claim",

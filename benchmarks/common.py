@@ -55,14 +55,36 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--quick", action="store_true", help="small workloads: does it work? The figures mean nothing")
     made.add_argument("--rounds", type=int, help="how many times the ways take turns")
+    made.add_argument(
+        "--minutes", type=float, help="begin no round that would end later than this; one is always measured"
+    )
     made.add_argument("--out", type=Path, help="folder for results; default: results/DATE beside the scripts")
     made.add_argument("--no-plot", action="store_true", help="write no picture (matplotlib is not needed then)")
     return made
 
 
 def rounds(options: argparse.Namespace, usual: int = 5) -> int:
-    """How many rounds to run: as asked, else one when quick, else the usual number."""
+    """How many rounds to run: as asked, else one when quick, else the usual number. `in_turn` runs fewer when `--minutes` would
+    not suffice."""
+    if options.minutes is not None:
+        Clock.until = Clock.began + options.minutes * 60
     return options.rounds or (1 if options.quick else usual)
+
+
+class Clock:
+    """When this program began, and until when it may begin another round."""
+
+    began = time.monotonic()
+    until = math.inf
+
+
+def beginning_with(ways: Mapping[str, Callable[[], Row]], only: str | None) -> dict[str, Callable[[], Row]]:
+    """The ways whose names begin with one of `only`, separated by semicolons; all without it."""
+    wanted = tuple(only.split(";")) if only else ("",)
+    picked = {name: way for name, way in ways.items() if name.startswith(wanted)}
+    if not picked:
+        raise SystemExit(f"none of these begins with {only!r}: {'; '.join(ways)}")
+    return picked
 
 
 # The server
@@ -157,10 +179,14 @@ def in_turn(
     results: dict[str, list[Row]] = {name: [] for name in ways}
     names = list(ways)
     for turn in range(count):
+        began = time.monotonic()
         shift = turn % len(names)
         for name in names[shift:] + names[:shift]:
             results[name].append(ways[name]())
             progress(f"round {turn + 1}/{count}  {name}: {show(results[name][-1])}")
+        if turn + 1 < count and 2 * time.monotonic() - began > Clock.until:
+            progress(f"no time for more than {turn + 1} of {count} rounds")
+            break
     return results
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from common import Report, Row, Server, fill, in_turn, medians, open_server, parser, rounds
+from common import Report, Row, Server, beginning_with, fill, in_turn, medians, open_server, parser, rounds
 from plots import bars
 from processes import drain, our_worker
 
@@ -40,7 +40,9 @@ def run(server: Server, jobs: int, *, concurrency: int, keep: bool, processes: i
 
 
 def main() -> None:
-    options = parser(__doc__).parse_args()
+    made = parser(__doc__)
+    made.add_argument("--only", help="ways whose names begin so, separated by semicolons: kept")
+    options = made.parse_args()
     jobs = 5_000 if options.quick else 50_000
     with open_server() as server:
         measure = partial(run, server, jobs)
@@ -55,7 +57,9 @@ def main() -> None:
             for keep in (True, False)
             for p in PROCESSES
         }
-        results = in_turn(ways, rounds(options), show=lambda r: f"{r['rate']:,.0f} jobs/s")
+        results = in_turn(
+            beginning_with(ways, options.only), rounds(options), show=lambda r: f"{r['rate']:,.0f} jobs/s"
+        )
         rows = medians(
             results, ["rate", "worker_us", "postgres_us", "wal_bytes", "worker_cores", "postgres_cores", "others_cores"]
         )

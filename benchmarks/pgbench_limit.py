@@ -164,10 +164,15 @@ def ways_of(server: Server, jobs: int) -> dict[str, Callable[[], Row]]:
 
 
 def main() -> None:
-    options = parser(__doc__).parse_args()
+    made = parser(__doc__)
+    made.add_argument("--kept", action="store_true", help="only with finished jobs kept")
+    options = made.parse_args()
     jobs = 10_000 if options.quick else 100_000
     with open_server() as server:
-        results = in_turn(ways_of(server, jobs), rounds(options), show=lambda r: f"{r['rate']:,.0f} jobs/s")
+        ways = ways_of(server, jobs)
+        if options.kept:
+            ways = {name: way for name, way in ways.items() if ", kept" in name}
+        results = in_turn(ways, rounds(options), show=lambda r: f"{r['rate']:,.0f} jobs/s")
         rows = medians(results, ["rate", "postgres_us", "wal_bytes", "others_cores"])
         report = Report("pgbench_limit", "What is the limit?", f"{jobs} due no-op jobs, one queue", options, server)
         report.say(rows, COLUMNS)
