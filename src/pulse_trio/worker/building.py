@@ -33,7 +33,7 @@ from .holding.report_writer import ReportWriter
 from .holding.reports import Reports
 from .jobs.common import Common
 from .jobs.job_table import JobTable
-from .jobs.kinds import Calls
+from .jobs.kinds.calls import Calls
 from .jobs.metered import MeteredRunner
 from .jobs.runner import Runner
 from .jobs.task_pool import TaskPool

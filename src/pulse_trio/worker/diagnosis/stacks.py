@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..jobs.job_table import JobTable
-    from ..jobs.kinds import Calls
+    from ..jobs.kinds.calls import Calls
 
 StackAsked = tuple[int, int, int]
 """(request, session, job id)."""

@@ -17,7 +17,7 @@ from ...observe import HandlerOverran
 
 if TYPE_CHECKING:
     from ..jobs.job_table import JobTable
-    from ..jobs.kinds import Calls
+    from ..jobs.kinds.calls import Calls
     from ..jobs.running_job import RunningJob
     from ..plan import Plan
 

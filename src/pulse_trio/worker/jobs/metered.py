@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..plan import Plan
     from .common import Common, OutcomeSink
     from .job_table import JobTable
-    from .kinds import Calls
+    from .kinds.calls import Calls
     from .running_job import RunningJob
     from .tasks import Tasks, Turns
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ..plan import Plan
     from .common import Common, OutcomeSink
     from .job_table import JobTable
-    from .kinds import Calls
+    from .kinds.calls import Calls
     from .tasks import Tasks, Turns
 
 UNKNOWN_KIND_DELAY = 15.0

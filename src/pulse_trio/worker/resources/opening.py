@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from ...handlers import Handler, Handlers, Middleware, Runs, Source
     from ...settings import WorkerSettings
-    from ..jobs.kinds import Calls
+    from ..jobs.kinds.calls import Calls
     from ..jobs.run_spans import RunSpans
     from ..stopping import Stops
 

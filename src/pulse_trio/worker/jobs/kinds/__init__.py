@@ -3,7 +3,3 @@
 A call takes the worker's `RunningJob` and the JSON of its arguments, and returns or raises what the handler did. Cancelling the
 call cancels the handler as far as its kind can be cancelled, and the call ends only when the handler has.
 """
-
-from .calls import Call, Calls
-
-__all__ = ["Call", "Calls"]
