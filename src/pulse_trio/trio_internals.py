@@ -21,6 +21,10 @@ SUPPORTED = "trio>=0.31"
 TRIED = "0.31.0 and 0.35.0"
 
 
+_OF_THREAD = ("token", "abandon_on_cancel", "cancel_register", "task_register")
+"""What `trio.from_thread` reads in a thread."""
+
+
 class TrioContractError(ImportError):
     """pulse-trio does not support the installed Trio; the message names the differences."""
 
@@ -43,6 +47,8 @@ def check() -> None:
         TrioContractError: naming every missing part.
     """
     statuses = getattr(_module("_run"), "CancelStatus", None)
+    threads = sys.modules.get("trio._threads")
+    of_thread = getattr(getattr(threads, "_ParentTaskData", None), "__annotations__", {})
     unrolled_run, interrupts = getattr(_module("_run"), "unrolled_run", None), _module("_ki")
     gone = [
         name
@@ -54,6 +60,10 @@ def check() -> None:
             "Nursery._parent_waiting_in_aexit": "_parent_waiting_in_aexit" in _code(trio.Nursery.__init__).co_names,
             "trio._core._run.unrolled_run with its local `task`": "task" in _code(unrolled_run).co_varnames,
             "trio._core._ki.KIManager": hasattr(interrupts, "KIManager"),
+            "trio._threads.PARENT_TASK_DATA with its four names": set(of_thread) == {*_OF_THREAD}
+            and hasattr(threads, "PARENT_TASK_DATA"),
+            "trio._threads.Run.run and RunSync.run_sync": hasattr(getattr(threads, "Run", None), "run")
+            and hasattr(getattr(threads, "RunSync", None), "run_sync"),
         }.items()
         if not there
     ]
@@ -115,3 +125,26 @@ def forget(nursery: trio.Nursery) -> None:
 def waits_for_children(nursery: trio.Nursery) -> bool:
     """Whether a nursery's own task is at the end of its block, and waits for tasks that still run."""
     return nursery._parent_waiting_in_aexit and bool(nursery.child_tasks)
+
+
+_threads: Any = sys.modules["trio._threads"]
+
+
+def as_thread_of(task: list[trio.lowlevel.Task], cancelled: list[Any], token: trio.lowlevel.TrioToken | None) -> None:
+    """From now on `trio.from_thread` works in this thread as in one that `task` waits for in `trio.to_thread.run_sync`.
+    `cancelled` holds what raises the task's cancellation, or None."""
+    data = _threads.PARENT_TASK_DATA
+    data.token, data.abandon_on_cancel, data.cancel_register, data.task_register = token, False, cancelled, task
+
+
+def as_thread_of_none() -> None:
+    """From now on `trio.from_thread` knows no task in this thread."""
+    _threads.PARENT_TASK_DATA.__dict__.clear()
+
+
+async def run_from_thread(message: Any) -> None:
+    """Run what `trio.from_thread` sent to the task that waits for its thread, in this task."""
+    if isinstance(message, _threads.RunSync):
+        message.run_sync()
+    else:
+        await message.run()

@@ -26,6 +26,11 @@ TAKEN = {
     "trio._core._run.unrolled_run = print": "trio._core._run.unrolled_run with its local `task` is gone",
     "del trio._core._ki.KIManager": "trio._core._ki.KIManager is gone",
     "del sys.modules['trio._core._ki']": "trio._core._ki.KIManager is gone",
+    "del sys.modules['trio._threads'].PARENT_TASK_DATA": "trio._threads.PARENT_TASK_DATA with its four names is gone",
+    "del type(trio._threads.PARENT_TASK_DATA).__annotations__['token']": (
+        "trio._threads.PARENT_TASK_DATA with its four names is gone"
+    ),
+    "del trio._threads.RunSync.run_sync": "trio._threads.Run.run and RunSync.run_sync is gone",
 }
 
 

@@ -7,9 +7,8 @@ the report of its result is refused.
 from __future__ import annotations
 
 import sys
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any
-
-import trio
 
 from ....current import Given, enter
 from ....describing import carried
@@ -17,6 +16,7 @@ from ....handlers.signature import Signature
 from ....jobs import Job
 from ...diagnosis.stack import frames_text
 from .outside import OutsideTrio
+from .threads import Threads
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterator
@@ -34,13 +34,13 @@ class ThreadCalls:
     def __init__(self, kinds: Collection[str], guarded: Collection[str], slots: int) -> None:
         self._kinds = frozenset(kinds)
         self._guarded = frozenset(guarded)
-        self._limiter = trio.CapacityLimiter(slots)
+        self._threads = Threads(slots)
         self._within: set[RunningJob] = set()
         """The jobs of guarded kinds whose handler runs."""
 
     def call_of(self, kind: str, call: Callable[[Job, str], Any]) -> Callable[[RunningJob, str], Awaitable[Any]]:
         """The call of a plain function."""
-        in_thread = call_in_thread(call, self._limiter)
+        in_thread = call_in_thread(call, self._threads)
         if kind not in self._guarded:
             return in_thread
 
@@ -63,19 +63,20 @@ class ThreadCalls:
         return stack_in_thread(running) if running.claim.kind in self._kinds else None
 
 
-def call_in_thread(
-    call: Callable[[Job, str], Any], limiter: trio.CapacityLimiter
-) -> Callable[[RunningJob, str], Awaitable[Any]]:
+def call_in_thread(call: Callable[[Job, str], Any], threads: Threads) -> Callable[[RunningJob, str], Awaitable[Any]]:
     """The call of a plain function."""
 
-    async def in_thread(running: RunningJob, args: str) -> Any:
-        job = Job(running.claim, OutsideTrio(running, "thread"))
-        return await trio.to_thread.run_sync(harmless, job, args, abandon_on_cancel=False, limiter=limiter)
+    def in_thread(running: RunningJob, args: str) -> Awaitable[Any]:
+        return threads.run(harmless, Job(running.claim, OutsideTrio(running, "thread")), args)
 
     def harmless(job: Job, args: str) -> Any:
         enter(Given(job))
         try:
-            return call(job, args)
+            value = call(job, args)
+            if type(value) is CoroutineType:
+                value.close()
+                raise TypeError("a handler with runs='thread' returned a coroutine: it is not an async function")
+            return value
         except BaseException as error:  # noqa: ASYNC103 -- raised below, as what it is or inside of one of ours
             # Caught in the thread: if its result cannot be handed over, the waiting task would never end.
             if (safe := carried(error)) is error:
