@@ -3,10 +3,10 @@
     python benchmarks/pgbench_limit.py [--quick]
 
 pgbench cannot carry rows from one statement to the next, so the statement's answer is folded into arrays inside the
-statement (ids, attempts, greatest run_at and id, and the length of everything else so that all of it is computed); the
-rest is the text of sql/complete_and_claim.sql as workers send it: completions of the last batch, the next claim, cursors,
-fences, one commit. Worker connections' planner settings, prepared statements. In the same rounds two clients do the same
-through the store (claim.py), and workers drain the same number of jobs.
+statement (ids in their order, attempts, greatest run_at and id, and the length of everything else so that all of it is
+computed); the rest is the text of sql/complete_and_claim.sql as workers send it: completions of the last batch, the next
+claim, cursors, fences, one commit. Worker connections' planner settings, prepared statements. In the same rounds two clients
+do the same through the store (claim.py), and workers drain the same number of jobs.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ COLUMNS = {
     "rounds": "rounds",
 }
 ANSWER = """
-SELECT coalesce(array_agg(id) FILTER (WHERE id IS NOT NULL), '{}')::text AS ids,
-       coalesce(array_agg(attempt) FILTER (WHERE id IS NOT NULL), '{}')::text AS attempts,
+SELECT coalesce(array_agg(id ORDER BY id) FILTER (WHERE id IS NOT NULL), '{}')::text AS ids,
+       coalesce(array_agg(attempt ORDER BY id) FILTER (WHERE id IS NOT NULL), '{}')::text AS attempts,
        coalesce(array_agg((:client_id + 1)::bigint) FILTER (WHERE id IS NOT NULL), '{}')::text AS sessions,
        coalesce(array_agg('null'::text) FILTER (WHERE id IS NOT NULL), '{}')::text AS results,
        coalesce(array_agg(run_at ORDER BY run_at DESC) FILTER (WHERE id IS NOT NULL), '{-infinity}')::text AS cursor_run_ats,
