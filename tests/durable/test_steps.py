@@ -308,6 +308,22 @@ async def test_the_version_of_the_first_attempt_stays(trees: Trees) -> None:
     assert versions == [3, 3]
 
 
+async def test_the_version_of_a_childs_first_attempt_is_that_of_its_code(trees: Trees) -> None:
+    @trees.handlers.job(durable=True, version=3)
+    async def child(job: Job) -> int:
+        return job.version
+
+    @trees.handlers.job(durable=True)
+    async def parent(job: Job) -> int:
+        async with job.durable_nursery() as nursery:
+            started = nursery.start_soon(child)
+        return started.result
+
+    job_id = trees.enqueue("parent")
+    await trees.burst()
+    assert trees.job(job_id)["result"] == 3
+
+
 async def test_a_result_that_is_too_large_ends_the_job_and_says_which_step(trees: Trees) -> None:
     async def fetch() -> str:
         return "x" * 2**20

@@ -131,6 +131,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
     "function far": {},
     "function forget_history": called_by("operator"),
     "function has_mark": PUBLIC,
+    "function ends_in_tree": PUBLIC,
     "function in_tree": {},
     "function is_parked": called_by("worker", "operator"),
     "function is_suspended": called_by("worker", "operator"),

@@ -313,6 +313,7 @@ PUBLIC = {
     "moment": "pure, and what clients ask for needs it",
     "first_of_size": "pure, and claims need it",
     "has_mark": "pure, and the archive's trigger and completions need it",
+    "ends_in_tree": "pure, and the archive's trigger needs it",
 }
 
 

@@ -96,7 +96,7 @@ async def test_a_child_is_a_job_with_its_own_options_the_mark_and_the_trace_of_i
     row = grove.w.job(job_id)
     assert (row["kind"], row["queue"], row["priority"], row["max_attempts"]) == ("child", "children", 3, 7)
     assert grove.w.run("SELECT options, key FROM job WHERE id = %s", job_id) == [
-        {"options": {"timeout": 9, "tree": 1, "trace": trace}, "key": "tenant"}
+        {"options": {"timeout": 9, "tree": 2, "trace": trace}, "key": "tenant"}
     ]
     assert grove.w.run("SELECT root_id, parent_id, block, child_key, args_digest FROM member") == [
         {"root_id": parent.id, "parent_id": parent.id, "block": 4, "child_key": "k", "args_digest": b"d"}
@@ -233,6 +233,28 @@ async def test_of_children_that_complete_the_watched_one_alone_leaves_a_recheck(
     await grove.b.settle([end(watched)])
     assert grove.rechecks() == [parent.id]
     assert await grove.a.trees.look(of(parent), 0) == (False, False, None)
+
+
+async def test_the_mark_says_of_which_child_nobody_asks_anything_at_its_end(grove: Grove) -> None:
+    def marks() -> list[int]:
+        rows = grove.w.run(
+            "SELECT options FROM job WHERE kind = 'child' UNION ALL SELECT options FROM job_archive WHERE kind = 'child'"
+        )
+        return sorted(row["options"]["tree"] for row in rows)
+
+    parent = await grove.root()
+    await grove.start(parent, "0", "1", "2")
+    assert marks() == [2, 2, 2]
+    assert (await grove.a.trees.look(of(parent), 0)).live
+    assert marks() == [1, 2, 2]  # the watched one
+    first, second, watched = await grove.run()
+    assert (await grove.b.trees.start_children(of(first), 0, [new("grandchild", queue="later")])).refused is None
+    assert marks() == [1, 1, 2, 2]  # one that has started a child
+    asked = "SELECT ends_in_tree(jsonb_build_object('tree', %s::int)::text::json, %s::smallint)"
+    told = {(mark, state): grove.w.value(asked, mark, state) for mark in (1, 2) for state in (4, 5, 6)}
+    assert [case for case, by_trigger in told.items() if not by_trigger] == [(2, 4)]
+    await grove.b.settle([end(watched), end(second)])
+    assert grove.rechecks() == [parent.id]
 
 
 async def test_a_look_says_when_the_next_is_due(grove: Grove) -> None:

@@ -347,7 +347,14 @@ class Durable:
         self.running.durability = self
         # The runner looks at what else is to be said of its end.
         self.running.plain = False
-        if self.running.claim.options is not None and '"tree"' in self.running.claim.options:
+        claim = self.running.claim
+        # A child has the mark from its start on, with a 2 until it is watched or durable (migrations/0052_quiet_children.sql).
+        if (
+            claim.attempt > 1
+            and claim.options is not None
+            and '"tree"' in claim.options
+            and '"tree": 2' not in claim.options
+        ):
             await resume(self)
             self.hand_out()
         try:
