@@ -53,7 +53,8 @@ class HandoverLock:
 
     def release(self) -> None:
         """Hand the lock to the longest waiter, or free it. Any task may."""
-        if not self._waiters.unpark(count=1):
+        # Asking first costs 0.1 µs, unparking nobody 2.
+        if not self._waiters or not self._waiters.unpark(count=1):
             self._held = False
 
     async def __aenter__(self) -> None:
