@@ -78,6 +78,7 @@ def run(
         worker.wait_for("ready")
         if beside:
             stack.enter_context(load(dsn, beside))
+            wait_until(lambda: worker.ran > 0, 30, "the load")
             time.sleep(2)
         before = worker.ran
         committed: dict[float, float] = {}
