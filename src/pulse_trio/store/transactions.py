@@ -12,7 +12,7 @@ each is fenced by the same (id, attempt, session), and a committed transaction h
 from __future__ import annotations
 
 import math
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psycopg
@@ -180,24 +180,29 @@ class FencedTransactions:
         """
         async with self._lend() as connection:
             begun = Begun(connection, self._schema, keep=self._keep)
-            committing = False
-            with trio.CancelScope() as commit:
+            entered = committing = False
+            # One scope for BEGIN and COMMIT: each costs 10 µs of 420 for a whole job.
+            with trio.CancelScope(deadline=trio.current_time() + _ANSWER_WITHIN) as answering:
                 try:
-                    async with AsyncExitStack() as stack:
-                        with _answering("BEGIN"):
-                            if seconds < math.inf:
-                                connection.prologue = _time_limit(seconds)
-                            await stack.enter_async_context(connection.transaction())
+                    if seconds < math.inf:
+                        connection.prologue = _time_limit(seconds)
+                    async with connection.transaction():
+                        if answering.cancel_called:  # the answer came too late, and is no longer waited for
+                            raise _unanswered("BEGIN")
+                        answering.deadline = math.inf
+                        entered = True
                         yield begun
                         committing = begun.completed
                         if committing:
-                            commit.deadline = trio.current_time() + _ANSWER_WITHIN
+                            answering.deadline = trio.current_time() + _ANSWER_WITHIN
                     begun.committed = committing
                 except BaseException as error:  # noqa: ASYNC103 -- a cancelled COMMIT without an answer is the caller's to look into
                     if committing and connection.closed:
                         raise CommitUnknown(f"the connection was lost during COMMIT: {error}") from error  # noqa: ASYNC104
                     raise
-            if commit.cancelled_caught:
+            if answering.cancelled_caught:
+                if not entered:
+                    raise _unanswered("BEGIN")
                 raise CommitUnknown(f"the database did not answer COMMIT within {_ANSWER_WITHIN:g} s")
 
     async def committed(self, claim: Claim) -> bool:
@@ -237,7 +242,11 @@ def _answering(what: str) -> Generator[None]:
     with trio.move_on_after(_ANSWER_WITHIN) as deadline:
         yield
     if deadline.cancelled_caught:
-        raise DatabaseUnavailable(f"transactions: the database did not answer {what} within {_ANSWER_WITHIN:g} s")
+        raise _unanswered(what)
+
+
+def _unanswered(what: str) -> DatabaseUnavailable:
+    return DatabaseUnavailable(f"transactions: the database did not answer {what} within {_ANSWER_WITHIN:g} s")
 
 
 def _time_limit(seconds: float) -> bytes:
