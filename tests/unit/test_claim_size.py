@@ -9,6 +9,8 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from pulse_trio.worker.claiming.claim_size import ClaimSize
+from pulse_trio.worker.jobs.job_table import Slots as RealSlots
+from pulse_trio.worker.signal import Signal
 
 
 class Slots:
@@ -18,13 +20,19 @@ class Slots:
         self.due = deque(range(due))
         self.free = free
         self.half, self.whole = 5, 10
+        self.count, self.ahead, self.running = 10, 0, 10
+        self.claimed_ahead = Signal()
+
+    @property
+    def slots(self) -> Slots:
+        return self
 
 
 def size_of(slots: Slots, *, took: float, clock: MockClock) -> ClaimSize:
     """After the answer of a claim that took so long."""
     size, began = ClaimSize(cast("Any", slots)), trio.current_time()
     clock.jump(took)
-    size.answered(began)
+    size.answered(began, 0, may_exceed=False)
     return size
 
 
@@ -57,7 +65,7 @@ async def test_jobs_that_run_longer_than_a_claim_are_claimed_by_halves_for_a_whi
     for _ in range(64):
         assert size.most == 5
         await size.wait()  # returns at once
-        size.answered(trio.current_time())
+        size.answered(trio.current_time(), 0, may_exceed=False)
     assert size.most == 10
 
 
@@ -65,3 +73,71 @@ async def test_free_slots_are_filled_without_a_wait(mock_clock: MockClock) -> No
     size = size_of(Slots(due=1, free=10), took=1, clock=mock_clock)
     await size.wait()
     assert size.most == 10
+
+
+class Table:
+    """A job table of which only the slots and the number of running jobs matter."""
+
+    def __init__(self, concurrency: int) -> None:
+        self.slots = RealSlots(concurrency)
+        self.running = 0
+
+
+def claims(table: Table, size: ClaimSize, claimed: int, *, ended: int, in_seconds: float, clock: MockClock) -> int:
+    """A claim brings jobs after others have ended; returns how many may be claimed ahead then."""
+    clock.jump(in_seconds)
+    table.running += claimed - ended
+    size.answered(trio.current_time(), claimed, may_exceed=True)
+    return table.slots.ahead
+
+
+async def test_as_many_jobs_are_claimed_ahead_as_end_in_ten_milliseconds(mock_clock: MockClock) -> None:
+    table = Table(100)
+    size = ClaimSize(cast("Any", table))
+    assert claims(table, size, 100, ended=0, in_seconds=1, clock=mock_clock) == 0
+    # 100 jobs in 3.9 ms.
+    assert claims(table, size, 100, ended=100, in_seconds=1 / 256, clock=mock_clock) == 256
+    assert (table.slots.half, table.slots.whole) == (178, 178)
+    # 1,000 jobs in 3.9 ms: more than 500 slots would not make claims faster.
+    assert claims(table, size, 1000, ended=1000, in_seconds=1 / 256, clock=mock_clock) == 400
+    # 100 jobs in 16 ms.
+    assert claims(table, size, 100, ended=100, in_seconds=1 / 64, clock=mock_clock) == 64
+    # Jobs of a second, and after a rest.
+    assert claims(table, size, 0, ended=100, in_seconds=1, clock=mock_clock) == 0
+    assert claims(table, size, 100, ended=0, in_seconds=60, clock=mock_clock) == 0
+
+
+async def test_a_short_time_tells_no_rate(mock_clock: MockClock) -> None:
+    table = Table(100)
+    size = ClaimSize(cast("Any", table))
+    claims(table, size, 100, ended=0, in_seconds=1, clock=mock_clock)
+    assert claims(table, size, 100, ended=100, in_seconds=1 / 1024, clock=mock_clock) == 0
+    assert claims(table, size, 100, ended=100, in_seconds=2 / 1024, clock=mock_clock) == 400
+
+
+async def test_nothing_is_claimed_ahead_beside_limits_or_with_many_slots(mock_clock: MockClock) -> None:
+    table, large = Table(100), Table(600)
+    for each in (table, large):
+        size = ClaimSize(cast("Any", each))
+        claims(each, size, 100, ended=0, in_seconds=1, clock=mock_clock)
+        assert (claims(each, size, 100, ended=100, in_seconds=0.01, clock=mock_clock) > 0) == (each is table)
+        mock_clock.jump(0.01)
+        size.answered(trio.current_time(), 100, may_exceed=False)
+        assert each.slots.ahead == 0
+
+
+async def test_the_worker_is_told_when_it_holds_more_jobs_than_slots(mock_clock: MockClock) -> None:
+    table = Table(100)
+    size = ClaimSize(cast("Any", table))
+    claims(table, size, 100, ended=0, in_seconds=1, clock=mock_clock)
+    told = trio.Event()
+
+    async def wait() -> None:
+        await table.slots.claimed_ahead.wait()
+        told.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        await wait_all_tasks_blocked()
+        assert not told.is_set()
+        claims(table, size, 50, ended=0, in_seconds=0.01, clock=mock_clock)

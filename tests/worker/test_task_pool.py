@@ -37,6 +37,10 @@ class Run(Runner):
         self._pool = TaskPool(self)
         self._run = run
 
+    @property
+    def startable(self) -> int:
+        return len(self.due)
+
     async def run(self, job: Any, place: Any = None) -> Any:
         await self._run(job, place)
 

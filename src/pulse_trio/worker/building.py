@@ -10,6 +10,7 @@ import trio
 
 from ..codec import in_schema
 from ..store import ClaimCursor
+from .claiming.ahead import Ahead
 from .claiming.claim_loop import ClaimLoop
 from .claiming.claimer import Claimer
 from .claiming.cursors import ClaimCursors
@@ -103,6 +104,7 @@ class Parts:
     resources: WorkerResources
     quarantine: Quarantine | None
     claim_loop: ClaimLoop
+    ahead: Ahead
     wakeups: Wakeups
     scheduler: Scheduler
     services: Services
@@ -179,4 +181,5 @@ def build(
         receiver=receiver,
     )
     scheduler = Scheduler(store.firing, declarations, plan)
-    return Parts(jobs, reports, runner, pool, resources, quarantine, claim_loop, wakeups, scheduler, services)
+    ahead = Ahead(jobs, runner)
+    return Parts(jobs, reports, runner, pool, resources, quarantine, claim_loop, ahead, wakeups, scheduler, services)

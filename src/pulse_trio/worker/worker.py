@@ -187,7 +187,7 @@ class Worker:
     @property
     def running(self) -> int:
         """The number of jobs whose handler runs now."""
-        return self._parts.jobs.running if self._parts is not None else 0
+        return self._parts.jobs.in_slots if self._parts is not None else 0
 
     @property
     def is_held_by_a_resource(self) -> bool:
@@ -329,11 +329,13 @@ class Worker:
         elif not self._stops.hushed.is_set():  # Do not claim at all if the worker was told to stop before it started.
             async with trio.open_nursery() as intake:
                 intake.start_soon(parts.claim_loop.run)
+                intake.start_soon(parts.ahead.run)
                 intake.start_soon(parts.scheduler.run)
                 if self._plan.burst:
                     intake.start_soon(end_burst, parts, self._stops)
                 await self._stops.hushed.wait()
                 intake.cancel_scope.cancel()
+            parts.ahead.give_back()
 
     # Its beginning and its end
 

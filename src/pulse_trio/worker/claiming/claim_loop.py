@@ -83,7 +83,7 @@ class ClaimLoop:
                 return True
             more = self._sweeps.found_due
             while more:
-                limit = min(await self._wait_for_room(), self._jobs.half)
+                limit = min(await self._wait_for_room(), self._jobs.slots.half)
                 claimed, left_some = await self._claimer.claim(limit)
                 found = found or claimed > 0
                 more = claimed == limit or left_some or self._sweeps.limited_is_due
@@ -108,7 +108,7 @@ class ClaimLoop:
         else:
             limit, began = min(free, self._size.most), trio.current_time()
             claimed, left_some = await self._claimer.claim(limit)
-            self._size.answered(began)
+            self._size.answered(began, claimed, may_exceed=not self._claimer.limits_apply)
             self._wakeups.looked(heeded=heeded, found=claimed > 0)
             await self._after(claimed, limit, left_some=left_some, swept=swept)
 

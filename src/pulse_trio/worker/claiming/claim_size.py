@@ -6,10 +6,16 @@ concurrency of 100 a claim of 50 no-ops takes 1.3 ms, and they run in 0.3. There
 jobs of the last one have run: half as many claims, and a quarter less CPU for each job, in PostgreSQL and here.
 
 Jobs that keep this process busy for longer than a claim takes are better claimed by halves. The wait shows which they are.
+
+**Short jobs are claimed ahead of the slots**: as many more as end in 10 ms at the rate of the last claims. So claims stay large
+and overlap with handlers whatever the concurrency is, and no more handlers run at once than it allows: the others wait for a
+slot in the job table. At a concurrency of 100 that takes a sixth of the CPU off a no-op, and 40 % more of them run in a second.
+ahead.py gives back jobs that wait for longer than was foreseen.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import trio
@@ -19,6 +25,15 @@ if TYPE_CHECKING:
 
 _HALVES = 64
 """Claims by halves after a wait that took longer than a claim."""
+_FORESEEN = 0.01
+"""Seconds in which the jobs that are claimed ahead of their slots begin, at the rate of the last claims. Meanwhile no other
+worker can run them."""
+_SPAN = 0.002
+"""Seconds over which that rate is taken, at least."""
+_FEWEST = 32
+"""Fewer jobs than these are not claimed ahead: they would not make a claim much larger."""
+_MOST = 500
+"""Slots, with those ahead: claims of 250 are large enough. The task pool has so many places."""
 
 
 class ClaimSize:
@@ -30,24 +45,42 @@ class ClaimSize:
         """How many more claims take half of the slots."""
         self._took = 0.0
         self._answered = 0.0
+        self._claimed = 0
+        """Jobs claimed so far."""
+        self._ended = 0
+        self._since = -math.inf
+        """When so many had `_ended`."""
 
     @property
     def most(self) -> int:
         """The most jobs that the next claim may bring."""
-        return self._jobs.half if self._halves else self._jobs.whole
+        return self._jobs.slots.half if self._halves else self._jobs.slots.whole
 
     async def wait(self) -> None:
         """Waits until the claimed jobs have begun, but no longer than the last claim took."""
-        if self._halves or self._jobs.whole == self._jobs.half:
+        if self._halves or self._jobs.slots.whole == self._jobs.slots.half:
             return
-        while self._jobs.due and self._jobs.free < self._jobs.whole:
+        while self._jobs.due and self._jobs.free < self._jobs.slots.whole:
             if trio.current_time() > self._answered + self._took:
                 self._halves = _HALVES
                 return
             await trio.lowlevel.checkpoint()
 
-    def answered(self, began: float) -> None:
-        """A claim that was sent at `began`, on Trio's clock, has its answer."""
+    def answered(self, began: float, claimed: int, *, may_exceed: bool) -> None:
+        """A claim that was sent at `began`, on Trio's clock, has its answer. `may_exceed`: jobs may be claimed ahead."""
         self._answered = trio.current_time()
         self._took = self._answered - began
         self._halves = max(0, self._halves - 1)
+        self._claimed += claimed
+        self._look_ahead(may_exceed=may_exceed)
+
+    def _look_ahead(self, *, may_exceed: bool) -> None:
+        slots, ended = self._jobs.slots, self._claimed - self._jobs.running
+        if not may_exceed:
+            slots.ahead = 0
+        elif (elapsed := self._answered - self._since) >= _SPAN:
+            ahead = int((ended - self._ended) / elapsed * _FORESEEN)
+            slots.ahead = 0 if ahead < _FEWEST else max(0, min(ahead, _MOST - slots.count))
+            self._ended, self._since = ended, self._answered
+        if self._jobs.running > slots.count:
+            slots.claimed_ahead.give()

@@ -89,6 +89,11 @@ class Claimer:
         self._unpruned = 0
         """Jobs claimed from queues with limits since permits were last removed."""
 
+    @property
+    def limits_apply(self) -> bool:
+        """Whether jobs with limits or keys may be claimed."""
+        return bool(self._limited)
+
     async def claim(self, limit: int) -> tuple[int, bool]:
         """Claims and starts at most `limit` jobs. Returns how many, and whether it left due jobs behind because they are
         large."""

@@ -97,12 +97,36 @@ class Expected:
             self.news.give()
 
 
+class Slots:
+    """How many of a worker's jobs may run at once, and how many it may claim."""
+
+    __slots__ = ("ahead", "claimed_ahead", "count")
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        """The most jobs that run at once."""
+        self.ahead = 0
+        """Jobs that may be claimed beyond those, because they will begin in a moment (claiming/ahead.py)."""
+        self.claimed_ahead = Signal()
+        """Given when jobs may have been claimed beyond the slots."""
+
+    @property
+    def half(self) -> int:
+        """The most jobs that one claim brings while another half of them runs."""
+        return max(1, math.ceil((self.count + self.ahead) / 2))
+
+    @property
+    def whole(self) -> int:
+        """The most jobs that one claim brings when the last ones have run: with few slots all of them, unless jobs are claimed
+        ahead of the slots, which overlaps with handlers as many slots do."""
+        return self.half if self.ahead else max(self.half, min(self.count, _WHOLE))
+
+
 class JobTable:
-    """The jobs of one worker, at most `concurrency` of which run at once."""
+    """The jobs of one worker, at most `slots.count` of which run at once."""
 
     __slots__ = (
         "_adrift",
-        "_concurrency",
         "_follower",
         "_held",
         "_next_beat",
@@ -112,11 +136,12 @@ class JobTable:
         "expected",
         "freed",
         "running",
+        "slots",
         "tally",
     )
 
     def __init__(self, concurrency: int, follower: Follower) -> None:
-        self._concurrency = concurrency
+        self.slots = Slots(concurrency)
         self._follower = follower
         self._held: dict[Claim, RunningJob] = {}
         """CLAIMED, RUNNING and ENDED: their leases are renewed."""
@@ -124,9 +149,9 @@ class JobTable:
         """LOST and COMMITTED: they have no lease to renew."""
         self._next_beat = math.inf
         self.due: deque[RunningJob] = deque()
-        """CLAIMED: no task has taken them yet. The runner takes them from the left."""
+        """CLAIMED: no task has taken them yet. The runner takes them from the left, while slots are free."""
         self.running = 0
-        """The number of jobs whose handler runs, or is about to."""
+        """The number of jobs that run or are due."""
         self.crowded = False
         """Whether so many large results wait to be written that no job may start."""
         self.freed = Signal()
@@ -139,24 +164,25 @@ class JobTable:
     # Counts and look-ups
 
     @property
-    def half(self) -> int:
-        """The most jobs that one claim brings while another half of them runs."""
-        return max(1, math.ceil(self._concurrency / 2))
-
-    @property
-    def whole(self) -> int:
-        """The most jobs that one claim brings when the last ones have run: with few slots all of them."""
-        return max(self.half, min(self._concurrency, _WHOLE))
-
-    @property
     def free(self) -> int:
-        """The number of jobs that may start now."""
-        return 0 if self.crowded else self._concurrency - self.running
+        """The number of jobs that may be claimed now."""
+        return 0 if self.crowded else self.slots.count + self.slots.ahead - self.running
+
+    @property
+    def startable(self) -> int:
+        """The number of due jobs that have a slot: all of them, unless some were claimed ahead."""
+        due = len(self.due)
+        return due if not due or self.running <= self.slots.count else self.slots.count - self.running + due
+
+    @property
+    def in_slots(self) -> int:
+        """The number of jobs that run, or are about to: those claimed ahead do not count."""
+        return min(self.running, self.slots.count)
 
     @property
     def full(self) -> bool:
         """Whether every slot has a job."""
-        return self.running >= self._concurrency
+        return self.running >= self.slots.count
 
     @property
     def held(self) -> Collection[RunningJob]:
@@ -183,7 +209,7 @@ class JobTable:
         await self.freed.wait()
 
     async def until_none_runs(self) -> None:
-        """Waits until no job runs."""
+        """Waits until no job runs or is due."""
         while self.running:
             await self.freed.wait()
 

@@ -101,6 +101,11 @@ class Runner:
         self.accept(claims, sent)
         self._pool.send()
 
+    def give_back(self, job: RunningJob) -> None:
+        """Releases a due job that has not begun."""
+        job.plain = False
+        self._end(job, Outcome(job.claim, "released"))
+
     async def serve(self, place: Turns) -> None:
         """Runs due jobs in the task of `place`, as long as it may take one."""
         try:

@@ -108,6 +108,11 @@ class DueJobs(Protocol):
     @property
     def due(self) -> Sized: ...
 
+    @property
+    def startable(self) -> int:
+        """How many of them have a slot."""
+        ...
+
 
 class JobRunner(Protocol):
     """Takes due jobs and runs them."""
@@ -147,23 +152,29 @@ class TaskPool:
         """More jobs are due. They start with the caller's context variables."""
         if not _are_same(now := copy_context(), self.context):
             self.context = now
-        due = len(self.jobs.due)
-        self._send_for(min(due, self._abreast) - self._coming)
+        self._send_for(min(self.jobs.startable, self._abreast) - self._coming)
 
     def close(self) -> None:
         """No job will follow: due jobs begin, waiting places leave, busy ones leave when their job ends."""
         self._closed = True
-        self._send_for(max(len(self.jobs.due) - self._coming, len(self._waiting)))
+        self._send_for(max(self.jobs.startable - self._coming, len(self._waiting)))
 
     def taken(self, place: Place) -> None:
         """The place has taken a job. If more are due, another place comes."""
         self._last = place
-        if not self._coming and (due := len(self.jobs.due)):
+        if not self._coming and (due := self.jobs.startable) > 0:
             self._send_for(min(self._abreast, due))
 
     async def wait(self, place: Place) -> bool:
         """Waits until this place is sent for and may take the first due job; returns False when no more will come."""
         place.job = None
+        if not self._coming and self.jobs.startable > 0:
+            # The slot that this place's job had was the only one.
+            self._coming += 1
+            place.task.context = place.context.copy()
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            if self.arrived():
+                return True
         while not self._closed:
             self._waiting.append(place)
 
@@ -179,7 +190,7 @@ class TaskPool:
     def arrived(self) -> bool:
         """A place that was sent for is there. Returns whether any job is due."""
         self._coming -= 1
-        if not len(self.jobs.due):
+        if self.jobs.startable <= 0:
             # Another place has run them all.
             self._abreast = max(1, self._abreast // 2)
             return False
@@ -190,7 +201,7 @@ class TaskPool:
     def left(self) -> None:
         """A place is gone."""
         self._places -= 1
-        if len(self.jobs.due) and not self._coming:
+        if not self._coming and self.jobs.startable > 0:
             # Its task is being cancelled. The due jobs will be too, each in its own way.
             self._send_for(1)
 
@@ -208,12 +219,12 @@ class TaskPool:
             wanted -= 1
         if self._nursery is None or self._runner is None:
             return
-        for _ in range(min(wanted, len(self.jobs.due) - self._coming, _PLACES - self._places)):
+        for _ in range(min(wanted, self.jobs.startable - self._coming, _PLACES - self._places)):
             self._places += 1
             self._coming += 1
             place = Place(self, self.context)
             place.context.run(start_task, self._nursery, self._runner.serve, place)
-        while len(self.jobs.due) and not self._coming:
+        while not self._coming and self.jobs.startable > 0:
             self._runner.run_alone(self._nursery, self.context.copy())
 
 
