@@ -16,7 +16,7 @@ from support.stores import Window
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from playwright.sync_api import Locator, Page
+    from playwright.sync_api import Locator, Page, Route
 
     from support.databases import Databases
 
@@ -101,6 +101,32 @@ def test_a_chart_goes_on_with_the_stream_and_nothing_moves(finished: tuple[str, 
     last.focus()
     page.keyboard.press("End")
     expect(last).to_have_attribute("aria-valuetext", re.compile(r", 9\d\d jobs finished"))
+
+
+def test_the_first_event_and_a_notice_that_comes_or_goes_leave_the_charts_and_the_focus_alone(
+    finished: tuple[str, Window], visit: Visit
+) -> None:
+    address, window = finished
+    page = visit()
+    held: list[Route] = []
+    page.route("**/live/**", lambda route: held.append(route))  # the stream: its first event comes when all is prepared
+    page.goto(f"{address}/")
+    notices = page.get_by_role("region", name="What is wrong")
+    expect(notices).to_contain_text("jobs are due")
+    expect(page.locator("[data-chart] canvas")).to_have_count(3)
+    page.evaluate("window.canvas = document.querySelector('[data-chart] canvas')")
+    page.locator(".canvas").first.focus()
+    held[0].continue_()
+    window.run("UPDATE job SET run_at = now() + interval '1 hour' WHERE state = 1")
+    try:
+        expect(notices).to_have_count(0)
+        assert page.evaluate("window.canvas.isConnected"), "the chart was drawn anew when the notice went"
+        expect(page.locator(".canvas").first).to_be_focused()
+    finally:
+        window.run("UPDATE job SET run_at = now() WHERE state = 1")
+    expect(notices).to_have_count(1)
+    assert page.evaluate("window.canvas.isConnected"), "the chart was drawn anew when the notice came"
+    expect(page.locator(".canvas").first).to_be_focused()
 
 
 def test_without_javascript_the_server_draws_the_charts(finished: tuple[str, Window], visit: Visit) -> None:

@@ -29,10 +29,18 @@ function morphChildren(old, now) {
   // Rows keep their identity by data-key: a row that goes does not make all rows after it others.
   const keyed = new Map();
   for (const child of old.children) if (child.dataset?.key) keyed.set(child.dataset.key, child);
+  const wanted = new Set(coming.map((child) => child.dataset?.key));
+  wanted.delete(undefined);
   let at = old.firstChild;
   for (const child of coming) {
     const known = child.dataset?.key && keyed.get(child.dataset.key);
     if (known) {
+      // What stands before it and does not come again goes, and it stays where it is: an element that is moved loses the focus.
+      while (at && at !== known && !wanted.has(at.dataset?.key)) {
+        const next = at.nextSibling;
+        at.remove();
+        at = next;
+      }
       if (known !== at) old.insertBefore(known, at);
       else at = at.nextSibling;
       keyed.delete(child.dataset.key);
@@ -76,6 +84,8 @@ function follow(region) {
     source.addEventListener("shown", (event) => {
       works();
       const page = new DOMParser().parseFromString(JSON.parse(event.data), "text/html");
+      // A parsed page begins without white space: compared with ours, all that follows would be in another place, and new.
+      if (region.firstChild?.nodeType === Node.TEXT_NODE && !region.firstChild.nodeValue.trim()) region.firstChild.remove();
       morphChildren(region, page.body);
       tick();
     });
