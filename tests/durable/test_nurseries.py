@@ -403,9 +403,11 @@ async def test_the_states_of_many_children_are_there_while_the_block_waits_for_t
 
 async def test_a_parent_that_is_suspended_in_its_block_goes_on_when_the_children_have_ended(trees: Trees) -> None:
     attempts: list[int] = []
+    suspended = trio.Event()
 
     @trees.handlers.job
     async def works(n: int) -> int:
+        await suspended.wait()  # children that had ended before it would let the parent go on at once
         return n
 
     @trees.handlers.job
@@ -428,6 +430,9 @@ async def test_a_parent_that_is_suspended_in_its_block_goes_on_when_the_children
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             worker = await nursery.start(trees.worker().run)
+            while trees.job(job_id)["state"] != "suspended":  # noqa: ASYNC110 -- only the database knows
+                await trio.sleep(0.01)
+            suspended.set()
             found = await trio.to_thread.run_sync(lambda: SyncClient(trees.dsn).wait(job_id, 50))
             worker.stop()
     assert found.result == [0, 1, 2, 1]
