@@ -423,11 +423,12 @@ async def test_a_handler_that_completes_all_the_same_has_completed(stage: Stage)
 
 
 async def test_a_thread_is_told_and_keeps_its_slot_and_lease_until_it_ends(stage: Stage) -> None:
-    told, go = threading.Event(), threading.Event()
+    began, told, go = threading.Event(), threading.Event(), threading.Event()
     seen: list[Any] = []
 
     @stage.handlers.job
     def blocking(job: Job) -> str:
+        began.set()
         told.wait(30)
         seen.append((job.cancel_reason, job.cancel_message))
         go.wait(30)
@@ -437,6 +438,7 @@ async def test_a_thread_is_told_and_keeps_its_slot_and_lease_until_it_ends(stage
     other = stage.enqueue("blocking")
     async with stage.working(concurrency=1) as worker:
         await trio.sleep(0.5)
+        assert began.wait(30)  # virtual time outruns the thread; before it has begun a cancelled job just ends
         stage.database.cancel(job.id, "stop")
         await wait_all_tasks_blocked()
         assert (worker.running, job.state, stage.database.state(other)) == (1, "running", "available")
