@@ -130,6 +130,7 @@ MOVES: dict[str, set[Event]] = {
     "fail": {rule.event for rule in RULES} - {Event.COMPLETE},
     "bury": {Event.BURY},
     "cancel_row()": {Event.CANCEL},
+    "cancel_rows()": {Event.CANCEL},
     "sweep_children()": {Event.CANCEL},
     "suspend()": {Event.SUSPEND},
     "restart_children()": {Event.RETRY},

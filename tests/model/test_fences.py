@@ -740,6 +740,7 @@ TORN = [
     Torn("claim_limited()", r"m\.most_running - m\.running", more_than_the_limit_of_a_key, "m.most_running"),
     Torn("claim_limited()", r"j\.state = 2", place_taken_by_a_rescued_attempt),
     Torn("cancel_row()", r"live\.state = 2", running_job_cancelled_behind_its_worker, "false"),
+    Torn("cancel_rows()", r"j\.state <> 2", running_job_cancelled_behind_its_worker),
     Torn("do_delete_jobs()", r"j\.state <> 2", running_job_deleted),
     Torn("do_retry_jobs()", r"j\.state <> 2", running_job_hurried),
     Torn("enqueue_unique()", r"j\.state <> 2", running_job_replaced),
