@@ -33,6 +33,7 @@ from ...worker.jobs.children import Children
 from ...worker.jobs.kinds.asyncio_thread import LoopThread
 from ...worker.jobs.kinds.in_asyncio import AsyncioCalls
 from ...worker.jobs.kinds.in_process import ChildProcess, ProcessCalls
+from ...worker.jobs.kinds.threads import Threads
 from ...worker.jobs.running_job import HEARTBEAT
 from .durable import stands_in_a_call
 from .points import place_of_frames, place_of_task
@@ -62,6 +63,10 @@ _CHILDREN = {
     for function in (Children._run, Children._run_started)  # pyright: ignore[reportPrivateUsage] -- as said
 }
 """Tasks of `job.nursery`: the handler's."""
+
+
+_WAITS_FOR_A_THREAD = "to_thread_run_sync.", f"{Threads.run.__qualname__}."
+"""How the names of abort functions begin that a task leaves with Trio while it waits for a thread."""
 
 
 class Dead(BaseException):
@@ -173,7 +178,7 @@ class Process(trio.abc.Instrument):
             return True
         # A nursery waits for its tasks, which end too, and a thread is waited for. These two are not told by anyone.
         return getattr(trap, "of_heartbeat", False) or (
-            self.thread_parked and "to_thread_run_sync" in getattr(abort, "__qualname__", "")
+            self.thread_parked and getattr(abort, "__qualname__", "").startswith(_WAITS_FOR_A_THREAD)
         )
 
     async def _driven(self, task: trio.lowlevel.Task, coro: Coroutine[Any, Any, Any]) -> Any:
