@@ -592,9 +592,12 @@ async def wrong_id(scene: Scene) -> Claim:
 
 
 PREDICATES = {
-    "id": (rb"j\.id = [rhf]\.id", wrong_id),
-    "attempt": (rb"j\.attempt = [rhf]\.attempt", wrong_attempt),
-    "session": (rb"j\.locked_by = [rhf]\.session", wrong_session),
+    "id": (rb"j\.id = ([rhf]\.id|ANY \(%\(ids\)s::bigint\[\]\))", wrong_id),
+    "attempt": (rb"j\.attempt = ([rhf]\.attempt|\(%\(attempts\)s::int\[\]\)\[width_bucket\(.*\)\])", wrong_attempt),
+    "session": (
+        rb"j\.locked_by = ([rhf]\.session|\(%\(sessions\)s::bigint\[\]\)\[width_bucket\(.*\)\])",
+        wrong_session,
+    ),
 }
 WRITES: dict[str, Callable[[RecordedStore, Claim], Any]] = {
     "complete_and_claim": lambda store, claim: store.settle([end(claim)]),

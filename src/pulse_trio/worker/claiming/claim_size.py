@@ -84,3 +84,5 @@ class ClaimSize:
             self._ended, self._since = ended, self._answered
         if self._jobs.running > slots.count:
             slots.claimed_ahead.give()
+        else:
+            slots.beside = 0

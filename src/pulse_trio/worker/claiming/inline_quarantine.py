@@ -103,6 +103,8 @@ class InlineQuarantine:
             # Do not await anything from here to start().
             beside = self._jobs.running if patience.cancelled_caught else 0
             self._observer.emit(SuspectAlone(claim.id, claim.kind, claim.attempt, beside))
+            if beside:
+                self._jobs.slots.beside = 1
             self._starter.start([claim], kept.sent)
             begun = True
         finally:

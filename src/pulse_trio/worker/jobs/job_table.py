@@ -100,13 +100,15 @@ class Expected:
 class Slots:
     """How many of a worker's jobs may run at once, and how many it may claim."""
 
-    __slots__ = ("ahead", "claimed_ahead", "count")
+    __slots__ = ("ahead", "beside", "claimed_ahead", "count")
 
     def __init__(self, count: int) -> None:
         self.count = count
         """The most jobs that run at once."""
         self.ahead = 0
         """Jobs that may be claimed beyond those, because they will begin in a moment (claiming/ahead.py)."""
+        self.beside = 0
+        """Jobs that may run beside a full worker's: suspects that only it can run (claiming/inline_quarantine.py)."""
         self.claimed_ahead = Signal()
         """Given when jobs may have been claimed beyond the slots."""
 
@@ -171,8 +173,10 @@ class JobTable:
     @property
     def startable(self) -> int:
         """The number of due jobs that have a slot: all of them, unless some were claimed ahead."""
-        due = len(self.due)
-        return due if not due or self.running <= self.slots.count else self.slots.count - self.running + due
+        due, slots = len(self.due), self.slots
+        return (
+            due if not due or self.running <= slots.count else min(due, slots.count + slots.beside - self.running + due)
+        )
 
     @property
     def in_slots(self) -> int:
