@@ -108,7 +108,7 @@ class ClaimLoop:
         else:
             limit, began = min(free, self._size.most), trio.current_time()
             claimed, left_some = await self._claimer.claim(limit)
-            self._size.answered(began, claimed, may_exceed=not self._claimer.limits_apply)
+            self._size.answered(began, claimed, may_exceed=claimed >= limit and not self._claimer.limits_apply)
             self._wakeups.looked(heeded=heeded, found=claimed > 0)
             await self._after(claimed, limit, left_some=left_some, swept=swept)
 
