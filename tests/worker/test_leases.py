@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -764,10 +765,11 @@ async def test_a_cancelled_program_is_told_to_handlers_at_once_shielded_or_not(s
 
 
 async def test_a_thread_that_goes_on_keeps_slot_and_lease_and_its_late_result_counts(stage: Stage) -> None:
-    release = threading.Event()
+    began, release = threading.Event(), threading.Event()
 
     @stage.handlers.job(timeout=5)
     def stuck() -> str:
+        began.set()
         release.wait(30)
         return "late"
 
@@ -777,7 +779,7 @@ async def test_a_thread_that_goes_on_keeps_slot_and_lease_and_its_late_result_co
     worker = stage.worker(concurrency=1)
     async with trio.open_nursery() as nursery:
         await nursery.start(worker.run)
-        # The clock does not jump while a thread runs; the mock is driven by hand.
+        await has_begun(worker, began)
         await advance_until(lambda: len(stage.store.sent_beats) >= 3)
         assert worker.running == 1
         assert stage.database.state(job_id) == "running"
@@ -789,10 +791,11 @@ async def test_a_thread_that_goes_on_keeps_slot_and_lease_and_its_late_result_co
 
 
 async def test_a_threads_result_after_a_fence_loss_is_refused(stage: Stage, events: Recorder) -> None:
-    release = threading.Event()
+    began, release = threading.Event(), threading.Event()
 
     @stage.handlers.job
     def stuck() -> str:
+        began.set()
         release.wait(30)
         return "late"
 
@@ -800,7 +803,7 @@ async def test_a_threads_result_after_a_fence_loss_is_refused(stage: Stage, even
     worker = stage.worker(concurrency=1)
     async with trio.open_nursery() as nursery:
         await nursery.start(worker.run)
-        await advance_until(lambda: stage.database.state(job_id) == "running")
+        await has_begun(worker, began)
         stage.database.steal(job_id)
         await advance_until(lambda: len(stage.store.sent_beats) >= 1)
         await advance_until(lambda: trio.current_time() > stage.store.sent_beats[0][0] + 20)
@@ -813,6 +816,16 @@ async def test_a_threads_result_after_a_fence_loss_is_refused(stage: Stage, even
     assert stage.store.settled == []
     assert len(events.of(FenceLost)) == 1
     assert stage.database.jobs[job_id].attempt == 2
+
+
+async def has_begun(worker: Worker, began: threading.Event) -> None:
+    """Virtual time outruns a thread, and a job that is cancelled before its thread has begun just ends."""
+    await advance_until(lambda: worker.running == 1)
+    limit = time.monotonic() + 30
+    while not began.is_set():
+        assert time.monotonic() < limit
+        # Virtual time stands still meanwhile, and the thread may ask the loop for something.
+        await wait_all_tasks_blocked()
 
 
 async def advance_until(condition: Any) -> None:
@@ -850,9 +863,12 @@ async def test_a_renewal_in_the_very_turn_in_which_the_deadline_passes_comes_too
 
 
 async def test_a_thread_may_ask_why_it_should_stop(stage: Stage) -> None:
+    began = threading.Event()
+
     @stage.handlers.job
     def polls(job: Job) -> str:
         assert job.cancel_reason is None
+        began.set()
         while job.cancel_reason is None:
             pass
         return str(job.cancel_reason)
@@ -861,6 +877,7 @@ async def test_a_thread_may_ask_why_it_should_stop(stage: Stage) -> None:
     worker = stage.worker()
     async with trio.open_nursery() as nursery:
         await nursery.start(worker.run)
+        await has_begun(worker, began)
         await advance_until(lambda: stage.database.state(job_id) == "completed")
         worker.stop()
     assert stage.database.jobs[job_id].result == '"timeout"'

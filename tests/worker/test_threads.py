@@ -30,7 +30,7 @@ async def test_functions_that_wait_for_each_other_all_begin() -> None:
 
 
 async def test_no_more_functions_run_at_once_than_there_are_threads() -> None:
-    threads, lock = Threads(3), threading.Lock()
+    threads, lock, three = Threads(3), threading.Lock(), threading.Event()
     now, most, ran = 0, 0, 0
 
     def count() -> None:
@@ -38,6 +38,9 @@ async def test_no_more_functions_run_at_once_than_there_are_threads() -> None:
         with lock:
             now += 1
             most = max(most, now)
+        if now == 3:
+            three.set()
+        three.wait(WITHIN)  # one thread alone may be quick enough for them all
         trio.from_thread.run(trio.lowlevel.checkpoint)
         with lock:
             now -= 1
