@@ -253,6 +253,86 @@ async def test_completions_planned_on_an_analyzed_table_of_one_row_read_only_the
             assert re.search(r"Delete on job j\n +->  Index Scan using job_pkey on job j\n +Index Cond", text)
 
 
+PROBES = (
+    "beat",
+    "fail",
+    "complete_unlocked",
+    "progress",
+    "settled",
+    "forgive_crash",
+    "cancel_close",
+    "prune_permits",
+    "bury",
+)
+
+
+async def test_what_was_planned_on_an_analyzed_table_of_one_row_reads_only_its_own_rows(dsn: str) -> None:
+    async with await connected(dsn, WORKER_SETTINGS) as connection:
+        with Window(dsn) as window:
+            window.run("INSERT INTO job (kind, queue) VALUES ('noop', 'q')")
+            # An ANALYZE of its own would mend the plans.
+            window.run("ALTER TABLE job SET (autovacuum_enabled = off)")
+            window.run("VACUUM ANALYZE job, attempt, cancellation, permit")
+            for name in PROBES:
+                await connection.execute(statement(name, "pulse"), STATEMENTS[name], prepare=True)
+            fill(window)
+            running = [row["id"] for row in window.run("SELECT id FROM job WHERE state = 2 ORDER BY id LIMIT 450")]
+            window.run(
+                "INSERT INTO permit (queue, key, job_id, attempt) SELECT 'q', '', i, 7 FROM unnest(%s::bigint[]) i",
+                running,
+            )
+            window.run(
+                "INSERT INTO cancellation (job_id, attempt, requested_by) SELECT i, 7, 'me' FROM unnest(%s::bigint[]) i",
+                running,
+            )
+            window.run(
+                "INSERT INTO attempt (job_id, attempt, session, started_at, ended_at, outcome, error)"
+                " SELECT i, 2, 9, now(), now(), 'rescued', 'gone' FROM unnest(%s::bigint[]) i", running,
+            )  # fmt: skip
+            window.publish_statistics()
+            # As text, as before: for values of other types psycopg would prepare the statement anew.
+            each = {
+                "attempts": "2", "sessions": "9", "outcomes": "snoozed", "delays": "1", "errors": "NULL", "results": "1",
+                "fractions": "0.5", "messages": "half", "traceless": "true",
+            }  # fmt: skip
+            lists = {name: "{" + ",".join([value] * 50) + "}" for name, value in each.items()}
+            read: dict[str, int] = {}
+            for place, name in enumerate(PROBES):
+                ids = running[place * 50 : place * 50 + 50]
+                own = {"id": ids[0], "attempt": 2, "session": 9} if name == "bury" else {}
+                before = entries(window)
+                # Not in a transaction that is taken back: then psycopg forgets what it has prepared.
+                await connection.execute(
+                    statement(name, "pulse"),
+                    STATEMENTS[name] | lists | {"ids": "{" + ",".join(map(str, ids)) + "}"} | own,
+                    prepare=True,
+                )
+                await connection.execute("SELECT pg_stat_force_next_flush()")
+                await connection.execute("SELECT 1")
+                read[name] = int(entries(window) - before)
+    # A few probes for each of fifty jobs, and of the 450 that have permits and cancellations. The table has 100,000.
+    assert max(read.values()) <= 1000, read
+    assert min(read.values()) >= 1, read
+
+
+def entries(window: Window) -> int:
+    """The entries read so far in the indexes of the live table."""
+    return window.value("SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE relid = 'job'::regclass")
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3])
+async def test_no_statement_of_workers_walks_the_primary_key_of_a_small_live_table(rows: int, dsn: str) -> None:
+    with Window(dsn) as window:
+        window.run("INSERT INTO job (kind, queue) SELECT 'noop', 'q' FROM generate_series(1, %s)", rows)
+        window.run("VACUUM ANALYZE job")
+    for settings, names in ((WORKER_SETTINGS, STATEMENTS.keys() - CLIENTS), (WATCHDOG_SETTINGS, WATCHDOG.keys())):
+        async with await connected(dsn, settings) as connection:
+            for name in sorted(names - {"batches"}):  # Shown to people, from a bounded page of batches.
+                text = await plan(connection, name, (STATEMENTS | WATCHDOG)[name])
+                walks = re.findall(r"Scan using job_pkey on job\b.*\n(?! +Index Cond)", text)
+                assert walks == [], f"{name}\n{text}"
+
+
 async def prepared_plan(connection: Connection, name: str) -> str:
     """The plan of the statement as this connection has prepared it."""
     cursor = await connection.execute(

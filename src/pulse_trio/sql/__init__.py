@@ -6,6 +6,11 @@
 | `:state.running` | the number that the column `state` has for it (`states.STORED`), a plain literal to the planner |
 | `:part.crash_limit` | the text of `parts/crash_limit.sql`: what several statements have in common |
 
+Workers' statements compare a list with the live table as `j.id = ANY (ARRAY[r.id])`, not as `j.id = r.id`, and sort by the
+list's ids. A plan made on an analyzed table of a row or two is kept until the next ANALYZE; with `=` it may be a walk of the
+whole primary key, which compares each job with each row of the list. The other form leaves one plan: a probe for each row of
+the list.
+
 Values are never put in this way: they are bound. Only `store` and `migrate` import this package.
 
 Every file is read when this package is imported (2 ms for all of them); its names are replaced once, at its first use. If files

@@ -10,14 +10,14 @@ WITH report AS MATERIALIZED (
     WITH ORDINALITY AS r(id, attempt, session, place)
 ), ours AS MATERIALIZED (
   SELECT r.place FROM report r JOIN :"schema".job j
-    ON j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = :state.running
+    ON j.id = ANY (ARRAY[r.id]) AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = :state.running
 ), held AS MATERIALIZED (
   SELECT r.place, j.id, r.attempt, r.session FROM report r JOIN :"schema".job j
-    ON j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = :state.running
+    ON j.id = ANY (ARRAY[r.id]) AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = :state.running
   FOR NO KEY UPDATE OF j SKIP LOCKED
 ), renewed AS (
   UPDATE :"schema".job j SET lease_until = clock_timestamp() + coalesce((%(leases)s::jsonb ->> j.queue)::interval, %(lease)s::interval)
-  FROM held h WHERE j.id = h.id AND j.attempt = h.attempt AND j.locked_by = h.session AND j.state = :state.running
+  FROM held h WHERE j.id = ANY (ARRAY[h.id]) AND j.attempt = h.attempt AND j.locked_by = h.session AND j.state = :state.running
   RETURNING h.place, j.id, j.cancelling
 )
 SELECT place - 1, true AS renewed,

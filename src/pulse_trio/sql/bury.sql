@@ -6,7 +6,7 @@ WITH held AS MATERIALIZED (
   WHERE j.id = %(id)s::bigint AND j.attempt = %(attempt)s::int AND j.locked_by = %(session)s::bigint AND j.state = :state.running
   FOR UPDATE OF j SKIP LOCKED
 ), finished AS (
-  DELETE FROM :"schema".job j USING held h WHERE j.id = h.id RETURNING j.*
+  DELETE FROM :"schema".job j USING held h WHERE j.id = ANY (ARRAY[h.id]) RETURNING j.*
 ), archived AS (
   INSERT INTO :"schema".job_archive (:part.archived, finished_at, failures, state, args, options, unique_key, key, error)
   SELECT :part.archived, clock_timestamp(), failures, :state.dead,

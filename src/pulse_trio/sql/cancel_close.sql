@@ -5,7 +5,7 @@
 WITH crossed AS MATERIALIZED (
   SELECT c.id, c.job_id, c.attempt FROM :"schema".cancellation c
   WHERE c.ended_at IS NULL
-    AND NOT EXISTS (SELECT FROM :"schema".job j WHERE j.id = c.job_id AND j.cancelling
+    AND NOT EXISTS (SELECT FROM :"schema".job j WHERE j.id = ANY (ARRAY[c.job_id]) AND j.cancelling
                     AND (j.attempt = c.attempt OR coalesce(strpos(j.options::text, '"tree"') > 0, false)))
   FOR NO KEY UPDATE OF c SKIP LOCKED
 )

@@ -6,14 +6,14 @@ WITH report AS MATERIALIZED (
     AS r(id, attempt, session, result)
 ), ours AS MATERIALIZED (
   SELECT j.id FROM report r JOIN :"schema".job j
-    ON j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = :state.running
+    ON j.id = ANY (ARRAY[r.id]) AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = :state.running
 ), free AS MATERIALIZED (
   SELECT j.id, r.attempt, r.session, r.result FROM report r JOIN :"schema".job j
-    ON j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = :state.running
+    ON j.id = ANY (ARRAY[r.id]) AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = :state.running
   FOR UPDATE OF j SKIP LOCKED
 ), done AS (
   DELETE FROM :"schema".job j USING free r
-  WHERE j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = :state.running
+  WHERE j.id = ANY (ARRAY[r.id]) AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = :state.running
   RETURNING j.*, coalesce(r.result, 'null')::json AS result
 ), archived AS (
   INSERT INTO :"schema".job_archive (:part.archived, :part.archived_args, finished_at, failures, state, result)
@@ -21,7 +21,7 @@ WITH report AS MATERIALIZED (
   FROM done WHERE %(keep)s::boolean OR :"schema".has_mark(options)
 ), closed AS (
   UPDATE :"schema".cancellation c SET ended_at = clock_timestamp(), ended_as = 'completed'
-  FROM done WHERE done.cancelling AND c.job_id = done.id AND c.ended_at IS NULL
+  FROM done WHERE done.cancelling AND c.job_id = ANY (ARRAY[done.id]) AND c.ended_at IS NULL
 )
 SELECT id, true AS accepted FROM done WHERE (SELECT :"schema".tell_end(array_agg(id)) FROM done) >= 0
 UNION ALL

@@ -14,7 +14,7 @@ WITH report AS MATERIALIZED (
     AS r(id, attempt, session, outcome, delay, error)
 ), ours AS MATERIALIZED (
   SELECT j.id FROM report r JOIN :"schema".job j
-    ON j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = :state.running
+    ON j.id = ANY (ARRAY[r.id]) AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = :state.running
 ), held AS MATERIALIZED (
   SELECT j.id, r.attempt, r.session, r.delay, j.started_at, j.cancelling, c.crash_limit,
          CASE WHEN u.given_up THEN 'discarded' ELSE r.outcome END AS outcome,
@@ -34,7 +34,7 @@ WITH report AS MATERIALIZED (
               WHEN j.attempt < j.max_attempts THEN 'retryable'
               ELSE 'dead' END AS next
   FROM report r JOIN :"schema".job j
-    ON j.id = r.id AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = :state.running
+    ON j.id = ANY (ARRAY[r.id]) AND j.attempt = r.attempt AND j.locked_by = r.session AND j.state = :state.running
   CROSS JOIN LATERAL (SELECT :part.crash_limit) AS c(crash_limit)
   CROSS JOIN LATERAL (SELECT CASE WHEN r.outcome = 'released' AND r.error LIKE 'UnfitArguments:%%' THEN
     (SELECT min(a.ended_at) FROM :"schema".attempt a
@@ -42,7 +42,7 @@ WITH report AS MATERIALIZED (
        SELECT max(b.attempt) FROM :"schema".attempt b
        WHERE b.job_id = j.id AND NOT (b.outcome = 'released' AND b.error IS NOT NULL AND b.error LIKE 'UnfitArguments:%%')), 0)
     ) <= statement_timestamp() - %(patience)s::interval IS TRUE ELSE false END) AS u(given_up)
-  ORDER BY j.id FOR UPDATE OF j SKIP LOCKED
+  ORDER BY r.id FOR UPDATE OF j SKIP LOCKED
 ), back AS (
   UPDATE :"schema".job j
   SET state = CASE h.next WHEN 'retryable' THEN :state.retryable ELSE :state.scheduled END, locked_by = 0, lease_until = 'infinity',
@@ -59,7 +59,7 @@ WITH report AS MATERIALIZED (
       max_attempts = CASE WHEN h.outcome IN ('snoozed', 'released') THEN least(j.max_attempts, 2147483646) + 1
                           ELSE j.max_attempts END
   FROM held h
-  WHERE j.id = h.id AND j.attempt = h.attempt AND j.locked_by = h.session AND j.state = :state.running
+  WHERE j.id = ANY (ARRAY[h.id]) AND j.attempt = h.attempt AND j.locked_by = h.session AND j.state = :state.running
     AND h.next IN ('retryable', 'scheduled')
   RETURNING j.queue::text AS queue, h.outcome IN ('released', 'rescued', 'crashed') AND h.delay <= 0 AS handed_over
 ), woken AS MATERIALIZED (
@@ -67,7 +67,7 @@ WITH report AS MATERIALIZED (
   SELECT :"schema".wake(q.queue) FROM (SELECT DISTINCT queue FROM back WHERE handed_over) q
 ), finished AS (
   DELETE FROM :"schema".job j USING held h
-  WHERE j.id = h.id AND j.attempt = h.attempt AND j.locked_by = h.session AND j.state = :state.running
+  WHERE j.id = ANY (ARRAY[h.id]) AND j.attempt = h.attempt AND j.locked_by = h.session AND j.state = :state.running
     AND h.next IN ('dead', 'cancelled')
   RETURNING j.*, h.outcome, h.error, h.next
 ), archived AS (
@@ -85,7 +85,7 @@ WITH report AS MATERIALIZED (
   UPDATE :"schema".cancellation c
   SET ended_at = clock_timestamp(), ended_as = h.next,
       delivered_at = CASE h.outcome WHEN 'cancelled' THEN coalesce(c.delivered_at, clock_timestamp()) ELSE c.delivered_at END
-  FROM held h WHERE h.cancelling AND c.job_id = h.id AND c.ended_at IS NULL
+  FROM held h WHERE h.cancelling AND c.job_id = ANY (ARRAY[h.id]) AND c.ended_at IS NULL
 ), noted AS (
   INSERT INTO :"schema".attempt (job_id, attempt, session, started_at, ended_at, outcome, error)
   SELECT id, attempt, session, started_at, clock_timestamp(), CASE outcome WHEN 'crashed' THEN 'rescued' ELSE outcome END, error

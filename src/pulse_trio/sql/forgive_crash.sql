@@ -7,17 +7,17 @@ WITH report AS MATERIALIZED (
 ), noted AS (
   UPDATE :"schema".attempt a SET error = %(came_back)s::text
   FROM report r
-  WHERE a.job_id = r.id AND a.attempt = r.attempt AND a.session = r.session
+  WHERE a.job_id = ANY (ARRAY[r.id]) AND a.attempt = r.attempt AND a.session = r.session
     AND a.outcome = 'rescued' AND a.error = %(expired)s::text
   RETURNING a.job_id
 ), held AS MATERIALIZED (
   SELECT j.id, n.lived FROM (SELECT job_id, count(*)::int AS lived FROM noted GROUP BY job_id) n
-  JOIN :"schema".job j ON j.id = n.job_id FOR NO KEY UPDATE OF j SKIP LOCKED
+  JOIN :"schema".job j ON j.id = ANY (ARRAY[n.job_id]) FOR NO KEY UPDATE OF j SKIP LOCKED
 )
 UPDATE :"schema".job j
 SET crashes = greatest(j.crashes - held.lived, 0),
     -- A running job was claimed alone, or not: that stays as it is until it has ended.
     suspect = CASE j.state WHEN :state.running THEN j.suspect
       ELSE j.crashes - held.lived >= :part.crash_limit - 1 END
-FROM held WHERE j.id = held.id AND j.crashes > 0
+FROM held WHERE j.id = ANY (ARRAY[held.id]) AND j.crashes > 0
 RETURNING j.id

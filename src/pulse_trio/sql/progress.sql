@@ -6,7 +6,7 @@ WITH said AS MATERIALIZED (
     AS s(id, attempt, session, fraction, message)
 ), ours AS MATERIALIZED (
   SELECT s.id, s.attempt, s.fraction, s.message FROM said s JOIN :"schema".job j
-    ON j.id = s.id AND j.attempt = s.attempt AND j.locked_by = s.session AND j.state = :state.running
+    ON j.id = ANY (ARRAY[s.id]) AND j.attempt = s.attempt AND j.locked_by = s.session AND j.state = :state.running
   ORDER BY s.id
 )
 INSERT INTO :"schema".progress AS p (job_id, attempt, fraction, message, updated_at)

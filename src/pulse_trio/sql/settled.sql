@@ -6,10 +6,10 @@
 SELECT r.id FROM unnest(%(ids)s::bigint[], %(attempts)s::int[], %(sessions)s::bigint[], %(traceless)s::boolean[])
   AS r(id, attempt, session, traceless)
 WHERE EXISTS (SELECT FROM :"schema".job_archive d
-              WHERE d.id = r.id AND d.attempt = r.attempt AND d.locked_by = r.session AND d.state = :state.completed)
+              WHERE d.id = ANY (ARRAY[r.id]) AND d.attempt = r.attempt AND d.locked_by = r.session AND d.state = :state.completed)
    OR EXISTS (SELECT FROM :"schema".attempt a
-              WHERE a.job_id = r.id AND a.attempt = r.attempt AND a.session = r.session AND a.outcome <> 'rescued')
+              WHERE a.job_id = ANY (ARRAY[r.id]) AND a.attempt = r.attempt AND a.session = r.session AND a.outcome <> 'rescued')
    OR r.traceless
-      AND NOT EXISTS (SELECT FROM :"schema".job j WHERE j.id = r.id)
-      AND NOT EXISTS (SELECT FROM :"schema".attempt a WHERE a.job_id = r.id AND a.attempt = r.attempt)
+      AND NOT EXISTS (SELECT FROM :"schema".job j WHERE j.id = ANY (ARRAY[r.id]))
+      AND NOT EXISTS (SELECT FROM :"schema".attempt a WHERE a.job_id = ANY (ARRAY[r.id]) AND a.attempt = r.attempt)
    OR :"schema".is_parked(r.id, r.attempt, r.session)
