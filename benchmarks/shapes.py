@@ -57,7 +57,7 @@ from pulse_trio import SyncClient
 from pulse_trio.postgres.pool_slots import RESET_SESSION
 from pulse_trio.sql import statement
 from pulse_trio.store import history
-from pulse_trio.store.transactions import _BEFORE_COMPLETION as BEFORE_COMPLETION
+from pulse_trio.store.transactions import _BEFORE_COMMIT as BEFORE_COMMIT
 from pulse_trio.store.transactions import _SIZE as CONNECTIONS
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def _transactions(meter: Meter) -> tuple[int, ...]:
 def run_pgbench(server: Server, count: int) -> Row:
     """pgbench with the statements that a worker sends for `job.transaction()` with one INSERT, in as many messages."""
     each = max(50, count // CONNECTIONS)
-    completion = statement("complete_in_transaction", "pulse") % {
+    completion = statement("complete_or_raise", "pulse") % {
         b"id": b":id",
         b"attempt": b"1",
         b"session": b"1",
@@ -170,8 +170,7 @@ def run_pgbench(server: Server, count: int) -> Row:
     messages = [
         b"BEGIN; SET LOCAL statement_timeout = 100000",
         b"INSERT INTO public.written VALUES (:id, 'x')",
-        b"; ".join([BEFORE_COMPLETION, b"\n".join(_code(completion))]),
-        b"COMMIT; " + RESET_SESSION,
+        b"; ".join([b"SAVEPOINT c", *BEFORE_COMMIT, b"\n".join(_code(completion)), b"COMMIT", RESET_SESSION]),
     ]
     lines = ["\\set id :lowest + :client_id * :part + :done", "\\set done :done + 1"]
     lines += [message.decode().replace("; ", " \\; ") + ";" for message in messages]

@@ -109,6 +109,7 @@ FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
         "wake",
         "claim_limited",
         "complete_in_transaction",
+        "complete_or_raise",
         "tell_end",
         "batch_counts",
         "note_enqueue",

@@ -12,7 +12,7 @@ from pulse_trio.errors import DatabaseUnavailable
 from pulse_trio.postgres import open_pool, reconnecting
 from pulse_trio.sql import statement
 from pulse_trio.store import CommitUnknown, transactions
-from support.stores import Window, claim_one, end, open_store, replace_statements
+from support.stores import Window, claim_one, complete_alone, end, open_store, replace_statements
 
 if TYPE_CHECKING:
     from pulse_trio.jobs import Claim
@@ -61,7 +61,7 @@ async def test_what_a_watchdog_was_about_to_rescue_another_one_rescues_within_a_
         assert await rescued_by(other) == 1
 
 
-async def test_a_job_whose_worker_is_cut_off_between_completion_and_commit_is_rescued(
+async def test_a_job_whose_worker_is_cut_off_between_completion_and_commit_through_a_pooler_is_rescued(
     dsn: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     completing = trio.Event()
@@ -72,7 +72,7 @@ async def test_a_job_whose_worker_is_cut_off_between_completion_and_commit_is_re
 
     async def complete(store: WorkerStore, claim: Claim) -> None:
         async with store.transactions.begin() as begun:
-            await begun.complete(end(claim))
+            await complete_alone(begun, end(claim))
 
     monkeypatch.setattr(transactions, "_COMMIT_WITHIN", 1.0)
     async with open_store(dsn, lease=LEASE) as other, open_store(proxy.dsn, lease=LEASE) as doomed:
@@ -93,7 +93,7 @@ async def test_a_job_whose_worker_is_cut_off_between_completion_and_commit_is_re
         assert await rescued_by(other) == 1
 
 
-@pytest.mark.parametrize("where", ["BEGIN", "completion", "COMMIT"])
+@pytest.mark.parametrize("where", ["BEGIN", "completion", "COMMIT", "both"])
 async def test_a_fenced_transaction_whose_server_falls_silent_ends_although_the_lease_is_renewed(
     where: str, dsn: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,12 +111,15 @@ async def test_a_fenced_transaction_whose_server_falls_silent_ends_although_the_
                 proxy.to_client.swallow()
             with trio.fail_after(60), pytest.raises(DatabaseUnavailable) as failure:  # noqa: PT012 -- which step raises is the point
                 async with doomed.transactions.begin() as begun:
-                    if where == "completion":
+                    if where in ("completion", "both"):
                         proxy.to_client.swallow()
-                    await begun.complete(end(claim))
-                    proxy.to_client.swallow()
+                    if where == "both":
+                        await begun.complete(end(claim))
+                    else:
+                        await complete_alone(begun, end(claim))  # as through a pooler
+                        proxy.to_client.swallow()
 
-    assert isinstance(failure.value, CommitUnknown) == (where == "COMMIT")
+    assert isinstance(failure.value, CommitUnknown) == (where in ("COMMIT", "both"))
 
 
 async def test_a_pool_gives_up_a_new_connection_whose_server_falls_silent_before_it_is_configured(
@@ -156,7 +159,7 @@ async def test_a_handler_that_is_cancelled_in_a_fenced_transaction_ends_within_t
             with trio.fail_after(3), trio.CancelScope() as scope, suppress(CommitUnknown):
                 async with doomed.transactions.begin() as begun:
                     if where == "COMMIT":
-                        await begun.complete(end(claim))
+                        await complete_alone(begun, end(claim))
                     proxy.hold()
                     scope.deadline = trio.current_time() + 0.2
                     if where == "statement":

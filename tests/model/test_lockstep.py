@@ -33,7 +33,7 @@ from pulse_trio.errors import InvalidTransition, UnknownJob
 from pulse_trio.handlers import QueueLimits
 from pulse_trio.states import FINISHED, TRANSITIONS, Event, State, decide, excused, is_suspect, next_state, suspected
 from pulse_trio.store import cancelling, history, operations, queues
-from support.stores import Window, claim, end, open_store
+from support.stores import Window, claim, complete_alone, end, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -442,9 +442,10 @@ async def in_transaction(store: WorkerStore, outcome: Outcome, commits: bool) ->
     done = None
     with suppress(Undone):
         async with store.transactions.begin() as begun:
-            done = await begun.complete(outcome)
             if not commits:
+                done = await complete_alone(begun, outcome)
                 raise Undone
+            done = await begun.complete(outcome)
     return done
 
 

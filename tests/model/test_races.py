@@ -20,7 +20,7 @@ from pulse_trio.errors import InvalidTransition, UnknownJob
 from pulse_trio.jobs import CancelRequest
 from pulse_trio.states import State
 from pulse_trio.store import cancelling, history, operations
-from support.stores import Window, claim, claim_one, end, open_store
+from support.stores import Window, claim, claim_one, complete_alone, end, open_store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
@@ -241,7 +241,7 @@ async def test_of_two_retried_jobs_with_one_unique_key_the_first_goes_back(
 async def completing(store: WorkerStore, ours: Claim) -> AsyncGenerator[int]:
     """Completes the job in an open transaction, which commits after the block; gives its server process."""
     async with store.transactions.open(), store.transactions.begin() as begun:
-        assert await begun.complete(end(ours))
+        assert await complete_alone(begun, end(ours))
         yield begun.connection.info.backend_pid
 
 

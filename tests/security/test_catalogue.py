@@ -48,6 +48,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
     "function ask_stack": called_by("operator"),
     "function call_death_hook": {},
     "function complete_in_transaction": called_by("worker"),
+    "function complete_or_raise": called_by("worker"),
     "function complete_jobs": called_by("operator"),
     "function declare_death_hooks": called_by("worker"),
     "function release_jobs": called_by("operator"),

@@ -76,7 +76,7 @@ READING = {
 }  # fmt: skip
 FOR_ALL = {"hold_waits", "drop_waits", "waiting_place", "announce_idle", "withdraw_idle",
            "doctor_holders", "doctor_may_ids", "table_counters", "queue_estimates",
-           "doctor_server", "act_as", "missing_rights", "row_security"}  # fmt: skip
+           "doctor_server", "end_transaction", "act_as", "missing_rights", "row_security"}  # fmt: skip
 """Locks in memory and names, on no table: whoever is connected to the database may."""
 BATCHES = {"batch_open", "batch_add", "batch_close", "batch_due", "batch_lock"}
 WAITING = BATCHES - {"batch_due"} | {

@@ -16,7 +16,7 @@ from pulse_trio.jobs import CancelRequest, Progress
 from pulse_trio.store import ClaimCursor, WorkerStore, cancelling, stacks
 from pulse_trio.testing.memory import MemoryDatabase, MemoryStore
 from pulse_trio.timing import timing
-from support.stores import Window, claim, claim_one, end, forged, open_store
+from support.stores import Window, claim, claim_one, complete_alone, end, forged, open_store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Sequence
@@ -792,10 +792,10 @@ async def test_a_fenced_transaction_completes_its_job_or_nothing(house: House, s
 async def _transaction(store: Store, claimed: Claim, *, fail: bool = False) -> bool | None:
     async with store.transactions.begin() as begun:
         await begun.connection.execute("SELECT 1")
-        written = await begun.complete(end(claimed))
         if fail:
+            await complete_alone(begun, end(claimed))
             raise ZeroDivisionError
-        return written
+        return await begun.complete(end(claimed))
 
 
 async def test_a_row_that_a_transaction_has_completed_but_not_committed_is_locked_to_beats(
@@ -805,7 +805,7 @@ async def test_a_row_that_a_transaction_has_completed_but_not_committed_is_locke
     claimed = await claim_one(store, house.queue)
     async with store.transactions.open():
         async with store.transactions.begin() as begun:
-            await begun.complete(end(claimed))
+            await complete_alone(begun, end(claimed))
             beat = await store.beat([claimed])
             assert (beat.renewed, beat.locked) == (frozenset(), {claimed})
         beat = await store.beat([claimed])

@@ -16,7 +16,7 @@ from psycopg.rows import dict_row
 from psycopg.types.numeric import IntLoader
 
 from pulse_trio.postgres import pool_slots
-from support.stores import Window, claim_one, end, open_store
+from support.stores import Window, claim_one, complete_alone, end, open_store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -180,9 +180,10 @@ BENT = [
 ]
 
 
+@pytest.mark.parametrize("through_a_pooler", [False, True])
 @pytest.mark.parametrize("change", BENT)
 async def test_what_a_handler_sets_for_its_transaction_does_not_bend_the_completion(
-    change: LiteralString, store: WorkerStore, window: Window
+    change: LiteralString, through_a_pooler: bool, store: WorkerStore, window: Window
 ) -> None:
     window.run("CREATE SCHEMA evil")
     window.run("CREATE FUNCTION evil.never(bigint, bigint) RETURNS bool LANGUAGE sql AS 'SELECT false'")
@@ -192,13 +193,17 @@ async def test_what_a_handler_sets_for_its_transaction_does_not_bend_the_complet
     claim = await claim_one(store)
     async with store.transactions.begin() as begun:
         await begun.connection.execute(change)
-        assert await begun.complete(end(claim, result=None)) is True
-        settings = await (
-            await begun.connection.execute(
-                "SELECT current_setting('synchronous_commit') = 'on', current_setting('session_replication_role') = 'origin'"
-            )
-        ).fetchone()
-        assert settings == (True, True)
+        if not through_a_pooler:
+            assert await begun.complete(end(claim, result=None)) is True
+        else:
+            assert await complete_alone(begun, end(claim, result=None)) is True
+            settings = await (
+                await begun.connection.execute(
+                    "SELECT current_setting('synchronous_commit') = 'on', "
+                    "current_setting('session_replication_role') = 'origin'"
+                )
+            ).fetchone()
+            assert settings == (True, True)
     assert window.job(job_id) | {"state": "completed", "result": None} == window.job(job_id)
     assert window.run("SELECT result::text FROM job_archive") == [{"result": "null"}]
 
@@ -328,8 +333,8 @@ async def test_a_commit_whose_session_is_not_reset_with_it_is_done_and_the_sessi
     claim = await claim_one(store)
     async with store.transactions.begin() as begun:
         await begun.connection.execute("SET my.variable = '7'")
-        assert await begun.complete(end(claim))
         begun.connection.epilogue = b"SELECT 1/0"
+        assert await begun.complete(end(claim))
     assert begun.committed
     assert window.job(job_id)["state"] == "completed"
     async with store.transactions.begin() as begun:
@@ -341,8 +346,8 @@ async def test_a_connection_that_is_lost_after_its_commit_raises_nothing(store: 
     claim = await claim_one(store)
     async with store.transactions.begin() as begun:
         pid = begun.connection.info.backend_pid
-        assert await begun.complete(end(claim))
         begun.connection.epilogue = KILLS_ITSELF
+        assert await begun.complete(end(claim))
     assert begun.committed
     assert await store.transactions.committed(claim)
     async with store.transactions.begin() as begun:
@@ -364,8 +369,8 @@ async def test_a_statement_that_comes_after_the_commit_is_refused(store: WorkerS
 
     async with trio.open_nursery() as nursery, store.transactions.begin() as begun:
         pid = begun.connection.info.backend_pid
-        assert await begun.complete(end(claim))
         nursery.start_soon(late, begun.connection)  # noqa: ASYNC111 -- that it outlives the block is what is tried
+        assert await begun.complete(end(claim))
     async with store.transactions.begin() as begun:
         assert begun.connection.info.backend_pid == pid
         assert await (await begun.connection.execute("SHOW search_path")).fetchone() != ("elsewhere",)

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 import trio
+import trio.testing
 
 from pulse_trio.errors import DatabaseUnavailable
 from pulse_trio.store import CommitUnknown
-from support.stores import LOCK_WAITED_FOR, Window, claim_one, end, forged, open_store
+from support.stores import LOCK_WAITED_FOR, Window, claim_one, complete_alone, end, forged, open_store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -47,14 +48,18 @@ async def pay(store: WorkerStore, claim: Claim) -> bool | None:
         return await begun.complete(end(claim, result="7"))
 
 
-async def test_writes_and_completion_are_one_commit(store: WorkerStore, window: Window) -> None:
+@pytest.mark.parametrize("through_a_pooler", [False, True])
+async def test_writes_and_completion_are_one_commit(through_a_pooler: bool, store: WorkerStore, window: Window) -> None:
     job_id = window.enqueue()
     claim = await claim_one(store)
     async with store.transactions.begin() as begun:
         await begun.connection.execute(INSERT, [claim.id])
-        assert await begun.complete(end(claim, result="7")) is True
-        assert ledger(window) == []
-        assert window.state(job_id) == "running"
+        assert (ledger(window), window.state(job_id)) == ([], "running")
+        if through_a_pooler:
+            assert await complete_alone(begun, end(claim, result="7")) is True
+            assert (ledger(window), window.state(job_id)) == ([], "running")
+        else:
+            assert await begun.complete(end(claim, result="7")) is True
     assert ledger(window) == [job_id]
     assert window.row(job_id) is None
     kept = window.run("SELECT state, attempt, result FROM jobs")
@@ -72,7 +77,7 @@ async def test_the_completion_finds_its_row_by_its_id_also_when_it_was_planned_f
     claim = await claim_one(store)
     assert claim.id == job_id
     async with store.transactions.begin() as begun:
-        assert await begun.complete(end(claim))
+        assert await complete_alone(begun, end(claim))
         look = await begun.connection.execute("SELECT seq_scan FROM pg_stat_xact_user_tables WHERE relname = 'job'")
         assert await look.fetchone() == (0,)
 
@@ -83,7 +88,7 @@ async def test_an_exception_undoes_the_writes_and_the_completion(store: WorkerSt
     with pytest.raises(ZeroDivisionError):
         async with store.transactions.begin() as begun:
             await begun.connection.execute(INSERT, [claim.id])
-            assert await begun.complete(end(claim))
+            assert await complete_alone(begun, end(claim))
             raise ZeroDivisionError
     assert (ledger(window), window.state(job_id)) == ([], "running")
     assert (await store.settle([end(claim, "failed", error="x")])).accepted
@@ -113,7 +118,7 @@ async def test_a_transaction_under_way_does_not_keep_beats_waiting(store: Worker
     async with store.transactions.begin() as begun:
         await begun.connection.execute(INSERT, [claim.id])
         assert (await store.beat([claim])).renewed == {claim}
-        assert await begun.complete(end(claim))
+        assert await complete_alone(begun, end(claim))
         # Deleted, but not yet committed: still ours as far as anybody can see.
         assert (await store.beat([claim])).locked == {claim}
     beat = await store.beat([claim])
@@ -207,7 +212,7 @@ async def test_what_became_of_a_commit_is_known_when_the_transaction_has_ended(
     for done in (False, True):
         with trio.move_on_after(10):
             async with trio.open_nursery() as nursery, store.transactions.begin() as begun:
-                assert await begun.complete(end(claim))
+                assert await complete_alone(begun, end(claim))
                 nursery.start_soon(ask)
                 # It waits for the row, which this transaction holds.
                 await somebody_waits(window)
@@ -237,20 +242,26 @@ async def test_an_attempt_that_ended_otherwise_was_not_committed(
         assert [await store.transactions.committed(c) for c in (claim, second)] == [False, True]
 
 
+@pytest.mark.parametrize("alone", [True, False], ids=["the completion before", "the completion with it"])
 @pytest.mark.parametrize("reached", [True, False], ids=["the reply is lost", "the COMMIT is lost"])
-async def test_a_lost_commit_is_unknown_and_then_found_out(reached: bool, proxy: Proxy, window: Window) -> None:
+async def test_a_lost_commit_is_unknown_and_then_found_out(
+    reached: bool, alone: bool, proxy: Proxy, window: Window
+) -> None:
     job_id = window.enqueue()
     async with open_store(proxy.dsn) as store, store.transactions.open(), trio.open_nursery() as nursery:
         claim = await claim_one(store)
         with pytest.raises(CommitUnknown):
             async with store.transactions.begin() as begun:
                 await begun.connection.execute(INSERT, [claim.id])
-                assert await begun.complete(end(claim))
+                if alone:
+                    assert await complete_alone(begun, end(claim))
                 if reached:
                     proxy.to_client.swallow()
                     nursery.start_soon(cut_at_the_reply, proxy)
                 else:
                     proxy.cut()
+                if not alone:
+                    await begun.complete(end(claim))
         assert await store.transactions.committed(claim) is reached
     assert ledger(window) == ([job_id] if reached else [])
     assert (window.state(job_id) == "completed") is reached
@@ -264,14 +275,14 @@ async def cut_at_the_reply(proxy: Proxy) -> None:
 
 async def test_a_cancelled_commit_that_got_no_answer_is_unknown_too(proxy: Proxy, window: Window) -> None:
     job_id = window.enqueue()
-    async with open_store(proxy.dsn) as store, store.transactions.open():
+    async with open_store(proxy.dsn) as store, store.transactions.open(), trio.open_nursery() as nursery:
         claim = await claim_one(store)
         with pytest.raises(CommitUnknown), trio.CancelScope() as scope:
             async with store.transactions.begin() as begun:
-                begun.connection.cleanup_timeout = 0.2
-                assert await begun.complete(end(claim))
+                begun._limits = begun._limits._replace(cleanup=0.2)
                 proxy.to_client.swallow()
-                scope.cancel()
+                nursery.start_soon(cancel_when_it_waits, scope)  # noqa: ASYNC111 -- it ends before
+                await begun.complete(end(claim))
         proxy.cut()
         proxy.forward()
         assert await store.transactions.committed(claim) is True
@@ -280,15 +291,51 @@ async def test_a_cancelled_commit_that_got_no_answer_is_unknown_too(proxy: Proxy
 
 async def test_a_cancelled_commit_that_was_done_says_so(proxy: Proxy, window: Window) -> None:
     job_id = window.enqueue()
-    async with open_store(proxy.dsn) as store, store.transactions.open():
+    async with open_store(proxy.dsn) as store, store.transactions.open(), trio.open_nursery() as nursery:
         claim = await claim_one(store)
         with trio.CancelScope() as scope:
             async with store.transactions.begin() as begun:
+                proxy.to_client.hold()
+                nursery.start_soon(cancel_when_it_waits, scope, proxy)  # noqa: ASYNC111 -- it ends before
                 assert await begun.complete(end(claim))
-                scope.cancel()
         assert scope.cancelled_caught
         assert begun.committed
     assert window.state(job_id) == "completed"
+
+
+async def cancel_when_it_waits(scope: trio.CancelScope, proxy: Proxy | None = None) -> None:
+    await trio.testing.wait_all_tasks_blocked()
+    scope.cancel()
+    if proxy is not None:
+        await trio.testing.wait_all_tasks_blocked()
+        proxy.forward()
+
+
+async def test_a_commit_that_is_still_on_its_way_when_it_was_said_to_be_undone_never_comes(
+    proxy: Proxy, window: Window
+) -> None:
+    job_id = window.enqueue()
+    async with open_store(window.dsn) as store, open_store(proxy.dsn) as doomed:
+        claim = await claim_one(doomed)
+        async with doomed.transactions.open(within=0.2), trio.open_nursery() as nursery:
+            with pytest.raises(CommitUnknown), trio.CancelScope() as scope:
+                async with doomed.transactions.begin() as begun:
+                    pid = begun.connection.info.backend_pid
+                    await begun.connection.execute(INSERT, [claim.id])
+                    proxy.to_server.hold()
+                    nursery.start_soon(cancel_when_it_waits, scope)  # noqa: ASYNC111 -- it ends before
+                    await begun.complete(end(claim))
+            # Nothing has reached the server, and the row is free.
+            process = "SELECT state FROM pg_stat_activity WHERE pid = %s"
+            assert window.value(process, pid) == "idle in transaction"
+            assert (await store.beat([claim])).locked == frozenset()
+            doomed.transactions._dsn = window.dsn
+            async with doomed.transactions.open():
+                assert await doomed.transactions.committed(claim) is False
+            assert window.run(process, pid) == []
+            proxy.forward()
+        assert (ledger(window), window.state(job_id)) == ([], "running")
+        assert (await doomed.settle([end(claim, "failed", error="x")])).accepted
 
 
 async def test_a_question_that_got_no_answer_says_so(proxy: Proxy, window: Window) -> None:

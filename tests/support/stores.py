@@ -177,6 +177,12 @@ def end(claim: Claim, kind: OutcomeKind = "completed", **details: Any) -> Outcom
     return Outcome(claim, kind, **details)
 
 
+async def complete_alone(begun: Any, outcome: Outcome) -> bool | None:
+    """Writes the completion of a transaction without its COMMIT, as through a pooler; the block commits."""
+    begun.connection.pooled = True
+    return await begun.complete(outcome)
+
+
 def forged(claim: Claim, **changes: Any) -> Claim:
     """The claim with one part changed."""
     return Claim(**{name: getattr(claim, name) for name in Claim.__struct_fields__} | changes)

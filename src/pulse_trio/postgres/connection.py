@@ -26,7 +26,7 @@ from pulse_trio.postgres.shield import Mode, current_mode, running_in
 from pulse_trio.postgres.transaction import TrioPipeline, TrioTransaction
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Sequence
     from types import TracebackType
     from typing import Self
 
@@ -212,6 +212,7 @@ class TrioConnection(CancellableConnection[Row]):
 
         Works in a cancelled scope.
         """
+        self._num_transactions = 0
         status = self.pgconn.transaction_status
         if status in (pq.TransactionStatus.INTRANS, pq.TransactionStatus.INERROR):
             try:
@@ -253,14 +254,39 @@ class TrioConnection(CancellableConnection[Row]):
                 return (yield from self._commit_and_reset(self.epilogue))
         return (yield from super()._exec_command(command, result_format))
 
-    def _commit_and_reset(self, epilogue: bytes) -> PQGen[PGresult]:
-        commit, *others = yield from answers(self.pgconn, b"COMMIT; " + epilogue)
-        if (failure := failure_of(self.pgconn, commit)) is not None:
-            raise failure
-        # If the rest failed, the commit is done all the same, and the pool resets the session in its own way, or closes it.
-        self.is_over = self._revoked = True
-        self.is_reset = not any(failure_of(self.pgconn, answer) for answer in others)
+    def _commit_and_reset(self, epilogue: bytes | None, before: Sequence[bytes] = ()) -> PQGen[PGresult]:
+        commands = [*before, b"COMMIT"] if epilogue is None else [*before, b"COMMIT", epilogue]
+        results = yield from answers(self.pgconn, b"; ".join(commands))
+        # After the first error there is no other result.
+        for result in results[: len(before) + 1]:
+            if (failure := failure_of(self.pgconn, result)) is not None:
+                raise failure
+        commit, *others = results[len(before) :]
+        if epilogue is not None:
+            # If the rest failed, the commit is done all the same, and the pool resets the session in its own way, or closes it.
+            self.is_over = self._revoked = True
+            self.is_reset = not any(failure_of(self.pgconn, answer) for answer in others)
         return commit
+
+    async def begin(self, settings: bytes = b"") -> None:
+        """Begin a transaction without a block, with these commands in the same message. `finish` commits it, `make_idle` rolls
+        it back; until then psycopg's `commit`, `rollback` and `transaction` act as inside a block."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        with running_in(Mode.FINISH):
+            await self.command(b"BEGIN; " + settings if settings else b"BEGIN")
+        self._num_transactions = 1
+
+    async def finish(self, commands: Sequence[bytes] = ()) -> None:
+        """Commands, COMMIT and the epilogue in one message. Each command gives one result. If one fails, nothing is committed,
+        and the transaction is left as the error left it.
+
+        Never interrupted halfway, like the end of a block.
+        """
+        with running_in(Mode.FINISH):
+            async with self.lock:
+                self._check_connection_ok()
+                await self.wait(self._commit_and_reset(self.epilogue, commands))
+        self._num_transactions = 0
 
     @asynccontextmanager
     async def transaction(

@@ -82,6 +82,7 @@ _KEPT = (
     "_deferrable",
     "_isolation_level",
     "_notifies_backlog",
+    "_num_transactions",
     "_pipeline",
     "_prepared",
     "_read_only",

@@ -2,11 +2,14 @@
 
 The connections are a small pool of their own, made when first needed, so that no handler can delay a claim, a report or a beat.
 The fenced completion is the last statement before COMMIT: it locks the job's row, and a row locked from the start would keep
-the worker's own beats waiting.
+the worker's own beats waiting. Both go in one message, and so does the session's reset: the completion raises an error if the
+lease was lost or the row is locked, and PostgreSQL does nothing of a message after its first error.
 
 **A COMMIT without an answer** may be done, undone, or still under way on the server. Silence proves nothing: `committed` waits
-for the row, which the transaction holds until it has ended, and then looks. Until then no other report of ours can do harm:
-each is fenced by the same (id, attempt, session), and a committed transaction has deleted the row that they would match.
+for the row, which a completion keeps locked until its transaction has ended, and then looks. If the job still runs by then, the
+message may not have come yet: so the transaction's server process is ended first. Through a pooler nobody knows which process
+that is, and the completion goes ahead of COMMIT in a message of its own. No other report of ours can do harm meanwhile: each is
+fenced by the same (id, attempt, session), and a committed transaction has deleted the row that they would match.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from ..sql import statement
 from .histories import parameters
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
+    from collections.abc import AsyncGenerator, Generator, Sequence
 
     from ..jobs import Claim, Outcome
     from ..lines import Lines
@@ -49,14 +52,26 @@ nothing, while the worker's other connections go on renewing the lease: the hand
 statements have as long as the job's timeout."""
 
 
+_END_WITHIN = 2.0
+"""Seconds that a server process has to end, once it was told to."""
+
+
 _ANSWERING = f"SET LOCAL statement_timeout = '{_ANSWER_WITHIN:g}s'".encode()
 _COMMITTING = f"SET LOCAL idle_in_transaction_session_timeout = '{_COMMIT_WITHIN:g}s'".encode()
 # Deferred constraints are checked before the completion, under the handler's role.
 _AS_OURSELVES = b"SET CONSTRAINTS ALL IMMEDIATE; RESET SESSION AUTHORIZATION; RESET ROLE"
+_SAVEPOINT = b"pulse_trio_completion"
+"""Where a completion that found its row locked goes back to: its error would end the transaction otherwise."""
+_BEFORE_COMMIT = [_ANSWERING, *_AS_OURSELVES.split(b"; ")]
 _BEFORE_COMPLETION = b"; ".join([_ANSWERING, _AS_OURSELVES, _COMMITTING])
 """Undoes what the handler's transaction may have set; the function that completes brings the other settings that it needs."""
 _BEFORE_LINES = b"; ".join([_BEFORE_COMPLETION, pinned_for_transaction()])
 """The same for a statement, which has no settings of its own: the meaning of names, NULL in arrays, a time limit."""
+
+
+_LOST = "PT001"
+_LOCKED = "PT002"
+"""What the completion raises; see migrations/0054_completion_with_commit.sql."""
 
 
 class CommitUnknown(DatabaseUnavailable):
@@ -79,31 +94,61 @@ class TimeLimits(NamedTuple):
 
 
 class Begun:
-    """A transaction that has begun; the block around it commits."""
+    """A transaction that has begun; the block around it commits, if the completion has not."""
 
-    def __init__(self, connection: TrioConnection[Any], schema: str, *, keep: bool) -> None:
+    def __init__(
+        self, connection: TrioConnection[Any], schema: str, answering: trio.CancelScope, *, keep: bool
+    ) -> None:
         self.connection = connection
         self.completed = False
         self.committed = False
         """Whether the completion is committed, whatever is raised afterwards."""
+        self.claim: Claim | None = None
+        """Whose completion is in one message with COMMIT."""
+        self.committing = False
         self._schema = schema
         self._keep = keep
         self._limits = TimeLimits.of(connection)
+        self._answering = answering
+        """Ends our own statements if no answer comes."""
 
     async def complete(self, outcome: Outcome) -> bool | None:
-        """Writes the fenced completion. Returns True if it is written, False if the lease was lost, None if another transaction
-        has locked the row.
+        """Writes the fenced completion, and commits unless there is a pooler in between. Returns True if it is written, False
+        if the lease was lost, None if another transaction has locked the row.
 
         Raises `RuntimeError` if the transaction was ended by hand meanwhile.
         """
         self._check_open()
-        with _answering("the completion"):
-            self._limits.apply(self.connection)
-            done = await self.connection.value_of(_BEFORE_COMPLETION + b"; " + self._completion(outcome))
-        if done is None:
-            return False
-        self.completed = done == b"t"
-        return True if self.completed else None
+        self._limits.apply(self.connection)
+        if self.connection.pooled:
+            with _answering("the completion"):
+                done = await self.connection.value_of(
+                    _BEFORE_COMPLETION + b"; " + self._completion("complete_in_transaction", outcome)
+                )
+            if done is None:
+                return False
+            self.completed = done == b"t"
+            return True if self.completed else None
+        await trio.lowlevel.checkpoint_if_cancelled()
+        begin = b"SAVEPOINT " if self.claim is None else b"ROLLBACK TO SAVEPOINT "
+        self.claim = outcome.claim
+        try:
+            await self.commit([begin + _SAVEPOINT, *_BEFORE_COMMIT, self._completion("complete_or_raise", outcome)])
+        except psycopg.Error as error:
+            if error.sqlstate not in (_LOST, _LOCKED):
+                raise
+            self.committing, self._answering.deadline = False, math.inf
+            return False if error.sqlstate == _LOST else None
+        self.completed = True
+        return True
+
+    async def commit(self, commands: Sequence[bytes] = ()) -> None:
+        """Commits, with the job's completion or a line of its history: with these commands or with what is written already."""
+        self._answering.deadline = trio.current_time() + _ANSWER_WITHIN
+        self.committing = True
+        await self.connection.finish(commands)
+        self.committed = True
+        self._answering.deadline = math.inf
 
     async def remember(self, lines: Lines) -> bool | None:
         """Writes lines of the job's history instead, fenced too. Returns and raises the same."""
@@ -120,6 +165,8 @@ class Begun:
         return True if self.completed else None
 
     def _check_open(self) -> None:
+        if self.connection.closed:
+            raise psycopg.OperationalError("the connection is closed")
         if self.connection.pgconn.transaction_status == pq.TransactionStatus.IDLE:
             raise RuntimeError(
                 "the transaction of job.transaction() was ended inside its block; leave that to the block"
@@ -127,11 +174,11 @@ class Begun:
         if self.connection.pgconn.pipeline_status != pq.PipelineStatus.OFF:
             raise RuntimeError("a pipeline of job.transaction() is still open: leave its block first")
 
-    def _completion(self, outcome: Outcome) -> bytes:
+    def _completion(self, name: str, outcome: Outcome) -> bytes:
         claim = outcome.claim
         # Digits in any encoding, and whatever the handler has set for how strings are read.
         result = b"NULL" if outcome.result is None else b"'%s'" % outcome.result.encode().hex().encode()
-        return statement("complete_in_transaction", self._schema) % {
+        return statement(name, self._schema) % {
             b"id": b"%d" % claim.id,
             b"attempt": b"%d" % claim.attempt,
             b"session": b"%d" % claim.session,
@@ -149,6 +196,8 @@ class FencedTransactions:
         self._size = min(concurrency, _SIZE)
         self._keep = keep
         self._pool: TrioPool | None = None
+        self._unknown: dict[tuple[int, int], tuple[int, float]] = {}
+        """By job and attempt: the server process that did not answer a completion with COMMIT, and when it was there."""
 
     @asynccontextmanager
     async def open(self, *, within: float = 5.0) -> AsyncGenerator[None]:
@@ -179,50 +228,67 @@ class FencedTransactions:
             CommitUnknown: whether it was committed is not known.
         """
         async with self._lend() as connection:
-            begun = Begun(connection, self._schema, keep=self._keep)
-            entered = committing = False
-            # One scope for BEGIN and COMMIT: each costs 10 µs of 420 for a whole job.
-            with trio.CancelScope(deadline=trio.current_time() + _ANSWER_WITHIN) as answering:
+            backend, begun_at = connection.pgconn.backend_pid, trio.current_time()
+            # One scope for BEGIN and COMMIT: each costs 10 µs.
+            answering = trio.CancelScope(deadline=begun_at + _ANSWER_WITHIN)
+            begun, entered = Begun(connection, self._schema, answering, keep=self._keep), False
+            with answering:
                 try:
-                    if seconds < math.inf:
-                        connection.prologue = _time_limit(seconds)
-                    async with connection.transaction():
-                        if answering.cancel_called:  # the answer came too late, and is no longer waited for
-                            raise _unanswered("BEGIN")
-                        answering.deadline = math.inf
-                        entered = True
-                        yield begun
-                        committing = begun.completed
-                        if committing:
-                            answering.deadline = trio.current_time() + _ANSWER_WITHIN
-                    begun.committed = committing
+                    await connection.begin(_time_limit(seconds) if seconds < math.inf else b"")
+                    if answering.cancel_called:  # the answer came too late, and is no longer waited for
+                        raise _unanswered("BEGIN")
+                    answering.deadline = math.inf
+                    entered = True
+                    yield begun
+                    if not begun.committed:
+                        await begun.commit()
                 except BaseException as error:  # noqa: ASYNC103 -- a cancelled COMMIT without an answer is the caller's to look into
-                    if committing and connection.closed:
+                    if connection.pgconn.pipeline_status != pq.PipelineStatus.OFF:
+                        connection.abort()
+                    if begun.committing and not begun.committed and connection.closed:
+                        if (claim := begun.claim) is not None:
+                            self._unknown[claim.id, claim.attempt] = backend, begun_at
                         raise CommitUnknown(f"the connection was lost during COMMIT: {error}") from error  # noqa: ASYNC104
                     raise
-            if answering.cancelled_caught:
-                if not entered:
-                    raise _unanswered("BEGIN")
-                raise CommitUnknown(f"the database did not answer COMMIT within {_ANSWER_WITHIN:g} s")
+            if answering.cancelled_caught and not begun.committed:
+                raise _unanswered("the completion" if entered else "BEGIN")
 
     async def committed(self, claim: Claim) -> bool:
         """Waits until a transaction whose COMMIT got no answer has ended. Returns whether it was committed.
 
         Raises `DatabaseUnavailable` if that cannot be found out.
         """
-        fence = {"id": claim.id, "attempt": claim.attempt, "session": claim.session, "keep": self._keep}
+        key = claim.id, claim.attempt
         try:
-            async with self._lend() as connection:
-                # The second statement must see the result that the first waited for, whatever the role's default is.
-                await connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
-                async with connection.transaction(), OwnAsyncCursor(connection) as cursor:
-                    await connection.command(pinned_for_transaction())
-                    await cursor.execute(statement("await_transaction", self._schema), fence)
-                    await cursor.execute(statement("transaction_done", self._schema), fence, binary=True)
-                    row = await cursor.fetchone()
+            done = await self._is_done(claim)
+            if not done and key in self._unknown:
+                # The row may be free because the message is still on its way.
+                await self._end_process(*self._unknown[key])
+                done = await self._is_done(claim)
         except psycopg.Error as error:
             raise DatabaseUnavailable(f"transactions: {str(error).strip()}") from error
+        self._unknown.pop(key, None)
+        return done
+
+    async def _is_done(self, claim: Claim) -> bool:
+        fence = {"id": claim.id, "attempt": claim.attempt, "session": claim.session, "keep": self._keep}
+        async with self._lend() as connection:
+            # The second statement must see the result that the first waited for, whatever the role's default is.
+            await connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
+            async with connection.transaction(), OwnAsyncCursor(connection) as cursor:
+                await connection.command(pinned_for_transaction())
+                await cursor.execute(statement("await_transaction", self._schema), fence)
+                await cursor.execute(statement("transaction_done", self._schema), fence, binary=True)
+                row = await cursor.fetchone()
         return row is not None and row[0]
+
+    async def _end_process(self, process: int, since: float) -> None:
+        async with self._lend() as connection, connection.transaction(), OwnAsyncCursor(connection) as cursor:
+            await connection.command(pinned_for_transaction())
+            about = {"process": process, "seconds": trio.current_time() - since, "within": _END_WITHIN * 1000}
+            await cursor.execute(statement("end_transaction", self._schema), about)
+            if any(not ended for (ended,) in await cursor.fetchall()):
+                raise DatabaseUnavailable("transactions: the server process of a lost connection has not ended yet")
 
     @asynccontextmanager
     async def _lend(self) -> AsyncGenerator[TrioConnection[Any]]:

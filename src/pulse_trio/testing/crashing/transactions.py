@@ -1,5 +1,6 @@
 # pyright: reportPrivateUsage=false
-"""The crash points of a transaction on PostgreSQL: one after each statement, before the completion, before and after COMMIT.
+"""The crash points of a transaction on PostgreSQL: one after each statement, before the completion, and after COMMIT, which is
+one message with it; a step's line is a message of its own, so there is one before its COMMIT, too.
 
 How often a statement waits at its socket depends on how fast the server answers, so those waits are no points: a point's number
 would be another one in the next run. Between a statement and its answer the database decides, so there is nothing to strike at.
@@ -55,7 +56,7 @@ class Transactions(Passed):
         async with self._quiet_ends(**given) as begun:
             with self._at_statements(begun.connection):
                 yield Begun(begun, self._process)
-            if begun.completed:
+            if begun.completed and not begun.committed:
                 await self._point("before its COMMIT")
         await self._point("after its COMMIT")
 
