@@ -698,7 +698,7 @@ TORN = [
     Torn("progress", r"j\.locked_by = s\.session", progress_of_another_session),
     Torn("progress", r"j\.id = ANY \(ARRAY\[s\.id\]\)", progress_of_a_finished_job),
     Torn("cancel_delivered", r"c\.attempt = r\.attempt", cancellation_reached_an_earlier_attempt),
-    Torn("cancel_delivered", r"c\.job_id = ANY \(ARRAY\[r\.id\]\)", cancellation_reached_another_job),
+    Torn("cancel_delivered", r"c\.job_id = r\.id", cancellation_reached_another_job),
     Torn("cancel_close", r"j\.id = ANY \(ARRAY\[c\.job_id\]\) AND j\.cancelling", open_cancellation_closed, "false"),
     Torn("cancel_close", r"j\.attempt = c\.attempt", crossed_cancellation_left_open),
     Torn("cancel_close", r"j\.cancelling", request_that_was_overtaken_left_open),

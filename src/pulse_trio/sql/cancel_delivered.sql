@@ -3,8 +3,11 @@
 WITH report AS MATERIALIZED (
   SELECT * FROM unnest(%(ids)s::bigint[], %(attempts)s::int[]) AS r(id, attempt)
 ), reached AS MATERIALIZED (
-  SELECT c.id FROM report r JOIN :"schema".cancellation c
-    ON c.job_id = ANY (ARRAY[r.id]) AND c.attempt = r.attempt AND c.ended_at IS NULL AND c.delivered_at IS NULL
-  FOR NO KEY UPDATE OF c SKIP LOCKED
+  -- One probe for each: as a join it was a walk of all open requests, compared with each report: 0.3 s for 1,000 children.
+  SELECT o.id FROM report r
+  CROSS JOIN LATERAL (
+    SELECT c.id FROM :"schema".cancellation c
+    WHERE c.job_id = r.id AND c.attempt = r.attempt AND c.ended_at IS NULL AND c.delivered_at IS NULL
+    FOR NO KEY UPDATE SKIP LOCKED) o
 )
-UPDATE :"schema".cancellation c SET delivered_at = clock_timestamp() FROM reached WHERE c.id = reached.id
+UPDATE :"schema".cancellation c SET delivered_at = clock_timestamp() WHERE c.id = ANY (ARRAY(SELECT id FROM reached))

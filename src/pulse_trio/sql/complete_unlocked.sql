@@ -21,7 +21,10 @@ WITH report AS MATERIALIZED (
   FROM done WHERE %(keep)s::boolean OR :"schema".has_mark(options)
 ), closed AS (
   UPDATE :"schema".cancellation c SET ended_at = clock_timestamp(), ended_as = 'completed'
-  FROM done WHERE done.cancelling AND c.job_id = ANY (ARRAY[done.id]) AND c.ended_at IS NULL
+  FROM (SELECT o.id FROM done
+        CROSS JOIN LATERAL (SELECT c.id FROM :"schema".cancellation c WHERE c.job_id = done.id AND c.ended_at IS NULL OFFSET 0) o
+        WHERE done.cancelling) d
+  WHERE c.id = ANY (ARRAY[d.id]) AND coalesce(c.ended_at, 'infinity') = 'infinity'
 )
 SELECT id, true AS accepted FROM done WHERE (SELECT :"schema".tell_end(array_agg(id)) FROM done) >= 0
 UNION ALL

@@ -85,7 +85,11 @@ WITH report AS MATERIALIZED (
   UPDATE :"schema".cancellation c
   SET ended_at = clock_timestamp(), ended_as = h.next,
       delivered_at = CASE h.outcome WHEN 'cancelled' THEN coalesce(c.delivered_at, clock_timestamp()) ELSE c.delivered_at END
-  FROM held h WHERE h.cancelling AND c.job_id = ANY (ARRAY[h.id]) AND c.ended_at IS NULL
+  -- Found before, one probe for each: `ended_at IS NULL` here let the planner walk all open requests for each job.
+  FROM (SELECT h.next, h.outcome, o.id FROM held h
+        CROSS JOIN LATERAL (SELECT c.id FROM :"schema".cancellation c WHERE c.job_id = h.id AND c.ended_at IS NULL OFFSET 0) o
+        WHERE h.cancelling) h
+  WHERE c.id = ANY (ARRAY[h.id]) AND coalesce(c.ended_at, 'infinity') = 'infinity'
 ), noted AS (
   INSERT INTO :"schema".attempt (job_id, attempt, session, started_at, ended_at, outcome, error)
   SELECT id, attempt, session, started_at, clock_timestamp(), CASE outcome WHEN 'crashed' THEN 'rescued' ELSE outcome END, error

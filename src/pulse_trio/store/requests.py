@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..jobs import Claim
-    from .links import WorkerLink
+    from .links import Links
 
     Fence = tuple[int, int, int]
 
@@ -24,13 +24,15 @@ if TYPE_CHECKING:
 class Requests:
     """The open requests to running jobs."""
 
-    def __init__(self, link: WorkerLink, schema: str) -> None:
-        self._link = link
+    def __init__(self, links: Links, schema: str) -> None:
+        self._link = links.settles
+        # Not behind reports: of a tree's children that are cancelled together, the last are asked for while the first end.
+        self._asks = links.beats
         self._schema = schema
 
     async def requested(self, job_ids: Sequence[int]) -> dict[Fence, CancelRequest]:
         """Of these jobs, the running attempts whose cancellation was requested (id, attempt, session), each with why."""
-        async with self._link.using() as connection:
+        async with self._asks.using() as connection:
             cursor = await connection.execute(
                 statement("cancel_requested", self._schema), {"ids": numbers(job_ids)}, prepare=True
             )
@@ -38,7 +40,7 @@ class Requests:
 
     async def running_fences(self, job_ids: Sequence[int]) -> set[Fence]:
         """The running attempts of these jobs, by id, attempt and session."""
-        async with self._link.using() as connection:
+        async with self._asks.using() as connection:
             cursor = await connection.execute(
                 statement("running_fences", self._schema), {"ids": numbers(job_ids)}, prepare=True
             )

@@ -111,7 +111,7 @@ class WorkerStore:
         self.reports = Reports(self.links, schema, held, writer)
         self.beats = Beats(self.links.beats, schema, held)
         self.progress = ProgressWriter(self.links.progress, schema)
-        self.requests = Requests(self.links.settles, schema)
+        self.requests = Requests(self.links, schema)
         self.waking = Waking(self.links, schema, held, queues)
         self.upkeep = Upkeep(self.links.watch, schema, self.sessions, writer, callbacks)
         self.firing = Firing(self.links.watch, schema, self.sessions)

@@ -105,7 +105,7 @@ class Cancellations:
                 requested = await self._store.requested(sorted({fence[0] for fence in meant}))
                 gone = await self._gone([fence for fence in meant if fence not in requested])
             except DatabaseUnavailable:
-                # `Reports` uses the same connection and reports the outage. When it is back, the beats bring the requests.
+                # `Heartbeats` uses the same connection and reports the outage. When it is back, the beats bring the requests.
                 continue
             for fence, request in requested.items():
                 if fence in meant:
