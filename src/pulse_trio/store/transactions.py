@@ -109,6 +109,7 @@ class Begun:
         self._schema = schema
         self._keep = keep
         self._limits = TimeLimits.of(connection)
+        self.backend = connection.pgconn.backend_pid
         self._answering = answering
         """Ends our own statements if no answer comes."""
 
@@ -148,7 +149,6 @@ class Begun:
         self.committing = True
         await self.connection.finish(commands)
         self.committed = True
-        self._answering.deadline = math.inf
 
     async def remember(self, lines: Lines) -> bool | None:
         """Writes lines of the job's history instead, fenced too. Returns and raises the same."""
@@ -227,14 +227,16 @@ class FencedTransactions:
         Raises:
             CommitUnknown: whether it was committed is not known.
         """
-        async with self._lend() as connection:
-            backend, begun_at = connection.pgconn.backend_pid, trio.current_time()
+        pool = self._opened()
+        slot = await pool.take()
+        try:
+            begun_at = trio.current_time()
             # One scope for BEGIN and COMMIT: each costs 10 µs.
             answering = trio.CancelScope(deadline=begun_at + _ANSWER_WITHIN)
-            begun, entered = Begun(connection, self._schema, answering, keep=self._keep), False
+            begun, entered = Begun(slot.connection, self._schema, answering, keep=self._keep), False
             with answering:
                 try:
-                    await connection.begin(_time_limit(seconds) if seconds < math.inf else b"")
+                    await slot.connection.begin(_time_limit(seconds) if seconds < math.inf else b"")
                     if answering.cancel_called:  # the answer came too late, and is no longer waited for
                         raise _unanswered("BEGIN")
                     answering.deadline = math.inf
@@ -243,15 +245,18 @@ class FencedTransactions:
                     if not begun.committed:
                         await begun.commit()
                 except BaseException as error:  # noqa: ASYNC103 -- a cancelled COMMIT without an answer is the caller's to look into
-                    if connection.pgconn.pipeline_status != pq.PipelineStatus.OFF:
-                        connection.abort()
-                    if begun.committing and not begun.committed and connection.closed:
+                    is_unknown = begun.committing and not begun.committed and begun.connection.closed
+                    self._close_if_unfit(begun.connection, error)
+                    if is_unknown:
                         if (claim := begun.claim) is not None:
-                            self._unknown[claim.id, claim.attempt] = backend, begun_at
+                            self._unknown[claim.id, claim.attempt] = begun.backend, begun_at
                         raise CommitUnknown(f"the connection was lost during COMMIT: {error}") from error  # noqa: ASYNC104
                     raise
             if answering.cancelled_caught and not begun.committed:
                 raise _unanswered("the completion" if entered else "BEGIN")
+            await trio.lowlevel.checkpoint_if_cancelled()
+        finally:
+            await pool.take_back(slot)  # noqa: ASYNC102 -- bounded by its mode
 
     async def committed(self, claim: Claim) -> bool:
         """Waits until a transaction whose COMMIT got no answer has ended. Returns whether it was committed.
@@ -292,15 +297,25 @@ class FencedTransactions:
 
     @asynccontextmanager
     async def _lend(self) -> AsyncGenerator[TrioConnection[Any]]:
-        if self._pool is None:
-            raise RuntimeError("the pool of transactions is not open")
-        async with self._pool.connection(timeout=math.inf) as connection:
+        async with self._opened().connection(timeout=math.inf) as connection:
             try:
                 yield connection
-            except psycopg.errors.ReadOnlySqlTransaction:
-                # A primary that became a standby keeps its connections: the next transaction looks for the primary again.
-                connection.abort()
+            except BaseException as error:
+                self._close_if_unfit(connection, error)
                 raise
+
+    def _opened(self) -> TrioPool:
+        if self._pool is None:
+            raise RuntimeError("the pool of transactions is not open")
+        return self._pool
+
+    def _close_if_unfit(self, connection: TrioConnection[Any], error: BaseException) -> None:
+        # A primary that became a standby keeps its connections: the next transaction looks for the primary again.
+        if (
+            isinstance(error, psycopg.errors.ReadOnlySqlTransaction)
+            or connection.pgconn.pipeline_status != pq.PipelineStatus.OFF
+        ):
+            connection.abort()
 
 
 @contextmanager
