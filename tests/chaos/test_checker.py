@@ -592,7 +592,7 @@ async def wrong_id(scene: Scene) -> Claim:
 
 
 PREDICATES = {
-    "id": (rb"j\.id = ([rhf]\.id|ANY \(%\(ids\)s::bigint\[\]\))", wrong_id),
+    "id": (rb"j\.id = ([rhf]\.id|ANY \(ARRAY\[[rhf]\.id\]\)|ANY \(%\(ids\)s::bigint\[\]\))", wrong_id),
     "attempt": (rb"j\.attempt = ([rhf]\.attempt|\(%\(attempts\)s::int\[\]\)\[width_bucket\(.*\)\])", wrong_attempt),
     "session": (
         rb"j\.locked_by = ([rhf]\.session|\(%\(sessions\)s::bigint\[\]\)\[width_bucket\(.*\)\])",
