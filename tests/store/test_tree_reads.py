@@ -225,3 +225,39 @@ def test_a_history_of_the_most_lines_is_read_once_by_its_pages_and_not_at_all_to
     counts = {stage: pages["resume"] for stage, pages in stages.items() if "resume" in pages}
     # 10,000 short lines take about 100 pages, in order of the index at most a page for each.
     assert max(counts.values()) < 400, counts
+
+
+def test_functions_planned_on_an_analyzed_table_of_one_row_read_only_their_own_rows(dsn: str) -> None:
+    calls = {
+        "members_of": "SELECT * FROM members_of(%(id)s::bigint, 1, 9, NULL, false, NULL)",
+        "write_lines": (
+            "SELECT * FROM write_lines("
+            "ARRAY[%(id)s]::bigint[], '{1}', '{9}', '{1}', '{1}', '{1:step}', '{s}', '{1}', '{NULL}', '{0}')"
+        ),
+        "cancel_block": "SELECT * FROM cancel_block(%(id)s::bigint, 1, 9, 0, 'sibling')",
+        "look_slowly": "SELECT * FROM look_slowly()",
+    }  # fmt: skip
+    entries = "SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE relid = 'job'::regclass"
+    with Window(dsn) as window, Window(dsn) as worker:
+        # An ANALYZE of its own would mend the plans.
+        window.run("ALTER TABLE job SET (autovacuum_enabled = off)")
+        first = Job(window)
+        window.run("VACUUM ANALYZE job, member, durable_job, history, cancellation, recheck")
+        window.publish_statistics()
+        worker.use_settings(WORKER_SETTINGS)
+        for call in calls.values():
+            worker.connection.execute(call.encode(), {"id": first.id})
+        window.run(
+            "INSERT INTO job (kind, queue, state, attempt, locked_by, lease_until)"
+            " SELECT 'noop', 'many', 2, 1, 9, now() + interval '1 h' FROM generate_series(1, 20000)"
+        )
+        parent = Job(window, children=50)
+        read: dict[str, int] = {}
+        for name, call in calls.items():
+            before = window.value(entries)
+            worker.connection.execute(call.encode(), {"id": parent.id})
+            worker.run("SELECT pg_stat_force_next_flush()")
+            worker.run("SELECT 1")
+            read[name] = int(window.value(entries) - before)
+    # A few probes for each of fifty children. Before: all 20,000 for each child.
+    assert max(read.values()) <= 1500, read
