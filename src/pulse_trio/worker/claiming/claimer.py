@@ -1,8 +1,9 @@
 """Sends claims and starts the jobs that they bring.
 
 A claim carries the completions of the last batch: one statement, one commit. Queues with limits, and jobs with keys, are
-claimed by a statement of their own (`LimitedQueues` says when). The two alternate: where both have more jobs than there are
-free slots, neither waits until the other is empty.
+claimed by a statement of their own (`LimitedQueues` says when), and where a worker has only these, completions are written
+beside it: that claim takes PostgreSQL three times as long as they do. The two sorts of claims alternate: where both have more
+jobs than there are free slots, neither waits until the other is empty.
 
 A row that makes the database refuse a claim harms its own queue or slot: the worker does not claim from that one for a while
 (`ClaimRefused`), and claims from the others go on.
@@ -55,8 +56,7 @@ class CompletionSource(Protocol):
 
     def put_back(self, outcomes: list[Outcome]) -> None: ...
 
-    @property
-    def pending(self) -> int: ...
+    def stay_behind(self) -> None: ...
 
 
 class Starter(Protocol):
@@ -130,12 +130,14 @@ class Claimer:
 
     async def _claim_both(self, limit: int) -> tuple[int, bool]:
         """Claims from queues with limits and from the others. Which come first alternates."""
+        if not self._cursors:
+            # Another connection writes the completions meanwhile, which may free a limited queue.
+            self._carrier.stay_behind()
+            return await self._claim_limited(limit), False
         self._limited_first = not self._limited_first
         limited = await self._claim_limited(limit) if self._limited_first else 0
         # Send this even when no slot is free: writing the waiting completions may free a limited queue.
-        others, left_some = 0, False
-        if self._cursors or self._carrier.pending:
-            others, left_some = await self._claim(limit - limited)
+        others, left_some = await self._claim(limit - limited)
         if not self._limited_first:
             limited = await self._claim_limited(limit - others)
         return limited + others, left_some
