@@ -236,6 +236,7 @@ def test_functions_planned_on_an_analyzed_table_of_one_row_read_only_their_own_r
         ),
         "cancel_block": "SELECT * FROM cancel_block(%(id)s::bigint, 1, 9, 0, 'sibling')",
         "look_slowly": "SELECT * FROM look_slowly()",
+        "cancel_rows": "SELECT * FROM cancel_rows(ARRAY[%(id)s]::bigint[], NULL, NULL, false)",
     }  # fmt: skip
     entries = "SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE relid = 'job'::regclass"
     with Window(dsn) as window, Window(dsn) as worker:
