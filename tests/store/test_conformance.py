@@ -16,7 +16,7 @@ from pulse_trio.jobs import CancelRequest, Progress
 from pulse_trio.store import ClaimCursor, WorkerStore, cancelling, stacks
 from pulse_trio.testing.memory import MemoryDatabase, MemoryStore
 from pulse_trio.timing import timing
-from support.stores import Window, claim, claim_one, complete_alone, end, forged, open_store
+from support.stores import Window, claim, claim_one, complete_alone, end, forged, open_kept_store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Sequence
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pulse_trio.handlers import Schedule
     from pulse_trio.jobs import Claim, OutcomeKind
     from pulse_trio.states import State
+    from support.connections import KeptLinks
 
 Store = WorkerStore | MemoryStore
 
@@ -31,13 +32,14 @@ Store = WorkerStore | MemoryStore
 class Real:
     """A database, and stores on it."""
 
-    def __init__(self, window: Window, queue: str, stack: AsyncExitStack) -> None:
+    def __init__(self, window: Window, queue: str, stack: AsyncExitStack, links: list[KeptLinks]) -> None:
         self.window = window
         self.queue = queue
         self._stack = stack
+        self._links = links
 
     async def store(self, queues: Sequence[str] | None = None) -> Store:
-        return await self._stack.enter_async_context(open_store(self.window.dsn, queues=queues))
+        return await self._stack.enter_async_context(open_kept_store(self.window.dsn, self._links, queues=queues))
 
     def enqueue(self, **options: Any) -> int:
         return self.window.enqueue(self.queue, **options)
@@ -174,9 +176,11 @@ House = Real | Fake
 
 
 @pytest.fixture(params=["real", "fake"])
-async def house(request: pytest.FixtureRequest, window: Window, queue: str) -> AsyncGenerator[House]:
+async def house(
+    request: pytest.FixtureRequest, window: Window, queue: str, links: list[KeptLinks]
+) -> AsyncGenerator[House]:
     async with AsyncExitStack() as stack:
-        yield Real(window, queue, stack) if request.param == "real" else Fake(queue)
+        yield Real(window, queue, stack, links) if request.param == "real" else Fake(queue)
 
 
 @pytest.fixture

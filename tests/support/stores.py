@@ -15,6 +15,7 @@ from pulse_trio.client import request_by_name
 from pulse_trio.jobs import Claim, Outcome
 from pulse_trio.postgres.pins import pins_query
 from pulse_trio.store import ClaimCursor, WorkerStore, new_jobs, operations
+from support.connections import KeptLinks, lent
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -31,6 +32,23 @@ async def open_store(dsn: str, **options: Any) -> AsyncGenerator[WorkerStore]:
     try:
         await store.open_session()
         yield store
+    finally:
+        await store.aclose()
+
+
+@asynccontextmanager
+async def open_kept_store(
+    dsn: str, kept: list[KeptLinks], *, queues: Sequence[str] | None = None
+) -> AsyncGenerator[WorkerStore]:
+    """The same with the connections of one that has ended, if there are any, and leaves its own."""
+    links = kept.pop() if kept else KeptLinks()
+    store = WorkerStore(dsn, queues=queues)
+    links.lend(store)
+    try:
+        await store.open_session()
+        yield store
+        await links.take(store)
+        kept.append(links)
     finally:
         await store.aclose()
 
@@ -103,20 +121,20 @@ class Window:
         self.run("SELECT pg_stat_force_next_flush()")
 
     def enqueue(self, queue: str = "default", *, kind: str = "noop", args: Any = None, **options: Any) -> int:
-        """Enqueues one job as a client would, on a connection of its own kind; returns its id."""
+        """Enqueues one job as a client would, on another connection than this; returns its id."""
         request = request_by_name(kind, args, queue=queue, **options)
-        with psycopg.connect(self.dsn, autocommit=True) as connection:
+        with lent(self.dsn) as connection:
             return operations.run_sync(connection, self.schema, new_jobs.enqueue(request)).id
 
     def enqueue_many(self, count: int, queue: str = "default", **options: Any) -> list[int]:
         """Enqueues `count` jobs in one batch; returns their ids."""
         requests = [request_by_name("noop", queue=queue, **options) for _ in range(count)]
-        with psycopg.connect(self.dsn, autocommit=True) as connection:
+        with lent(self.dsn) as connection:
             return [e.id for e in operations.run_sync(connection, self.schema, new_jobs.enqueue_many(requests))]
 
     def do(self, operation: operations.Operation[Any]) -> Any:
         """Runs one of the store's operations."""
-        with psycopg.connect(self.dsn, autocommit=True) as connection:
+        with lent(self.dsn) as connection:
             return operations.run_sync(connection, self.schema, operation)
 
     def job(self, job_id: int) -> dict[str, Any]:

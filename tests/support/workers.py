@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import trio
 
 from pulse_trio import SyncClient
+from support.connections import is_quiet
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
     from pulse_trio.testing.faults.processes import Processes, Running
 
 LEASE, HEARTBEAT, WATCHDOG, CLEANUP = 6.0, 2.0, 0.5, 0.5
@@ -36,11 +40,29 @@ def rows(dsn: str, query: str, parameters: dict[str, Any] | None = None) -> list
         return connection.execute(query.encode(), parameters).fetchall()
 
 
+@contextmanager
+def looking(dsn: str) -> Generator[Callable[..., list[tuple[Any, ...]]]]:
+    """What queries give one after the other: on one connection, unless a test ends it."""
+    connection = psycopg.connect(dsn, autocommit=True, prepare_threshold=None)
+
+    def look(query: str, parameters: dict[str, Any] | None = None) -> list[tuple[Any, ...]]:
+        nonlocal connection
+        if not is_quiet(connection):
+            connection.close()
+            connection = psycopg.connect(dsn, autocommit=True, prepare_threshold=None)
+        return connection.execute(query.encode(), parameters).fetchall()
+
+    try:
+        yield look
+    finally:
+        connection.close()
+
+
 async def until(dsn: str, query: str, parameters: dict[str, Any] | None = None) -> list[tuple[Any, ...]]:
     """Waits until a query has rows, by polling: PostgreSQL sends no notification."""
-    with trio.fail_after(40):
+    with trio.fail_after(40), looking(dsn) as look:
         while True:
-            if found := rows(dsn, query, parameters):
+            if found := look(query, parameters):
                 return found
             await trio.sleep(0.05)
 
