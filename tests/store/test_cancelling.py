@@ -38,6 +38,8 @@ def ledger(window: Window, job_id: int) -> CancellationRecord:
 
 def notified(window: Window) -> list[str]:
     """The payloads that came since the last look; the window listens from its first look on."""
+    # Others notified. Their signal is there before their commits are answered, and a statement makes the server heed it.
+    window.run("SELECT 1")
     return [notify.payload for notify in window.connection.notifies(timeout=0)]
 
 

@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from pulse_trio import AeadCodec, Handlers, InvalidTransition, Job, SyncClient, UnknownJob, open_client
-from pulse_trio.observe import FenceLost
+from pulse_trio.observe import FenceLost, JobEnded
 from pulse_trio.store import history
 from support.embedded_workers import working
 from support.stores import Window, claim_one, end, open_store
@@ -258,6 +258,8 @@ async def test_a_wedged_handler_is_cancelled_at_once_long_before_its_next_beat(a
         with trio.fail_after(40):
             await cancelled.wait()
         await heard.until(FenceLost, job_id=job_id)
+        if act == "release":
+            await heard.until(JobEnded, job_id=job_id, outcome="completed")
     assert alone.job(job_id)["result"] == ("again" if act == "release" else "by hand")
     assert attempts == ([1, 2] if act == "release" else [1])
 

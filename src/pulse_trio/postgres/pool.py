@@ -120,7 +120,15 @@ class TrioPool:
             await self.take_back(slot)  # noqa: ASYNC102 - bounded by its mode
 
     async def take(self, seconds: float = inf) -> Slot:
-        """A connection without a block, which costs 5 µs: `take_back` must follow, whatever happens."""
+        """A connection without a block, which costs 5 µs: `take_back` must follow, whatever happens.
+
+        Args:
+            seconds: to wait for one.
+
+        Raises:
+            PoolTimeout: none in time.
+            trio.ClosedResourceError: the pool was closed.
+        """
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._closed:
             raise trio.ClosedResourceError("the pool is closed: the block that opened it has ended")
@@ -178,7 +186,11 @@ class TrioPool:
         return False
 
     async def take_back(self, slot: Slot) -> None:
-        """Rolls back what is open, and makes the connection another caller's, or closes it."""
+        """Rolls back what is open, and makes the connection another caller's, or closes it.
+
+        Args:
+            slot: as `take` gave it; nothing of it may be used any more.
+        """
         try:
             await slot.connection.make_idle()
         except BaseException:
