@@ -8,7 +8,7 @@ below zero, when the handler starts before the producer has read the answer to i
 client (autocommit), the SQL function, and the client in a transaction of the caller's.
 
 The busy worker runs no-ops meanwhile at half the rate at which it drained them a moment before: a process of its own
-enqueues them, so many each 10 ms, into the same queue.
+enqueues them, so many each 2 ms, into the same queue.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 BUSY = "busy: half of its rate"
-TICK = 0.01
+TICK = 0.002
 Enqueue = Callable[["psycopg.Connection[tuple[object, ...]]", float], None]
 
 
@@ -116,7 +116,7 @@ def load(dsn: str, rate: float) -> Generator[None]:
 
 
 async def enqueue_steadily(dsn: str, rate: float) -> None:
-    """No-ops in bulk, each 10 ms what is due by then."""
+    """No-ops in bulk, each 2 ms what is due by then."""
     handlers = Handlers()
 
     @handlers.job()
