@@ -80,6 +80,27 @@ def test_what_brought_jobs_is_tried_again_at_once(book: LimitedQueues) -> None:
     assert book.turns("q") == "mine"
 
 
+def test_another_worker_at_its_claim_is_left_alone_for_as_long_as_a_claim_takes_whoever_ends_meanwhile(
+    book: LimitedQueues,
+) -> None:
+    met = answer(0.005, blocked=True)
+    book.claimed("q", met, 10.0, 10.001)
+    assert book.next_try == pytest.approx(10.006)
+    book.claimed("q", answer(0.0, claims=2), 10.0, 10.012)
+    book.claimed("q", met, 10.012, 10.013)
+    assert book.next_try == pytest.approx(10.025)
+    book.told("q")
+    assert book.next_try == pytest.approx(10.025)
+    # A claim that took long says nothing of the next.
+    book.claimed("q", answer(0.0, claims=2), 10.0, 13.0)
+    book.claimed("q", met, 13.0, 13.001)
+    assert book.next_try == pytest.approx(13.021)
+    # What does not come back soon is tried again when a job ended here.
+    book.claimed("q", answer(blocked=True), 14.0, 14.001)
+    book.told("q")
+    assert book.ready(14.001) == ["q"]
+
+
 def test_vain_looks_through_many_keys_take_a_fifth_of_the_time_and_then_a_twentieth(book: LimitedQueues) -> None:
     for _ in range(50):
         book.claimed("q", answer(0.005, blocked=True), 10.0, 10.01)
