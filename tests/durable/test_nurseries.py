@@ -144,6 +144,33 @@ async def test_a_child_that_an_attempt_failed_of_is_started_again_though_the_nex
     assert (trees.job(job_id)["state"], trees.job(job_id)["result"], ran) == ("completed", 2, [1, 2])
 
 
+@pytest.mark.parametrize("suspend_after", [0, 3600])
+async def test_a_child_that_fails_again_has_failed_whether_or_not_its_parent_was_suspended_meanwhile(
+    trees: Trees, suspend_after: float
+) -> None:
+    ran: list[int] = []
+
+    @trees.handlers.job(max_attempts=1)
+    async def child(job: Job) -> None:
+        ran.append(job.attempt)
+        raise ValueError("as always")
+
+    @trees.handlers.job(durable=True, suspend_after=suspend_after, max_attempts=3, retry=Fixed(3600))
+    async def parent(job: Job) -> None:
+        async with job.durable_nursery() as nursery:
+            nursery.start_soon(child)
+
+    job_id = trees.enqueue("parent")
+    with trio.fail_after(30):
+        for number in (1, 2):
+            await trees.burst()
+            assert (trees.job(job_id)["state"], len(ran)) == ("retryable", number)
+            trees.again()
+        await trees.burst()
+    # Each failed attempt of the parent lets the child start once more: before, each resumed one did, for ever.
+    assert (trees.job(job_id)["state"], ran) == ("dead", [1, 2, 3])
+
+
 async def test_a_bodys_exception_cancels_the_children_and_is_in_a_group_always(trees: Trees) -> None:
     reasons: list[object] = []
 
