@@ -300,6 +300,53 @@ async def test_the_same_key_with_other_arguments_is_a_mismatch_that_names_the_ch
     assert "child '#1'" in found["error"]
 
 
+@pytest.mark.parametrize("caught", [Exception, BaseException])
+async def test_after_a_mismatch_nothing_more_is_done_and_code_that_fits_goes_on(
+    trees: Trees, caught: type[BaseException]
+) -> None:
+    undone: list[str] = []
+    deployed = ["kid"]
+
+    async def undo() -> None:
+        undone.append("undone")
+
+    @trees.handlers.job
+    async def kid() -> None: ...
+
+    @trees.handlers.job
+    async def another() -> None: ...
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def parent(job: Job) -> str:
+        try:
+            async with job.durable_nursery() as nursery:
+                nursery.start_soon(trees.handlers[deployed[0]])
+            return await job.wait_for_event("go", type=str)
+        except caught:
+            with job.cleanup():
+                await job.step(undo)
+            if caught is BaseException:
+                raise
+            return "as if nothing had happened"
+
+    job_id = trees.enqueue("parent")
+    client = SyncClient(trees.dsn)
+    with trio.fail_after(30):
+        await trees.burst()
+        lines = trees.lines(job_id)
+        deployed[0] = "another"
+        await trio.to_thread.run_sync(lambda: client.send_event(job_id, "go", "gone"))
+        await trees.burst()
+        assert trees.job(job_id)["state"] == "dead"
+        assert "with another kind or other arguments than this 'another'" in trees.job(job_id)["error"]
+        # The event was received, or will be; what is remembered of the handler's calls is as before.
+        assert (undone, trees.lines(job_id)[: len(lines)]) == ([], lines)
+        deployed[0] = "kid"
+        await trio.to_thread.run_sync(lambda: client.retry(job_id))
+        await trees.burst()
+    assert (trees.job(job_id)["state"], trees.job(job_id)["result"], undone) == ("completed", "gone", [])
+
+
 async def test_what_a_later_attempt_does_not_start_is_cancelled_at_the_end_of_its_block(trees: Trees) -> None:
     @trees.handlers.job(queue="elsewhere")
     async def waits() -> None: ...

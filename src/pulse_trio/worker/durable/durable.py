@@ -195,7 +195,7 @@ class Durable:
         try:
             replay.begin(call)
         except ReplayMismatch as error:
-            self._fail(error)
+            self.fail(error)
             raise
         call.turn = turn = trio.Event()
         pause = _FIRST_LOOK
@@ -209,7 +209,7 @@ class Durable:
                         pause = min(pause * 2, _LONGEST_LOOK)
                         self.hand_out()
                         if replay.idle and not replay.over and self.all_stand():
-                            self._fail(replay.stuck())
+                            self.fail(replay.stuck())
                 if call.line is None:
                     # The last line may have been a cancellation of this very call.
                     await trio.lowlevel.checkpoint_if_cancelled()
@@ -247,7 +247,10 @@ class Durable:
         self, call: Call, kind: Kind, value: str | Callable[[int], str] | None = None, *, event_id: int | None = None
     ) -> Line:
         """Writes the call's line, and returns when it is written. `value` is JSON, or makes it from the line's number. A
-        cancellation waits until it is written, as long as the lease is proven."""
+        cancellation waits until it is written, as long as the lease is proven. Raises `ReplayMismatch` if there was one."""
+        if self.mismatch is not None:
+            await trio.lowlevel.checkpoint()
+            raise self.mismatch
         line = self.history.add(kind, call.key, call.name, value, event_id=event_id)
         await self.history.written()
         return line
@@ -333,7 +336,8 @@ class Durable:
         if reason is not None:
             self.running.cancel(reason)
 
-    def _fail(self, error: ReplayMismatch) -> None:
+    def fail(self, error: ReplayMismatch) -> None:
+        """The history does not fit the code: no call of this attempt does anything more, and no line is written."""
         if self.mismatch is None:
             self.mismatch = error
         for call in self.standing.values():

@@ -229,11 +229,13 @@ class Opened:
         failures = [child for child in block.failures if child.job.id in failed]
         if not failures and error is None:
             job_id = self._durable.running.claim.id
-            raise ReplayMismatch(
+            mismatch = ReplayMismatch(
                 f"job {job_id}: its block failed of children {failed} in an earlier attempt; they have ended otherwise since, "
                 "by a retry at that very moment or by a person's hand. Run it again from the beginning: "
                 f"pulse-trio jobs retry {job_id} --afresh"
             )
+            self._durable.fail(mismatch)
+            raise mismatch
         raise _group(failures, error)
 
     async def _cut(self) -> None:

@@ -124,7 +124,16 @@ def remembered(durable: Durable, function: Callable[..., Any], line: Line) -> An
     if line.kind is Kind.STEP_FAILED:
         raise StepFailed(msgspec.json.decode(line.value or '""', type=str), step=line.name)
     text = durable.parts.plain(durable.running.claim, line.line, line.value or "null")
-    return decoded(function, line.name, text)
+    try:
+        return decoded(function, line.name, text)
+    except ReplayMismatch as error:
+        job_id = durable.running.claim.id
+        mismatch = ReplayMismatch(
+            f"job {job_id}, line {line.line}: {error} Deploy code that it fits, or branch on job.version; or run the job again "
+            f"from the beginning: pulse-trio jobs retry {job_id} --afresh"
+        )
+        durable.fail(mismatch)
+        raise mismatch from None
 
 
 def decoded(function: Callable[..., Any], name: str, text: str) -> Any:
