@@ -41,7 +41,8 @@ def cancel_jobs(
 ) -> int:
     """Cancel jobs: waiting jobs at once, running jobs by cancelling their handlers.
 
-    A durable job that is suspended, or waits for a retry, runs once more, so that its clean-up runs; --now ends it without.
+    A durable job that is suspended, or waits for a retry, runs once more, so that its clean-up runs, if its history has a
+    line (a step, an event, an end of a sleep or of a block; children alone are none); --now ends it without.
     Prints each job's state: cancelled, or running while its handler has not ended. A finished job stays unchanged. If one
     of several jobs does not exist, the others are cancelled, and the exit code is 2.
     """
