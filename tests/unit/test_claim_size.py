@@ -27,6 +27,10 @@ class Slots:
     def slots(self) -> Slots:
         return self
 
+    @property
+    def startable(self) -> int:
+        return min(len(self.due), max(0, self.count - self.running + len(self.due)))
+
 
 def size_of(slots: Slots, *, took: float, clock: MockClock) -> ClaimSize:
     """After the answer of a claim that took so long."""
@@ -69,6 +73,38 @@ async def test_jobs_that_run_longer_than_a_claim_are_claimed_by_halves_for_a_whi
     assert size.most == 10
 
 
+async def test_beside_jobs_that_were_claimed_ahead_a_claim_waits_until_half_of_all_have_begun(
+    mock_clock: MockClock,
+) -> None:
+    slots = Slots(due=10)
+    size = size_of(slots, took=1, clock=mock_clock)
+    slots.half, slots.whole, slots.ahead = 10, 10, 10
+    slots.free, slots.running = 5, 15
+    waited = trio.Event()
+
+    async def wait() -> None:
+        await size.wait()
+        waited.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        for free in range(5, 10):
+            slots.free, slots.running = free, 20 - free
+            await trio.lowlevel.checkpoint()
+            await trio.lowlevel.checkpoint()
+            assert not waited.is_set()
+        slots.free, slots.running = 10, 10
+        await wait_all_tasks_blocked()
+    assert waited.is_set()
+
+
+async def test_jobs_that_wait_for_a_slot_hold_up_no_claim(mock_clock: MockClock) -> None:
+    slots = Slots(due=5, free=5)
+    size = size_of(slots, took=1, clock=mock_clock)
+    slots.ahead, slots.running = 10, 15  # ten run, and wait for something
+    await size.wait()
+
+
 async def test_free_slots_are_filled_without_a_wait(mock_clock: MockClock) -> None:
     size = size_of(Slots(due=1, free=10), took=1, clock=mock_clock)
     await size.wait()
@@ -91,17 +127,17 @@ def claims(table: Table, size: ClaimSize, claimed: int, *, ended: int, in_second
     return table.slots.ahead
 
 
-async def test_as_many_jobs_are_claimed_ahead_as_end_in_ten_milliseconds(mock_clock: MockClock) -> None:
+async def test_as_many_jobs_are_claimed_ahead_as_end_in_twenty_milliseconds(mock_clock: MockClock) -> None:
     table = Table(100)
     size = ClaimSize(cast("Any", table))
     assert claims(table, size, 100, ended=0, in_seconds=1, clock=mock_clock) == 0
     # 100 jobs in 3.9 ms.
-    assert claims(table, size, 100, ended=100, in_seconds=1 / 256, clock=mock_clock) == 256
-    assert (table.slots.half, table.slots.whole) == (178, 178)
-    # 1,000 jobs in 3.9 ms: more than 500 slots would not make claims faster.
-    assert claims(table, size, 1000, ended=1000, in_seconds=1 / 256, clock=mock_clock) == 400
+    assert claims(table, size, 100, ended=100, in_seconds=1 / 256, clock=mock_clock) == 512
+    assert (table.slots.half, table.slots.whole) == (306, 306)
+    # 1,000 jobs in 3.9 ms: more than 1,000 slots would not make claims faster.
+    assert claims(table, size, 1000, ended=1000, in_seconds=1 / 256, clock=mock_clock) == 900
     # 100 jobs in 16 ms.
-    assert claims(table, size, 100, ended=100, in_seconds=1 / 64, clock=mock_clock) == 64
+    assert claims(table, size, 100, ended=100, in_seconds=1 / 64, clock=mock_clock) == 128
     # Jobs of a second, and after a rest.
     assert claims(table, size, 0, ended=100, in_seconds=1, clock=mock_clock) == 0
     assert claims(table, size, 100, ended=0, in_seconds=60, clock=mock_clock) == 0
@@ -112,11 +148,11 @@ async def test_a_short_time_tells_no_rate(mock_clock: MockClock) -> None:
     size = ClaimSize(cast("Any", table))
     claims(table, size, 100, ended=0, in_seconds=1, clock=mock_clock)
     assert claims(table, size, 100, ended=100, in_seconds=1 / 1024, clock=mock_clock) == 0
-    assert claims(table, size, 100, ended=100, in_seconds=2 / 1024, clock=mock_clock) == 400
+    assert claims(table, size, 100, ended=100, in_seconds=2 / 1024, clock=mock_clock) == 900
 
 
 async def test_nothing_is_claimed_ahead_beside_limits_or_with_many_slots(mock_clock: MockClock) -> None:
-    table, large = Table(100), Table(600)
+    table, large = Table(100), Table(1100)
     for each in (table, large):
         size = ClaimSize(cast("Any", each))
         claims(each, size, 100, ended=0, in_seconds=1, clock=mock_clock)

@@ -7,9 +7,10 @@ jobs of the last one have run: half as many claims, and a quarter less CPU for e
 
 Jobs that keep this process busy for longer than a claim takes are better claimed by halves. The wait shows which they are.
 
-**Short jobs are claimed ahead of the slots**: as many more as end in 10 ms at the rate of the last claims. So claims stay large
+**Short jobs are claimed ahead of the slots**: as many more as end in 20 ms at the rate of the last claims. So claims stay large
 and overlap with handlers whatever the concurrency is, and no more handlers run at once than it allows: the others wait for a
-slot in the job table. At a concurrency of 100 that takes a sixth of the CPU off a no-op, and 40 % more of them run in a second.
+slot in the job table. The next claim is sent when half of them have begun; sent as soon as there was room for a few, it brought
+165 jobs where it now brings 320 (concurrency 100), for a sixth more CPU in PostgreSQL and here.
 ahead.py gives back jobs that wait for longer than was foreseen. A claim that finds fewer jobs than it asked for ends that: a
 worker that keeps up gains nothing from it.
 """
@@ -26,15 +27,15 @@ if TYPE_CHECKING:
 
 _HALVES = 64
 """Claims by halves after a wait that took longer than a claim."""
-_FORESEEN = 0.01
+_FORESEEN = 0.02
 """Seconds in which the jobs that are claimed ahead of their slots begin, at the rate of the last claims. Meanwhile no other
 worker can run them."""
 _SPAN = 0.002
 """Seconds over which that rate is taken, at least."""
 _FEWEST = 32
 """Fewer jobs than these are not claimed ahead: they would not make a claim much larger."""
-_MOST = 500
-"""Slots, with those ahead: claims of 250 are large enough. The task pool has so many places."""
+_MOST = 1000
+"""Slots, with those ahead. With claims of 500 a no-op takes a tenth less CPU than with claims of 250."""
 
 
 class ClaimSize:
@@ -58,13 +59,12 @@ class ClaimSize:
         return self._jobs.slots.half if self._halves else self._jobs.slots.whole
 
     async def wait(self) -> None:
-        """Waits until the claimed jobs have begun, but no longer than the last claim took."""
-        if self._halves or self._jobs.slots.whole == self._jobs.slots.half:
+        """Waits until there is room for a whole claim or no claimed job can begin, but no longer than the last claim took."""
+        jobs, slots = self._jobs, self._jobs.slots
+        if self._halves or (slots.whole == slots.half and not slots.ahead):
             return
-        # Jobs that were claimed ahead do not begin at once: the claim loop waits for a slot.
-        while (
-            self._jobs.due and self._jobs.free < self._jobs.slots.whole and self._jobs.running <= self._jobs.slots.count
-        ):
+        # Jobs that were claimed ahead do not begin while every slot has a job that waits: more of them may be claimed then.
+        while jobs.startable > 0 and jobs.free < slots.whole:
             if trio.current_time() > self._answered + self._took:
                 self._halves = _HALVES
                 return
