@@ -95,6 +95,18 @@ def test_a_float_that_json_has_not_is_refused_and_its_place_named(name: str) -> 
         SyncClient("host=nowhere").enqueue("elsewhere", {"value": value})
 
 
+def test_the_payload_of_an_event_is_one_thing_and_arguments_are_many() -> None:
+    client = SyncClient("host=nowhere")
+    with pytest.raises(InvalidArguments, match="The payload of the event 'arguments' holds a NaN"):
+        client.send_event(1, "arguments", [math.nan])
+    with pytest.raises(InvalidArguments, match="The payload of the event 'a' holds a NUL"):
+        client.send_event(1, "a", "\0")
+    with pytest.raises(InvalidArguments, match="The payload of the event 'a' takes 2,000,002 bytes"):
+        client.send_event(1, "a", "a" * 2_000_000)
+    with pytest.raises(InvalidArguments, match="Arguments of 'take' hold a NUL"):
+        take.request("\0")
+
+
 def test_two_keys_that_json_takes_for_one_are_refused() -> None:
     with pytest.raises(InvalidArguments, match="two keys that are both '1' in JSON"):
         take.request({"deep": [TWINS]})

@@ -399,6 +399,9 @@ async def test_what_cannot_be_a_child_is_refused_where_it_is_started(
                 start(nursery, nothing)
         with pytest.raises(UsageError, match="has ended"):
             nursery.start_soon(nothing)
+        unopened: Any = job.durable_nursery()
+        with pytest.raises(AttributeError, match="async with job"):
+            unopened.start_soon(nothing)
         return "refused"
 
     job_id = trees.enqueue("parent")

@@ -23,12 +23,19 @@ _JSON_CLASSES = (dict, list, tuple, set, frozenset)
 _ANYTHING: tuple[Any, ...] = (Any, object, Never, NoReturn)
 
 
+def verb(what: str, plural: str) -> str:
+    """The verb of a message about `what`, in its number: "arguments hold", "the payload holds"."""
+    if "rguments" in what.partition(" of ")[0]:
+        return plural
+    return "is" if plural == "are" else f"{plural}s"
+
+
 def refuse_losses(value: object, encoded: bytes, what: str) -> None:
     """Raises `InvalidArguments`, naming the position, if `encoded` loses part of `value`."""
     # `find` instead of `in`: with bytes on its left, `in` first tries to read them as a number, and takes three times as long.
     if encoded.find(b"null") >= 0 and (place := _place_of_no_number(value)) is not None:
         raise InvalidArguments(
-            f"{what} hold a NaN or an infinity at {place}, which JSON does not have: it would become null."
+            f"{what} {verb(what, 'hold')} a NaN or an infinity at {place}, which JSON does not have: it would become null."
         )
     if encoded.rfind(b"{") > 0 and len(_encode(_decode(encoded))) != len(encoded):
         # It may be shorter for another reason: a `msgspec.Raw` with spaces.
@@ -40,7 +47,7 @@ def _refuse_twins(pairs: list[tuple[str, object]], what: str) -> None:
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise InvalidArguments(
-            f"{what} hold a dictionary with two keys that are both {twice!r} in JSON: one would be lost."
+            f"{what} {verb(what, 'hold')} a dictionary with two keys that are both {twice!r} in JSON: one would be lost."
         )
 
 

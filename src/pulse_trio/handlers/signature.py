@@ -21,18 +21,18 @@ from ..errors import ConfigurationError, InvalidArguments
 from ..jobs import Job
 from .models import from_builtins, to_builtins
 from .options import OPTION_NAMES
-from .payloads import has_models, refuse_losses
+from .payloads import has_models, refuse_losses, verb
 
 _encode = msgspec.json.Encoder(enc_hook=to_builtins).encode
 _decode: Callable[[bytes], object] = msgspec.json.Decoder().decode
 
 MAX_ARGS = 1_048_576
+"""The largest `args` in bytes of JSON; the database checks the same."""
 MAX_DEPTH = 64
 """Levels of lists and objects in arguments; the database checks the same."""
 _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _BRACKETS = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-"""The largest `args` in bytes of JSON; the database checks the same."""
 
 _PROBED = 64 * 1024
 """Arguments of more characters are decoded only where there is memory for them."""
@@ -258,9 +258,8 @@ def check_json(encoded: bytes, what: str) -> str:
     """JSON as text that PostgreSQL will take and show: below the size cap, without NUL and lone surrogates, its numbers in the
     range that Python reads. Raises `InvalidArguments`."""
     if len(encoded) > MAX_ARGS:
-        verb = "take" if "rguments" in what else "takes"
         raise InvalidArguments(
-            f"{what} {verb} {len(encoded):,} bytes of JSON; the limit is {MAX_ARGS:,}. Store a reference."
+            f"{what} {verb(what, 'take')} {len(encoded):,} bytes of JSON; the limit is {MAX_ARGS:,}. Store a reference."
         )
     try:
         # msgspec copies a `msgspec.Raw` unchecked: a number that jsonb cannot hold made the job, and every list that
@@ -268,9 +267,9 @@ def check_json(encoded: bytes, what: str) -> str:
         _decode(encoded)
         text = encoded.decode()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidArguments(f"{what} are not JSON that PostgreSQL can show: {error}.") from None
+        raise InvalidArguments(f"{what} {verb(what, 'are')} not JSON that PostgreSQL can show: {error}.") from None
     if "\\u0000" in text and _NUL.search(text):
-        raise InvalidArguments(f"{what} hold a NUL character, which PostgreSQL's JSON cannot hold.")
+        raise InvalidArguments(f"{what} {verb(what, 'hold')} a NUL character, which PostgreSQL's JSON cannot hold.")
     if (len(text) > _LONGEST_NUMBER or "e-" in text or "E-" in text) and _TOO_FINE.search(text):
         _check_numbers(text, what)
     return text
@@ -292,7 +291,9 @@ def check_arguments(encoded: bytes, what: str) -> str:
     """The same for arguments, which the database takes up to `MAX_DEPTH` levels deep. Raises `InvalidArguments`."""
     text = check_json(encoded, what)
     if encoded.count(b"[") + encoded.count(b"{") > MAX_DEPTH and _is_deeper(encoded):
-        raise InvalidArguments(f"{what} are nested deeper than {MAX_DEPTH} levels. Flatten them, or store a reference.")
+        raise InvalidArguments(
+            f"{what} {verb(what, 'are')} nested deeper than {MAX_DEPTH} levels. Flatten them, or store a reference."
+        )
     return text
 
 
@@ -309,7 +310,9 @@ def _check_numbers(text: str, what: str) -> None:
 
     def check(number: str) -> float:
         if _TOO_FINE.search(number):
-            raise InvalidArguments(f"{what} hold a number with more digits than PostgreSQL's JSON can hold.")
+            raise InvalidArguments(
+                f"{what} {verb(what, 'hold')} a number with more digits than PostgreSQL's JSON can hold."
+            )
         return 0.0
 
     json.loads(text, parse_float=check)

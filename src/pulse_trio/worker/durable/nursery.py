@@ -300,6 +300,11 @@ async def _shielded_from_scopes(nursery: trio.Nursery) -> AsyncGenerator[None]:
 class _Entering:
     """The awaitable part of opening a block: its call is named and its number found when the block is entered."""
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"job.durable_nursery() has no {name!r} yet: `async with job.durable_nursery() as nursery`."
+        )
+
     def __init__(self, durable: Durable, *, collect: bool, key: str | None) -> None:
         self._durable = durable
         self._collect = collect
