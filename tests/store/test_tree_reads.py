@@ -262,3 +262,35 @@ def test_functions_planned_on_an_analyzed_table_of_one_row_read_only_their_own_r
             read[name] = int(window.value(entries) - before)
     # A few probes for each of fifty children. Before: all 20,000 for each child.
     assert max(read.values()) <= 1500, read
+
+
+def test_ids_retried_and_deleted_read_their_own_rows_alone_whatever_was_planned_before(dsn: str) -> None:
+    calls = {
+        "retry_jobs": "SELECT * FROM retry_jobs(%(ids)s::bigint[])",
+        "delete_jobs": "SELECT * FROM delete_jobs(%(ids)s::bigint[])",
+    }
+    read_so_far = (
+        "SELECT sum(idx_tup_read) + (SELECT seq_tup_read FROM pg_stat_user_tables WHERE relid = 'job'::regclass)"
+        " FROM pg_stat_user_indexes WHERE relid = 'job'::regclass"
+    )
+    with Window(dsn) as window, Window(dsn) as operator:
+        window.run("ALTER TABLE job SET (autovacuum_enabled = off)")
+        first = Job(window)
+        window.run("VACUUM ANALYZE job")
+        # A session of an operator's, whose plans are kept from the first call on.
+        operator.run("SET plan_cache_mode = force_generic_plan")
+        for call in calls.values():
+            operator.connection.execute(call.encode(), {"ids": [first.id]})
+        ids = [
+            row["id"]
+            for row in window.run("INSERT INTO job (kind) SELECT 'a' FROM generate_series(1, 20000) RETURNING id")
+        ]
+        read: dict[str, int] = {}
+        for name, call in calls.items():
+            before = window.value(read_so_far)
+            operator.connection.execute(call.encode(), {"ids": ids[:100]})
+            operator.run("SELECT pg_stat_force_next_flush()")
+            operator.run("SELECT 1")
+            read[name] = int(window.value(read_so_far) - before)
+    # Before: all 20,000 for each of the hundred.
+    assert max(read.values()) <= 500, read
