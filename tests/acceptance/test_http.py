@@ -506,6 +506,8 @@ async def test_a_client_that_does_not_read_does_not_keep_the_worker_from_ending(
                             waited.deadline = trio.current_time() + 1
                         except BlockingIOError:
                             pass
+                        except (ConnectionResetError, BrokenPipeError):
+                            break  # on a loaded machine it gives the client up before that
                         await trio.sleep(0.01)
                 assert (await pages.get("/healthz")).status_code == 200
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from pulse_trio.jobs import Claim
+    from pulse_trio.postgres import TrioConnection
     from pulse_trio.testing.faults.proxy import Proxy
 
 POLL = 0.5
@@ -146,3 +147,24 @@ async def test_without_its_listening_connection_a_worker_polls_says_so_and_liste
             network.forward()
             await heard.until(DatabaseFound, loop="listener")
             await until(dsn, f"{pids} AND pid <> {before}")
+
+
+async def test_a_network_that_falls_silent_before_the_listener_listens_is_noticed(dsn: str) -> None:
+    store = WorkerStore(dsn, lease=FAST["lease"])
+    async with open_proxy(dsn) as network:
+        link = store.links.listen
+        link._dsn = network.dsn
+        configure = link._configure
+        assert configure is not None
+
+        async def configure_and_lose(connection: TrioConnection[Any]) -> None:
+            await configure(connection)
+            link._configure = configure
+            network.swallow()
+
+        link._configure = configure_and_lose
+        async with working(Handlers(), dsn, poll=POLL, store=store, **FAST) as heard:
+            lost = await heard.until(DatabaseLost, loop="listener")
+            assert "did not answer within" in lost.error
+            network.forward()
+            await heard.until(DatabaseFound, loop="listener")

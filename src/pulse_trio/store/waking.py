@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import trio
@@ -13,8 +14,9 @@ from ..sql import render, statement
 from .arrays import texts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
+    from ..postgres import TrioConnection
     from .leases import Leases
     from .links import Links
 
@@ -80,16 +82,22 @@ class Waking:
                     "listener: this connection goes through a pooler, which hears no notifications: jobs start at the next "
                     "poll. Give the database's own address as direct_dsn (--direct-dsn) to have them start at once"
                 )
-            await connection.execute(render('LISTEN :"schema"', self._schema).encode())
+            await self._answered(
+                connection, partial(connection.execute, render('LISTEN :"schema"', self._schema).encode())
+            )
             on_notify("")
             while True:
                 async for notify in connection.notifies(timeout=self._leases.silence):
                     on_notify(notify.payload)
                 # The server may be gone: a network that forgot this connection reports nothing, and a proxy in between answers
                 # keepalives.
-                patience = self._leases.patience
-                with trio.move_on_after(patience) as asked:
-                    await connection.ping()
-                if asked.cancelled_caught:
-                    connection.abort()
-                    raise DatabaseUnavailable(f"listener: the database did not answer within {patience:g} s")
+                await self._answered(connection, connection.ping)
+
+    async def _answered(self, connection: TrioConnection[Any], ask: Callable[[], Awaitable[object]]) -> None:
+        """Asks the server something. The link has no time limit for it, because notifications have none."""
+        patience = self._leases.patience
+        with trio.move_on_after(patience) as asked:
+            await ask()
+        if asked.cancelled_caught:
+            connection.abort()
+            raise DatabaseUnavailable(f"listener: the database did not answer within {patience:g} s")
