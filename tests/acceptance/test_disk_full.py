@@ -22,7 +22,7 @@ from pulse_trio import DatabaseUnavailable, Handlers, SyncClient
 from pulse_trio.client import request_by_name
 from pulse_trio.embedded import embedded_server
 from pulse_trio.migrate import migrate_sync
-from pulse_trio.observe import DatabaseFound, DatabaseLost, FenceLost, JobStarted, LeaseUnproven
+from pulse_trio.observe import DatabaseFound, DatabaseLost, FenceLost, LeaseUnproven
 from pulse_trio.store import WorkerStore
 from support.embedded_workers import WITHIN, working
 from support.workers import rows, until
@@ -84,19 +84,18 @@ def server() -> Generator[Server]:
 
 
 def note_accepted(store: WorkerStore) -> set[int]:
-    """From now on the set has the id of every job whose completion a statement of the store's has accepted. (One that is given
-    back before it began is accepted too.)"""
+    """From now on the set has the id of every job whose outcome a statement of the store's has accepted."""
     accepted = set[int]()
     complete_and_claim, settle = store.claims.complete_and_claim, store.reports.settle
 
     async def claiming(limit: int, slots: Sequence[ClaimCursor], completed: Sequence[Outcome] = ()) -> ClaimResult:
         result = await complete_and_claim(limit, slots, completed)
-        accepted.update(o.claim.id for o in result.settlement.accepted if o.kind == "completed")
+        accepted.update(o.claim.id for o in result.settlement.accepted)
         return result
 
     async def settling(outcomes: Sequence[Outcome], *, unsure: bool = False) -> Settlement:
         settlement = await settle(outcomes, unsure=unsure)
-        accepted.update(o.claim.id for o in settlement.accepted if o.kind == "completed")
+        accepted.update(o.claim.id for o in settlement.accepted)
         return settlement
 
     store.claims.complete_and_claim, store.reports.settle = claiming, settling
@@ -111,10 +110,12 @@ async def test_on_a_full_disk_nothing_is_acknowledged_that_is_not_there_and_with
     server: Server,
 ) -> None:
     handlers = Handlers()
+    # Made once: a handler that made them held up the heartbeats of a loaded machine for longer than half of a lease.
+    result = words(200_000, 0)
 
     @handlers.job
     async def big(seed: int) -> str:
-        return words(200_000, seed)
+        return f"{seed:06}{result}"
 
     dsn, client = server.dsn, SyncClient(server.dsn)
     ((started,),) = rows(dsn, STARTED)
@@ -156,15 +157,12 @@ async def test_on_a_full_disk_nothing_is_acknowledged_that_is_not_there_and_with
 
         server.make_room()
         await until(dsn, f"SELECT FROM pulse.jobs WHERE state = 'completed' HAVING count(*) = {len(due)}")
-        with trio.fail_after(WITHIN):
-            while accepted != set(due):  # noqa: ASYNC110 -- the last answer is on its way
-                await trio.sleep(0.05)
         assert heard.of(DatabaseFound) != []
         assert heard.of(LeaseUnproven) == heard.of(FenceLost) == []
         acknowledged.append(client.enqueue("big", {"seed": 0, "pad": words(100_000, 0)}, delay=3600).id)
     assert accepted == archived(dsn) == set(due)
     # Each ran once: a report that did not fit cost no attempt, and no result was lost.
-    assert sorted(each.job_id for each in heard.of(JobStarted)) == due
+    assert rows(dsn, "SELECT DISTINCT attempt FROM pulse.jobs WHERE state = 'completed'") == [(1,)]
     assert {row[0] for row in rows(dsn, "SELECT id FROM pulse.jobs WHERE state = 'scheduled'")} == set(acknowledged)
     assert rows(dsn, STARTED) == [(started,)]
 

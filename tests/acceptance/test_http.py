@@ -507,7 +507,7 @@ async def test_a_client_that_does_not_read_does_not_keep_the_worker_from_ending(
                         except BlockingIOError:
                             pass
                         except (ConnectionResetError, BrokenPipeError):
-                            break  # on a loaded machine it gives the client up before that
+                            break  # on a loaded machine the server has given this client up
                         await trio.sleep(0.01)
                 assert (await pages.get("/healthz")).status_code == 200
 

@@ -324,7 +324,7 @@ async def test_after_a_mismatch_nothing_more_is_done_and_code_that_fits_goes_on(
             return await job.wait_for_event("go", type=str)
         except caught:
             with job.cleanup():
-                await job.step(undo)  # noqa: ASYNC120 -- as a user may write it
+                await job.step(undo)  # noqa: ASYNC120 -- shielded by job.cleanup()
             if caught is BaseException:
                 raise
             return "as if nothing had happened"

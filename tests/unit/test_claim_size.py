@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, cast
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, cast
 
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -11,6 +12,9 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from pulse_trio.worker.claiming.claim_size import ClaimSize
 from pulse_trio.worker.jobs.job_table import Slots as RealSlots
 from pulse_trio.worker.signal import Signal
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
 
 class Slots:
@@ -40,17 +44,24 @@ def size_of(slots: Slots, *, took: float, clock: MockClock) -> ClaimSize:
     return size
 
 
-async def test_a_claim_waits_until_the_jobs_of_the_last_one_have_begun(mock_clock: MockClock) -> None:
-    slots = Slots()
-    size = size_of(slots, took=1, clock=mock_clock)
+@asynccontextmanager
+async def waiting(wait: Callable[[], Awaitable[object]]) -> AsyncGenerator[trio.Event]:
+    """A task waits while the block runs; the event is set when it has waited. The block ends after that."""
     waited = trio.Event()
 
-    async def wait() -> None:
-        await size.wait()
+    async def run() -> None:
+        await wait()
         waited.set()
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(wait)
+        nursery.start_soon(run)
+        yield waited
+
+
+async def test_a_claim_waits_until_the_jobs_of_the_last_one_have_begun(mock_clock: MockClock) -> None:
+    slots = Slots()
+    size = size_of(slots, took=1, clock=mock_clock)
+    async with waiting(size.wait) as waited:
         for _ in range(10):
             await trio.lowlevel.checkpoint()
             assert not waited.is_set()
@@ -80,14 +91,7 @@ async def test_beside_jobs_that_were_claimed_ahead_a_claim_waits_until_half_of_a
     size = size_of(slots, took=1, clock=mock_clock)
     slots.half, slots.whole, slots.ahead = 10, 10, 10
     slots.free, slots.running = 5, 15
-    waited = trio.Event()
-
-    async def wait() -> None:
-        await size.wait()
-        waited.set()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(wait)
+    async with waiting(size.wait) as waited:
         for free in range(5, 10):
             slots.free, slots.running = free, 20 - free
             await trio.lowlevel.checkpoint()
@@ -166,14 +170,7 @@ async def test_the_worker_is_told_when_it_holds_more_jobs_than_slots(mock_clock:
     table = Table(100)
     size = ClaimSize(cast("Any", table))
     claims(table, size, 100, ended=0, in_seconds=1, clock=mock_clock)
-    told = trio.Event()
-
-    async def wait() -> None:
-        await table.slots.claimed_ahead.wait()
-        told.set()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(wait)
+    async with waiting(table.slots.claimed_ahead.wait) as told:
         await wait_all_tasks_blocked()
         assert not told.is_set()
         claims(table, size, 50, ended=0, in_seconds=0.01, clock=mock_clock)

@@ -150,13 +150,13 @@ class Block:
         return adopted
 
     def _mismatch(self, child: Child[Any], job_id: int) -> ReplayMismatch:
-        error = ReplayMismatch(
-            f"job {self.fence.id}, child {child.key!r} is job {job_id} with another kind or other arguments than this "
-            f"{child.kind!r}. The code changed under a running job: branch on job.version, give the children a child_key, or "
-            f"run it again from the beginning: pulse-trio jobs retry {self.fence.id} --afresh"
+        return self.durable.fail(
+            ReplayMismatch(
+                f"job {self.fence.id}, child {child.key!r} is job {job_id} with another kind or other arguments than this "
+                f"{child.kind!r}. The code changed under a running job: branch on job.version, give the children a child_key, "
+                f"or run it again from the beginning: pulse-trio jobs retry {self.fence.id} --afresh"
+            )
         )
-        self.durable.fail(error)
-        return error
 
     # Asking the database
 

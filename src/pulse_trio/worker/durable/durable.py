@@ -336,13 +336,15 @@ class Durable:
         if reason is not None:
             self.running.cancel(reason)
 
-    def fail(self, error: ReplayMismatch) -> None:
-        """The history does not fit the code: no call of this attempt does anything more, and no line is written."""
+    def fail(self, error: ReplayMismatch) -> ReplayMismatch:
+        """The history does not fit the code: no call of this attempt does anything more, and no line is written. Returns the
+        error, for who raises it."""
         if self.mismatch is None:
             self.mismatch = error
         for call in self.standing.values():
             if call.turn is not None:
                 call.turn.set()
+        return error
 
     # The attempt
 

@@ -229,13 +229,13 @@ class Opened:
         failures = [child for child in block.failures if child.job.id in failed]
         if not failures and error is None:
             job_id = self._durable.running.claim.id
-            mismatch = ReplayMismatch(
-                f"job {job_id}: its block failed of children {failed} in an earlier attempt; they have ended otherwise since, "
-                "by a retry at that very moment or by a person's hand. Run it again from the beginning: "
-                f"pulse-trio jobs retry {job_id} --afresh"
+            raise self._durable.fail(
+                ReplayMismatch(
+                    f"job {job_id}: its block failed of children {failed} in an earlier attempt; they have ended otherwise "
+                    "since, by a retry at that very moment or by a person's hand. Run it again from the beginning: "
+                    f"pulse-trio jobs retry {job_id} --afresh"
+                )
             )
-            self._durable.fail(mismatch)
-            raise mismatch
         raise _group(failures, error)
 
     async def _cut(self) -> None:
@@ -300,11 +300,6 @@ async def _shielded_from_scopes(nursery: trio.Nursery) -> AsyncGenerator[None]:
 class _Entering:
     """The awaitable part of opening a block: its call is named and its number found when the block is entered."""
 
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"job.durable_nursery() has no {name!r} yet: `async with job.durable_nursery() as nursery`."
-        )
-
     def __init__(self, durable: Durable, *, collect: bool, key: str | None) -> None:
         self._durable = durable
         self._collect = collect
@@ -322,6 +317,11 @@ class _Entering:
     ) -> bool:
         assert self._opened is not None  # noqa: S101 -- it was entered
         return await self._opened.__aexit__(kind, error, traceback)  # noqa: ASYNC102 -- as there
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"job.durable_nursery() has no {name!r} yet: `async with job.durable_nursery() as nursery`."
+        )
 
 
 def open_nursery(durable: Durable, *, collect: bool, key: str | None) -> AbstractAsyncContextManager[DurableNursery]:

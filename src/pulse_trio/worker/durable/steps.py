@@ -128,12 +128,12 @@ def remembered(durable: Durable, function: Callable[..., Any], line: Line) -> An
         return decoded(function, line.name, text)
     except ReplayMismatch as error:
         job_id = durable.running.claim.id
-        mismatch = ReplayMismatch(
-            f"job {job_id}, line {line.line}: {error} Deploy code that it fits, or branch on job.version; or run the job again "
-            f"from the beginning: pulse-trio jobs retry {job_id} --afresh"
-        )
-        durable.fail(mismatch)
-        raise mismatch from None
+        raise durable.fail(
+            ReplayMismatch(
+                f"job {job_id}, line {line.line}: {error} Deploy code that it fits, or branch on job.version; or run the job "
+                f"again from the beginning: pulse-trio jobs retry {job_id} --afresh"
+            )
+        ) from None
 
 
 def decoded(function: Callable[..., Any], name: str, text: str) -> Any:
