@@ -107,8 +107,7 @@ lint: SOURCES = $(shell find $(wildcard src tests benchmarks examples) -name '*.
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	@echo flake8-async
-	@$(BIN)/flake8-async --enable=ASYNC101,ASYNC102,ASYNC103,ASYNC104,ASYNC111,ASYNC113,ASYNC120 $(SOURCES)
+	@$(BIN)/python requirements/trio_rules.py $(SOURCES)
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/codespell --ignore-words-list=brin,nam,nigthly src tests migrations benchmarks examples docs README.md Makefile
