@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,11 @@ import trio.lowlevel
 
 from pulse_trio import ConfigurationError, Handlers, Job
 from pulse_trio.testing import NeverEnds, crash_points
+from pulse_trio.testing.crashing import grounds, others
+from pulse_trio.testing.faults.proxy import Proxy, open_proxy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncGenerator, Iterator
 
     from pulse_trio.handlers import Handler
     from pulse_trio.testing import PulseClock
@@ -173,6 +176,22 @@ async def test_a_child_under_another_key_in_each_attempt_is_found(pulse_clock: P
     with pytest.raises(NeverEnds, match="Are the keys of its children others in each attempt"):
         await found(pulse_dsn, child_of_chance, ["part 1"])
     assert len(done) > 1
+
+
+async def test_children_end_after_their_parent_is_suspended_however_long_that_takes(
+    pulse_clock: PulseClock, pulse_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As on a loaded machine: what ran beside its parent by the clock ended before, and no attempt was suspended.
+    @asynccontextmanager
+    async def open_slow_proxy(dsn: str) -> AsyncGenerator[Proxy]:
+        async with open_proxy(dsn) as proxy:
+            proxy.delay(0.01)
+            yield proxy
+
+    monkeypatch.setattr(grounds, "open_proxy", open_slow_proxy)
+    monkeypatch.setattr(others, "_LOOK", 0.01)
+    with pytest.raises(NeverEnds, match="was suspended 10 times"):
+        await found(pulse_dsn, child_of_chance, ["part 1"])
 
 
 async def test_a_forgotten_cleanup_is_found_where_the_job_is_cancelled(pulse_clock: PulseClock, pulse_dsn: str) -> None:

@@ -20,7 +20,7 @@ from ..memory.worker import MemoryWorker
 from .others import QUEUE, Others
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from ...client import Client
@@ -85,6 +85,10 @@ class Ground(Protocol):
         """A worker that is not yet run."""
         ...
 
+    def beside(self, keeps_slot: Callable[[], bool]) -> AbstractAsyncContextManager[None]:
+        """In the block its children run too, if `keeps_slot` says that the handler waits for them and is not suspended."""
+        ...
+
     async def rescue(self, job_id: int, *, dead: bool) -> bool:
         """The worker's jobs go back, as by a supervisor that saw it die; if it is `dead`, its connections are gone. Returns
         whether the job went back: a living worker's transaction may hold its lock."""
@@ -138,6 +142,9 @@ class MemoryGround:
         yield MemoryWorker(
             handlers, self._database, memory=store, burst=True, instruments=[instrument], log=False, **SETTINGS
         )
+
+    def beside(self, keeps_slot: Callable[[], bool]) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
     async def rescue(self, job_id: int, *, dead: bool) -> bool:
         if self._store is None:
@@ -193,19 +200,20 @@ class DatabaseGround:
     @asynccontextmanager
     async def worker(self, handlers: Handlers, instrument: Any) -> AsyncGenerator[Worker]:
         self._sessions.clear()
-        beside, queues = (nullcontext(), None) if self._others is None else (self._others.beside(), [QUEUE])
-        async with beside:
-            yield Worker(
-                handlers,
-                self._proxy.dsn,
-                burst=True,
-                watch=False,
-                on_session=self._sessions.append,
-                instruments=[instrument],
-                log=False,
-                queues=queues,
-                **SETTINGS,
-            )
+        yield Worker(
+            handlers,
+            self._proxy.dsn,
+            burst=True,
+            watch=False,
+            on_session=self._sessions.append,
+            instruments=[instrument],
+            log=False,
+            queues=None if self._others is None else [QUEUE],
+            **SETTINGS,
+        )
+
+    def beside(self, keeps_slot: Callable[[], bool]) -> AbstractAsyncContextManager[None]:
+        return nullcontext() if self._others is None else self._others.beside(keeps_slot)
 
     async def rescue(self, job_id: int, *, dead: bool) -> bool:
         if dead:

@@ -6,7 +6,8 @@ from __future__ import annotations
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import trio
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ...handlers import Handler
     from ...jobs import JobRequest
     from ...worker import Worker
+    from ...worker.durable.durable import Durable
     from .grounds import Ground, Look
     from .points import CrashPoint, Place
 
@@ -132,7 +134,11 @@ async def _attempt(
     late, dead, blocked = "", False, ""
     trio.lowlevel.add_instrument(process)
     try:
-        async with ground.worker(handlers, ends) as worker, trio.open_nursery() as nursery:
+        async with (
+            ground.worker(handlers, ends) as worker,
+            ground.beside(partial(_keeps_slot, process, worker)),
+            trio.open_nursery() as nursery,
+        ):
             if ground.has_sockets:
                 add_points(worker, process)
             if process.is_durable:
@@ -231,6 +237,14 @@ async def _tell(process: Process, worker: Worker) -> None:
             break
         await trio.lowlevel.checkpoint()
     process.strikes.lost()
+
+
+def _keeps_slot(process: Process, worker: Worker) -> bool:
+    """Whether the handler waits where it is not suspended: outside of its durable calls, or under a deadline of its own."""
+    parts = worker._parts
+    held = [] if parts is None else [job for job in parts.jobs.held if hasattr(job, "durability")]
+    calls = [call for job in held for call in cast("Durable", job.durability).standing.values()]
+    return process.waits_outside() or any(call.suspendable is False for call in calls)
 
 
 def _where(worker: Worker, handler: Handler[..., Any], process: Process) -> str:

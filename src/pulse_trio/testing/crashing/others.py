@@ -20,7 +20,7 @@ from ..suspended import suspended_jobs
 from ..virtual_time import jump_statement, stop_statement
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable
 
     from ...handlers import Handlers
 
@@ -32,8 +32,8 @@ WHERE queue <> %s AND state NOT IN ('completed', 'dead', 'cancelled', 'suspended
 """
 _LINES = "SELECT count(*) FROM pulse.history WHERE job_id = %s"
 _HAS_CLOCK = "SELECT to_regclass('pulse_clock.clock') IS NOT NULL"
-_GRACE = 0.3
-"""Seconds in which a handler that only waits is suspended. After them its children run beside it."""
+_LOOK, _LOOKS = 0.1, 3
+"""So many looks, so many seconds apart, have to see that a handler keeps its slot. Then its children run beside it."""
 
 
 class Others:
@@ -59,12 +59,17 @@ class Others:
                 raise ConfigurationError(_stuck(waits, has_clock=bool(self._has_clock)))
 
     @asynccontextmanager
-    async def beside(self) -> AsyncGenerator[None]:
-        """While the block runs others run too, if it takes so long that its handler cannot have been suspended."""
+    async def beside(self, keeps_slot: Callable[[], bool]) -> AsyncGenerator[None]:
+        """While the block runs others run too, as long as the handler waits and keeps its slot. One that is about to be
+        suspended does not: on a loaded machine its children ended before, and no attempt of it was suspended."""
 
         async def run() -> None:
+            seen = 0
             while True:
-                await trio.sleep(_GRACE)
+                await trio.sleep(_LOOK)
+                seen = seen + 1 if keeps_slot() else 0
+                if seen < _LOOKS:
+                    continue
                 with trio.CancelScope(shield=True):
                     try:
                         await self._run()

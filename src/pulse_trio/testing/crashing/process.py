@@ -27,7 +27,7 @@ import trio
 import pulse_trio
 
 from ...postgres import TrioConnection
-from ...trio_internals import forget, opened_by
+from ...trio_internals import forget, opened_by, waits_for_children
 from ...worker.diagnosis.stack import await_frames
 from ...worker.jobs.children import Children
 from ...worker.jobs.kinds.asyncio_thread import LoopThread
@@ -113,6 +113,15 @@ class Process(trio.abc.Instrument):
     def waits_at(self) -> list[Place]:
         """Where the handler's tasks wait."""
         return [place_of_task(coro, self.strikes.handler) for task, coro in self._tasks.items() if self._counts(task)]
+
+    def waits_outside(self) -> bool:
+        """Whether a task of the handler waits outside of its durable calls, and not for tasks of its own."""
+        return any(
+            self._counts(task)
+            and not stands_in_a_call(await_frames(coro))
+            and not any(map(waits_for_children, opened_by(task)[-1:]))
+            for task, coro in self._tasks.items()
+        )
 
     def calls_at(self) -> Place | None:
         """Where the handler calls what is about to be done. The current task may be the worker's, which does it for the

@@ -18,9 +18,10 @@ class Call:
     """`key` names it within its job, `name` is that of the function or the event. It stands in its place of the handler while
     `Durable.awaiting(call)` is open.
 
-    `suspendable`: whether the handler may be suspended while it stands. `blocks`: waits for the children of these blocks;
-    `fail_blocks`: and for the first failure of one in these; `events`: for these names; `until`: for this moment, in seconds
-    since 1970 by the database's clock. `turn` is set when its turn in the replay has come, with its `line`.
+    `suspendable`: whether the handler may be suspended while it waits, None while it does not wait. `blocks`: waits for the
+    children of these blocks; `fail_blocks`: and for the first failure of one in these; `events`: for these names; `until`: for
+    this moment, in seconds since 1970 by the database's clock. `turn` is set when its turn in the replay has come, with its
+    `line`.
     """
 
     __slots__ = ("blocks", "events", "fail_blocks", "key", "kind", "line", "name", "suspendable", "turn", "until")
@@ -29,7 +30,7 @@ class Call:
         self.kind: CallKind = kind
         self.key = key
         self.name = name
-        self.suspendable = False
+        self.suspendable: bool | None = None
         self.blocks: Sequence[int] = ()
         self.fail_blocks: Sequence[int] = ()
         self.events: Sequence[str] = ()

@@ -60,7 +60,7 @@ class Suspension:
                     await news.wait()
                 now = trio.current_time()
         finally:
-            call.suspendable = False
+            call.suspendable = None
 
     def outcome(self, *, returned: bool = False) -> Suspended:
         """The end of the attempt. `returned`: the handler returned a value although it was cancelled."""
