@@ -8,6 +8,8 @@ import pytest
 import trio
 
 from pulse_trio import Child, ChildFailed, Discard, Fixed, Job, State, SyncClient, UsageError
+from pulse_trio.store import trees as store_trees
+from pulse_trio.worker.durable.looks import Looks
 from support.trees import Trees  # noqa: TC001
 
 if TYPE_CHECKING:
@@ -35,6 +37,42 @@ async def test_a_block_ends_when_its_children_have_and_they_have_their_results(t
     await trees.burst()
     assert trees.job(job_id)["result"] == [0, 2, 4, 42, "named", "#3"]
     assert trees.lines(job_id) == [(6, "1:block", "")]
+
+
+async def test_children_that_this_worker_completes_are_not_asked_for(
+    trees: Trees, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = trio.Event()
+    asked: list[str] = []
+
+    @trees.handlers.job
+    async def double(n: int) -> dict[str, int]:
+        await looked.wait()
+        return {"twice": 2 * n}
+
+    @trees.handlers.job(durable=True)
+    async def parent(job: Job) -> list[Any]:
+        async with job.durable_nursery() as nursery:
+            children = [nursery.start_soon(double, n) for n in range(3)]
+        return [*(child.result["twice"] for child in children), *(child.state for child in children)]
+
+    look = store_trees.Trees.look
+
+    async def look_and_go_on(self: store_trees.Trees, *given: Any) -> Any:
+        found = await look(self, *given)
+        asked.append("look")
+        looked.set()
+        return found
+
+    monkeypatch.setattr(store_trees.Trees, "look", look_and_go_on)
+    monkeypatch.setattr(store_trees.Trees, "members", None)
+    # The notification of the last child may come before the answer that it is completed: then the block looks, and reads.
+    monkeypatch.setattr(Looks, "heard", lambda *_: None)
+    job_id = trees.enqueue("parent")
+    with trio.fail_after(30):
+        await trees.burst()
+    assert trees.job(job_id)["result"] == [0, 2, 4, "completed", "completed", "completed"]
+    assert (asked, trees.job(job_id)["attempt"]) == (["look"], 1)
 
 
 def fail_of(error: BaseExceptionGroup[Any]) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ from pulse_trio.store import is_large
 from pulse_trio.worker.holding.reports import Reports
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from pulse_trio.worker.jobs.job_table import JobTable
 
@@ -28,6 +28,15 @@ class Table:
 
     def be_crowded(self, crowded: bool) -> None:
         self.crowded = crowded
+
+
+class Parents:
+    def __init__(self) -> None:
+        self.living: dict[int, object] = {}
+        self.told: list[Outcome] = []
+
+    def written(self, outcomes: Iterable[Outcome]) -> None:
+        self.told += outcomes
 
 
 class Told:
@@ -49,7 +58,7 @@ def claim_of(attempt: int) -> Claim:
 @pytest.mark.parametrize("order", [(1, 2), (2, 1)])
 def test_of_two_attempts_the_newer_waits_and_the_older_is_refused(order: tuple[int, int]) -> None:
     table, told = Table(), Told()
-    reports = Reports(cast("JobTable", table), Observer([told]))
+    reports = Reports(cast("JobTable", table), Observer([told]), Parents())
     for attempt in order:
         reports.add(outcome(attempt, "x" * attempt))
     assert [o.claim.attempt for o in table.reported] == [1]
@@ -61,7 +70,7 @@ def test_of_two_attempts_the_newer_waits_and_the_older_is_refused(order: tuple[i
 
 def test_an_attempt_that_is_put_twice_counts_once_and_is_not_refused() -> None:
     table = Table()
-    reports = Reports(cast("JobTable", table), Observer([]))
+    reports = Reports(cast("JobTable", table), Observer([]), Parents())
     first = outcome(1, "abc")
     reports.add(first)
     assert reports.take_completed() == [first]
@@ -75,7 +84,7 @@ def test_an_attempt_that_is_put_twice_counts_once_and_is_not_refused() -> None:
 
 
 def test_completions_travel_up_to_a_size_and_are_written_apart_when_they_stay_behind() -> None:
-    reports = Reports(cast("JobTable", Table()), Observer([]))
+    reports = Reports(cast("JobTable", Table()), Observer([]), Parents())
     for job_id in range(20):
         reports.add(Outcome(msgspec.structs.replace(claim_of(1), id=job_id), "completed", result="x" * 16_384))
     assert [o.claim.id for o in reports.take_completed()] == list(range(16))
@@ -88,7 +97,7 @@ def test_completions_travel_up_to_a_size_and_are_written_apart_when_they_stay_be
 
 def test_of_two_large_results_of_a_job_one_waits_and_leaves_no_trace_of_the_other() -> None:
     table = Table()
-    reports = Reports(cast("JobTable", table), Observer([]))
+    reports = Reports(cast("JobTable", table), Observer([]), Parents())
     large = [outcome(attempt, "x" * 40_000_000) for attempt in (1, 2)]
     assert all(map(is_large, large))
     reports.add(large[0])
@@ -99,3 +108,15 @@ def test_of_two_large_results_of_a_job_one_waits_and_leaves_no_trace_of_the_othe
     reports.large_left(large[1])
     reports.accepted([large[1]])
     assert (reports.pending, table.reported) == (0, large)
+
+
+def test_parents_hear_of_what_is_written_while_they_have_children_and_of_nothing_that_is_refused() -> None:
+    parents = Parents()
+    reports = Reports(cast("JobTable", Table()), Observer([]), parents)
+    for child in ({}, {7: "child"}):
+        parents.living = dict(child)
+        reports.add(outcome(1))
+        reports.accepted(reports.take_completed())
+        reports.add(outcome(2))
+        reports.refused(reports.take_completed())
+    assert [told.claim.attempt for told in parents.told] == [1]

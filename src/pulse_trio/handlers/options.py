@@ -11,6 +11,7 @@ import difflib
 import re
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, get_args
 
 import msgspec
@@ -235,14 +236,24 @@ def given_options(also: Iterable[str] = (), /, **options: Any) -> dict[str, Any]
     return given
 
 
+_OF_ROW = ("timeout", "backoff_base", "backoff_cap", "crash_limit")
+"""Options that the row has if they are not the usual ones."""
+_of_row = attrgetter(*_OF_ROW)
+_USUAL = _of_row(DEFAULT_OPTIONS)
+
+
 def encode_options(defaults: Defaults) -> str | None:
     """The row's `options`: JSON of the options that differ from the defaults, None if none does. Moments are seconds since
     1970; the database adds those that count from the enqueue, by its own clock."""
-    names = ("timeout", "backoff_base", "backoff_cap", "crash_limit")
-    chosen = {f: getattr(defaults, f) for f in names if getattr(defaults, f) != getattr(DEFAULT_OPTIONS, f)}
-    for name in ("deadline", "expires"):
-        if isinstance(moment := getattr(defaults, name), datetime):
-            chosen[name] = moment.timestamp()
+    chosen: dict[str, Any] = {}
+    if _of_row(defaults) != _USUAL:
+        chosen = {
+            name: value for name, value, usual in zip(_OF_ROW, _of_row(defaults), _USUAL, strict=True) if value != usual
+        }
+    if isinstance(defaults.deadline, datetime):
+        chosen["deadline"] = defaults.deadline.timestamp()
+    if isinstance(defaults.expires, datetime):
+        chosen["expires"] = defaults.expires.timestamp()
     if defaults.limit is not None:
         chosen["limit"] = defaults.limit
     if defaults.rate is not None:

@@ -133,7 +133,7 @@ def build(
         histories, lines, jobs, store.sessions, codec, trees, looks, receiver, kept, limiter, traces
     )
     calls = Calls(handlers, codec, plan, resources, durables)
-    reports = Reports(jobs, observer)
+    reports = Reports(jobs, observer, looks)
     progress = ProgressReports(store.progress, observer)
     transactions = Transactions(store.transactions, jobs, codec, plan)
     common = Common(settings.cleanup, settings.timeout or math.inf, stops, transactions, progress, store.sessions)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from hashlib import blake2b
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -14,7 +15,7 @@ from ...codec import encoded
 from ...errors import DatabaseUnavailable, ReplayMismatch, UsageError
 from ...handlers.models import fields_of
 from ...records import State
-from ...store.trees import Fence, NewChild
+from ...store.trees import CHUNK, Fence, NewChild
 from ...tracing import LONGEST_OF_CHILDREN, carrying
 from .children import BY_BLOCK, Child
 
@@ -93,8 +94,10 @@ class Block:
             request = replace(request, args=encoded(codec, request.args, handler.kind, None))
         if (traces := self.durable.parts.traces) is not None:
             request = carrying(request, traces.current(), LONGEST_OF_CHILDREN)
-        child = Child[Any](self._ear, handler.kind, key, handler.result_type, codec)
+        child: Child[Any] = Child(self._ear, handler.kind, key, handler.result_type, codec)
+        child.durable = handler.durability is not None
         self.by_key[key] = child
+        self._ear.living += 1
         self._digests[key] = digest
         if not self._pending:
             self.durable.parts.looks.filled(self)
@@ -127,7 +130,7 @@ class Block:
             adopted: list[Child[Any]] = []
             try:
                 while self._pending:
-                    adopted += await self._start(list(self._pending))
+                    adopted += await self._start(list(islice(self._pending, CHUNK)))
             except (UsageError, ReplayMismatch) as error:
                 self.broken = error
                 raise
@@ -141,13 +144,18 @@ class Block:
             self._pending.popleft()
             if not row.fits:
                 raise self._mismatch(child, row.job_id)
-            child.written(row.job_id, adopted=not row.added)
+            self._written(child, row.job_id, adopted=not row.added)
             if not row.added:
                 adopted.append(child)
         if started.refused == "cancelling" and self.durable.running.cancel_reason is not None:
             raise UsageError(f"Job {self.fence.id} is being cancelled: it starts no more children.")
         await self._rest(started.refused)
         return adopted
+
+    def _written(self, child: Child[Any], job_id: int, *, adopted: bool) -> None:
+        child.written(job_id, adopted=adopted)
+        if not child.durable:
+            self.durable.parts.looks.lives(child)
 
     def _mismatch(self, child: Child[Any], job_id: int) -> ReplayMismatch:
         return self.durable.fail(
@@ -224,9 +232,9 @@ class Block:
                 self.broken = self._mismatch(child, member.job_id)
                 raise self.broken
             if child.known_id is None:
-                child.written(member.job_id, adopted=True)
+                self._written(child, member.job_id, adopted=True)
             if member.state == "completed":
-                child.ended(member, None)
+                child.completed(member.result)
             elif member.state in ("dead", "cancelled", "gone"):
                 bad.append((child, member))
             else:
@@ -234,6 +242,12 @@ class Block:
         if bad:
             await self._learn_of_failures(bad)
         return members
+
+    async def learn_of_the_living(self) -> None:
+        """The same of those alone whose end is not known."""
+        ids = [child.known_id for child in self.by_key.values() if not child.has_ended]
+        written = [job_id for job_id in ids if job_id is not None]
+        await self.learn(written if len(written) == len(ids) else None)
 
     async def _learn_of_failures(self, bad: list[tuple[Child[Any], Member]]) -> None:
         trees, again = self.durable.parts.trees, set[int]()
@@ -286,6 +300,7 @@ class Block:
             with trio.move_on_after(_LOOK):
                 await self._ear.event.wait()
         else:
+            self._ear.call = call
             await self.durable.suspension.wait(call, self._ear.event, trio.current_time() + _LOOK)
         self._ear.event = trio.Event()
 
@@ -317,7 +332,7 @@ class Block:
     @property
     def all_ended(self) -> bool:
         """Whether every child that this attempt has started is known to have ended."""
-        return all(child.has_ended for child in self.by_key.values())
+        return not self._ear.living
 
 
 class _Ear:
@@ -326,6 +341,17 @@ class _Ear:
     def __init__(self) -> None:
         self.event = trio.Event()
         self.interest = False
+        self.living = 0
+        """Children whose end is not known."""
+        self.call: Call | None = None
+        """The call that waits for them."""
+
+    def one_ended(self) -> None:
+        self.living -= 1
+        if self.call is not None:
+            self.call.moved = True
+        if not self.living:
+            self.told()
 
     def asked(self) -> None:
         self.interest = True

@@ -20,17 +20,30 @@ class Call:
 
     `suspendable`: whether the handler may be suspended while it waits, None while it does not wait. `blocks`: waits for the
     children of these blocks; `fail_blocks`: and for the first failure of one in these; `events`: for these names; `until`: for
-    this moment, in seconds since 1970 by the database's clock. `turn` is set when its turn in the replay has come, with its
-    `line`.
+    this moment, in seconds since 1970 by the database's clock. `moved`: something that it waits for has come. `turn` is set
+    when its turn in the replay has come, with its `line`.
     """
 
-    __slots__ = ("blocks", "events", "fail_blocks", "key", "kind", "line", "name", "suspendable", "turn", "until")
+    __slots__ = (
+        "blocks",
+        "events",
+        "fail_blocks",
+        "key",
+        "kind",
+        "line",
+        "moved",
+        "name",
+        "suspendable",
+        "turn",
+        "until",
+    )
 
     def __init__(self, kind: CallKind, key: str, name: str = "") -> None:
         self.kind: CallKind = kind
         self.key = key
         self.name = name
         self.suspendable: bool | None = None
+        self.moved = False
         self.blocks: Sequence[int] = ()
         self.fail_blocks: Sequence[int] = ()
         self.events: Sequence[str] = ()

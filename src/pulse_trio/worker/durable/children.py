@@ -30,6 +30,10 @@ class Asked(Protocol):
         """The handler reads the state of a child: from now on the block keeps them up to date."""
         ...
 
+    def one_ended(self) -> None:
+        """The end of a child is known."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Ended(Generic[R]):
@@ -49,7 +53,20 @@ class Ended(Generic[R]):
 class Child(Generic[R]):
     """A job that a durable nursery has started. `key` is its `child_key`, or "#3" for the third child."""
 
-    __slots__ = ("_block", "_codec", "_error", "_id", "_member", "_state", "_type", "adopted", "key", "kind")
+    __slots__ = (
+        "_block",
+        "_codec",
+        "_error",
+        "_id",
+        "_result",
+        "_state",
+        "_type",
+        "adopted",
+        "durable",
+        "has_ended",
+        "key",
+        "kind",
+    )
 
     def __init__(self, block: Asked, kind: str, key: str, result_type: Any, codec: Codec | None) -> None:
         self._block = block
@@ -57,10 +74,14 @@ class Child(Generic[R]):
         self._type = result_type
         self._id: int | None = None
         self._state = State.AVAILABLE
-        self._member: Member | None = None
+        self._result: str | None = None
         self._error: ChildFailed | None = None
+        self.has_ended = False
+        """Whether the child's end is known."""
         self.adopted = False
         """Whether an earlier attempt had started it."""
+        self.durable = False
+        """Whether its handler is: then its job may end later than its last attempt, when its own children have."""
         self.key = key
         self.kind = kind
 
@@ -79,7 +100,7 @@ class Child(Generic[R]):
     @property
     def state(self) -> State:
         """Its state as last heard, about a second old at most while the block waits for its children."""
-        if self._member is None:
+        if not self.has_ended:
             self._block.asked()
         return self._state
 
@@ -94,12 +115,11 @@ class Child(Generic[R]):
     @property
     def outcome(self) -> Ended[R] | None:
         """How it ended; None before. Raises `UsageError` if the result does not fit the return type of the handler."""
-        member = self._member
-        if member is None:
+        if not self.has_ended:
             return None
         if self._error is not None:
             return Ended(self._state, None, self._error)
-        return Ended(self._state, cast("R", self._decoded(member)), None)
+        return Ended(self._state, cast("R", self._decoded()), None)
 
     # What the block says
 
@@ -114,11 +134,6 @@ class Child(Generic[R]):
         return self._id
 
     @property
-    def has_ended(self) -> bool:
-        """Whether the child's end has been read."""
-        return self._member is not None
-
-    @property
     def error(self) -> ChildFailed | None:
         """Its failure, if it has ended as one."""
         return self._error
@@ -127,23 +142,35 @@ class Child(Generic[R]):
         """It has not ended."""
         self._state = state
 
+    def completed(self, result: str | None) -> None:
+        """It is completed; its result is JSON, as it is stored."""
+        if not self.has_ended:
+            self._state, self._result = State.COMPLETED, result
+            self._over()
+
     def ended(self, member: Member, failed: JobRecord | None) -> None:
-        """It has ended. `failed` is its record, if it is not completed."""
-        self._member = member
+        """It has ended and is not completed. `failed` is its record."""
+        if self.has_ended:
+            return
         self._state = state_of(member)
         if failed is not None:
             self._error = ChildFailed(_said(member), failed)
+        self._over()
 
-    def _decoded(self, member: Member) -> Any:
-        if member.result is None:
+    def _over(self) -> None:
+        self.has_ended = True
+        self._block.one_ended()
+
+    def _decoded(self) -> Any:
+        if self._result is None:
             return None
-        stored = msgspec.json.decode(member.result)
-        value = decoded_value(self._codec, stored, self.kind, member.job_id, result=True) if self._codec else stored
+        stored = msgspec.json.decode(self._result)
+        value = decoded_value(self._codec, stored, self.kind, self.id, result=True) if self._codec else stored
         try:
             return msgspec.convert(value, self._type, strict=False, dec_hook=from_builtins)
         except (msgspec.ValidationError, TypeError, ValueError) as error:
             raise UsageError(
-                f"Child {member.job_id} ({self.kind}) is completed, but its result is not what its handler declares: {error}."
+                f"Child {self.id} ({self.kind}) is completed, but its result is not what its handler declares: {error}."
             ) from None
 
 

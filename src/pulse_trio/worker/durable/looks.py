@@ -8,7 +8,7 @@ index that is mostly empty, so a lost notification costs a second.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
@@ -18,9 +18,13 @@ from ..signal import Signal
 from .block import LeaseGone
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ...jobs import Outcome
     from ...observe import Observer
     from ...store.trees import Rechecked
     from .block import Block
+    from .children import Child
     from .nursery import Opened
     from .receiving import Receiver
 
@@ -48,6 +52,8 @@ class Looks:
         self._outage = Outage("trees", observer)
         self._open: dict[int, list[Opened]] = {}
         self._filled: dict[Block, None] = {}
+        self.living: dict[int, Child[Any]] = {}
+        """The children of open blocks that are written, by their ids."""
         self._to_look: dict[Opened, None] = {}
         self._due = Signal()
         self._to_write = Signal()
@@ -79,11 +85,29 @@ class Looks:
             del self._open[opened.block.fence.id]
         self._to_look.pop(opened, None)
         self._filled.pop(opened.block, None)
+        for child in opened.block.by_key.values():
+            # A later attempt of the job, which has adopted it, may run here already.
+            if child.known_id is not None and self.living.get(child.known_id) is child:
+                del self.living[child.known_id]
 
     def filled(self, block: Block) -> None:
         """The first of several children waits to be written."""
         self._filled[block] = None
         self._to_write.give()
+
+    def lives(self, child: Child[Any]) -> None:
+        """The child of an open block is written. Its handler is not durable: its job ends with an attempt."""
+        self.living[child.id] = child
+
+    def written(self, outcomes: Iterable[Outcome]) -> None:
+        """These jobs of this worker have ended, and the database has it. A block whose children were completed here asks for
+        none of them: a look and the results of 10,000 took 0.14 of 0.65 s."""
+        for outcome in outcomes:
+            # An attempt before may have been durable, under older code, and have left children that still live.
+            if outcome.kind == "completed" and outcome.claim.attempt == 1:
+                child = self.living.pop(outcome.claim.id, None)
+                if child is not None:
+                    child.completed(outcome.result)
 
     # What it does
 

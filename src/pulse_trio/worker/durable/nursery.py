@@ -180,7 +180,7 @@ class Opened:
                 while not block.all_ended and not (block.failures and not block.collect):
                     look = await block.look()
                     if not look.live or (look.failed and not block.collect):
-                        await block.learn()
+                        await block.learn_of_the_living()
                     if block.all_ended:
                         break
                     if look.live:

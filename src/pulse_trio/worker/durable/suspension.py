@@ -22,20 +22,23 @@ _FIRST_LOOK, _LONGEST_LOOK = 0.05, 1.0
 """Seconds after which a waiting call checks whether all other tasks wait too: Trio does not say when a task has ended."""
 _IN_A_FULL_WORKER = 0.1
 """Seconds after which a handler that only waits is suspended although it may wait longer, if its worker has no free slot:
-what it waits for, its children most often, may need one. 500 parents in 500 slots kept theirs waiting for `suspend_after`."""
+what it waits for, its children most often, may need one. 500 parents in 500 slots kept theirs waiting for `suspend_after`.
+As long as its children end one after the other they have slots: a parent of 10,000 started again from the top meanwhile."""
 _IGNORED = "the handler returned a value while it was being suspended: it is ignored, for the handler starts again from the top"
 
 
 class Suspension:
     """Of one attempt."""
 
-    __slots__ = ("_calls", "_durable", "_since", "_waits")
+    __slots__ = ("_calls", "_durable", "_moved", "_since", "_waits")
 
     def __init__(self, durable: Durable) -> None:
         self._durable = durable
         self._calls: set[Call] = set()
         self._since = -math.inf
         """Since when the tasks stand in the same calls, on Trio's clock."""
+        self._moved = -math.inf
+        """When a call was last seen to have moved."""
         self._waits: Suspended | None = None
 
     async def wait(self, call: Call, news: trio.Event, until: float = math.inf) -> None:
@@ -52,7 +55,10 @@ class Suspension:
                     self._calls, self._since = calls, now
                 due = self._since + min(after, _IN_A_FULL_WORKER)
                 if now >= due:
-                    if now >= self._since + after or self._durable.parts.jobs.full:
+                    if self._have_moved():
+                        self._moved, pause = now, _FIRST_LOOK
+                    starves = self._durable.parts.jobs.full and now >= self._moved + _IN_A_FULL_WORKER
+                    if starves or now >= self._since + after:
                         self._suspend_if_all_wait()
                     due = now + pause
                     pause = min(pause * 2, _LONGEST_LOOK)
@@ -72,6 +78,13 @@ class Suspension:
             waits.claim, "suspended", error=_IGNORED, blocks=waits.blocks, fail_blocks=waits.fail_blocks,
             events=waits.events, until=waits.until,
         )  # fmt: skip
+
+    def _have_moved(self) -> bool:
+        """Whether something has come, since the last look, that one of the calls waits for."""
+        moved = [call for call in self._calls if call.moved]
+        for call in moved:
+            call.moved = False
+        return bool(moved)
 
     def _suspend_if_all_wait(self) -> None:
         durable = self._durable

@@ -11,7 +11,7 @@ Outcomes wait in the order in which they came, one for each job, because one sta
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 
@@ -20,7 +20,7 @@ from ...store import is_large, size_of
 from ..signal import Signal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ...jobs import Outcome
     from ...observe import Observer
@@ -36,19 +36,38 @@ _CROWDED = 64 * 1024 * 1024
 the network takes them, and each would stay in memory."""
 
 
+class Parents(Protocol):
+    """The handlers of this worker that wait for their children."""
+
+    @property
+    def living(self) -> Mapping[int, object]:
+        """The children, by id."""
+        ...
+
+    def written(self, outcomes: Iterable[Outcome]) -> None:
+        """These jobs of this worker, children among them, have ended, and the database has it."""
+        ...
+
+
+class Large(dict[int, "Outcome"]):
+    """Outcomes with large results, which wait to be written."""
+
+    size = 0
+    """Characters of large results that are not written yet, including those being written."""
+
+
 class Reports:
     """Keeps outcomes until they are written or refused."""
 
-    def __init__(self, jobs: JobTable, observer: Observer) -> None:
+    def __init__(self, jobs: JobTable, observer: Observer, parents: Parents) -> None:
         self._jobs = jobs
         self._observer = observer
+        self._parents = parents
         self._completed: dict[int, Outcome] = {}
         self._others: dict[int, Outcome] = {}
         self._unsure: dict[int, Outcome] = {}
         """Outcomes whose reply was lost: each may have been written."""
-        self._large: dict[int, Outcome] = {}
-        self._large_size = 0
-        """Characters of large results that are not written yet, including those being written."""
+        self._large = Large()
         self.pending = 0
         """The number of outcomes that are not written yet, including those being written."""
         self._emptied: trio.Event | None = None
@@ -159,13 +178,15 @@ class Reports:
         self._grow(-len(outcome.result or ""))
 
     def _grow(self, size: int) -> None:
-        self._large_size += size
-        self._jobs.be_crowded(self._large_size > _CROWDED)
+        self._large.size += size
+        self._jobs.be_crowded(self._large.size > _CROWDED)
 
     def accepted(self, outcomes: Sequence[Outcome]) -> None:
         """These outcomes are written."""
         self.pending -= len(outcomes)
         self._jobs.report(outcomes)
+        if self._parents.living:
+            self._parents.written(outcomes)
         self._say_empty()
 
     def refused(self, outcomes: Sequence[Outcome]) -> None:
