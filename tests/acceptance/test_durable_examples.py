@@ -53,7 +53,7 @@ for function in ({functions},):
 
 
 async def worker(processes: Processes, dsn: str, app: str, *more: str, **env: str) -> Running:
-    return await processes.pulse_trio("run", f"{app}:handlers", f"--dsn={dsn}", *RUN, *more, env=env)
+    return await processes.command("run", f"{app}:handlers", f"--dsn={dsn}", *RUN, *more, env=env)
 
 
 def take(processes: Processes, name: str, *functions: str) -> None:

@@ -68,7 +68,7 @@ CHILDREN = "SELECT state, attempt FROM pulse.jobs WHERE parent_id = %(id)s ORDER
 
 async def start(processes: Processes, dsn: str, queue: str) -> Running:
     (processes.folder / "app.py").write_text(APP)
-    return await processes.pulse_trio(*RUN, f"--dsn={dsn}", f"--queues={queue}")
+    return await processes.command(*RUN, f"--dsn={dsn}", f"--queues={queue}")
 
 
 def notes(folder: Path) -> list[str]:

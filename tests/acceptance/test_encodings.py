@@ -35,7 +35,7 @@ def dsn(encoding: str, databases: Databases) -> Generator[str]:
 async def test_migrate_refuses_it_and_makes_nothing(dsn: str, encoding: str, processes: Processes) -> None:
     with pytest.raises(SchemaError, match=SAID.format(encoding=encoding)):
         migrate_sync(dsn)
-    refused = await processes.pulse_trio("migrate", f"--dsn={dsn}")
+    refused = await processes.command("migrate", f"--dsn={dsn}")
     assert await refused.ended() == 1
     assert "ENCODING 'UTF8'" in refused.stderr
     assert "Traceback" not in refused.stderr

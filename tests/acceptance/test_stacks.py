@@ -71,7 +71,7 @@ async def running(processes: Processes, dsn: str, kind: str) -> tuple[Running, i
 
 
 async def stack(processes: Processes, dsn: str, job_id: int, *more: str, code: int = 0) -> Running:
-    command = await processes.pulse_trio("stack", str(job_id), f"--dsn={dsn}", *more)
+    command = await processes.command("stack", str(job_id), f"--dsn={dsn}", *more)
     assert await command.ended() == code, command.report()
     return command
 

@@ -21,7 +21,7 @@ LEASE = 1.5
 
 
 async def start(processes: Processes, dsn: str) -> Running:
-    worker = await processes.pulse_trio(
+    worker = await processes.command(
         "run", "app", "--lease", str(LEASE), "--heartbeat", "0.3", "--grace", "0", env={"PULSE_TRIO_DSN": dsn}
     )
     await worker.line("started: all queues")

@@ -106,7 +106,7 @@ async def test_a_worker_process_does_all_of_its_work(office: Office, processes: 
         paid = await producer.enqueue("pay", {"amount": 7})
         crashed = await producer.enqueue("wait")
 
-        first = await processes.pulse_trio(*options)
+        first = await processes.command(*options)
         await first.line(f"waiting {crashed.id} attempt 1")
         first.kill()
         await first.ended()
@@ -114,7 +114,7 @@ async def test_a_worker_process_does_all_of_its_work(office: Office, processes: 
             # Its lease would end by itself in a few seconds.
             admin.run("UPDATE job SET lease_until = clock_timestamp() WHERE id = %s", crashed.id)
 
-        second = await processes.pulse_trio(*options)
+        second = await processes.command(*options)
         await second.line(f"waiting {crashed.id} attempt 2")
         cancelled = await producer.enqueue("wait")
         await second.line(f"waiting {cancelled.id} attempt 1")

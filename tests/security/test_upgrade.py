@@ -29,7 +29,7 @@ async def test_a_worker_with_the_rights_of_an_older_version_ends_at_once_and_nam
         owner.run(f"REVOKE EXECUTE ON FUNCTION stack_questions FROM {name}")
         job_id = owner.enqueue(kind="greet", args={"name": "Ada"})
         for processes_ in ("1", "2"):
-            worker = await processes.pulse_trio(
+            worker = await processes.command(
                 "run", "app:handlers", "--burst", f"--processes={processes_}", f"--dsn={logins.as_('worker')}"
             )
             assert await worker.ended() == 1, worker.report()
@@ -40,7 +40,7 @@ async def test_a_worker_with_the_rights_of_an_older_version_ends_at_once_and_nam
             assert "as the schema's owner, run: pulse-trio grants --worker ROLE" in worker.stderr
             assert "Traceback" not in worker.stderr
         assert owner.value("SELECT attempt FROM job WHERE id = %s", job_id) == 0
-        doctor = await processes.pulse_trio("doctor", f"--dsn={logins.as_('worker')}")
+        doctor = await processes.command("doctor", f"--dsn={logins.as_('worker')}")
         assert await doctor.ended() == 1
         assert "EXECUTE on stack_questions" in doctor.stdout
         grant_sync(logins.dsn, {"worker": name})

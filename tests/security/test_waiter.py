@@ -112,7 +112,7 @@ async def test_an_operator_uses_batches_and_asks_doctor(logins: Logins, processe
         assert (await batch.wait(timeout=20)).succeeded
     with Window(logins.dsn) as owner:
         owner.run("SELECT upkeep('7 days')")
-    doctor = await processes.pulse_trio("doctor", "--json", f"--dsn={logins.as_('operator')}")
+    doctor = await processes.command("doctor", "--json", f"--dsn={logins.as_('operator')}")
     await doctor.ended()
     findings = json.loads(doctor.stdout)["findings"]
     # The tests' server runs without autovacuum and without fsync, which are other findings.
