@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from datetime import datetime
 
@@ -25,21 +25,28 @@ class DurableScope(Protocol):
 
 
 class DurableCalls(Protocol):
-    """The calls of a durable handler, as `Job` passes them on. Durations are in seconds."""
+    """The calls of a durable handler, as `Job` passes them on. Durations are in seconds. One that is made and not awaited can
+    be told of, so these are no async functions."""
 
     @property
     def version(self) -> int: ...
 
-    async def step(self, function: Callable[..., Any], args: tuple[Any, ...], key: str | None) -> Any: ...
+    def step(
+        self, function: Callable[..., Any], args: tuple[Any, ...], key: str | None
+    ) -> Coroutine[Any, Any, Any]: ...
 
-    async def transaction_step(self, function: Callable[..., Any], args: tuple[Any, ...], key: str | None) -> Any: ...
+    def transaction_step(
+        self, function: Callable[..., Any], args: tuple[Any, ...], key: str | None
+    ) -> Coroutine[Any, Any, Any]: ...
 
     def nursery(self, *, collect: bool, key: str | None) -> AbstractAsyncContextManager[Any]: ...
 
     def scope(self, seconds: float, key: str | None, *, fail: bool) -> AbstractContextManager[DurableScope]: ...
 
-    async def sleep(self, seconds: float, key: str | None) -> None: ...
+    def sleep(self, seconds: float, key: str | None) -> Coroutine[Any, Any, None]: ...
 
-    async def sleep_until(self, moment: datetime, key: str | None) -> None: ...
+    def sleep_until(self, moment: datetime, key: str | None) -> Coroutine[Any, Any, None]: ...
 
-    async def wait_for_event(self, name: str, type_: Any, limit: float | None, key: str | None) -> Any: ...
+    def wait_for_event(
+        self, name: str, type_: Any, limit: float | None, key: str | None
+    ) -> Coroutine[Any, Any, Any]: ...

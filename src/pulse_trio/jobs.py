@@ -19,7 +19,7 @@ import trio
 from .labels import Labelled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from datetime import datetime
 
@@ -319,7 +319,9 @@ class Job(Labelled):
 
     # What a handler with durable=True may call
 
-    async def step(self, function: Callable[..., Any], /, *args: Any, key: str | None = None) -> Any:
+    # Not `async def`: a call that is not awaited would do nothing at all, and could not be told of.
+
+    def step(self, function: Callable[..., Any], /, *args: Any, key: str | None = None) -> Coroutine[Any, Any, Any]:
         """Calls `function(*args)` once, however many attempts the job has: later attempts get the remembered result.
 
         An async function is awaited, a plain one runs in a thread. The result is written before this returns; all attempts get
@@ -329,14 +331,16 @@ class Job(Labelled):
         Raises:
             StepFailed: the function raised; its exception is the `__cause__`.
             ReplayMismatch: an earlier attempt did something else here.
-            UsageError: the handler is not durable.
+            UsageError: the handler is not durable. A call that is never awaited fails the attempt with it, at its end.
         """
-        return await self._runtime.durable().step(function, args, key)
+        return self._runtime.durable().step(function, args, key)
 
-    async def transaction_step(self, function: Callable[..., Any], /, *args: Any, key: str | None = None) -> Any:
+    def transaction_step(
+        self, function: Callable[..., Any], /, *args: Any, key: str | None = None
+    ) -> Coroutine[Any, Any, Any]:
         """Calls `function(tx, *args)`, and commits what it writes through `tx` together with its remembered result, or
         neither. Otherwise like `step`."""
-        return await self._runtime.durable().transaction_step(function, args, key)
+        return self._runtime.durable().transaction_step(function, args, key)
 
     def durable_nursery(
         self, *, collect: bool = False, key: str | None = None
@@ -356,22 +360,22 @@ class Job(Labelled):
         """The same, and raises `trio.TooSlowError` if the block was cut short."""
         return self._runtime.durable().scope(delay_of(seconds), key, fail=True)
 
-    async def sleep(self, seconds: float | timedelta, *, key: str | None = None) -> None:
+    def sleep(self, seconds: float | timedelta, *, key: str | None = None) -> Coroutine[Any, Any, None]:
         """Sleeps until that time after the first attempt called it. A long sleep takes a row, and no slot."""
-        await self._runtime.durable().sleep(delay_of(seconds), key)
+        return self._runtime.durable().sleep(delay_of(seconds), key)
 
-    async def sleep_until(self, moment: datetime, *, key: str | None = None) -> None:
+    def sleep_until(self, moment: datetime, *, key: str | None = None) -> Coroutine[Any, Any, None]:
         """Sleeps until a moment, an aware datetime."""
-        await self._runtime.durable().sleep_until(moment, key)
+        return self._runtime.durable().sleep_until(moment, key)
 
-    async def wait_for_event(
+    def wait_for_event(
         self,
         name: str,
         *,
         type: Any = Any,
-        timeout: float | timedelta | None = None,  # noqa: ASYNC109 -- remembered: no scope of Trio's can replace it
+        timeout: float | timedelta | None = None,
         key: str | None = None,
-    ) -> Any:
+    ) -> Coroutine[Any, Any, Any]:
         """Waits for an event that `client.send_event` sends to this job. Returns its payload, decoded as `type`.
 
         Raises:
@@ -379,7 +383,7 @@ class Job(Labelled):
             InvalidEvent: the payload does not fit `type`.
         """
         limit = None if timeout is None else delay_of(timeout)
-        return await self._runtime.durable().wait_for_event(name, type, limit, key)
+        return self._runtime.durable().wait_for_event(name, type, limit, key)
 
     @property
     def version(self) -> int:

@@ -420,3 +420,31 @@ async def test_a_job_beyond_the_most_lines_of_a_history_is_dead_at_its_first_att
     assert (found["state"], found["attempt"]) == ("dead", 1)
     assert "A history has at most 3 lines; put loops into children." in found["error"]
     assert len(trees.lines(job_id)) == 3
+
+
+async def test_a_durable_call_that_is_not_awaited_fails_the_attempt_by_its_name(trees: Trees) -> None:
+    called: list[str] = []
+
+    async def charge() -> None:
+        called.append("charge")
+
+    @trees.handlers.job(durable=True, max_attempts=1)
+    async def order(job: Job) -> str:
+        await job.step(charge)
+        job.step(charge)  # type: ignore[unused-coroutine]
+        return "charged twice"
+
+    @trees.handlers.job(durable=True, max_attempts=1)
+    async def sleeper(job: Job) -> None:
+        job.sleep(1)  # type: ignore[unused-coroutine]
+
+    ids = [trees.enqueue("order"), trees.enqueue("sleeper")]
+    with pytest.warns(RuntimeWarning, match="never awaited"):
+        await trees.burst()
+    assert [trees.job(job_id)["state"] for job_id in ids] == ["dead", "dead"]
+    assert (
+        "job.step was called and not awaited, so it did nothing: write `await job.step(...)`"
+        in trees.job(ids[0])["error"]
+    )
+    assert "write `await job.sleep(...)`" in trees.job(ids[1])["error"]
+    assert called == ["charge"]

@@ -28,7 +28,7 @@ from .resuming import resume
 from .suspension import Suspension
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from datetime import datetime
 
@@ -119,11 +119,13 @@ class Durable:
 
     # The calls of `Job`
 
-    async def step(self, function: Callable[..., Any], args: tuple[Any, ...], key: str | None) -> Any:
-        return await steps.step(self, function, args, key)
+    def step(self, function: Callable[..., Any], args: tuple[Any, ...], key: str | None) -> Coroutine[Any, Any, Any]:
+        return self.keys.called("job.step", steps.step, self, function, args, key)
 
-    async def transaction_step(self, function: Callable[..., Any], args: tuple[Any, ...], key: str | None) -> Any:
-        return await steps.transaction_step(self, function, args, key)
+    def transaction_step(
+        self, function: Callable[..., Any], args: tuple[Any, ...], key: str | None
+    ) -> Coroutine[Any, Any, Any]:
+        return self.keys.called("job.transaction_step", steps.transaction_step, self, function, args, key)
 
     def nursery(self, *, collect: bool, key: str | None) -> AbstractAsyncContextManager[Any]:
         return nursery.open_nursery(self, collect=collect, key=key)
@@ -131,14 +133,14 @@ class Durable:
     def scope(self, seconds: float, key: str | None, *, fail: bool) -> AbstractContextManager[DurableScope]:
         return scopes.open_scope(self, seconds, key, fail=fail)
 
-    async def sleep(self, seconds: float, key: str | None) -> None:
-        await waits.sleep(self, seconds, key)
+    def sleep(self, seconds: float, key: str | None) -> Coroutine[Any, Any, None]:
+        return self.keys.called("job.sleep", waits.sleep, self, seconds, key)
 
-    async def sleep_until(self, moment: datetime, key: str | None) -> None:
-        await waits.sleep_until(self, moment, key)
+    def sleep_until(self, moment: datetime, key: str | None) -> Coroutine[Any, Any, None]:
+        return self.keys.called("job.sleep_until", waits.sleep_until, self, moment, key)
 
-    async def wait_for_event(self, name: str, type_: Any, limit: float | None, key: str | None) -> Any:
-        return await waits.wait_for_event(self, name, type_, limit, key)
+    def wait_for_event(self, name: str, type_: Any, limit: float | None, key: str | None) -> Coroutine[Any, Any, Any]:
+        return self.keys.called("job.wait_for_event", waits.wait_for_event, self, name, type_, limit, key)
 
     def suspended(self, *, returned: bool = False) -> Outcome:
         """The outcome of an attempt that was suspended. `returned`: its handler returned a value all the same."""
@@ -349,7 +351,8 @@ class Durable:
     # The attempt
 
     async def run(self, call: Callable[[], Awaitable[Any]]) -> Any:
-        """Calls the handler. Raises `ReplayMismatch` if it returned before its history was used up, whatever it has caught."""
+        """Calls the handler. Raises `ReplayMismatch` if it returned before its history was used up, whatever it has caught, and
+        `UsageError` if it did not await a durable call."""
         self.running.durability = self
         # The runner looks at what else is to be said of its end.
         self.running.plain = False
@@ -375,6 +378,8 @@ class Durable:
             ):
                 raise self.mismatch from error  # noqa: ASYNC104 -- none is among them
             raise
+        if self.running.transaction != "committed":
+            self.keys.check_awaited()
         mismatch = self.mismatch or self.history.replay.left()
         if mismatch is not None:
             raise mismatch

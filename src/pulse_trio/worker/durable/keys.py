@@ -7,16 +7,18 @@ key from their code.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
 from ...errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from .calls import CallKind
+
+R = TypeVar("R")
 
 LONGEST = 256
 """Bytes of a key in UTF-8."""
@@ -28,12 +30,31 @@ _OURS = re.compile(r"\d+:[a-z]+")
 class Keys:
     """The keys that one attempt has used; `main` is the task that runs the handler."""
 
-    __slots__ = ("_count", "_main", "_used")
+    __slots__ = ("_count", "_main", "_unawaited", "_used")
 
     def __init__(self, main: trio.lowlevel.Task | None) -> None:
         self._main = main
         self._count = 0
         self._used = set[str]()
+        self._unawaited: dict[object, str] = {}
+        """Calls that were made and are not awaited yet, each with its name."""
+
+    def called(self, what: str, call: Callable[..., Coroutine[Any, Any, R]], *given: Any) -> Coroutine[Any, Any, R]:
+        """A durable call is made: `call(*given)` runs when the answer is awaited. `what` is the call as its caller knows it."""
+        made = object()
+        self._unawaited[made] = what
+
+        async def awaited() -> R:
+            del self._unawaited[made]
+            return await call(*given)
+
+        return awaited()
+
+    def check_awaited(self) -> None:
+        """Raises `UsageError` if a durable call was made and not awaited: it did nothing, and the handler takes it for done."""
+        what = next(iter(self._unawaited.values()), None)
+        if what is not None:
+            raise UsageError(f"{what} was called and not awaited, so it did nothing: write `await {what}(...)`.")
 
     def next(self, kind: CallKind, key: str | None, what: str) -> str:
         """The key of a call that begins. `what` is the call as its caller knows it. Raises `UsageError`."""
