@@ -5,7 +5,8 @@
 Everything in turn on one PostgreSQL, one process each unless said otherwise, 100 jobs at a time:
 
 - steps: jobs that record ten no-op steps one after the other; steps a second;
-- children: one parent starts and joins no-op children, beside as many plain jobs, and DBOS's child workflows;
+- children: one parent starts and joins no-op children, beside as many plain jobs (drained alone, and while a job
+  enqueues them), and DBOS's child workflows;
 - cancel: a parent is cancelled, whose children two other processes run; from the call's return to each handler's end;
 - event: an event is sent to a suspended handler; from the call of send to the handler's next line;
 - suspended: plain jobs are drained beside 100,000 suspended parents, and without them.
@@ -123,6 +124,13 @@ def plain_jobs(server: Server, count: int) -> Row:
     with server.database() as dsn:
         fill(dsn, count)
         return _without_progress(drain(dsn, our_worker(dsn, concurrency=100), count))
+
+
+def spread_jobs(server: Server, count: int) -> Row:
+    """As many plain jobs that a job enqueues while they run, as a parent starts its children."""
+    with server.database() as dsn:
+        enqueue(dsn, "spread", {"count": count})
+        return _without_progress(drain(dsn, our_worker(dsn, concurrency=100), count + 1))
 
 
 def dbos_children(server: Server, count: int) -> Row:
@@ -281,6 +289,7 @@ def parts(server: Server, quick: bool) -> dict[str, tuple[Ways, dict[str, str]]]
             {
                 "pulse-trio, children": partial(our_children, server, children),
                 "pulse-trio, plain jobs": partial(plain_jobs, server, children),
+                "pulse-trio, plain jobs that a job enqueues": partial(spread_jobs, server, children),
                 "dbos": partial(dbos_children, server, children // 20),
             },
             COLUMNS,

@@ -1,7 +1,8 @@
 """A worker of ours with durable handlers, for durable.py: `python durable_worker.py '{"dsn": ..., "concurrency": 100}'`.
 
-`steps` records no-op steps one after the other; `parent` starts so many `noop` children and joins them; `holder` so many of
-the kind `held`, in the queue of that name; `waiter` waits for an event and notes when it came.
+`steps` records no-op steps one after the other; `parent` starts so many `noop` children and joins them; `spread`, which is not
+durable, enqueues as many plain jobs; `holder` starts so many children of the kind `held`, in the queue of that name; `waiter`
+waits for an event and notes when it came.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import json
 import sys
 import time
+from functools import partial
 
 import trio
 
-from pulse_trio import Handlers, Job  # noqa: TC001 -- the annotations of handlers are read while the program runs
+from pulse_trio import Handlers, Job, open_client
 
 # Pyright takes `worker` for the folder of tests.
 from worker import Counter, handlers_for, run  # pyright: ignore[reportAttributeAccessIssue]
@@ -23,7 +25,7 @@ async def nothing(number: int) -> int:
     return number
 
 
-def durable_handlers(counter: Counter) -> Handlers:
+def durable_handlers(dsn: str, counter: Counter) -> Handlers:
     """The handlers of worker.py, and durable ones."""
     handlers = handlers_for(counter)
     noop, held = handlers["noop"], handlers["held"]
@@ -40,6 +42,12 @@ def durable_handlers(counter: Counter) -> Handlers:
         async with job.durable_nursery() as nursery:
             for _ in range(count):
                 nursery.start_soon(noop)
+
+    @handlers.job
+    async def spread(count: int) -> None:
+        counter.count()
+        async with open_client(dsn) as client:
+            await client.enqueue_many(noop.request() for _ in range(count))
 
     @handlers.job(durable=True)
     async def holder(job: Job, count: int) -> None:
@@ -58,4 +66,5 @@ def durable_handlers(counter: Counter) -> Handlers:
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
-    trio.run(run, given.pop("dsn"), given, durable_handlers)
+    dsn = given.pop("dsn")
+    trio.run(run, dsn, given, partial(durable_handlers, dsn))
