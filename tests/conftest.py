@@ -177,6 +177,14 @@ def forker() -> Generator[Forker]:
         yield forker
 
 
+@pytest.fixture(scope="session")
+def forker_of_pytest() -> Generator[Forker]:
+    """Starts runs of pytest in copies of a process that has imported its plugins."""
+    own = {name: value for name, value in clean_environment().items() if not name.startswith(("PYTEST", "COV_"))}
+    with open_forker(own, "pytest") as forker:
+        yield forker
+
+
 @pytest.fixture
 async def processes(tmp_path: Path, forker: Forker) -> AsyncGenerator[Processes]:
     """Starts real processes, in `tmp_path`; whatever still runs at the end of the test is killed."""

@@ -1,14 +1,18 @@
-"""Commands and workers of `pulse-trio` as real processes without the start of a Python each: forks of one that imported it.
+"""Commands and workers of `pulse-trio`, and runs of pytest, as real processes without the start of a Python each: forks of
+one that imported what they need.
 
 Starting Python and importing pulse-trio is nine tenths of what a short command costs, and the tests run hundreds of them. A
 fork has its own process, session, folder, environment and streams, and runs the whole of `main`; only the imports are shared.
-The tests of the start itself and of signals start the installed program (`Processes.pulse_trio`).
+The tests of the start itself and of signals start the installed program (`Processes.pulse_trio`). A run of pytest shares what
+its plugins import, and nothing of pulse-trio's but the plugin itself: that is imported as in a user's own run.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
+import io
 import json
 import os
 import signal
@@ -17,6 +21,7 @@ import struct
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import threading
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -60,10 +65,11 @@ class Forked:
 
 
 class Forker:
-    """The process that forks, from the first command on."""
+    """The process that forks, from the first command on. What it forks is a `program` of `PROGRAMS`."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], program: str) -> None:
         self._environment = dict(environment)
+        self._program = program
         self._open = ExitStack()
         self._control: socket.socket | None = None
 
@@ -76,7 +82,7 @@ class Forker:
         )
 
     async def start(self, arguments: Sequence[str], environment: Mapping[str, str], folder: Path) -> Forked:
-        """Start `pulse-trio` with these arguments, with no input."""
+        """Start the program with these arguments, with no input."""
         status, status_end = os.pipe()
         out, out_end = os.pipe()
         err, err_end = os.pipe()
@@ -97,7 +103,7 @@ class Forker:
             self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 process = subprocess.Popen(
-                    [sys.executable, __file__, str(theirs.fileno())],
+                    [sys.executable, __file__, self._program, str(theirs.fileno())],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,  # as the commands' are: Python looks at what they are only once
                     stderr=subprocess.PIPE,
@@ -111,13 +117,32 @@ class Forker:
 
 
 @contextmanager
-def open_forker(environment: Mapping[str, str]) -> Generator[Forker]:
+def open_forker(environment: Mapping[str, str], program: str = "pulse-trio") -> Generator[Forker]:
     """For as long as the block runs; `environment` is what the commands' Python starts with."""
-    forker = Forker(environment)
+    forker = Forker(environment, program)
     try:
         yield forker
     finally:
         forker.close()
+
+
+async def completed(process: Forked) -> tuple[int, str, str]:
+    """Its exit code and all that it writes; it is killed where this is not waited for to the end."""
+    written: dict[str, str] = {}
+
+    async def read(name: str, stream: trio.lowlevel.FdStream) -> None:
+        async with stream:
+            written[name] = b"".join([bytes(chunk) async for chunk in stream]).decode()
+
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read, "stdout", process.stdout)
+            nursery.start_soon(read, "stderr", process.stderr)
+            code = await process.wait()
+    except BaseException:
+        process.kill()
+        raise
+    return code, written["stdout"], written["stderr"]
 
 
 async def read_number(stream: trio.lowlevel.FdStream) -> int:
@@ -174,6 +199,7 @@ def become(environment: dict[str, str], folder: str, status: int, out: int, err:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    tempfile.tempdir = None  # TMPDIR may be the fork's own
 
 
 def reaped() -> bool:
@@ -193,7 +219,7 @@ def run_commands() -> NoReturn:
 
     gc.collect()
     gc.freeze()
-    with socket.socket(fileno=int(sys.argv[1])) as control:
+    with socket.socket(fileno=int(sys.argv[2])) as control:
         arguments = serve(control)
     sys.argv = [str(Path(scripts) / "pulse-trio"), *arguments]
     # With which a worker begins anew.
@@ -204,6 +230,31 @@ def run_commands() -> NoReturn:
         if arguments[:1] != ["run"] and isinstance(end.code, int):
             leave(end.code)
         raise
+
+
+def run_tests() -> NoReturn:
+    """`python -m pytest`, after a run without tests: that imports the plugins as pytest does, with assertions rewritten."""
+    import psycopg  # noqa: F401 -- by pulse-trio
+    import pytest
+
+    with tempfile.TemporaryDirectory() as empty, contextlib.redirect_stdout(io.StringIO()):
+        os.chdir(empty)
+        pytest.main(["-q", "-p", "no:cacheprovider", "--rootdir", empty, "-c", os.devnull])
+        os.chdir("/")
+    assert "pulse_trio" not in sys.modules
+    gc.collect()
+    gc.freeze()
+    with socket.socket(fileno=int(sys.argv[2])) as control:
+        arguments = serve(control)
+    sys.path[0] = str(Path.cwd())
+    sys.argv = [pytest.__file__.replace("__init__", "__main__"), *arguments]
+    sys.orig_argv = [sys.executable, "-m", "pytest", *arguments]
+    code = int(pytest.console_main())
+    leave(code)
+    sys.exit(code)
+
+
+PROGRAMS = {"pulse-trio": run_commands, "pytest": run_tests}
 
 
 def leave(code: int) -> None:
@@ -221,4 +272,4 @@ def leave(code: int) -> None:
 
 
 if __name__ == "__main__":
-    run_commands()
+    PROGRAMS[sys.argv[1]]()

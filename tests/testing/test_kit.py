@@ -13,15 +13,19 @@ from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
+import trio
 from psycopg.conninfo import make_conninfo
 from psycopg.sql import SQL, Identifier, Literal
 
 from pulse_trio.errors import ConfigurationError
 from pulse_trio.testing import pulse_database
 from pulse_trio.testing.databases import _of_environment
+from support.forking import completed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
+
+    from support.forking import Forker
 
 Project = "Callable[..., subprocess.CompletedProcess[str]]"
 
@@ -85,21 +89,25 @@ def creator_dsn(server_dsn: str) -> Generator[str]:
 
 
 @pytest.fixture
-def project(tmp_path: Path, server_dsn: str) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs a user's tests in a project of theirs, on the server of this run."""
+def project(
+    tmp_path: Path, server_dsn: str, forker_of_pytest: Forker
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs a user's tests in a project of theirs, on the server of this run, by a pytest in a process of its own."""
     (tmp_path / "app.py").write_text(APP)
     (tmp_path / "pyproject.toml").write_text(CONFIGURATION)
 
     def run(tests: str, *arguments: str, dsn: str | None = server_dsn) -> subprocess.CompletedProcess[str]:
         (tmp_path / "test_app.py").write_text(HEAD + tests)
-        command = [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", *arguments]
+        command = ["-q", "-rA", "-p", "no:cacheprovider", *arguments]
         # An environment that was made before the plugin existed knows nothing of it.
         command += [] if INSTALLED else ["-p", "pulse_trio_pytest"]
         command += [] if dsn is None else ["--pulse-dsn", dsn]
         own = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "PULSE_TRIO", "COV_"))}
-        return subprocess.run(
-            command, cwd=tmp_path, capture_output=True, text=True, env=own | {"PYTHONPATH": str(tmp_path)}, check=False
-        )
+
+        async def ended() -> tuple[int, str, str]:
+            return await completed(await forker_of_pytest.start(command, own | {"PYTHONPATH": str(tmp_path)}, tmp_path))
+
+        return subprocess.CompletedProcess(["pytest", *command], *trio.run(ended))
 
     return run
 
