@@ -51,7 +51,8 @@ class _Loop(asyncio.SelectorEventLoop):
 class _HandOver:
     """Calls that any thread puts here for one thread to make; `wake(take)` makes that thread call `take`.
 
-    No call is lost: `take` looks once more after it has recorded that it must be woken again.
+    No call is lost: `take` looks once more after it has recorded that it must be woken again. It records that even where it
+    finds nothing: the `take` before it may have made the call for which this one was woken.
     """
 
     def __init__(self, wake: Callable[[Callable[[], object]], object]) -> None:
@@ -68,10 +69,12 @@ class _HandOver:
     def _take(self) -> None:
         calls = self._calls
         try:
-            while calls:
+            while True:
                 while calls:
                     calls.popleft()()
                 self._awake = False
+                if not calls:
+                    return
         except BaseException:
             # One failed call must not take the others with it: they run in another turn.
             self._wake(self._take)
