@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from pulse_trio import Discard, Job, ReplayMismatch, StepFailed, SyncClient, UsageError
+from pulse_trio.observe import EndedAfterCommit
 from pulse_trio.store import history
 from pulse_trio.worker.durable import history as lines_of_one_attempt
 
@@ -448,3 +449,80 @@ async def test_a_durable_call_that_is_not_awaited_fails_the_attempt_by_its_name(
     )
     assert "write `await job.sleep(...)`" in trees.job(ids[1])["error"]
     assert called == ["charge"]
+
+
+async def test_a_history_that_does_not_fit_is_told_before_a_call_that_is_not_awaited(trees: Trees) -> None:
+    async def charge() -> None: ...
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> None:
+        if job.attempt == 1:
+            await job.step(charge)
+            raise RuntimeError("once more")
+        job.step(charge)  # type: ignore[unused-coroutine]
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    trees.again()
+    with pytest.warns(RuntimeWarning, match="coroutine 'job.step' was never awaited"):
+        await trees.burst()
+    job = trees.job(job_id)
+    assert job["state"] == "dead"
+    assert "ReplayMismatch" in job["error"]
+
+
+async def test_a_call_that_is_closed_need_not_be_awaited(trees: Trees) -> None:
+    async def charge() -> None:
+        raise AssertionError("called")
+
+    @trees.handlers.job(durable=True, max_attempts=1)
+    async def order(job: Job) -> str:
+        call = job.step(charge)
+        call.close()
+        return "not charged"
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    assert trees.job(job_id)["result"] == "not charged"
+
+
+async def test_a_handler_that_is_suspended_before_it_awaits_a_call_goes_on_later(trees: Trees) -> None:
+    async def charge() -> str:
+        return "charged"
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> str:
+        later = job.step(charge)
+        try:
+            await job.sleep(1.5)
+        except trio.Cancelled:  # noqa: ASYNC103 -- what it returns while it is suspended is ignored
+            later.close()
+            job.step(charge)  # type: ignore[unused-coroutine]
+            return "ignored"  # noqa: ASYNC104 -- as said
+        return await later
+
+    job_id = trees.enqueue("order")
+    with pytest.warns(RuntimeWarning, match="never awaited"):
+        await trees.burst()
+    assert trees.job(job_id)["state"] == "suspended"
+    with trio.fail_after(20):
+        while trees.job(job_id)["state"] != "completed":
+            await trees.burst()
+    assert trees.job(job_id)["result"] == "charged"
+
+
+async def test_after_a_commit_a_call_that_is_not_awaited_is_told_by_an_event(trees: Trees) -> None:
+    async def charge() -> None: ...
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> None:
+        async with job.transaction():
+            pass
+        job.step(charge)  # type: ignore[unused-coroutine]
+
+    job_id = trees.enqueue("order")
+    with pytest.warns(RuntimeWarning, match="never awaited"):
+        await trees.burst()
+    assert trees.job(job_id)["state"] == "completed"
+    (event,) = trees.events.of(EndedAfterCommit)
+    assert "job.step was called and not awaited" in event.error

@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.lowlevel
 
-from pulse_trio import ConfigurationError, Handlers, Job
+from pulse_trio import ConfigurationError, Handlers, Job, SyncClient
 from pulse_trio.testing import NeverEnds, crash_points
 from pulse_trio.testing.crashing import grounds, others
 from pulse_trio.testing.faults.proxy import Proxy, open_proxy
@@ -176,6 +176,34 @@ async def test_a_child_under_another_key_in_each_attempt_is_found(pulse_clock: P
     with pytest.raises(NeverEnds, match="Are the keys of its children others in each attempt"):
         await found(pulse_dsn, child_of_chance, ["part 1"])
     assert len(done) > 1
+
+
+@handlers.job(durable=True, max_attempts=5)
+async def in_transaction(job: Job) -> int:
+    async with job.transaction() as transaction:
+        async with job.durable_nursery() as nursery:
+            one = nursery.start_soon(part, 1)
+        transaction.result = one.result
+    return one.result
+
+
+def wait_for(dsn: str) -> int:
+    client = SyncClient(dsn)
+    return int(client.result(client.enqueue(part, 2).id, timeout=60))
+
+
+@handlers.job(durable=True, max_attempts=5)
+async def in_a_threads_step(job: Job, dsn: str) -> int:
+    return await job.step(wait_for, dsn)
+
+
+@pytest.mark.parametrize("handler", [in_transaction, in_a_threads_step], ids=lambda handler: handler.kind)
+async def test_a_handler_that_cannot_be_suspended_where_it_waits_has_others_beside_it(
+    handler: Any, pulse_clock: PulseClock, pulse_dsn: str
+) -> None:
+    args = [pulse_dsn] if handler is in_a_threads_step else []
+    async for run in crash_points(handler, *args, dsn=pulse_dsn, handlers=handlers, only="none", timeout=30):
+        assert run.state == "completed"
 
 
 async def test_children_end_after_their_parent_is_suspended_however_long_that_takes(

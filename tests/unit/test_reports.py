@@ -9,8 +9,11 @@ import pytest
 
 from pulse_trio.jobs import Claim, Outcome
 from pulse_trio.observe import FenceLost, Observer
-from pulse_trio.store import is_large
+from pulse_trio.settings import WorkerSettings
+from pulse_trio.store import Settlement, is_large
+from pulse_trio.worker.holding.large_reports import LargeReports
 from pulse_trio.worker.holding.reports import Reports
+from pulse_trio.worker.plan import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -120,3 +123,32 @@ def test_parents_hear_of_what_is_written_while_they_have_children_and_of_nothing
         reports.add(outcome(2))
         reports.refused(reports.take_completed())
     assert [told.claim.attempt for told in parents.told] == [1]
+
+
+def test_parents_hear_of_nothing_that_an_earlier_try_may_have_written() -> None:
+    parents = Parents()
+    parents.living = {7: "child"}
+    reports = Reports(cast("JobTable", Table()), Observer([]), parents)
+    reports.add(outcome(1))
+    reports.put_back(reports.take_completed())
+    batch = reports.next_batch(1000)
+    assert batch is not None
+    outcomes, unsure = batch
+    reports.settled(Settlement(outcomes, [], []), unsure=unsure)
+    assert (parents.told, reports.pending) == ([], 0)
+
+
+def test_a_large_result_in_whose_place_a_failure_is_written_waits_no_more() -> None:
+    """PostgreSQL refused it. Its characters counted as waiting for ever: after some of these the worker claimed nothing."""
+    table = Table()
+    reports = Reports(cast("JobTable", table), Observer([]), Parents())
+    writer = LargeReports(
+        cast("Any", None), reports, cast("Any", None), Plan(WorkerSettings(), cast("Any", None), Observer([]))
+    )
+    large = outcome(1, "x" * 70_000_000)
+    reports.add(large)
+    assert table.crowded
+    taken = reports.next_large(0)
+    writer._settled(taken, Settlement([Outcome(large.claim, "failed", error="refused")], [], []), unsure=False)
+    assert not table.crowded
+    assert reports.pending == 0

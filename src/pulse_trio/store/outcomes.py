@@ -148,7 +148,9 @@ class OutcomeWriter:
         # A completion that could not be written is noted as a failure.
         noted = "failed" if outcome.kind == "completed" else outcome.kind
         buried = await self.bury(connection, (claim.id, claim.attempt, claim.session), noted, said)
-        return Settlement([], [outcome], []) if buried is None else Settlement([outcome], [], [])
+        return (
+            Settlement([], [outcome], []) if buried is None else Settlement([Outcome(claim, noted, error=said)], [], [])
+        )
 
     async def _complete(self, connection: TrioConnection[Any], completed: Sequence[Outcome]) -> Settlement:
         ordered = in_lock_order(completed)

@@ -240,11 +240,24 @@ async def _tell(process: Process, worker: Worker) -> None:
 
 
 def _keeps_slot(process: Process, worker: Worker) -> bool:
-    """Whether the handler waits where it is not suspended: outside of its durable calls, or under a deadline of its own."""
+    """Whether the handler waits where it is not suspended: outside of its durable calls, in a step, in a transaction, under a
+    deadline of its own, or for children that it has cancelled."""
+    if process.waits_outside():
+        return True
     parts = worker._parts
-    held = [] if parts is None else [job for job in parts.jobs.held if hasattr(job, "durability")]
-    calls = [call for job in held for call in cast("Durable", job.durability).standing.values()]
-    return process.waits_outside() or any(call.suspendable is False for call in calls)
+    if parts is None:
+        return False
+    for job in parts.jobs.held:
+        if not hasattr(job, "durability"):
+            continue
+        durable = cast("Durable", job.durability)
+        if (
+            job.transaction is not None
+            or any(block.closing for block in durable.blocks)
+            or any(call.suspendable is False or call.kind == "step" for call in durable.standing.values())
+        ):
+            return True
+    return False
 
 
 def _where(worker: Worker, handler: Handler[..., Any], process: Process) -> str:

@@ -155,7 +155,7 @@ class Block:
     def _written(self, child: Child[Any], job_id: int, *, adopted: bool) -> None:
         child.written(job_id, adopted=adopted)
         if not child.durable:
-            self.durable.parts.looks.lives(child)
+            self.durable.parts.looks.lives(self, child)
 
     def _mismatch(self, child: Child[Any], job_id: int) -> ReplayMismatch:
         return self.durable.fail(

@@ -367,6 +367,12 @@ class Durable:
             await resume(self)
             self.hand_out()
         try:
+            return await self._called(call)
+        finally:
+            self.keys.forget_unawaited()
+
+    async def _called(self, call: Callable[[], Awaitable[Any]]) -> Any:
+        try:
             value = await call()
             # Tasks in `job.nursery` may still make durable calls.
             async with self.awaiting(_RETURNED):
@@ -378,11 +384,12 @@ class Durable:
             ):
                 raise self.mismatch from error  # noqa: ASYNC104 -- none is among them
             raise
-        if self.running.transaction != "committed":
-            self.keys.check_awaited()
         mismatch = self.mismatch or self.history.replay.left()
         if mismatch is not None:
             raise mismatch
+        # What a handler returns while it is suspended, or has lost its job, counts for nothing.
+        if self.running.cancel_reason not in REFUSED:
+            self.keys.check_awaited()
         return value
 
 

@@ -7,6 +7,7 @@ key from their code.
 from __future__ import annotations
 
 import re
+from inspect import CORO_CLOSED, getcoroutinestate
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
@@ -36,25 +37,33 @@ class Keys:
         self._main = main
         self._count = 0
         self._used = set[str]()
-        self._unawaited: dict[object, str] = {}
+        self._unawaited: dict[object, tuple[str, Coroutine[Any, Any, Any]]] = {}
         """Calls that were made and are not awaited yet, each with its name."""
 
     def called(self, what: str, call: Callable[..., Coroutine[Any, Any, R]], *given: Any) -> Coroutine[Any, Any, R]:
         """A durable call is made: `call(*given)` runs when the answer is awaited. `what` is the call as its caller knows it."""
         made = object()
-        self._unawaited[made] = what
 
         async def awaited() -> R:
             del self._unawaited[made]
             return await call(*given)
 
-        return awaited()
+        call_made = awaited()
+        # Python's own warning says what was not awaited.
+        call_made.__qualname__ = what
+        self._unawaited[made] = what, call_made
+        return call_made
 
     def check_awaited(self) -> None:
-        """Raises `UsageError` if a durable call was made and not awaited: it did nothing, and the handler takes it for done."""
-        what = next(iter(self._unawaited.values()), None)
-        if what is not None:
+        """Raises `UsageError` if a durable call was made and not awaited: it did nothing, and the handler takes it for done.
+        One that was closed is not meant to run."""
+        left = [what for what, made in self._unawaited.values() if getcoroutinestate(made) != CORO_CLOSED]
+        for what in left:
             raise UsageError(f"{what} was called and not awaited, so it did nothing: write `await {what}(...)`.")
+
+    def forget_unawaited(self) -> None:
+        """The attempt has ended. These calls refer to this object, and would stay until the collector of garbage comes."""
+        self._unawaited.clear()
 
     def next(self, kind: CallKind, key: str | None, what: str) -> str:
         """The key of a call that begins. `what` is the call as its caller knows it. Raises `UsageError`."""

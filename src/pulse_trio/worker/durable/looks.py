@@ -95,9 +95,11 @@ class Looks:
         self._filled[block] = None
         self._to_write.give()
 
-    def lives(self, child: Child[Any]) -> None:
-        """The child of an open block is written. Its handler is not durable: its job ends with an attempt."""
-        self.living[child.id] = child
+    def lives(self, block: Block, child: Child[Any]) -> None:
+        """A child of the block is written. Its handler is not durable: its job ends with an attempt."""
+        # A handler that is suspended does not wait for what its block is writing.
+        if any(opened.block is block for opened in self._open.get(block.fence.id, ())):
+            self.living[child.id] = child
 
     def written(self, outcomes: Iterable[Outcome]) -> None:
         """These jobs of this worker have ended, and the database has it. A block whose children were completed here asks for
@@ -107,7 +109,8 @@ class Looks:
             if outcome.kind == "completed" and outcome.claim.attempt == 1:
                 child = self.living.pop(outcome.claim.id, None)
                 if child is not None:
-                    child.completed(outcome.result)
+                    # As the database has it, and every later reader decodes it.
+                    child.completed("null" if outcome.result is None else outcome.result)
 
     # What it does
 

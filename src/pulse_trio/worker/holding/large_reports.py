@@ -59,16 +59,19 @@ class LargeReports:
                     continue
                 self._allowance.took(size, trio.current_time() - began)
                 self._outage.over()
-                self._settled(settlement)
+                self._settled(outcomes, settlement, unsure=unsure)
 
-    def _settled(self, settlement: Settlement) -> None:
+    def _settled(self, outcomes: Sequence[Outcome], settlement: Settlement, *, unsure: bool) -> None:
         accepted, refused, again = settlement
         for outcome in again:
             self._reports.put_large(outcome)
-        for outcome in accepted + refused:
-            self._forget(outcome)
+        left = {outcome.claim for outcome in again}
+        # What was sent: where PostgreSQL refuses a result, a failure without one is written in its place.
+        for outcome in outcomes:
+            if outcome.claim not in left:
+                self._forget(outcome)
         self._reports.refused(refused)
-        self._reports.accepted(accepted)
+        self._reports.accepted(accepted, unsure=unsure)
 
     def _try_again(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:

@@ -63,6 +63,6 @@ class ReportWriter:
                     continue
                 self._allowance.took(sum(map(size_of, outcomes)), trio.current_time() - began)
                 self._outage.over()
-                reports.settled(settlement)
+                reports.settled(settlement, unsure=unsure)
                 if settlement.again and not settlement.accepted:
                     await trio.sleep(_LOCKED_PAUSE)

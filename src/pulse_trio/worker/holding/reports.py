@@ -150,8 +150,8 @@ class Reports:
 
     # What became of them
 
-    def settled(self, settlement: Settlement) -> None:
-        """Records what became of the reports that were taken."""
+    def settled(self, settlement: Settlement, *, unsure: bool = False) -> None:
+        """Records what became of the reports that were taken; `unsure` as they were taken."""
         accepted, refused, again = settlement
         for outcome in again:
             self._put(self._others, outcome)
@@ -159,7 +159,7 @@ class Reports:
             self.work.give()
         if refused:
             self.refused(refused)
-        self.accepted(accepted)
+        self.accepted(accepted, unsure=unsure)
 
     def put_back(self, outcomes: Iterable[Outcome]) -> None:
         """The reply was lost: these outcomes may or may not be written."""
@@ -181,11 +181,12 @@ class Reports:
         self._large.size += size
         self._jobs.be_crowded(self._large.size > _CROWDED)
 
-    def accepted(self, outcomes: Sequence[Outcome]) -> None:
-        """These outcomes are written."""
+    def accepted(self, outcomes: Sequence[Outcome], *, unsure: bool = False) -> None:
+        """These outcomes are written. `unsure`: perhaps by an earlier try, or the attempt has ended otherwise
+        meanwhile: a person released or completed the job."""
         self.pending -= len(outcomes)
         self._jobs.report(outcomes)
-        if self._parents.living:
+        if self._parents.living and not unsure:
             self._parents.written(outcomes)
         self._say_empty()
 
