@@ -401,6 +401,7 @@ def test_every_statement_with_a_plan_that_matters_is_tried_here() -> None:
         "withdraw_idle",
         "open_session",
         "touch_sessions",
+        "left_leases",
         "stale_sessions",
         "end_sessions",
         "maintain",

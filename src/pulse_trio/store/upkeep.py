@@ -13,6 +13,7 @@ from ..sql import statement
 from .arrays import numbers
 from .finishing import finish_batches
 from .links import UPKEEP_PATIENCE, missing_privileges
+from .live_reads import LiveReads
 from .outcomes import EXPIRED
 from .rows import each_alone
 
@@ -64,6 +65,7 @@ class Upkeep:
         self._link = link
         self._schema = schema
         self._sessions = sessions
+        self._live_reads = LiveReads(link, schema)
         self._look_at = 0.0
         self._looked_to = 0
         self._writer = writer
@@ -73,7 +75,12 @@ class Upkeep:
 
     async def rescue(self, limit: int = 1000) -> Rescue:
         """Sends expired leases through the retry-or-dead-letter path, due at once."""
+        if not await self._live_reads.wanted():
+            return Rescue(0, 0)
+        began = trio.current_time()
         rescue, _ = await self._rescue("expired", {"limit": limit}, EXPIRED)
+        if rescue.rescued + rescue.dead < limit:
+            self._live_reads.took(began)
         return rescue
 
     async def rescue_sessions(self, sessions: Sequence[int], limit: int = 1000) -> HandedBack:

@@ -1,8 +1,9 @@
 """Rescues the jobs of dead workers: expired leases go through the normal retry-or-dead-letter path, due at once.
 
 Needs no handlers, no leader and only the database's clock; any number of watchdogs may run. A tick that took t seconds is not
-repeated for 20 t, because below PostgreSQL 16 the scan is sequential (289 ms at 1.2M rows); but never for more than six ticks,
-because the network may have been the slow part (the simulation found 40 s after one answer that took 2 s).
+repeated for 20 t; but never for more than six ticks, because the network may have been the slow part (the simulation found 40 s
+after one answer that took 2 s). Below PostgreSQL 16 the search is a sequential scan (289 ms at 1.2M rows): the store skips it
+while nothing can have expired (store/live_reads.py).
 
 It also maintains the archive: it makes and drops partitions, and deletes rows past their retention, a bounded part with each
 tick. And it closes the ledger rows of cancellations that crossed with the end of their job, keeps the deadlines of jobs of
