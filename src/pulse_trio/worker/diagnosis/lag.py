@@ -89,6 +89,8 @@ class LagMonitor:
             while not self._over.wait(self._warning / 2):
                 asked = self._clock()
                 self._turned.clear()
+                if self._over.is_set():
+                    return  # Its end sets `_turned` after `_over`: what was just cleared may have been that.
                 try:
                     call_soon(self._turned.set)
                 except RuntimeError:
