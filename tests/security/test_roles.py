@@ -69,6 +69,7 @@ READING = {
     "metrics_queues", "metrics_schedules", "queue_settings", "recently_dead", "recent_figures",
     "tree", "lines_of", "tree_places", "stuck_trees", "why_waits",
     "jobs", "limits_of_queue", "matching_jobs", "outcome",
+    "left_leases",
     "look_through_jobs", "live_ids", "live_queues", "paused_kinds", "queue_keys", "queues", "retentions", "running_of",
     "schedule_clock",
     "schedule_fires", "schedule_next", "schedules", "sessions_of", "settled", "suspects_due", "transaction_done",
