@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import trio
 
-from pulse_trio import ChildFailed, Job, State, UsageError
+from pulse_trio import ChildFailed, Handlers, Job, State, UsageError
 from pulse_trio.errors import DatabaseUnavailable
 from pulse_trio.store.claims import Claims
 from pulse_trio.store.reports import Reports
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import pytest
 
     from pulse_trio.jobs import Outcome
     from support.trees import Trees
@@ -121,3 +120,43 @@ async def test_a_child_that_a_person_released_before_its_report_came_has_not_end
         await trees.burst()
     assert released
     assert seen == [(State.COMPLETED, "attempt 2", "attempt 2")]
+
+
+@pytest.mark.parametrize("durable", [True, False])
+async def test_a_child_runs_as_its_worker_has_registered_it_whatever_its_parent_was_given(
+    trees: Trees, *, durable: bool
+) -> None:
+    """The parent's program is of another version than the worker: the child's handler is durable in one of the two."""
+    others = Handlers()
+
+    async def grown(job: Job) -> list[int]:
+        async with job.durable_nursery() as nursery:
+            leaves = [nursery.start_soon(leaf, n) for n in range(3)]
+        await job.sleep(0.3)
+        return [child.result for child in leaves]
+
+    async def flat() -> list[int]:
+        return [0, 1, 2]
+
+    @trees.handlers.job
+    async def leaf(n: int) -> int:
+        return n
+
+    (trees.handlers if durable else others).job(name="branch", durable=True, suspend_after=0)(grown)
+    (others if durable else trees.handlers).job(name="branch")(flat)
+
+    @trees.handlers.job(durable=True)
+    async def root(job: Job) -> list[int]:
+        async with job.durable_nursery() as nursery:
+            child = nursery.start_soon(others["branch"])
+        (row,) = trees.window.run("SELECT state FROM jobs WHERE kind = 'branch'")
+        assert row["state"] == "completed"
+        return child.result
+
+    job_id = trees.enqueue("root")
+    with trio.fail_after(30):
+        while trees.job(job_id)["finished_at"] is None:
+            await trees.burst()
+    assert (trees.job(job_id)["state"], trees.job(job_id)["result"]) == ("completed", [0, 1, 2])
+    of_branch = "SELECT kind FROM history WHERE job_id = (SELECT id FROM jobs WHERE kind = 'branch')"
+    assert bool(trees.window.run(of_branch)) is durable

@@ -143,10 +143,11 @@ class World:
             priorities=[0] * len(keys), run_ats=none, delays=none, deadlines=none, expiries=none,
             max_attempts=[3] * len(keys), options=none, keys=none, reserved=none,
         )  # fmt: skip
-        if rows[0][3] is None:
+        ((ids, how, refused),) = rows
+        if refused is None:
             self.accepted(one, True, "children")
-            self.levels |= {row[0]: one.level + 1 for row in rows}
-            self.counts["children"] += sum(row[1] for row in rows)
+            self.levels |= {int(child): one.level + 1 for child in ids.split(",")}
+            self.counts["children"] += how.count("n")
 
     def suspend(self, one: Attempt) -> None:
         moment = self.random.choice((None, self.random.uniform(0.5, 20)))

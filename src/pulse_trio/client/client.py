@@ -363,7 +363,8 @@ class Client:
             event_key: makes a repetition harmless: of two events with one key, job and name only the first is kept.
 
         Returns:
-            Whether it is new: False for a repetition.
+            Whether it is new: False for a repetition. That the event is kept says nothing of who reads it: a handler that is
+            not durable never does, and only its workers know that.
 
         Raises `UnknownJob`, `InvalidTransition` for a job that is finished (or has 10,000 events that it has not received),
         `InvalidName` or `InvalidArguments`. In a transaction of yours the job gets it when you commit.

@@ -8,7 +8,7 @@ import msgspec
 
 from ..codec import encoded
 from ..errors import JobExists
-from .arrays import numbers, optional_numbers, request_columns, texts
+from .arrays import numbers, optional_numbers, request_columns, texts, texts_if_any
 from .operations import Query
 
 if TYPE_CHECKING:
@@ -135,5 +135,5 @@ def _enqueue_unique(requests: Sequence[JobRequest]) -> Operation[list[Enqueued]]
     return answers
 
 
-def _columns(requests: Sequence[JobRequest]) -> dict[str, str]:
-    return {**request_columns(requests), "unique_keys": texts([r.unique_key for r in requests])}
+def _columns(requests: Sequence[JobRequest]) -> dict[str, str | None]:
+    return {**request_columns(requests), "unique_keys": texts_if_any([r.unique_key for r in requests])}

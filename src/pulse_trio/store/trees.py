@@ -13,7 +13,7 @@ from psycopg.errors import ProgramLimitExceeded
 from ..errors import UsageError
 from ..lines import BeyondLimit
 from ..sql import statement
-from .arrays import numbers, optional_numbers, request_columns, texts
+from .arrays import numbers, numbers_if_any, request_columns, texts
 from .history import record_of
 from .rows import ROWS_FAULT
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 CHUNK = 1000
 """The most children that one statement starts: it holds the parent's row, for which a cancellation waits."""
+
+_HOW = {"n": (True, True), "k": (False, True), "x": (False, False)}
+"""How start_children.sql says of a child whether it was added and whether it fits."""
 
 Refused = Literal["lost", "cancelling", "locked"]
 Cause = Literal["parent", "sibling", "deadline"]
@@ -121,10 +124,10 @@ class Trees:
         started: list[StartedChild] = []
         for first in range(0, len(children), CHUNK):
             chunk = children[first : first + CHUNK]
-            rows = await self._checked("start_children", _of(fence, block=block) | _columns(chunk))
-            if rows and rows[0][3] is not None:
-                return Started(started, cast("Refused", rows[0][3]))
-            started += [StartedChild(child, added, fits) for child, added, fits, _ in rows]
+            ((ids, how, refused),) = await self._checked("start_children", _of(fence, block=block) | _columns(chunk))
+            if refused is not None:
+                return Started(started, cast("Refused", refused))
+            started += [StartedChild(int(child), *_HOW[said]) for child, said in zip(ids.split(","), how, strict=True)]
         return Started(started)
 
     async def look(self, fence: Fence, block: int) -> BlockLook:
@@ -189,5 +192,5 @@ def _columns(children: Sequence[NewChild]) -> dict[str, object]:
         **request_columns([child.request for child in children]),
         "child_keys": texts([c.key for c in children]),
         "digests": texts([rf"\x{c.digest.hex()}" for c in children]),
-        "reserved": optional_numbers([c.job_id for c in children]),
+        "reserved": numbers_if_any([c.job_id for c in children]),
     }

@@ -154,7 +154,12 @@ class RunningJob:
         """
         self.scope_nursery = nursery
         scope = nursery.cancel_scope
-        if shared and self.claim.options is None and 0 <= self.lease_deadline - scope.deadline <= self.terms.early:
+        if (
+            shared
+            # A trace, tags, or the mark of a child: most jobs with options of their own have no deadline among them.
+            and (self.claim.options is None or self.deadline == self.lease_deadline)
+            and 0 <= self.lease_deadline - scope.deadline <= self.terms.early
+        ):
             self.lease_deadline = scope.deadline
         else:
             scope.deadline = self.deadline
