@@ -20,7 +20,7 @@ from ..worker import Worker
 from .draining import UnknownKinds, drain_with, in_trio
 from .kept import kept_for
 from .suspended import drained, grows_trees, suspending_at_once
-from .virtual_time import MOVE, jump_statement, stop_statement
+from .virtual_time import MOVE, jump_statement, soon_statement, stop_statement
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -266,7 +266,10 @@ class ClockWorker(Worker):
         while parts.jobs.running:
             with trio.move_on_after(_LOOK_WHILE_RUNNING):
                 await parts.jobs.until_none_runs()
-            if parts.jobs.running:
+            if not parts.jobs.running or await parts.claim_loop.exhaust():
+                continue
+            # The handler may wait for children that it has cancelled, which run once more.
+            if await self._move(soon_statement(self.settings.schema), {}) is not None:
                 await parts.claim_loop.exhaust()
 
     async def _look_at_trees(self) -> None:

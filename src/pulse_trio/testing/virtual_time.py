@@ -121,6 +121,17 @@ RETURNING moment, NOT due.stays, DUE
 """
 """A suspended job without a moment of its own, and one whose outcome waits for its descendants, have `run_at` at `far()`: their
 rechecks move them. Deadlines of members that have ended are left over."""
+_SOON = """
+UPDATE pulse_clock.clock SET moment = soon.at
+FROM (SELECT least(
+  (SELECT min(run_at) FROM {0}.job WHERE cancelling AND state <> {running} AND run_at > pulse_clock.now()),
+  (SELECT min(due_at) FROM {0}.recheck WHERE due_at > pulse_clock.now())
+) AS at OFFSET 0) soon
+WHERE soon.at <= pulse_clock.now() + interval '1 s'
+RETURNING moment
+"""
+"""A cancelled job with a history is due some microseconds after the cancellation, and a look at a tree that found a row locked
+some milliseconds later. Both would wait for ever on a clock that stands still while a handler waits for them."""
 _STOP = "UPDATE pulse_clock.clock SET moment = coalesce(moment, clock_timestamp()) RETURNING moment, false, DUE"
 
 
@@ -139,6 +150,13 @@ def jump_statement(schema: str, *, schedules: bool) -> bytes:
 def stop_statement(schema: str) -> bytes:
     """Lets the clock stand still, and answers the same."""
     return _bytes(_STOP, schema)
+
+
+@cache
+def soon_statement(schema: str) -> bytes:
+    """Moves the clock to the next moment at which a cancelled job or a look at a tree falls due, if that is within a second:
+    for running handlers that wait for it. Answers where the clock stands then; nothing where there is no such moment."""
+    return _bytes(_SOON, schema)
 
 
 def _bytes(text: LiteralString, schema: str) -> bytes:

@@ -17,7 +17,7 @@ from ...postgres import connect_sync
 from ..clock import PulseClock
 from ..draining import PulseWorker
 from ..suspended import suspended_jobs
-from ..virtual_time import jump_statement, stop_statement
+from ..virtual_time import jump_statement, soon_statement, stop_statement
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 QUEUE = "crash_points"
 """Of the handler's own job."""
 _QUEUES = """
-SELECT DISTINCT queue FROM pulse.jobs
-WHERE queue <> %s AND state NOT IN ('completed', 'dead', 'cancelled', 'suspended') ORDER BY 1
+SELECT DISTINCT s.queue FROM pulse.jobs s
+WHERE s.queue <> %s AND s.state NOT IN ('completed', 'dead', 'cancelled')
+AND (s.state <> 'suspended' OR EXISTS (SELECT FROM pulse.recheck)) ORDER BY 1
 """
+"""Suspended jobs alone need a worker where a tree is to be looked at: the end of their parent cancels them."""
 _LINES = "SELECT count(*) FROM pulse.history WHERE job_id = %s"
 _HAS_CLOCK = "SELECT to_regclass('pulse_clock.clock') IS NOT NULL"
 _LOOK, _LOOKS = 0.1, 3
@@ -106,6 +108,8 @@ class Others:
                 ((self._has_clock,),) = connection.execute(_HAS_CLOCK).fetchall()
                 if self._has_clock:
                     connection.execute(stop_statement("pulse"))
+            if self._has_clock:
+                connection.execute(soon_statement("pulse"))
             return [queue for (queue,) in connection.execute(_QUEUES, [QUEUE]).fetchall()]
 
     def _lines(self, job_id: int) -> int:

@@ -1,0 +1,143 @@
+"""A handler gives up a durable child that is suspended and has a history: the child runs once more, to unwind.
+`crash_points` and a worker on the virtual clock let it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from pulse_trio import Handlers, Job, open_client
+from pulse_trio.testing import crash_points
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pulse_trio.handlers import Handler
+    from pulse_trio.testing import PulseClock, PulseWorker
+
+pytestmark = pytest.mark.trio
+
+handlers = Handlers()
+done: list[str] = []
+LONGEST = 150.0
+"""Seconds for all points of a handler. They take 25 on a loaded machine; a point that does not end raises after 30."""
+
+
+@pytest.fixture
+def pulse_handlers() -> Handlers:
+    return handlers
+
+
+@pytest.fixture(autouse=True)
+def nothing_done() -> Iterator[None]:
+    done.clear()
+    yield
+    done.clear()
+
+
+async def act(what: str) -> None:
+    await trio.lowlevel.checkpoint()
+    if what not in done:
+        done.append(what)
+
+
+@handlers.job(durable=True, max_attempts=5)
+async def reservation(job: Job) -> None:
+    await job.step(act, "reserved")
+    try:
+        await job.wait_for_event("paid")
+    except BaseException:
+        with job.cleanup():
+            await job.step(act, "released")  # noqa: ASYNC102 -- job.cleanup() is a shield with a deadline
+        raise
+
+
+@handlers.job(max_attempts=1)
+async def fails() -> None:
+    raise ValueError("sibling")
+
+
+@handlers.job(durable=True, max_attempts=5)
+async def given_up_by_deadline(job: Job) -> str:
+    with job.move_on_after(3600) as patience:
+        async with job.durable_nursery() as nursery:
+            nursery.start_soon(reservation)
+    return "given up" if patience.cancelled_caught else "in time"
+
+
+@handlers.job(durable=True, max_attempts=5)
+async def given_up_by_sibling(job: Job) -> str:
+    try:
+        async with job.durable_nursery() as nursery:
+            nursery.start_soon(reservation)
+            await job.sleep(60)
+            nursery.start_soon(fails)
+    except ExceptionGroup:
+        return "given up"
+    return "in time"
+
+
+@handlers.job(durable=True, max_attempts=5)
+async def given_up_by_body(job: Job) -> str:
+    try:
+        async with job.durable_nursery() as nursery:
+            nursery.start_soon(reservation)
+            await job.sleep(60)
+            raise ValueError("body")
+    except ExceptionGroup:
+        return "given up"
+
+
+@handlers.job(durable=True, max_attempts=1)
+async def given_up_by_death(job: Job) -> str:
+    async with job.durable_nursery() as nursery:
+        nursery.start_soon(reservation)
+        await job.sleep(60)
+        await job.step(act, "slept")
+        raise ValueError("body")
+    return "in time"
+
+
+WAYS = [
+    pytest.param(given_up_by_deadline, id="deadline"),
+    pytest.param(given_up_by_sibling, id="sibling"),
+    pytest.param(given_up_by_body, id="body"),
+]
+
+
+@pytest.mark.parametrize("handler", WAYS)
+async def test_a_child_that_is_given_up_unwinds_whichever_point_is_struck(
+    handler: Handler[..., str], pulse_clock: PulseClock, pulse_dsn: str
+) -> None:
+    with trio.fail_after(LONGEST):
+        async for run in crash_points(handler, dsn=pulse_dsn, handlers=handlers):
+            assert (run.state, run.result, done) == ("completed", "given up", ["reserved", "released"]), run
+            assert run.reached
+            done.clear()
+
+
+async def test_a_child_whose_parent_died_while_suspended_unwinds(pulse_clock: PulseClock, pulse_dsn: str) -> None:
+    """The death ends the parent's only attempt, and nobody but a worker's look at its tree tells the child."""
+    ends: list[tuple[str, ...]] = []
+    with trio.fail_after(LONGEST):
+        async for run in crash_points(given_up_by_death, dsn=pulse_dsn, handlers=handlers):
+            assert run.state == "dead", run
+            assert "released" in done or "reserved" not in done, run
+            ends.append(tuple(done))
+            done.clear()
+    assert ("reserved", "slept", "released") in ends
+    assert ("reserved", "released") in ends
+
+
+@pytest.mark.parametrize("handler", WAYS)
+async def test_a_worker_on_the_virtual_clock_lets_a_given_up_child_unwind(
+    handler: Handler[..., str], pulse_clock: PulseClock, pulse_dsn: str, pulse_worker: PulseWorker
+) -> None:
+    async with open_client(pulse_dsn) as client:
+        ref = await client.enqueue(handler)
+        report = await pulse_worker.drain()
+        assert report.suspended == {}
+        assert (await client.job(ref.id)).result == "given up"
+    assert done == ["reserved", "released"]
