@@ -472,6 +472,41 @@ async def test_a_second_task_needs_a_child_key_and_a_transaction_is_refused_in_a
     assert trees.job(job_id)["result"] == "refused"
 
 
+@pytest.mark.parametrize("discarded", [True, False])
+async def test_a_mistake_in_the_handlers_code_is_retried_with_its_history_unless_its_declaration_says_otherwise(
+    trees: Trees, *, discarded: bool
+) -> None:
+    """A deployment that mends it within the backoff costs nobody a look at dead jobs."""
+    argument: list[Any] = ["three"]
+    charged: list[int] = []
+
+    async def charge() -> None:
+        charged.append(1)
+
+    @trees.handlers.job
+    async def double(n: int) -> int:
+        return 2 * n
+
+    @trees.handlers.job(durable=True, discard_on=UsageError if discarded else ())
+    async def parent(job: Job) -> int:
+        await job.step(charge)
+        async with job.durable_nursery() as nursery:
+            child = nursery.start_soon(double, argument[0])
+        return child.result
+
+    job_id = trees.enqueue("parent")
+    await trees.burst()
+    job = trees.job(job_id)
+    assert "InvalidArguments" in job["error"]
+    assert job["state"] == ("dead" if discarded else "retryable")
+    argument[0] = 3
+    if discarded:
+        SyncClient(trees.dsn).retry(job_id)
+    trees.again()
+    await trees.burst()
+    assert (trees.job(job_id)["result"], charged) == (6, [1])
+
+
 async def test_a_handler_that_is_not_durable_has_no_durable_nursery(trees: Trees) -> None:
     @trees.handlers.job
     async def plain(job: Job) -> str:
