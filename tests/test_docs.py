@@ -26,7 +26,11 @@ import trio
 import pulse_trio
 from pulse_trio import embedded, errors, handlers, migrate, observe, postgres, states
 from pulse_trio.embedded import default_folder, open_embedded
-from pulse_trio.testing.faults.processes import Processes, Running, clean_environment
+from pulse_trio.testing.faults.processes import Processes, Running, clean_environment, open_processes
+from support.forking import Forker, open_forker
+
+if typing.TYPE_CHECKING:
+    from collections.abc import Generator
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"(?:<!-- (?P<note>[^>]*) -->\n)?^```(?P<info>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -84,6 +88,12 @@ def made_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "pg"
 
 
+@pytest.fixture(scope="module")
+def forker_that_goes_on() -> Generator[Forker]:
+    with open_forker(clean_environment(), "goes-on") as forker:
+        yield forker
+
+
 def copy_of(made_before: Path, folder: Path) -> None:
     """A copy with the files' owners, which need not be the tests' user."""
     folder.mkdir(parents=True)
@@ -91,8 +101,12 @@ def copy_of(made_before: Path, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES_THAT_RUN)
-async def test_the_pages_commands_do_what_the_page_says(page: str, processes: Processes, made_before: Path) -> None:
+async def test_the_pages_commands_do_what_the_page_says(
+    page: str, processes: Processes, made_before: Path, forker_of_pytest: Forker
+) -> None:
     async with AsyncExitStack() as stack:
+        tests = await stack.enter_async_context(open_processes(processes.folder, forker_of_pytest))
+        forks = Forks(processes, tests) if page != PAGES_THAT_RUN[0] else None
         if page != PAGES_THAT_RUN[0]:
             await trio.to_thread.run_sync(copy_of, made_before, default_folder(processes.folder))
             # One start of the embedded PostgreSQL a page. Without this user each command starts and stops it, as on the first.
@@ -102,7 +116,7 @@ async def test_the_pages_commands_do_what_the_page_says(page: str, processes: Pr
             if (block["note"] or "").startswith("file: "):
                 (processes.folder / block["note"].removeprefix("file: ").strip()).write_text(block["body"])
             elif language == "console" and "no-run" not in flags:
-                await run_console(processes, block["body"], flags, forks=page != PAGES_THAT_RUN[0])
+                await run_console(processes, block["body"], flags, forks)
 
 
 def files_of(page: str) -> dict[str, str]:
@@ -118,22 +132,22 @@ def modules_of(page: str) -> list[str]:
 
 @pytest.mark.parametrize("page", [page for page in PAGES_THAT_RUN if modules_of(page)])
 async def test_a_reader_may_go_on_from_the_page_by_awaiting_results_in_an_asyncio_program(
-    page: str, processes: Processes, dsn: str
+    page: str, tmp_path: Path, dsn: str, forker_that_goes_on: Forker
 ) -> None:
     for name, body in files_of(page).items():
-        (processes.folder / name).write_text(body)
-    script = ROOT / "tests/support/goes_on.py"
-    done = await processes.python(str(script), dsn, *modules_of(page))
-    assert await done.ended(within=120) == 0, done.report()
-    assert done.stdout
+        (tmp_path / name).write_text(body)
+    async with open_processes(tmp_path, forker_that_goes_on) as processes:
+        done = await processes.command(dsn, *modules_of(page))
+        assert await done.ended(within=120) == 0, done.report()
+        assert done.stdout
 
 
-async def run_console(processes: Processes, body: str, flags: list[str], *, forks: bool) -> None:
+async def run_console(processes: Processes, body: str, flags: list[str], forks: Forks | None) -> None:
     code = next((int(f.removeprefix("exit=")) for f in flags if f.startswith("exit=")), 0)
     for part in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
         command, _, expected = part.partition("\n")
         while True:
-            running = await start(processes, command, forks=forks)
+            running = await start(processes, command, forks)
             assert await running.ended(within=60) == code, running.report()
             if "until-done" not in flags or not await waiting(processes):
                 break
@@ -141,11 +155,23 @@ async def run_console(processes: Processes, body: str, flags: list[str], *, fork
             assert matches(expected, running.stdout), f"$ {command}\nexpected:\n{expected}\n{running.report()}"
 
 
-async def start(processes: Processes, command: str, *, forks: bool) -> Running:
-    """As a reader's shell does it. With `forks`, a command of pulse-trio's in which there is nothing for the shell to do is a
-    fork of a process that has imported it: on the first page all are the installed program."""
-    if forks and command.startswith("pulse-trio ") and not FOR_THE_SHELL.search(re.sub(r"'[^']*'", "", command)):
-        return await processes.command(*shlex.split(command)[1:])
+@dataclasses.dataclass(frozen=True)
+class Forks:
+    """What starts commands as forks of a process that has imported what they need: pulse-trio's, and pytest's."""
+
+    commands: Processes
+    tests: Processes
+
+
+async def start(processes: Processes, command: str, forks: Forks | None) -> Running:
+    """As a reader's shell does it. With `forks`, a command of pulse-trio's or a run of pytest in which there is nothing for the
+    shell to do is a fork of a process that has imported it: on the first page all are the installed program."""
+    if forks is not None and not FOR_THE_SHELL.search(re.sub(r"'[^']*'", "", command)):
+        match shlex.split(command):
+            case ["pulse-trio", *arguments]:
+                return await forks.commands.command(*arguments)
+            case ["python", "-m", "pytest", *arguments]:
+                return await forks.tests.command(*arguments, env={"PATH": search_path()})
     return await processes.start("bash", "-c", command, env={"PATH": search_path()})
 
 

@@ -68,6 +68,9 @@ async def test_the_demo_does_its_work_on_an_odd_directory(
     assert page.status_code == 200
     assert "doomed" in page.text
     assert "doomed" in twin.text
+    # It is the last user of the server in that folder, and waits for the server's end: neither writes there any more.
+    web.terminate()
+    assert await web.ended(within=60) == 0, web.report()
 
 
 async def test_the_demo_refuses_what_is_no_directory(processes: Processes) -> None:

@@ -4,7 +4,8 @@ one that imported what they need.
 Starting Python and importing pulse-trio is nine tenths of what a short command costs, and the tests run hundreds of them. A
 fork has its own process, session, folder, environment and streams, and runs the whole of `main`; only the imports are shared.
 The tests of the start itself and of signals start the installed program (`Processes.pulse_trio`). A run of pytest shares what
-its plugins import, and nothing of pulse-trio's but the plugin itself: that is imported as in a user's own run.
+its plugins import, and nothing of pulse-trio's but the plugin itself: that is imported as in a user's own run. The program of a
+page's reader (goes_on.py) imports the page's modules in the fork.
 """
 
 from __future__ import annotations
@@ -254,7 +255,24 @@ def run_tests() -> NoReturn:
     sys.exit(code)
 
 
-PROGRAMS = {"pulse-trio": run_commands, "pytest": run_tests}
+def run_goes_on() -> NoReturn:
+    """`python goes_on.py`, which imports a page's modules only once it runs."""
+    import goes_on
+
+    gc.collect()
+    gc.freeze()
+    with socket.socket(fileno=int(sys.argv[2])) as control:
+        arguments = serve(control)
+    # What stands beside that script is no page's.
+    sys.path[0] = "."
+    sys.argv = [goes_on.__file__, *arguments]
+    sys.orig_argv = [sys.executable, *sys.argv]
+    goes_on.run(arguments)
+    leave(0)
+    sys.exit(0)
+
+
+PROGRAMS = {"pulse-trio": run_commands, "pytest": run_tests, "goes-on": run_goes_on}
 
 
 def leave(code: int) -> None:

@@ -1,7 +1,7 @@
 """What a reader does next with a page's handlers: enqueues each from an asyncio program, and waits for its result.
 
-Run in a page's folder as `python goes_on.py DSN MODULE...`. Prints a line for each handler: its kind, and its result or how it
-ended. Arguments are made up from the annotations.
+Run in a page's folder with the arguments DSN MODULE..., in a fork (forking.py) of a process that has imported this. Prints a
+line for each handler: its kind, and its result or how it ended. Arguments are made up from the annotations.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ async def ended(client: Any, ref: Any) -> str:
         return f"is {(await client.job(ref.id)).state}"
 
 
-if __name__ == "__main__":
-    sys.path.insert(0, ".")
+def run(arguments: list[str]) -> None:
+    dsn, *modules = arguments
     gc.freeze()
-    asyncio.run(main(sys.argv[1], {module: Worker(module, sys.argv[1]) for module in sys.argv[2:]}))
+    asyncio.run(main(dsn, {module: Worker(module, dsn) for module in modules}))

@@ -6,6 +6,7 @@ import gc
 import threading
 import weakref
 from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -168,20 +169,27 @@ async def test_a_thread_that_has_ended_belongs_to_no_task() -> None:
     """Trio's cache hands it to whoever asks next."""
     threads, known = Threads(1), trio.lowlevel.current_trio_token()
     ident = await threads.run(threading.get_ident)
-    seen: list[Any] = []
+    seen: list[tuple[int, str]] = []
 
-    def look() -> None:
+    def look(all_there: threading.Barrier) -> None:
         try:
             trio.from_thread.check_cancelled()
         except RuntimeError as error:
             seen.append((threading.get_ident(), str(error)))
+        all_there.wait(WITHIN)
 
-    done = trio.Event()
-    while not seen or seen[-1][0] != ident:
-        done = trio.Event()
-        trio.lowlevel.start_thread_soon(look, lambda _, done=done: known.run_sync_soon(done.set))
-        with trio.fail_after(WITHIN):
-            await done.wait()
+    with trio.fail_after(WITHIN):
+        while ident not in dict(seen):
+            # More at once than there are threads: asked for one at a time, the cache hands out the last one again and again,
+            # which is another where this one was not idle yet.
+            many = threading.active_count() + 1
+            all_there, ended = threading.Barrier(many), trio.Semaphore(0)
+            for _ in range(many):
+                trio.lowlevel.start_thread_soon(
+                    partial(look, all_there), lambda _, ended=ended: known.run_sync_soon(ended.release)
+                )
+            for _ in range(many):
+                await ended.acquire()
     assert all("wasn't created by Trio" in said for _, said in seen)
 
 
