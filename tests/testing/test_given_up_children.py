@@ -114,7 +114,8 @@ async def test_a_child_that_is_given_up_unwinds_whichever_point_is_struck(
     with trio.fail_after(LONGEST):
         async for run in crash_points(handler, dsn=pulse_dsn, handlers=handlers):
             assert (run.state, run.result, done) == ("completed", "given up", ["reserved", "released"]), run
-            assert run.reached
+            # Where the deadline has passed before a later attempt has come to its children, it may ask for them or not.
+            assert run.reached or handler is given_up_by_deadline
             done.clear()
 
 
