@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import secrets
 import signal
 import sys
@@ -22,7 +23,7 @@ from pulse_trio.testing.faults.processes import Processes, clean_environment, op
 from pulse_trio.testing.faults.proxy import Proxy, open_proxy
 from support.collecting import has_mark, is_async_test
 from support.databases import Databases
-from support.forking import Forker, open_forker
+from support.forking import Forker, open_forker, variables_of_start
 from support.scheduling import LongestFirst, longest_first
 from support.server import open_server
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
 
 SERVER = pytest.StashKey["RunServer"]()
+VARIABLES = pytest.StashKey[dict[str, str]]()
 
 
 class RunServer:
@@ -57,6 +59,7 @@ def is_worker(config: pytest.Config) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.stash[VARIABLES] = variables_of_start(os.environ)
     if not is_worker(config):
         config.stash[SERVER] = RunServer()
 
@@ -128,6 +131,16 @@ def pytest_runtest_setup() -> None:
     if trio.lowlevel.in_trio_run():
         trio._core._run.GLOBAL_RUN_CONTEXT.__dict__.clear()
         signal.set_wakeup_fd(-1)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
+    """A test that leaves a variable of Python's own start behind makes the forker refuse every later command of its process:
+    each is then started as a program of its own, for ten times the CPU. One such test cost 80 s a run."""
+    yield
+    before, after = item.config.stash[VARIABLES], variables_of_start(os.environ)
+    item.config.stash[VARIABLES] = after
+    assert before == after, f"the test left variables behind: {before} became {after}"
 
 
 @pytest.fixture(scope="session")

@@ -38,6 +38,13 @@ LONGEST = 200_000
 """Bytes of a request: arguments and environment."""
 
 
+def variables_of_start(environment: Mapping[str, str]) -> dict[str, str]:
+    """Those that mean something to Python's own start, or to the C library's: a fork has had them already."""
+    return {
+        name: value for name, value in environment.items() if name.startswith(("PYTHON", "LD_", "LC_", "LANG", "TZ"))
+    }
+
+
 class Forked:
     """A command that was forked off; looks like a `trio.Process`."""
 
@@ -76,11 +83,7 @@ class Forker:
 
     def takes(self, environment: Mapping[str, str]) -> bool:
         """Whether a command may be forked: not if a variable means something to Python's own start."""
-        return all(
-            self._environment.get(name) == value
-            for name, value in environment.items()
-            if name.startswith(("PYTHON", "LD_", "LC_", "LANG", "TZ"))
-        )
+        return all(self._environment.get(name) == value for name, value in variables_of_start(environment).items())
 
     async def start(self, arguments: Sequence[str], environment: Mapping[str, str], folder: Path) -> Forked:
         """Start the program with these arguments, with no input."""
