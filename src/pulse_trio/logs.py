@@ -23,6 +23,7 @@ from .observe import (
     ChildSilent,
     ChildStarted,
     ClaimRefused,
+    CleanupCut,
     DatabaseFound,
     DatabaseLost,
     DeathArgumentsLeftOut,
@@ -71,6 +72,7 @@ _WARNINGS = (
     LeaseUnproven,
     TasksLeftBehind,
     LoopBlocked,
+    CleanupCut,
     HandlerOverran,
     JobsRescued,
     WorkerStale,
@@ -257,6 +259,11 @@ def sentence(event: Event) -> str:
             return (
                 f"job {event.job_id} ({event.kind}) has not ended {duration(event.seconds)} after its cancellation "
                 f"({event.reason}): replacing the process. It is in:\n{event.stack}"
+            )
+        case CleanupCut():
+            return (
+                f"job {event.job_id} ({event.kind}) did not finish its clean-up: job.cleanup() was cut short after "
+                f"{duration(event.seconds)}, and the rest of it is not done; the setting `cleanup` gives it more time"
             )
         case JobsRescued():
             dead = f", {event.dead} of them dead (no attempts left)" if event.dead else ""

@@ -180,6 +180,17 @@ class HandlerOverran:
 
 
 @dataclass(frozen=True, slots=True)
+class CleanupCut:
+    """A `job.cleanup()` was cut short: its time, the worker's `cleanup` (`seconds`), was over. What it would still have done is
+    not done."""
+
+    job_id: int
+    kind: str
+    attempt: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class JobsRescued:
     """Expired leases were put back on their queues (or dead-lettered). If a supervisor saw the process `pid` die: the jobs it
     held; `jobs` has the id and the kind of each."""
@@ -420,6 +431,7 @@ Event = (
     | TasksLeftBehind
     | LoopBlocked
     | HandlerOverran
+    | CleanupCut
     | JobsRescued
     | WorkerStale
     | SuspectAlone

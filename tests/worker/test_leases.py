@@ -11,7 +11,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from pulse_trio import Job, Worker
-from pulse_trio.observe import DatabaseFound, DatabaseLost, FenceLost, JobEnded, LeaseUnproven
+from pulse_trio.observe import CleanupCut, DatabaseFound, DatabaseLost, FenceLost, JobEnded, LeaseUnproven
 from pulse_trio.testing.memory import MemoryStore, unavailable
 
 if TYPE_CHECKING:
@@ -488,14 +488,63 @@ async def test_a_setting_says_how_long_cleanup_may_take(stage: Stage) -> None:
 
     @stage.handlers.job
     async def tidy(job: Job) -> None:
-        began = trio.current_time()
-        with job.cleanup():
+        try:
             await trio.sleep_forever()
-        took.append(trio.current_time() - began)
+        finally:
+            began = trio.current_time()
+            with job.cleanup():
+                await trio.sleep_forever()  # noqa: ASYNC102 -- job.cleanup() is the shield
+            took.append(trio.current_time() - began)
+
+    job_id = stage.enqueue("tidy", timeout=1, max_attempts=1)
+    await stage.burst(cleanup=2.5)
+    assert took == [2.5]
+    (cut,) = stage.events.of(CleanupCut)
+    assert (cut.job_id, cut.kind, cut.attempt, cut.seconds) == (job_id, "tidy", 1, 2.5)
+
+
+async def test_a_handler_that_is_not_cancelled_is_not_hurried_in_its_cleanup(stage: Stage, log: Log) -> None:
+    @stage.handlers.job
+    async def tidy(job: Job) -> None:
+        with job.cleanup():
+            await trio.sleep(100)  # three leases long, each of them renewed
+        log("tidied")
 
     stage.enqueue("tidy")
     await stage.burst(cleanup=2.5)
-    assert took == [2.5]
+    assert (log.what, stage.outcomes(), stage.events.of(CleanupCut)) == (["tidied"], ["completed"], [])
+
+
+@pytest.mark.parametrize("strikes", ["request", "timeout", "shutdown", "program", "own deadline", "own cancel"])
+async def test_the_time_of_a_cleanup_begins_when_its_handler_is_cancelled(strikes: str, stage: Stage) -> None:
+    cut: list[float] = []
+
+    @stage.handlers.job
+    async def tidy(job: Job) -> None:
+        with trio.CancelScope(deadline=trio.current_time() + (20 if strikes == "own deadline" else 10_000)) as scope:
+            if strikes == "own cancel":
+                scope.cancel()
+            with job.cleanup():
+                await trio.sleep_forever()
+            cut.append(trio.current_time())
+
+    job_id = stage.enqueue("tidy", max_attempts=1, timeout=20 if strikes == "timeout" else 5_000)
+    with trio.CancelScope() as program:
+        async with stage.working(cleanup=2.5, grace=0.0) as worker:
+            began = trio.current_time()
+            await trio.sleep(20)
+            match strikes:
+                case "request":
+                    stage.database.cancel(job_id)
+                case "shutdown":
+                    worker.stop()
+                case "program":
+                    program.cancel()
+                case _:
+                    pass
+            with trio.CancelScope(shield=True):
+                await trio.sleep(10)
+    assert cut[0] - began == pytest.approx(2.5 if strikes == "own cancel" else 22.5, abs=0.2)
 
 
 # Children

@@ -136,7 +136,9 @@ def build(
     reports = Reports(jobs, observer, looks)
     progress = ProgressReports(store.progress, observer)
     transactions = Transactions(store.transactions, jobs, codec, plan)
-    common = Common(settings.cleanup, settings.timeout or math.inf, stops, transactions, progress, store.sessions)
+    common = Common(
+        settings.cleanup, settings.timeout or math.inf, stops, transactions, progress, store.sessions, observer
+    )
     pool = TaskPool(jobs)
     runner = (Runner if plan.meter is None else MeteredRunner)(calls, jobs, pool, reports, common, plan)
 

@@ -3,7 +3,12 @@ cancelled."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import trio
+
+if TYPE_CHECKING:
+    from .jobs.cleanup import CleanUp
 
 
 class Stops:
@@ -20,6 +25,8 @@ class Stops:
         """Whether the worker has ceased to claim."""
         self.jobs_scope: trio.CancelScope | None = None
         """The scope of the jobs nursery."""
+        self.cleaning: set[CleanUp] = set()
+        """The jobs that are in a `job.cleanup()`, whose shield a cancellation from outside does not pass."""
         self._parent_cancelled = False
 
     def quiet(self) -> None:
@@ -46,6 +53,8 @@ class Stops:
 
         def cancelled(_: object) -> trio.lowlevel.Abort:
             self._parent_cancelled = True
+            for cleanup in tuple(self.cleaning):
+                cleanup.cancelled()
             return trio.lowlevel.Abort.SUCCEEDED
 
         await trio.lowlevel.wait_task_rescheduled(cancelled)

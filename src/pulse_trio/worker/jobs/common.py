@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from ...jobs import CancelReason, Claim, JobTransaction, Outcome
+    from ...observe import Observer
+    from .cleanup import CleanUp
     from .running_job import RunningJob
 
 
@@ -41,6 +43,11 @@ class ParentState(Protocol):
         """Whether the program around the worker was cancelled."""
         ...
 
+    @property
+    def cleaning(self) -> set[CleanUp]:
+        """The jobs that are in a `job.cleanup()`."""
+        ...
+
 
 class DatabaseClock(Protocol):
     @property
@@ -51,8 +58,8 @@ class DatabaseClock(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """What all jobs of a worker share: one reference for each job instead of six. `cleanup` and `timeout` in seconds (infinity:
-    no timeout)."""
+    """What all jobs of a worker share: one reference for each job instead of seven. `cleanup` and `timeout` in seconds
+    (infinity: no timeout)."""
 
     cleanup: float
     timeout: float
@@ -60,6 +67,7 @@ class Common:
     transactions: TransactionSource
     progress: ProgressSink
     clock: DatabaseClock
+    observer: Observer
 
 
 class Attempt(DurableCalls, Protocol):

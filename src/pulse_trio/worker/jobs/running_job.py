@@ -16,11 +16,12 @@ from ...errors import UsageError
 from ...states import options_of
 from .children import ENDED as NURSERY_ENDED
 from .children import Children
+from .cleanup import CleanUp
 from .job_states import CLAIMED, LOST, NotDurable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
-    from contextlib import AbstractAsyncContextManager
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
     from ...durable_calls import DurableCalls
     from ...jobs import CancelReason, CancelRequest, Claim, JobNursery, JobTransaction, Outcome
@@ -45,7 +46,7 @@ class RunningJob:
 
     __slots__ = (
         "_children",
-        "_cleanup_end",
+        "_cleanup",
         "_common",
         "_heartbeat_joined",
         "_heartbeat_over",
@@ -103,23 +104,22 @@ class RunningJob:
         self.lease_deadline = sent + terms.proven_for
         self.beat_due = sent + terms.heartbeat
         self.timeout_deadline = sent + common.timeout
-        self.job_deadline = self._cleanup_end = _NEVER
+        self.job_deadline = _NEVER
         self.ended = False
         """Whether the runner has finished with it."""
         self.asked = False
         self.cancel_message: str | None = None
-        # Neither deadline nor request to cancel, transaction, failure, lost lease: for most jobs the runner checks only this.
-        self.plain = True
+        self.plain = True  # no deadline, request to cancel, transaction, failure or lost lease: most jobs
         self.scope_nursery: trio.Nursery | None = None
         self.outcome: Outcome | None = None
         self.said: tuple[BaseException, str] | None = None
         """The stored part of an exception that was described where it was raised (another process)."""
         self._common = common
-        self.reason: CancelReason | None = None
-        """The requested reason of its cancellation; `cancel_reason` knows of deadlines too."""
+        self.reason: CancelReason | None = None  # that was requested; `cancel_reason` knows of deadlines too
         self.transaction: Literal["open", "settling", "committed"] | None = None
         self.committed: Outcome | None = None
         self._children: Children | None = None
+        self._cleanup: CleanUp | None = None  # made by the first one
         self._heartbeat_joined = False
         self._heartbeat_over = False
         self._parked: trio.lowlevel.Task | None = None
@@ -203,14 +203,9 @@ class RunningJob:
         left = self._children
         return left if left is not None and left.running and _scopes_of(task) is _scopes_of(nursery) else None
 
-    @contextmanager
-    def cleanup(self) -> Generator[trio.CancelScope]:
-        end = trio.current_time() + self._common.cleanup
-        if self.cancel_reason is not None:
-            # One time for all clean-ups that follow a cancellation: clients that wait for the job know how long it takes.
-            end = self._cleanup_end = min(end, self._cleanup_end)
-        with trio.CancelScope(shield=True, deadline=end) as scope:
-            yield scope
+    def cleanup(self) -> AbstractContextManager[trio.CancelScope]:
+        self._cleanup = self._cleanup or CleanUp(self, self._common)
+        return self._cleanup.block()
 
     # The fenced transaction
 
@@ -270,8 +265,7 @@ class RunningJob:
         if self.state is LOST:
             self.cancel("fence-lost")
 
-    def end_heartbeat(self) -> None:
-        """The nursery closes: no task joins it any more, and the heartbeat leaves."""
+    def end_heartbeat(self) -> None:  # the nursery closes: no task joins it any more
         self.scope_nursery = None
         if self._progressed:
             self._common.progress.forget(self.claim)
@@ -292,8 +286,7 @@ class RunningJob:
         if self.reason is not None:
             # If it struck in this very turn, Trio has not seen it, and never will.
             self.cancel(self.reason)
-        if self.scope_nursery is not None:
-            self.scope_nursery.cancel_scope.deadline = self.deadline
+        self._deadline_moved()
 
     def lose(self) -> None:
         """A beat matched no row: the heartbeat task cancels the nursery."""
@@ -328,6 +321,8 @@ class RunningJob:
             return
         if self.reason is None:
             self.reason = self.cancel_reason or reason
+        if self._cleanup is not None:
+            self._cleanup.cancelled()
         if self.scope_nursery is not None:
             self.scope_nursery.cancel_scope.cancel(reason=reason)
 
@@ -347,8 +342,13 @@ class RunningJob:
 
     def _limit_to(self, timeout_deadline: float) -> None:
         self.timeout_deadline = timeout_deadline
+        self._deadline_moved()
+
+    def _deadline_moved(self) -> None:
         if self.scope_nursery is not None:
             self.scope_nursery.cancel_scope.deadline = self.deadline
+        if self._cleanup is not None:
+            self._cleanup.deadline_moved()
 
     @property
     def cancel_reason(self) -> CancelReason | None:

@@ -1,0 +1,82 @@
+"""`job.cleanup()`: shields what a handler must do to its end, for `cleanup` seconds from the moment of its cancellation.
+
+A handler that is not cancelled is not hurried: its compensation after a failure may take as long as all else that it does. The
+time begins when something cancels the job, or a scope around the block. What the job itself knows of (requests, its timeout,
+its deadline, its lease, the end of its worker) moves the shield's deadline while the block is open; the deadlines of the
+handler's own scopes are read when the block is entered.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import trio
+
+from ...observe import CleanupCut
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from .common import Common
+    from .running_job import RunningJob
+
+
+class CleanUp:
+    """The clean-ups of one job that has begun one."""
+
+    __slots__ = ("_common", "_end", "_fixed", "_follows", "_job")
+
+    def __init__(self, job: RunningJob, common: Common) -> None:
+        self._job = job
+        self._common = common
+        self._end = math.inf
+        """When all clean-ups of the job must be over, once it is cancelled: clients that wait for it know how long it takes."""
+        self._follows: set[trio.CancelScope] = set()
+        """The shields whose deadline depends on the job's, which moves with each heartbeat."""
+        self._fixed: set[trio.CancelScope] = set()
+        """Those that something has cancelled already, or that stand in a scope of the handler's that will end sooner."""
+
+    @contextmanager
+    def block(self) -> Generator[trio.CancelScope]:
+        scope = self._shield()
+        self._common.stops.cleaning.add(self)
+        try:
+            with scope:
+                yield scope
+        finally:
+            if self._job.cancel_reason is not None and scope in self._follows:
+                self._end = min(self._end, scope.deadline)
+            self._follows.discard(scope)
+            self._fixed.discard(scope)
+            if not self._follows and not self._fixed:
+                self._common.stops.cleaning.discard(self)
+        if scope.cancelled_caught:
+            claim = self._job.claim
+            self._common.observer.emit(CleanupCut(claim.id, claim.kind, claim.attempt, self._common.cleanup))
+
+    def _shield(self) -> trio.CancelScope:
+        limit, around = self._common.cleanup, trio.current_effective_deadline()
+        if self._job.cancel_reason is not None:
+            deadline = self._end = min(self._end, trio.current_time() + limit)
+        elif around == -math.inf:  # a scope of the handler's own is cancelled
+            deadline = trio.current_time() + limit
+        else:
+            deadline = around + limit
+        scope = trio.CancelScope(shield=True, deadline=deadline)
+        (self._follows if around == self._job.deadline else self._fixed).add(scope)
+        return scope
+
+    def deadline_moved(self) -> None:
+        """The job's deadline is another one: its lease was renewed, or its timeout begins now."""
+        for scope in self._follows:
+            scope.deadline = self._job.deadline + self._common.cleanup
+
+    def cancelled(self) -> None:
+        """The job is cancelled: the time begins."""
+        self._end = min(self._end, trio.current_time() + self._common.cleanup)
+        self._fixed |= self._follows
+        self._follows.clear()
+        for scope in self._fixed:
+            scope.deadline = min(scope.deadline, self._end)
