@@ -231,10 +231,50 @@ def test_a_suspended_job_with_a_history_is_told_at_its_deadline_and_ends_a_minut
     assert state(watch, job) == "available"
     assert watch.run("SELECT cause FROM cancellations") == [("deadline",)]
     assert watch.value("SELECT end_overdue()") == 0
-    watch.run("UPDATE member_deadline SET deadline = deadline - interval '1 minute'")
+    a_minute_passes(watch)
     assert watch.value("SELECT end_overdue()") == 1
     assert watch.run("SELECT state, cancel_reason FROM jobs") == [("cancelled", "deadline")]
     assert watch.run("SELECT count(*) FROM member_deadline") == [(0,)]
+
+
+def a_minute_passes(watch: Teller) -> None:
+    watch.run("UPDATE member_deadline SET deadline = deadline - interval '1 minute'")
+    watch.run("UPDATE cancellation SET requested_at = requested_at - interval '1 minute'")
+    watch.run("UPDATE attempt SET ended_at = ended_at - interval '1 minute' WHERE ended_at IS NOT NULL")
+
+
+@pytest.mark.parametrize("told_by", ["its parent", "a person", "an attempt that was lost"])
+def test_what_was_told_a_moment_before_its_deadline_is_looked_at_has_its_minute_too(
+    told_by: str, workers: list[Teller]
+) -> None:
+    """The flag says that a job is cancelled, not since when. Of 200 jobs with one deadline half are told by their parent's end
+    before the watchdog comes to them."""
+    a, b, watch = workers
+    parent = a.root("q")
+    write_line(a, parent[0])
+    start(a, parent, "0", deadline=0.0)
+    (child,) = b.claim("children")
+    write_line(b, child[0])
+    suspend(watch, parent, 0)
+    suspend(watch, child)
+    match told_by:
+        case "its parent":
+            cancel(watch, parent[0])
+        case "a person":
+            cancel(watch, child[0])
+        case _:
+            cancel(watch, child[0])
+            a_minute_passes(watch)
+            (again,) = b.claim("children")
+            b.fail(again, outcome="rescued")
+    watch.run("UPDATE job SET options = options::jsonb || '{\"deadline\": 5}' WHERE id = %s", child[0])
+    watch.run("UPDATE member_deadline SET deadline = '2020-01-01'")
+    assert watch.value("SELECT end_overdue()") == 1
+    # It runs once more, so that its compensation runs.
+    assert state(watch, child) == "available"
+    a_minute_passes(watch)
+    assert watch.value("SELECT end_overdue()") == 1
+    assert state(watch, child) == "cancelled"
 
 
 def test_a_deadline_of_a_row_that_is_locked_is_kept_and_waits_for_nobody(workers: list[Teller]) -> None:
