@@ -19,3 +19,29 @@ BEGIN
   IF after = before THEN RAISE EXCEPTION '% is not what this migration changes', found; END IF;
   EXECUTE after;
 END $block$;
+
+-- A job that is put back because its compensation was cut short, or not begun: a release uses no budget, so it needs none, and raises it, as
+-- everywhere else; one attempt was all that a job with max_attempts 1 had. And its request is open again: the statement that ended the
+-- attempt has closed it, so that the attempt which compensates heard no reason, and the ledger called a job cancelled that ran.
+DO $block$
+DECLARE
+  found constant regprocedure := format('%I.lives_on(%I.job_archive)', :'schema', :'schema')::regprocedure;
+  changed text := pg_get_functiondef(found); before text; one record;
+BEGIN
+  FOR one IN SELECT * FROM (VALUES
+    ('$1.state = 6 AND $1.attempt < $1.max_attempts AND EXISTS', '$1.state = 6 AND EXISTS'),
+    ('cut_by = ''released'' OR crashed <', 'cut_by = ''released'' OR $1.attempt < $1.max_attempts AND crashed <'),
+    ('SELECT $1.id, $1.attempt, true, $1.failures, $1.max_attempts,' || E'\n' || '               clock_timestamp()',
+     'SELECT $1.id, $1.attempt, true, $1.failures,' || E'\n'
+     '               CASE cut_by WHEN ''released'' THEN least($1.max_attempts, 2147483646) + 1 ELSE $1.max_attempts END,' || E'\n'
+     '               clock_timestamp()'),
+    ('        PERFORM wake($1.queue);' || E'\n' || '        RETURN true;',
+     '        UPDATE cancellation c SET ended_at = NULL, ended_as = NULL WHERE c.job_id = $1.id AND c.ended_at >= now();' || E'\n'
+     '        PERFORM wake($1.queue);' || E'\n' || '        RETURN true;')
+  ) AS changes(was, becomes) LOOP
+    before := changed;
+    changed := replace(before, one.was, one.becomes);
+    IF changed = before THEN RAISE EXCEPTION '% is not what this migration changes: %', found, one.was; END IF;
+  END LOOP;
+  EXECUTE changed;
+END $block$;

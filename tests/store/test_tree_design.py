@@ -422,6 +422,44 @@ def test_a_cancelled_job_with_a_history_runs_once_more_when_its_compensation_is_
     assert state(b, parent[0]) == "cancelled"
 
 
+def test_releases_use_up_no_budget_of_a_cancelled_job_that_owes_its_compensation(workers: list[Teller]) -> None:
+    """As they use none of others: a worker that does not know its kind releases it each second."""
+    a, b, _ = workers
+    parent = a.root("q")
+    assert a.line(parent, 1)
+    a.run("UPDATE job SET max_attempts = 1 WHERE id = %s", parent[0])
+    a.run("SELECT cancel_jobs(ARRAY[%s::bigint])", parent[0])
+    for _ in range(3):
+        a.fail(parent, outcome="released")
+        assert state(b, parent[0]) == "scheduled"
+        b.run("UPDATE job SET run_at = now()")
+        (parent,) = a.claim("q")
+    assert b.run("SELECT attempt, max_attempts FROM job") == [(4, 4)]
+    # A crash uses budget, and there is none left.
+    a.fail(parent, outcome="rescued")
+    assert state(b, parent[0]) == "cancelled"
+
+
+@pytest.mark.parametrize("cut_short_by", ["rescued", "released"])
+def test_the_ledger_says_cancelled_when_the_compensation_has_ended_and_until_then_each_attempt_hears_why(
+    workers: list[Teller], cut_short_by: str
+) -> None:
+    a, b, watch = workers
+    job = a.root("q")
+    assert a.line(job, 1)
+    a.run("SELECT cancel_jobs(ARRAY[%s::bigint], 'the customer left')", job[0])
+    a.fail(job, outcome=cut_short_by)
+    request = "SELECT reason, ended_as, ended_at IS NULL FROM cancellations"
+    assert watch.run(request) == [("the customer left", None, True)]
+    watch.run("UPDATE job SET run_at = now()")
+    (again,) = b.claim("q")
+    told = b.value("SELECT value FROM resume(%s, %s, %s) WHERE line = 0", *again, b.session)
+    assert json.loads(told)["message"] == "the customer left"
+    b.fail(again, outcome="failed")
+    assert watch.run(request) == [("the customer left", "cancelled", False)]
+    assert watch.run("SELECT state, cancel_reason FROM jobs") == [("cancelled", "the customer left")]
+
+
 def test_whoever_ends_a_parent_in_a_snapshot_older_than_its_children_is_refused(workers: list[Teller]) -> None:
     a, b, _ = workers
     a.start(a.root("q"), "member")
