@@ -45,3 +45,24 @@ BEGIN
   END LOOP;
   EXECUTE changed;
 END $block$;
+
+-- The same where a person takes a job from its worker: the request of one that lives on stays open, and its state is what it is.
+DO $block$
+DECLARE
+  found constant regprocedure := format('%I.release_jobs(bigint[], boolean, text)', :'schema')::regprocedure;
+  before constant text := pg_get_functiondef(found);
+  after constant text := replace(before,
+    E'          UPDATE cancellation c SET ended_at = clock_timestamp(), ended_as = ''cancelled''\n'
+    '          WHERE c.job_id = target AND c.ended_at IS NULL;' || E'\n'
+    '          gone := gone || target;',
+    E'          IF EXISTS (SELECT FROM job j WHERE j.id = target) THEN\n'
+    '            SELECT s.state INTO state FROM jobs s WHERE s.id = target LIMIT 1;' || E'\n'
+    '          ELSE' || E'\n'
+    '            UPDATE cancellation c SET ended_at = clock_timestamp(), ended_as = ''cancelled''' || E'\n'
+    '            WHERE c.job_id = target AND c.ended_at IS NULL;' || E'\n'
+    '            gone := gone || target;' || E'\n'
+    '          END IF;');
+BEGIN
+  IF after = before THEN RAISE EXCEPTION '% is not what this migration changes', found; END IF;
+  EXECUTE after;
+END $block$;

@@ -440,7 +440,7 @@ def test_releases_use_up_no_budget_of_a_cancelled_job_that_owes_its_compensation
     assert state(b, parent[0]) == "cancelled"
 
 
-@pytest.mark.parametrize("cut_short_by", ["rescued", "released"])
+@pytest.mark.parametrize("cut_short_by", ["rescued", "released", "taken away"])
 def test_the_ledger_says_cancelled_when_the_compensation_has_ended_and_until_then_each_attempt_hears_why(
     workers: list[Teller], cut_short_by: str
 ) -> None:
@@ -448,7 +448,10 @@ def test_the_ledger_says_cancelled_when_the_compensation_has_ended_and_until_the
     job = a.root("q")
     assert a.line(job, 1)
     a.run("SELECT cancel_jobs(ARRAY[%s::bigint], 'the customer left')", job[0])
-    a.fail(job, outcome=cut_short_by)
+    if cut_short_by == "taken away":
+        assert a.run("SELECT moved, state FROM release_jobs(ARRAY[%s::bigint], true)", job[0]) == [(True, "scheduled")]
+    else:
+        a.fail(job, outcome=cut_short_by)
     request = "SELECT reason, ended_as, ended_at IS NULL FROM cancellations"
     assert watch.run(request) == [("the customer left", None, True)]
     watch.run("UPDATE job SET run_at = now()")
