@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from pulse_trio import Discard, Handlers, Job, SyncClient, Worker, open_client
+from pulse_trio import ChildFailed, Discard, Handlers, Job, SyncClient, Worker, open_client
 from pulse_trio.lines import Kind
 
 if TYPE_CHECKING:
@@ -180,3 +180,42 @@ async def test_the_async_client_ends_a_waiting_job_without_its_clean_up_and_lets
         await trees.burst()
     assert calls == [*["begun"] * 3, "undone"]
     assert [trees.job(job_id)["state"] for job_id in (one, two)] == ["cancelled", "suspended"]
+
+
+@pytest.mark.parametrize("stands", ["runs", "waits"])
+@pytest.mark.parametrize("reason", ["sibling", "parent"])
+async def test_a_child_that_a_person_cancels_has_failed_whatever_the_person_says(
+    reason: str, stands: str, trees: Trees
+) -> None:
+    """What a block has cancelled itself says the same words, and is started again."""
+    began: list[int] = []
+    heard: list[str | None] = []
+    runs = trio.Event()
+
+    @trees.handlers.job
+    async def child() -> None:
+        began.append(1)
+        runs.set()
+        await trio.sleep_forever()
+
+    @trees.handlers.job(durable=True)
+    async def parent(job: Job) -> list[str | None]:
+        try:
+            async with job.durable_nursery() as nursery:
+                nursery.start_soon(child.options(delay=0 if stands == "runs" else 3600))
+                await nursery.flush()
+                if stands == "waits":
+                    runs.set()
+        except* ChildFailed as failures:
+            heard.extend(leaf.job.cancel_reason for leaf in failures.exceptions if isinstance(leaf, ChildFailed))
+        return heard
+
+    job_id = trees.enqueue("parent")
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trees.burst)
+            await runs.wait()
+            (found,) = trees.window.run("SELECT id FROM jobs WHERE parent_id = %s", job_id)
+            SyncClient(trees.dsn).cancel(found["id"], reason=reason)
+    assert trees.job(job_id)["result"] == [reason]
+    assert len(began) == (stands == "runs")

@@ -84,7 +84,7 @@ class BlockCancel(NamedTuple):
 
 class Member(NamedTuple):
     """A child as its parent's attempt sees it. `state` is as in `pulse.jobs`, or `gone` if its row was deleted; `result` is
-    JSON."""
+    JSON. `cancel_reason` is what a person has said, or the cause; `cut` is the cause if its parent or its block cancelled it."""
 
     job_id: int
     block: int
@@ -95,6 +95,7 @@ class Member(NamedTuple):
     result: str | None
     error: str | None
     cancel_reason: str | None
+    cut: str | None = None
 
 
 class Rechecked(NamedTuple):

@@ -42,6 +42,8 @@ class MemoryChild:
     result: str | None = None
     error: str | None = None
     cancel_reason: str | None = None
+    cut: str | None = None
+    """Why its block has cancelled it."""
     over: bool = False
     """Whether its task has ended: it is finished, or suspended for ever."""
 
@@ -61,7 +63,7 @@ class MemoryChild:
     def cancel(self, cause: str) -> None:
         """Ends it now."""
         if self.lives:
-            self.state, self.cancel_reason = State.CANCELLED, cause
+            self.state, self.cancel_reason, self.cut = State.CANCELLED, cause, cause
             self.scope.cancel()
 
 
@@ -233,7 +235,7 @@ class MemoryTree:
         return [
             Member(
                 child.id, child.block, child.new.key, child.new.digest, child.request.kind, str(child.state.value),
-                child.result, child.error, child.cancel_reason,
+                child.result, child.error, child.cancel_reason, child.cut,
             )
             for child in found
             if (ids is None or child.id in ids) and not (ended_only and child.lives)

@@ -365,4 +365,4 @@ class _Ear:
 
 
 def _cut(member: Member) -> bool:
-    return member.state == "cancelled" and member.cancel_reason in BY_BLOCK
+    return member.state == "cancelled" and member.cut in BY_BLOCK
