@@ -274,7 +274,7 @@ class Block:
             else {}
         )
         for child, member in final:
-            child.ended(member, records.get(member.job_id))
+            child.ended(member, records.get(member.job_id), counts=not _cut(member))
         for child, member in bad:
             if member.job_id in again:
                 child.adopted = False

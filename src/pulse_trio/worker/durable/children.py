@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 import msgspec
@@ -10,11 +11,10 @@ import msgspec
 from ...codec import decoded_value
 from ...errors import ChildFailed, UsageError
 from ...handlers.models import from_builtins
-from ...records import State
+from ...records import JobRecord, State
 
 if TYPE_CHECKING:
     from ...codec import Codec
-    from ...records import JobRecord
     from ...store.trees import Member
 
 R = TypeVar("R")
@@ -56,6 +56,7 @@ class Child(Generic[R]):
     __slots__ = (
         "_block",
         "_codec",
+        "_ended_as",
         "_error",
         "_id",
         "_result",
@@ -76,6 +77,8 @@ class Child(Generic[R]):
         self._state = State.AVAILABLE
         self._result: str | None = None
         self._error: ChildFailed | None = None
+        self._ended_as: Member | None = None
+        """How it ended, if not as completed."""
         self.has_ended = False
         """Whether the child's end is known."""
         self.adopted = False
@@ -117,8 +120,8 @@ class Child(Generic[R]):
         """How it ended; None before. Raises `UsageError` if the result does not fit the return type of the handler."""
         if not self.has_ended:
             return None
-        if self._error is not None:
-            return Ended(self._state, None, self._error)
+        if self._ended_as is not None:
+            return Ended(self._state, None, self._error or ChildFailed(_said(self), _only_known(self._ended_as)))
         return Ended(self._state, cast("R", self._decoded()), None)
 
     # What the block says
@@ -135,8 +138,13 @@ class Child(Generic[R]):
 
     @property
     def error(self) -> ChildFailed | None:
-        """Its failure, if it has ended as one."""
+        """Its failure, if it has ended as one that counts for its block."""
         return self._error
+
+    @property
+    def ended_as(self) -> Member | None:
+        """How it ended; None if it has not ended, or is completed."""
+        return self._ended_as
 
     def is_now(self, state: State) -> None:
         """It has not ended."""
@@ -148,13 +156,13 @@ class Child(Generic[R]):
             self._state, self._result = State.COMPLETED, result
             self._over()
 
-    def ended(self, member: Member, failed: JobRecord | None) -> None:
-        """It has ended and is not completed. `failed` is its record."""
+    def ended(self, member: Member, record: JobRecord | None, *, counts: bool) -> None:
+        """It has ended and is not completed, whether it has a `record` or not. `counts`: as a failure of its block."""
         if self.has_ended:
             return
-        self._state = state_of(member)
-        if failed is not None:
-            self._error = ChildFailed(_said(member), failed)
+        self._state, self._ended_as = state_of(member), member
+        if counts:
+            self._error = ChildFailed(_said(self), record or _only_known(member))
         self._over()
 
     def _over(self) -> None:
@@ -179,10 +187,23 @@ def state_of(member: Member) -> State:
     return State.CANCELLED if member.state == "gone" else State(member.state)
 
 
-def _said(member: Member) -> str:
-    what = f"Child {member.job_id} ({member.kind}, key {member.key!r})"
+def _said(child: Child[Any]) -> str:
+    member = child.ended_as
+    assert member is not None  # noqa: S101 -- the caller has seen it
+    what = f"Child {member.job_id} ({child.kind}, key {child.key!r})"
     if member.state == "gone":
         return f"{what} was deleted."
     if member.state == "dead":
         return f"{what} is dead: {member.error}"
     return f"{what} was cancelled: {member.cancel_reason}"
+
+
+def _only_known(member: Member) -> JobRecord:
+    """What is known of a child whose row was not read, or is not there any more: the rest is empty, and its times are 1970."""
+    long_ago = datetime.fromtimestamp(0, UTC)
+    return JobRecord(
+        id=member.job_id, queue="", kind=member.kind or "", state=state_of(member), priority=0, attempt=0, max_attempts=0,
+        run_at=long_ago, created_at=long_ago, started_at=None, finished_at=None, worker=None, lease_until=None, args={},
+        result=None, error=member.error, cancel_reason=member.cancel_reason, unique_key=None, progress=None,
+        progress_message=None, child_key=member.key,
+    )  # fmt: skip

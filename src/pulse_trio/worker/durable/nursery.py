@@ -222,10 +222,11 @@ class Opened:
         block = self.block
         block.closing = True  # none is started again
         await block.learn()
-        if line.kind is Kind.BLOCK and error is None:
-            return
         value: Any = msgspec.json.decode(line.value or "{}")
         failed: list[int] = [] if line.kind is Kind.BLOCK else value.get("failed", [])
+        self._check_deleted(failed)
+        if line.kind is Kind.BLOCK and error is None:
+            return
         failures = [child for child in block.failures if child.job.id in failed]
         if not failures and error is None:
             job_id = self._durable.running.claim.id
@@ -237,6 +238,20 @@ class Opened:
                 )
             )
         raise _group(failures, error)
+
+    def _check_deleted(self, failed: list[int]) -> None:
+        """A child whose row was deleted since its block ended is known to have failed, or nobody knows what it returned."""
+        for child in self.block.by_key.values():
+            end = child.ended_as
+            if end is not None and end.state == "gone" and end.job_id not in failed:
+                job_id = self._durable.running.claim.id
+                raise self._durable.fail(
+                    ReplayMismatch(
+                        f"job {job_id}: child {end.job_id} ({child.kind}, key {child.key!r}) was deleted after its block had "
+                        "ended, and what it returned with it. Run the job again from the beginning: "
+                        f"pulse-trio jobs retry {job_id} --afresh"
+                    )
+                )
 
     async def _cut(self) -> None:
         """The block was cancelled from outside, by a scope around it or with the whole job. Its children are cancelled and
