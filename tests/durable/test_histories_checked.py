@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import trio
 
-from pulse_trio import ChildFailed, Discard, Job
+from pulse_trio import ChildFailed, Discard, Job, ReplayMismatch, StepFailed
 from support.trees import Trees  # noqa: TC001
 
 
@@ -115,3 +116,133 @@ async def test_a_sibling_that_was_cancelled_has_no_result(trees: Trees) -> None:
     with trio.fail_after(30):
         await trees.burst()
     assert (trees.job(job_id)["result"], seen) == ("was cancelled: sibling", [1])
+
+
+async def work() -> int:
+    return 1
+
+
+@pytest.fixture
+def paid(trees: Trees) -> Trees:
+    """The trees, with a table for what transactions of the handlers write."""
+    trees.window.run("CREATE TABLE public.paid (what text)")
+    return trees
+
+
+async def test_a_transaction_is_refused_while_its_handler_is_suspended(paid: Trees) -> None:
+    @paid.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> str:
+        try:
+            await job.wait_for_event("approved", type=str)
+        finally:
+            with job.cleanup():
+                async with job.transaction(result="paid") as tx:
+                    await tx.execute("INSERT INTO public.paid VALUES ('order')")
+        return "not reached"
+
+    job_id = paid.enqueue("order")
+    await paid.burst()
+    assert (paid.job(job_id)["state"], paid.window.run("SELECT FROM public.paid")) == ("suspended", [])
+    paid.window.run("SELECT send_event(%s, 'approved', '\"yes\"')", job_id)
+    await paid.burst()
+    assert (paid.job(job_id)["result"], len(paid.window.run("SELECT FROM public.paid"))) == ("paid", 1)
+
+
+@pytest.mark.parametrize("catches", [False, True])
+async def test_a_transaction_completes_no_job_whose_history_does_not_fit(paid: Trees, catches: bool) -> None:
+    async def other() -> int:
+        return 2
+
+    @paid.handlers.job(durable=True)
+    async def order(job: Job) -> None:
+        if job.attempt == 1:
+            await job.step(work)
+            raise ConnectionError("away")
+        if catches:
+            with pytest.raises(ReplayMismatch):
+                await job.step(other)
+        async with job.transaction() as tx:
+            await tx.execute("INSERT INTO public.paid VALUES ('order')")
+
+    job_id = paid.enqueue("order")
+    await paid.burst()
+    paid.again()
+    await paid.burst()
+    assert (paid.job(job_id)["state"], paid.window.run("SELECT FROM public.paid")) == ("dead", [])
+    now = "calls step other" if catches else "stands in transaction"
+    assert f"line 1 is step work (key 1:step), but the handler now {now}" in paid.job(job_id)["error"]
+
+
+async def test_a_transaction_begins_when_other_tasks_have_used_up_the_history(paid: Trees) -> None:
+    called: list[int] = []
+
+    async def note() -> None:
+        called.append(1)
+
+    @paid.handlers.job(durable=True)
+    async def order(job: Job) -> None:
+        over = trio.Event()
+
+        async def other() -> None:
+            for n in range(3):
+                await job.step(note, key=f"note-{n}")
+            over.set()
+
+        job.nursery.start_soon(other)
+        if job.attempt == 1:
+            await over.wait()
+        async with job.transaction() as tx:
+            await tx.execute("INSERT INTO public.paid VALUES ('order')")
+            if job.attempt == 1:
+                raise ConnectionError("away")
+
+    job_id = paid.enqueue("order")
+    await paid.burst()
+    paid.again()
+    await paid.burst()
+    assert (paid.job(job_id)["state"], len(called)) == ("completed", 3)
+    assert len(paid.window.run("SELECT FROM public.paid")) == 1
+
+
+async def test_what_a_transaction_rests_on_is_in_the_history_before_it_begins(paid: Trees) -> None:
+    async def fails() -> None:
+        raise ConnectionError("away")
+
+    @paid.handlers.job(durable=True)
+    async def order(job: Job) -> None:
+        with pytest.raises(StepFailed):
+            await job.step(fails)
+        async with job.transaction():
+            assert paid.lines(job.id) == [(2, "1:step", "fails")]
+
+    job_id = paid.enqueue("order")
+    await paid.burst()
+    assert paid.job(job_id)["state"] == "completed"
+
+
+async def test_a_block_that_is_opened_during_a_transaction_keeps_it_from_completing_the_job(paid: Trees) -> None:
+    @paid.handlers.job
+    async def child() -> None: ...
+
+    @paid.handlers.job(durable=True)
+    async def order(job: Job) -> None:
+        begun, opened = trio.Event(), trio.Event()
+
+        async def other() -> None:
+            await begun.wait()
+            async with job.durable_nursery(key="block") as nursery:
+                nursery.start_soon(child.options(child_key="child"))
+                opened.set()
+                await trio.sleep_forever()
+
+        job.nursery.start_soon(other)
+        async with job.transaction() as tx:
+            begun.set()
+            await opened.wait()
+            await tx.execute("INSERT INTO public.paid VALUES ('order')")
+
+    job_id = paid.enqueue("order")
+    with trio.fail_after(30):
+        await paid.burst()
+    assert "is still open" in paid.job(job_id)["error"]
+    assert paid.window.run("SELECT FROM public.paid") == []

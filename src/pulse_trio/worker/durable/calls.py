@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from ...lines import Line
 
-CallKind = Literal["step", "block", "event", "sleep", "scope"]
+CallKind = Literal["step", "block", "event", "sleep", "scope", "transaction"]
 
 
 class Call:

@@ -1,12 +1,12 @@
 """One attempt of a durable handler: its calls, its history, and where its tasks stand.
 
-Every durable call goes the same way: `begin` names it, `replayed` hands it the line that an earlier attempt wrote, or says that
-it goes on live; then it does its work inside `awaiting`, and `record` writes its line before the handler goes on.
+Every durable call goes the same way: `begin` (beginning.py) names it, `replayed` hands it the line that an earlier attempt
+wrote, or says that it goes on live; then it does its work inside `awaiting`, and `record` writes its line before the handler
+goes on.
 """
 
 from __future__ import annotations
 
-import math
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -14,12 +14,12 @@ import msgspec
 import trio
 
 from ...describing import leaves_of
-from ...errors import ReplayMismatch, UsageError
+from ...errors import ReplayMismatch
 from ...lines import Kind, Line
 from ...trio_internals import opened_by, waits_for_children
-from ..jobs.job_states import DurableCallRefused
 from ..jobs.running_job import HEARTBEAT
-from . import nursery, scopes, steps, waits
+from . import beginning, nursery, scopes, steps, waits
+from .beginning import REFUSED, VERSION
 from .calls import Call
 from .history import History
 from .keys import Keys
@@ -38,18 +38,13 @@ if TYPE_CHECKING:
     from ...lines import Resumed
     from ..jobs.running_job import RunningJob
     from .attempts import DurableParts
-    from .calls import CallKind
     from .scopes import Scope
 
-REFUSED = frozenset({"suspended", "shutdown", "fence-lost", "lease-unproven"})
-"""While a handler unwinds for one of these reasons durable calls are refused: the next attempt stands where this one did."""
 _HELD_BACK = frozenset({"user", "parent", "sibling", "deadline"})
 _FIRST_LOOK, _LONGEST_LOOK = 0.05, 1.0
 """Seconds after which a call that waits for its line checks whether all others wait too: Trio does not say when a task ends."""
 
 
-_VERSION = "0:version"
-"""The key of the moment that is the version."""
 _RETURNED = Call("block", "")
 """Where the main task of a handler stands that has returned, while tasks of `job.nursery` run."""
 _RETURNED.suspendable = True
@@ -106,13 +101,13 @@ class Durable:
     @property
     def version(self) -> int:
         """That of the code which made the job's first durable call. It is remembered if it is not 1."""
-        remembered = self.history.replay.moments.get(_VERSION)
+        remembered = self.history.replay.moments.get(VERSION)
         if remembered is not None:
             return int(remembered)
-        return self.declared.version if self._is_first else 1
+        return self.declared.version if self.is_first else 1
 
     @property
-    def _is_first(self) -> bool:
+    def is_first(self) -> bool:
         """Whether no attempt before made a durable call, or what they made is forgotten."""
         found = self.resumed
         return found is None or (found.first_block > 0 and not found.lines)
@@ -146,44 +141,15 @@ class Durable:
         """The outcome of an attempt that was suspended. `returned`: its handler returned a value all the same."""
         return self.suspension.outcome(returned=returned)
 
+    async def transaction_begins(self) -> None:
+        """`job.transaction()` is about to begin."""
+        await beginning.begin_transaction(self)
+
+    def transaction_ends(self) -> None:
+        """It is about to complete the job."""
+        beginning.check_completion(self)
+
     # What all calls have in common
-
-    async def begin(self, kind: CallKind, name: str, key: str | None, what: str) -> Call:
-        """A durable call begins. `name` is that of the function or event, `what` the call as its caller knows it: "job.step".
-
-        Raises:
-            UsageError: a second task gave no key.
-            DurableCallRefused: the handler unwinds for a reason after which the next attempt comes to this place.
-        """
-        if trio.lowlevel.current_task() in self.standing:
-            raise UsageError(f"{what} inside of a step or another durable call: make it in the handler itself.")
-        if self.running.transaction == "committed":
-            raise UsageError(f"{what} after job.transaction(): the job is completed.")
-        reason = self.running.cancel_reason
-        replays = not self.history.replay.over and not self.cancelling.noted
-        if reason in REFUSED or (reason is not None and replays):
-            await trio.lowlevel.checkpoint()
-            raise DurableCallRefused(
-                f"{what} is refused while the handler unwinds ({reason}): the next attempt comes here again, and does it then."
-            )
-        call = Call(kind, self.keys.next(kind, key, what), name)
-        if self.mismatch is not None:
-            raise self.mismatch
-        if self.version != 1 and self._is_first:
-            self.history.moment(_VERSION, self.version)
-            if kind == "block":
-                # Children are started before the next line.
-                await self.history.written()
-        if self.history.replay.over:
-            for block in self.blocks:
-                await block.flush()
-        if reason is not None and trio.current_effective_deadline() > -math.inf:
-            # In a clean-up. What was cut short may have been no durable call, and what is done now rests on the cancellation.
-            self.note_cancellation()
-        if self.history.let_go() or self.history.decided:
-            # The handler has taken a branch because of these: each of its tasks goes on when they are written.
-            await self.history.written(decided=True)
-        return call
 
     async def replayed(self, call: Call) -> Line | None:
         """Waits for the call's turn. Returns its line; None: no attempt before came further, and the call does its work.

@@ -19,6 +19,7 @@ from ...errors import ReplayMismatch, UsageError
 from ...handlers import Handler
 from ...lines import Kind
 from ..jobs.job_states import DurableCallRefused
+from .beginning import begin
 from .block import Block
 from .scopes import Scope
 
@@ -322,7 +323,7 @@ class _Entering:
         self._opened: Opened | None = None
 
     async def __aenter__(self) -> DurableNursery:
-        call = await self._durable.begin("block", "", self._key, "job.durable_nursery")
+        call = await begin(self._durable, "block", "", self._key, "job.durable_nursery")
         number = await _number(self._durable, call.key)
         self._opened = Opened(self._durable, call, Block(self._durable, number, collect=self._collect))
         return await self._opened.__aenter__()

@@ -19,6 +19,7 @@ from ...jobs import Discard, RetryAfter, Snooze
 from ...lines import Kind, Line, Lines
 from ...store import CommitUnknown
 from ..jobs.given_transaction import Transaction
+from .beginning import begin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,7 +38,7 @@ _OF_THE_JOB = (Snooze, RetryAfter, Discard)
 async def step(durable: Durable, function: Callable[..., Any], args: Sequence[Any], key: str | None) -> Any:
     """See `Job.step`."""
     name = name_of(function)
-    call = await durable.begin("step", name, key, "job.step")
+    call = await begin(durable, "step", name, key, "job.step")
     line = await durable.replayed(call)
     if line is not None:
         return remembered(durable, function, line)
@@ -65,7 +66,7 @@ async def transaction_step(durable: Durable, function: Callable[..., Any], args:
         raise UsageError(
             f"job.transaction_step takes an async function, whose first argument is the transaction, got {name}."
         )
-    call = await durable.begin("step", name, key, "job.transaction_step")
+    call = await begin(durable, "step", name, key, "job.transaction_step")
     line = await durable.replayed(call)
     if line is not None:
         return remembered(durable, function, line)

@@ -20,6 +20,7 @@ from ...handlers import check_text
 from ...handlers.models import from_builtins
 from ...lines import Kind, Line
 from ...store.waits import Wanted
+from .beginning import begin
 
 if TYPE_CHECKING:
     from .calls import Call
@@ -31,7 +32,7 @@ _LOOK = 1.0
 
 async def sleep(durable: Durable, seconds: float, key: str | None) -> None:
     """See `Job.sleep`."""
-    call = await durable.begin("sleep", "", key, "job.sleep")
+    call = await begin(durable, "sleep", "", key, "job.sleep")
     if await durable.replayed(call) is None:
         await _sleep(durable, call, durable.moment(call.key, seconds))
 
@@ -40,7 +41,7 @@ async def sleep_until(durable: Durable, moment: datetime, key: str | None) -> No
     """See `Job.sleep_until`. Raises `UsageError` for a datetime without a time zone."""
     if not isinstance(cast("object", moment), datetime) or moment.utcoffset() is None:
         raise UsageError(f"job.sleep_until takes a datetime with its time zone, got {moment!r}.")
-    call = await durable.begin("sleep", "", key, "job.sleep_until")
+    call = await begin(durable, "sleep", "", key, "job.sleep_until")
     if await durable.replayed(call) is None:
         # Remembered, because code may compute another moment in a later attempt.
         await _sleep(durable, call, durable.history.moment(call.key, moment.timestamp()))
@@ -61,7 +62,7 @@ async def wait_for_event(durable: Durable, name: str, type_: Any, limit: float |
         decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(type_, dec_hook=from_builtins)
     except (TypeError, NameError) as error:
         raise UsageError(f"job.wait_for_event cannot decode a payload as {type_!r}: {error}.") from None
-    call = await durable.begin("event", name, key, "job.wait_for_event")
+    call = await begin(durable, "event", name, key, "job.wait_for_event")
     line = await durable.replayed(call)
     if line is None:
         line = await _wait(durable, call, limit)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ...durable_calls import DurableCalls
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from contextlib import AbstractAsyncContextManager
 
     from ...jobs import CancelReason, Claim, JobTransaction, Outcome
@@ -73,9 +72,13 @@ class Common:
 class Attempt(DurableCalls, Protocol):
     """A durable handler's attempt."""
 
-    @property
-    def blocks(self) -> Sequence[object]:
-        """The blocks with children that are open."""
+    async def transaction_begins(self) -> None:
+        """`job.transaction()` is about to begin. Returns when the history of the attempts before is used up; raises what a
+        durable call raises that is refused."""
+        ...
+
+    def transaction_ends(self) -> None:
+        """It is about to complete the job. Raises if the job must not be completed."""
         ...
 
     def suspended(self, *, returned: bool = False) -> Outcome:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import trio
 
-from ...errors import UsageError
 from ...states import options_of
 from .children import ENDED as NURSERY_ENDED
 from .children import Children
@@ -212,18 +211,17 @@ class RunningJob:
     def open_transaction(self, result: Any) -> AbstractAsyncContextManager[JobTransaction]:
         return self._common.transactions.open(self, result)
 
-    def begin_transaction(self) -> None:
+    def begin_transaction(self) -> Attempt | None:
+        """Returns the attempt of a durable handler, which says when the transaction may begin."""
         if self.transaction == "committed":
             raise RuntimeError("The job is completed by its first job.transaction(); there can be no second.")
         if self.transaction is not None:
             raise RuntimeError("The job has a job.transaction() open; use that one (tx.transaction() is a savepoint).")
         if self.scope_nursery is None:
             raise RuntimeError("job.transaction() can be used only while the job runs.")
-        durability = getattr(self, "durability", None)
-        if durability is not None and durability.blocks:
-            raise UsageError("job.transaction() completes the job, and a job.durable_nursery() of it is still open.")
         self.transaction = "open"
         self.plain = False
+        return getattr(self, "durability", None)
 
     def end_transaction(self) -> None:
         """The transaction was rolled back."""

@@ -90,10 +90,12 @@ class Transactions:
 
     @asynccontextmanager
     async def _open(self, job: RunningJob, result: Any) -> AsyncGenerator[Transaction]:
-        job.begin_transaction()
+        attempt = job.begin_transaction()
         outcomes: list[Outcome] = []
         begun: Begun | None = None
         try:
+            if attempt is not None:
+                await attempt.transaction_begins()
             limit = min(job.timeout_deadline, job.job_deadline) - trio.current_time()
             async with self._store.begin(seconds=limit) as begun:
                 transaction = Transaction(begun.connection, result)
@@ -110,6 +112,8 @@ class Transactions:
                         f"the handler of job {job.claim.id} has returned, and its job.transaction() was still open: it is "
                         "rolled back. Leave the block before the handler returns."
                     )
+                if attempt is not None:
+                    attempt.transaction_ends()
                 outcomes.append(completed_in_transaction(self._codec, job.claim, transaction.result))
                 job.transaction = "settling"
                 await self._complete(begun, outcomes[0])

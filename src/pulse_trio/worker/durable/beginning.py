@@ -1,0 +1,100 @@
+"""The beginning of each durable call, and of what else may be done only where the history allows it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import trio
+
+from ...errors import UsageError
+from ..jobs.job_states import DurableCallRefused
+from .calls import Call
+
+if TYPE_CHECKING:
+    from ...jobs import CancelReason
+    from .calls import CallKind
+    from .durable import Durable
+
+REFUSED = frozenset({"suspended", "shutdown", "fence-lost", "lease-unproven"})
+"""While a handler unwinds for one of these reasons durable calls are refused: the next attempt stands where this one did."""
+VERSION = "0:version"
+"""The key of the moment that is the version."""
+_TRANSACTION = "job.transaction()"
+
+
+async def begin(durable: Durable, kind: CallKind, name: str, key: str | None, what: str) -> Call:
+    """A durable call begins. `name` is that of the function or event, `what` the call as its caller knows it: "job.step".
+
+    Raises:
+        UsageError: a second task gave no key.
+        DurableCallRefused: the handler unwinds for a reason after which the next attempt comes to this place.
+    """
+    reason = await _may_begin(durable, what)
+    call = Call(kind, durable.keys.next(kind, key, what), name)
+    if durable.mismatch is not None:
+        raise durable.mismatch
+    if durable.version != 1 and durable.is_first:
+        durable.history.moment(VERSION, durable.version)
+        if kind == "block":
+            # Children are started before the next line.
+            await durable.history.written()
+    await _write_what_it_rests_on(durable, reason)
+    return call
+
+
+async def begin_transaction(durable: Durable) -> None:
+    """`job.transaction()` begins, which completes the job: refused where a durable call is, and it begins when the history is
+    used up. It has no line and no number. Raises what `begin` raises, and `ReplayMismatch`."""
+    _check_blocks(durable)
+    reason = await _may_begin(durable, _TRANSACTION)
+    if durable.mismatch is not None:
+        raise durable.mismatch
+    await _write_what_it_rests_on(durable, reason)
+    await durable.replayed(Call("transaction", "0:transaction"))
+
+
+def check_completion(durable: Durable) -> None:
+    """The transaction is about to complete the job: raises if something is against it that came since it began."""
+    _check_blocks(durable)
+    if durable.mismatch is not None:
+        raise durable.mismatch
+
+
+def refusal(what: str, reason: CancelReason) -> DurableCallRefused:
+    """The error of a call that the handler makes while it unwinds for that reason."""
+    return DurableCallRefused(
+        f"{what} is refused while the handler unwinds ({reason}): the next attempt comes here again, and does it then."
+    )
+
+
+async def _may_begin(durable: Durable, what: str) -> CancelReason | None:
+    """Returns why the job is cancelled, if it is and this is done all the same."""
+    if trio.lowlevel.current_task() in durable.standing:
+        raise UsageError(f"{what} inside of a step or another durable call: make it in the handler itself.")
+    if durable.running.transaction == "committed":
+        raise UsageError(f"{what} after job.transaction(): the job is completed.")
+    reason = durable.running.cancel_reason
+    replays = not durable.history.replay.over and not durable.cancelling.noted
+    if reason is not None and (reason in REFUSED or replays):
+        await trio.lowlevel.checkpoint()
+        raise refusal(what, reason)
+    return reason
+
+
+async def _write_what_it_rests_on(durable: Durable, reason: CancelReason | None) -> None:
+    """Children are started and lines written that were to come before the next durable call."""
+    if durable.history.replay.over:
+        for block in durable.blocks:
+            await block.flush()
+    if reason is not None and trio.current_effective_deadline() > -math.inf:
+        # In a clean-up. What was cut short may have been no durable call, and what is done now rests on the cancellation.
+        durable.note_cancellation()
+    if durable.history.let_go() or durable.history.decided:
+        # The handler has taken a branch because of these: each of its tasks goes on when they are written.
+        await durable.history.written(decided=True)
+
+
+def _check_blocks(durable: Durable) -> None:
+    if durable.blocks:
+        raise UsageError("job.transaction() completes the job, and a job.durable_nursery() of it is still open.")
