@@ -310,6 +310,46 @@ async def test_a_worker_that_stops_suspends_nothing_and_refuses_the_refund(trees
     assert attempts(trees, job_id) == [(1, "released", None)]
 
 
+@pytest.mark.parametrize("call", ["start_soon", "flush"])
+@pytest.mark.parametrize("reason", ["suspended", "shutdown"])
+async def test_a_handler_that_unwinds_starts_no_children(trees: Trees, reason: str, call: str) -> None:
+    refused: list[str] = []
+    waiting, unwound = trio.Event(), trio.Event()
+
+    @trees.handlers.job
+    async def refund() -> None: ...
+
+    @trees.handlers.job(durable=True, suspend_after=0 if reason == "suspended" else 60)
+    async def order(job: Job) -> None:
+        async with job.durable_nursery() as nursery:
+            try:
+                waiting.set()
+                await job.wait_for_event("approved")
+            finally:
+                with job.cleanup():
+                    try:
+                        if call == "start_soon":
+                            nursery.start_soon(refund)
+                        await nursery.flush()
+                    except BaseException as error:
+                        refused.append(str(error).partition(":")[0])
+                        raise
+                    finally:
+                        unwound.set()
+
+    job_id = trees.enqueue("order")
+    worker = trees.worker(grace=0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(worker.run)
+        await waiting.wait()
+        if reason == "suspended":
+            await unwound.wait()
+        worker.stop()
+    assert refused == [f"nursery.{call} is refused while the handler unwinds ({reason})"]
+    assert trees.window.run("SELECT FROM member") == []
+    assert attempts(trees, job_id) == [(1, "suspended" if reason == "suspended" else "released", None)]
+
+
 async def test_a_handler_with_a_task_that_does_something_else_is_not_suspended_until_that_has_ended(
     trees: Trees,
 ) -> None:

@@ -61,8 +61,12 @@ def check_completion(durable: Durable) -> None:
         raise durable.mismatch
 
 
-def refusal(what: str, reason: CancelReason) -> DurableCallRefused:
-    """The error of a call that the handler makes while it unwinds for that reason."""
+def refusal(durable: Durable, what: str) -> DurableCallRefused | None:
+    """The error of a call, if it is one that the handler makes while it unwinds, and the next attempt comes to its place."""
+    reason = durable.running.cancel_reason
+    replays = not durable.history.replay.over and not durable.cancelling.noted
+    if reason is None or (reason not in REFUSED and not replays):
+        return None
     return DurableCallRefused(
         f"{what} is refused while the handler unwinds ({reason}): the next attempt comes here again, and does it then."
     )
@@ -74,12 +78,10 @@ async def _may_begin(durable: Durable, what: str) -> CancelReason | None:
         raise UsageError(f"{what} inside of a step or another durable call: make it in the handler itself.")
     if durable.running.transaction == "committed":
         raise UsageError(f"{what} after job.transaction(): the job is completed.")
-    reason = durable.running.cancel_reason
-    replays = not durable.history.replay.over and not durable.cancelling.noted
-    if reason is not None and (reason in REFUSED or replays):
+    if (refused := refusal(durable, what)) is not None:
         await trio.lowlevel.checkpoint()
-        raise refusal(what, reason)
-    return reason
+        raise refused
+    return durable.running.cancel_reason
 
 
 async def _write_what_it_rests_on(durable: Durable, reason: CancelReason | None) -> None:

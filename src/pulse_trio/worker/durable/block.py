@@ -17,6 +17,7 @@ from ...handlers.models import fields_of
 from ...records import State
 from ...store.trees import CHUNK, Fence, NewChild
 from ...tracing import LONGEST_OF_CHILDREN, carrying
+from .beginning import refusal
 from .children import BY_BLOCK, Child
 
 if TYPE_CHECKING:
@@ -82,7 +83,9 @@ class Block:
     # Starting
 
     def add(self, handler: Handler[..., Any], key: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Child[Any]:
-        """A child that the next `flush` writes. Raises `UsageError` and its kinds."""
+        """A child that the next `flush` writes. Raises `UsageError` and its kinds, `DurableCallRefused`, `ReplayMismatch`."""
+        if (refused := refusal(self.durable, "nursery.start_soon")) is not None:
+            raise refused
         if self.broken is not None:
             raise self.broken
         if key in self.by_key:
@@ -124,8 +127,10 @@ class Block:
         """
         if self.broken is not None:
             raise self.broken
-        if not self._pending or not self.durable.history.replay.over:
+        if not self._pending or not self.durable.history.replay.over or self.durable.mismatch is not None:
             return
+        if refusal(self.durable, "") is not None:
+            return  # the next attempt starts them
         async with self._flushing:
             adopted: list[Child[Any]] = []
             try:

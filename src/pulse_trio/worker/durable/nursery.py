@@ -19,7 +19,7 @@ from ...errors import ReplayMismatch, UsageError
 from ...handlers import Handler
 from ...lines import Kind
 from ..jobs.job_states import DurableCallRefused
-from .beginning import begin
+from .beginning import begin, refusal
 from .block import Block
 from .scopes import Scope
 
@@ -92,6 +92,8 @@ class DurableNursery:
     async def flush(self) -> None:
         """Returns when all children that were started are written, and so have an `id`. Raises what `start_soon` does."""
         await trio.lowlevel.checkpoint()
+        if (refused := refusal(self._block.durable, "nursery.flush")) is not None:
+            raise refused
         if self._block.durable.history.replay.over:
             await self._block.flush()
         else:
