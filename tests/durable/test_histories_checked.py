@@ -246,3 +246,94 @@ async def test_a_block_that_is_opened_during_a_transaction_keeps_it_from_complet
         await paid.burst()
     assert "is still open" in paid.job(job_id)["error"]
     assert paid.window.run("SELECT FROM public.paid") == []
+
+
+class Moody:
+    """A step that fails when it is called for the first time."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.failed = trio.Event()
+
+    async def call(self) -> str:
+        self.calls += 1
+        if self.calls == 1:
+            self.failed.set()
+            raise ConnectionError("the network, for a moment")
+        return "ok"
+
+
+@pytest.mark.parametrize("ends", ["task", "nursery", "another exception"])
+async def test_a_step_that_the_attempt_failed_of_is_called_again_though_another_task_went_on_meanwhile(
+    trees: Trees, ends: str
+) -> None:
+    moody, ticked = Moody(), trio.Event()
+
+    async def tick() -> None: ...
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> str:
+        async def beats() -> None:
+            await job.step(tick, key="tick-1")
+            await moody.failed.wait()
+            await job.step(tick, key="tick-2")
+            ticked.set()
+
+        async def fetch() -> str:
+            try:
+                return await job.step(moody.call, key="fetch")
+            finally:
+                with trio.CancelScope(shield=True):
+                    await ticked.wait()  # as a connection that is closed
+
+        if ends == "nursery":
+
+            async def fetch_alone() -> None:
+                await fetch()
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(beats)
+                nursery.start_soon(fetch_alone)
+            return "ok"
+        job.nursery.start_soon(beats)
+        try:
+            return await fetch()
+        except StepFailed as error:
+            if ends == "task":
+                raise
+            raise RuntimeError("gives up") from error
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    assert trees.job(job_id)["attempt"] == 1
+    trees.again()
+    with trio.fail_after(30):
+        await trees.burst()
+    assert (trees.job(job_id)["result"], moody.calls) == ("ok", 2)
+
+
+async def test_a_failed_step_after_which_its_task_went_on_stays_failed(trees: Trees) -> None:
+    moody, undone = Moody(), list[int]()
+
+    async def undo() -> None:
+        undone.append(1)
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> str:
+        async def fetch() -> None:
+            await job.step(moody.call, key="fetch")
+
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(fetch)
+        except* StepFailed:
+            await job.step(undo)
+            raise
+        return "not reached"
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    trees.again()
+    await trees.burst()
+    assert (moody.calls, undone) == (1, [1])
+    assert "the network, for a moment" in trees.job(job_id)["error"]

@@ -7,7 +7,7 @@ goes on.
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
@@ -15,12 +15,13 @@ import trio
 
 from ...describing import leaves_of
 from ...errors import ReplayMismatch
-from ...lines import Kind, Line
+from ...lines import BeyondLimit, Kind, Line
 from ...trio_internals import opened_by, waits_for_children
 from ..jobs.running_job import HEARTBEAT
 from . import beginning, nursery, scopes, steps, waits
 from .beginning import REFUSED, VERSION
 from .calls import Call
+from .failures import Failures, forgotten_key
 from .history import History
 from .keys import Keys
 from .replay import Stood, stood
@@ -86,6 +87,7 @@ class Durable:
         self.parts = parts
         self.keys = Keys(running.task)
         self.history = History(running, parts.writer, declared.version)
+        self.failures = Failures(self.history)
         self.standing: dict[trio.lowlevel.Task, Call] = {}
         """The calls in which tasks of the handler stand, by task."""
         self.scopes: list[Scope] = []
@@ -336,6 +338,7 @@ class Durable:
             return await self._called(call)
         finally:
             self.keys.forget_unawaited()
+            self.failures.forget()
 
     async def _called(self, call: Callable[[], Awaitable[Any]]) -> Any:
         try:
@@ -345,6 +348,7 @@ class Durable:
                 await self.running.children_ended()
         except BaseException as error:
             self.history.forget_held()
+            await self._forget_what_it_failed_of(error)
             if self.mismatch is not None and not any(
                 issubclass(type(leaf), (trio.Cancelled, ReplayMismatch)) for leaf in leaves_of(error)
             ):
@@ -357,6 +361,16 @@ class Durable:
         if self.running.cancel_reason not in REFUSED:
             self.keys.check_awaited()
         return value
+
+    async def _forget_what_it_failed_of(self, error: BaseException) -> None:
+        """The next attempt calls these steps again."""
+        lines = self.failures.failed_of(error)
+        if lines and self.mismatch is None and self.running.cancel_reason is None:
+            # It may be lost, or have no room for lines: then the error is what there is to say.
+            with suppress(RuntimeError, BeyondLimit):
+                for line in lines:
+                    self.history.moment(forgotten_key(line), float(line))
+                await self.history.written()
 
 
 def _text(value: object) -> str:

@@ -58,7 +58,7 @@ class History:
         """Lines for the writer, in order."""
         self.lost = False
         """Whether the fence was lost: no line is written any more."""
-        self._held: list[tuple[Kind, str, str, str | None]] = []
+        self._held: list[tuple[Kind, str, str, str | None, Callable[[Line], None] | None]] = []
         self._next, self._size = 1, 0
         self._waiters = deque[_Waiter]()
         self._alone = trio.Lock()
@@ -72,15 +72,25 @@ class History:
 
     # Adding
 
-    def hold(self, kind: Kind, key: str, name: str = "", value: str | None = None) -> None:
-        """Keeps a line until the next durable call begins."""
-        self._held.append((kind, key, name, value))
+    def hold(
+        self,
+        kind: Kind,
+        key: str,
+        name: str = "",
+        value: str | None = None,
+        *,
+        gets: Callable[[Line], None] | None = None,
+    ) -> None:
+        """Keeps a line until the next durable call begins. `gets` is called with it then."""
+        self._held.append((kind, key, name, value, gets))
 
     def let_go(self) -> bool:
         """Adds the lines that are held. Returns whether there were some."""
         held, self._held = self._held, []
-        for kind, key, name, value in held:
-            self._append(kind, key, name, value)
+        for kind, key, name, value, gets in held:
+            line = self._append(kind, key, name, value)
+            if gets is not None:
+                gets(line)
         return bool(held)
 
     def forget_held(self) -> None:

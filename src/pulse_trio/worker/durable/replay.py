@@ -14,6 +14,7 @@ import msgspec
 
 from ...errors import ReplayMismatch
 from ...lines import CALL_OF, Kind, Line
+from .failures import forgotten_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -48,12 +49,16 @@ class Replay:
                 self.moments[line.key] = float(line.value or 0)
             else:
                 ordered.append(line)
+        ordered = [line for line in ordered if not self._is_forgotten(line)]
         self._lines = deque(ordered)
         self._by_key = {line.key: line for line in ordered if line.kind in CALL_OF}
         self._waiting: dict[str, Call] = {}
         self._given: Turn | None = None
         self.scopes = set[str]()
         """The keys of the remembered scopes that are open."""
+
+    def _is_forgotten(self, line: Line) -> bool:
+        return line.kind is Kind.STEP_FAILED and forgotten_key(line.line) in self.moments
 
     @property
     def over(self) -> bool:

@@ -116,14 +116,17 @@ def failure_of(durable: Durable, call: Call, error: Exception) -> StepFailed | N
     if all(issubclass(type(leaf), (*_OF_THE_JOB, UnfitValue)) for leaf in leaves):
         return None
     said = storable(f"Step {call.name} failed: {type_name(error)}: {message_of(error)}")[:_TEXT]
-    durable.history.hold(Kind.STEP_FAILED, call.key, call.name, msgspec.json.encode(said).decode())
-    return StepFailed(said, step=call.name)
+    failed = StepFailed(said, step=call.name)
+    durable.failures.raised(failed, call.key, call.name, msgspec.json.encode(said).decode())
+    return failed
 
 
 def remembered(durable: Durable, function: Callable[..., Any], line: Line) -> Any:
     """What an attempt before got from a step. Raises `StepFailed`, `ReplayMismatch`."""
     if line.kind is Kind.STEP_FAILED:
-        raise StepFailed(msgspec.json.decode(line.value or '""', type=str), step=line.name)
+        failed = StepFailed(msgspec.json.decode(line.value or '""', type=str), step=line.name)
+        durable.failures.raised_again(failed, line)
+        raise failed
     text = durable.parts.plain(durable.running.claim, line.line, line.value or "null")
     try:
         return decoded(function, line.name, text)
