@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+import math
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from .errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from datetime import datetime
+
+
+def seconds_of(call: str, given: object) -> float:
+    """A duration that `call` was given, as plain seconds. Raises `UsageError`, which names the call."""
+    cls = type(given)
+    seconds = math.nan
+    if issubclass(cls, timedelta):
+        # The methods of a subclass of a number or a duration are not called.
+        seconds = timedelta.total_seconds(cast("timedelta", given))
+    elif not issubclass(cls, (str, bytes, bytearray, bool)):
+        try:
+            seconds = float(cast("float", given))
+        except (TypeError, ValueError, OverflowError):
+            seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise UsageError(f"{call} takes a number of seconds from 0 on or a timedelta, got {given!r:.200}.")
+    return seconds
 
 
 class DurableScope(Protocol):

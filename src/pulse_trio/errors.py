@@ -89,6 +89,11 @@ class UnknownJob(UsageError):
     """No job has that id (or its retention has passed)."""
 
 
+class NotDurable(UsageError):
+    """A durable call, such as `job.step`, in a handler without `durable=True`. The job is dead at once: the same code fails in
+    the same way in each attempt."""
+
+
 class UnknownBatch(UsageError):
     """No batch has that id (or its retention has passed)."""
 

@@ -16,6 +16,7 @@ import msgspec
 import sniffio
 import trio
 
+from .durable_calls import seconds_of
 from .labels import Labelled
 
 if TYPE_CHECKING:
@@ -354,15 +355,15 @@ class Job(Labelled):
     ) -> AbstractContextManager[DurableScope]:
         """`with job.move_on_after(3600) as scope:` cancels the block after that time, counted from when the first attempt
         entered it. Later attempts are cancelled at the same place."""
-        return self._runtime.durable().scope(delay_of(seconds), key, fail=False)
+        return self._runtime.durable().scope(seconds_of("job.move_on_after", seconds), key, fail=False)
 
     def fail_after(self, seconds: float | timedelta, *, key: str | None = None) -> AbstractContextManager[DurableScope]:
         """The same, and raises `trio.TooSlowError` if the block was cut short."""
-        return self._runtime.durable().scope(delay_of(seconds), key, fail=True)
+        return self._runtime.durable().scope(seconds_of("job.fail_after", seconds), key, fail=True)
 
     def sleep(self, seconds: float | timedelta, *, key: str | None = None) -> Coroutine[Any, Any, None]:
         """Sleeps until that time after the first attempt called it. A long sleep takes a row, and no slot."""
-        return self._runtime.durable().sleep(delay_of(seconds), key)
+        return self._runtime.durable().sleep(seconds_of("job.sleep", seconds), key)
 
     def sleep_until(self, moment: datetime, *, key: str | None = None) -> Coroutine[Any, Any, None]:
         """Sleeps until a moment, an aware datetime."""
@@ -382,8 +383,9 @@ class Job(Labelled):
             TimeoutError: none came within `timeout` (seconds, or a `timedelta`) of the first attempt's call.
             InvalidEvent: the payload does not fit `type`.
         """
-        limit = None if timeout is None else delay_of(timeout)
-        return self._runtime.durable().wait_for_event(name, type, limit, key)
+        durable = self._runtime.durable()
+        limit = None if timeout is None else seconds_of("job.wait_for_event(timeout=)", timeout)
+        return durable.wait_for_event(name, type, limit, key)
 
     @property
     def version(self) -> int:

@@ -36,6 +36,14 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
+def spelled(seconds: float) -> str:
+    """`3 days`, `2 hours`, `1 minute` where it is a whole number of them; else as `duration`."""
+    for size, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
+        if seconds >= size and seconds % size == 0:
+            return count_of(int(seconds // size), unit)
+    return duration(seconds)
+
+
 def ago(moment: datetime | None, now: datetime) -> str:
     """`12 s ago`, `in 5 min`; empty for None."""
     if moment is None:

@@ -133,6 +133,12 @@ PAUSED = replace(QUEUE, paused=True, oldest_available_age=900.0)
         ({"queues": [replace(QUEUE, oldest_available_age=400.0)]}, "warning", "backlog", "due for 6 min 40 s"),
         ({"queues": [replace(QUEUE, dead=3)]}, "warning", "dead jobs", "3 jobs of mail died within the last 24 h"),
         ({"put_back": [PutBack("lost", 12, 2, 99)]}, "warning", "unknown kind", "'lost' were released 12 times"),
+        (
+            {"put_back": [PutBack("lost", 1, 1, 99)]},
+            "warning",
+            "unknown kind",
+            "1 job of kind 'lost' was released 1 time w",
+        ),
     ],
     ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else "",
 )

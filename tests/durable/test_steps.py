@@ -206,7 +206,7 @@ async def test_durable_calls_are_for_durable_handlers(trees: Trees) -> None:
     ids = [trees.enqueue("plain", max_attempts=1), trees.enqueue("thread", max_attempts=1)]
     await trees.burst()
     assert "need @handlers.job(durable=True)" in trees.job(ids[0])["error"]
-    assert "UsageError" in trees.job(ids[1])["error"]
+    assert "NotDurable" in trees.job(ids[1])["error"]
 
 
 async def test_a_second_task_needs_a_key_and_a_race_of_tasks_has_the_same_winner_again(trees: Trees) -> None:

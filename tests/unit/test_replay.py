@@ -110,7 +110,8 @@ def test_a_handler_that_stands_where_no_line_comes_is_stuck_and_told_of_remember
     assert replay.idle
     error = replay.stuck()
     assert "line 4 is step pay (key 2:step), but the handler now stands in step slow (key 1:step)" in str(error)
-    assert "use job.move_on_after" in error.__notes__[0]
+    assert "has no line. If a plain Trio scope (trio.move_on_after) cut it short" in str(error)
+    assert "use job.move_on_after" in str(error)
 
 
 def test_a_handler_that_returned_with_lines_left_is_a_mismatch() -> None:

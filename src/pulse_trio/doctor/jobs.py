@@ -60,7 +60,8 @@ def diagnose(found: Health) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "unknown kind",
-            f"{count_of(back.jobs, 'job')} of kind {back.kind!r} were released {back.times} times within the hour",
+            f"{count_of(back.jobs, 'job')} of kind {back.kind!r} {'was' if back.jobs == 1 else 'were'} released "
+            f"{count_of(back.times, 'time')} within the hour",
             f"Does a worker of its queue have that handler? See: pulse-trio jobs show {back.first}",
         )
 

@@ -27,7 +27,8 @@ def take_durability(kind: str, runs: str, given: dict[str, Any]) -> Durability |
         raise ConfigurationError(f"Handler {kind!r}: durable must be True or False, got {durable!r}.")
     if not durable:
         if about:
-            raise ConfigurationError(f"Handler {kind!r}: {' and '.join(about)} are for handlers with durable=True.")
+            are = "is" if len(about) == 1 else "are"
+            raise ConfigurationError(f"Handler {kind!r}: {' and '.join(about)} {are} for handlers with durable=True.")
         return None
     if runs != "trio":
         raise ConfigurationError(f"Handler {kind!r}: durable=True is for Trio handlers; this one has runs={runs!r}.")
@@ -39,5 +40,7 @@ def take_durability(kind: str, runs: str, given: dict[str, Any]) -> Durability |
             f"Handler {kind!r}: suspend_after must be a number of seconds from 0 on, got {after!r}."
         )
     if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version < 2**31:
-        raise ConfigurationError(f"Handler {kind!r}: version must be a whole number from 1 on, got {version!r}.")
+        raise ConfigurationError(
+            f"Handler {kind!r}: version must be a whole number from 1 to {2**31 - 1}, got {version!r}."
+        )
     return Durability(float(after), version)

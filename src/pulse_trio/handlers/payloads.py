@@ -76,8 +76,8 @@ def has_models(annotation: Any) -> bool:
     return "pydantic" in sys.modules and any(map(is_model, _custom_in(msgspec.inspect.type_info(annotation), [])))
 
 
-def readable_result(kind: str, annotation: Any) -> Any:
-    """The type for decoding a handler's result: `Any` if only JSON's own types can be promised.
+def readable_result(what: str, annotation: Any) -> Any:
+    """The type for decoding the result of `what`, a handler or a step: `Any` if only JSON's own types can be promised.
 
     Raises `ConfigurationError` for a type that cannot be written as JSON: the handler would do its work, and then fail."""
     if any(annotation is anything for anything in _ANYTHING):
@@ -85,19 +85,19 @@ def readable_result(kind: str, annotation: Any) -> Any:
     try:
         info = msgspec.inspect.type_info(annotation)
     except (TypeError, NotImplementedError) as error:
-        raise _refusal(kind, annotation, str(error)) from None
+        raise _refusal(what, annotation, str(error)) from None
     custom = [cls for cls in _custom_in(info, []) if not is_model(cls)]
     for cls in custom:
         if cls is not object and not issubclass(cls, _JSON_CLASSES) and not _is_abstract(cls):
             raise _refusal(
-                kind, annotation, f"{cls.__module__}.{cls.__qualname__} is a class that msgspec does not know"
+                what, annotation, f"{cls.__module__}.{cls.__qualname__} is a class that msgspec does not know"
             )
     return Any if custom else annotation
 
 
-def _refusal(kind: str, annotation: Any, why: str) -> ConfigurationError:
+def _refusal(what: str, annotation: Any, why: str) -> ConfigurationError:
     return ConfigurationError(
-        f"Handler {kind!r} returns {annotation!r}, which JSON cannot carry: {why}. Return a dict, a dataclass, a "
+        f"{what} returns {annotation!r}, which JSON cannot carry: {why}. Return a dict, a dataclass, a "
         f"msgspec.Struct or another type that JSON can carry (dataclasses, attrs classes and pydantic models too), or None."
     )
 

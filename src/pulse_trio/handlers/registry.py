@@ -346,7 +346,7 @@ class Handlers:
             runs=how,
             defaults=Defaults(**given_options(_OF_HANDLERS, **given)),
             signature=signature,
-            result_type=readable_result(kind, hints_of(kind, function).get("return", Any)),
+            result_type=readable_result(f"Handler {kind!r}", hints_of(kind, function).get("return", Any)),
             retries=retries,
             key_of=KeyOf(kind, key, [p.name for p in signature.parameters]) if key is not None else None,
             on_death=on_death,

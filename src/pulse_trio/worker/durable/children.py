@@ -112,7 +112,10 @@ class Child(Generic[R]):
         """What it returned. Raises its `ChildFailed`, or `UsageError` before its end."""
         ended = self.outcome
         if ended is None:
-            raise UsageError(f"The child {self.key!r} has not ended: its result is there when the block has.")
+            raise UsageError(
+                f"The child {self.key!r} has not ended, so it has no result yet: read it after the block of the durable "
+                "nursery, or once child.outcome is not None."
+            )
         return ended.unwrap()
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, cast
 
 import msgspec
 import trio
@@ -65,8 +65,8 @@ class DurableNursery:
 
         Raises:
             InvalidArguments: the arguments do not fit the handler's signature.
-            UsageError: the block has ended, the `child_key` is used twice, a second task of the handler gave none, or there is
-                a `unique_key`.
+            UsageError: the block has ended, the `child_key` is used twice, a second task of the handler gave none, there is a
+                `unique_key`, or it is called inside of a step.
             ReplayMismatch: an earlier attempt has started something else under the same key.
         """
         if not isinstance(cast("object", handler), Handler):
@@ -75,6 +75,11 @@ class DurableNursery:
             )
         if self._ended:
             raise UsageError("The block of this durable nursery has ended: it starts no more children.")
+        if (where := _outside_of_the_handler(self._block.durable)) is not None:
+            raise UsageError(
+                f"start_soon({handler.kind}) {where}: start it in the handler itself. A later attempt gets a step's result "
+                "without calling its function, and would not start this child."
+            )
         key = handler.defaults.child_key
         mine = trio.lowlevel.current_task() is self._task
         if mine:
@@ -336,6 +341,11 @@ class _Entering:
         assert self._opened is not None  # noqa: S101 -- it was entered
         return await self._opened.__aexit__(kind, error, traceback)  # noqa: ASYNC102 -- as there
 
+    def __enter__(self) -> NoReturn:
+        raise UsageError("job.durable_nursery() needs `async with job.durable_nursery() as nursery:`, not `with`.")
+
+    def __exit__(self, *_: object) -> None: ...
+
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
             f"job.durable_nursery() has no {name!r} yet: `async with job.durable_nursery() as nursery`."
@@ -343,8 +353,24 @@ class _Entering:
 
 
 def open_nursery(durable: Durable, *, collect: bool, key: str | None) -> AbstractAsyncContextManager[DurableNursery]:
-    """The block of one `job.durable_nursery()`."""
+    """The block of one `job.durable_nursery()`. Raises `UsageError`."""
+    if not isinstance(cast("object", collect), bool):
+        raise UsageError(f"job.durable_nursery(collect=) is True or False, got {collect!r:.200}.")
     return _Entering(durable, collect=collect, key=key)
+
+
+def _outside_of_the_handler(durable: Durable) -> str | None:
+    """Where the caller runs, if that is a thread or the function of a step (in its task, or in one that it has started)."""
+    try:
+        task: trio.lowlevel.Task | None = trio.lowlevel.current_task()
+    except RuntimeError:
+        return "in a thread"
+    while task is not None:
+        if (call := durable.standing.get(task)) is not None:
+            return "inside of a step" if call.kind == "step" else None
+        opened = None if task is durable.running.task else task.parent_nursery
+        task = None if opened is None else opened.parent_task
+    return None
 
 
 async def _number(durable: Durable, key: str) -> int:

@@ -118,22 +118,24 @@ class Replay:
     def stuck(self) -> ReplayMismatch:
         """The error of a handler whose tasks all wait in durable calls, none of which is the history's next line."""
         line, waiting = self._lines[0], list(self._waiting.values())
-        error = self._mismatch(line, f"the handler now stands in {', '.join(map(str, waiting))}")
-        if not all(call.key in self._by_key for call in waiting):
-            error.add_note(
-                "If a plain Trio scope cut that call short in an earlier attempt: use job.move_on_after or job.fail_after, "
-                "whose end is remembered."
-            )
-        return error
+        now = f"the handler now stands in {', '.join(map(str, waiting))}"
+        if all(call.key in self._by_key for call in waiting):
+            return self._mismatch(line, now)
+        return self._mismatch(
+            line,
+            f"{now}, which has no line. If a plain Trio scope (trio.move_on_after) cut it short in an earlier attempt, that is "
+            "not remembered: use job.move_on_after or job.fail_after, whose end is",
+            cause="Otherwise the code changed under a running job",
+        )
 
     def left(self) -> ReplayMismatch | None:
         """The error of a handler that has returned; None if it used every line."""
         return self._mismatch(self._lines[0], "the handler has returned") if self._lines else None
 
-    def _mismatch(self, line: Line, now: str) -> ReplayMismatch:
+    def _mismatch(self, line: Line, now: str, *, cause: str = "The code changed under a running job") -> ReplayMismatch:
         return ReplayMismatch(
-            f"job {self._job_id}, {line}, but {now}. The code changed under a running job: branch on job.version, or run it "
-            f"again from the beginning: pulse-trio jobs retry {self._job_id} --afresh"
+            f"job {self._job_id}, {line}, but {now}. {cause}: branch on job.version, or run it again from the beginning: "
+            f"pulse-trio jobs retry {self._job_id} --afresh"
         )
 
 

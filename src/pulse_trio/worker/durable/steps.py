@@ -11,11 +11,11 @@ import trio
 
 from ...describing import leaves_of, message_of, raised_by_ctrl_c, storable, type_name
 from ...errors import DatabaseUnavailable, ReplayMismatch, StepFailed, UsageError
-from ...handlers import UnfitValue, encode_result
+from ...handlers import Handler, UnfitValue, encode_result
 from ...handlers.models import from_builtins
 from ...handlers.payloads import readable_result
 from ...handlers.signature import hints_of
-from ...jobs import Discard, RetryAfter, Snooze
+from ...jobs import Discard, Job, RetryAfter, Snooze
 from ...lines import Kind, Line, Lines
 from ...store import CommitUnknown
 from ..jobs.given_transaction import Transaction
@@ -31,6 +31,19 @@ _TEXT = 4000
 """Characters of a step's exception that are remembered."""
 _LOCKED_PAUSE = 0.02
 """Seconds until a row that another transaction has locked (a beat, most often) is tried again."""
+_DURABLE_CALLS = frozenset(
+    (
+        "step",
+        "transaction_step",
+        "durable_nursery",
+        "move_on_after",
+        "fail_after",
+        "sleep",
+        "sleep_until",
+        "wait_for_event",
+    )
+)
+"""The methods of a `Job` that are no steps."""
 _OF_THE_JOB = (Snooze, RetryAfter, Discard)
 """What a step raises to say something about its job, not about itself."""
 
@@ -42,6 +55,7 @@ async def step(durable: Durable, function: Callable[..., Any], args: Sequence[An
     line = await durable.replayed(call)
     if line is not None:
         return remembered(durable, function, line)
+    _result_type(function)  # an annotation that JSON cannot carry is refused before the function has an effect
     try:
         async with durable.awaiting(call):
             if inspect.iscoroutinefunction(function):
@@ -53,15 +67,17 @@ async def step(durable: Durable, function: Callable[..., Any], args: Sequence[An
         if failed is None:
             raise
         raise failed from error
-    text = encode_result(f"step {name}", value)
+    text = _encoded(durable, name, value)
     del value
-    await durable.record(call, Kind.STEP, lambda number: durable.parts.coded(durable.running.claim, number, text))
-    return decoded(function, name, text)
+    line = await durable.record(
+        call, Kind.STEP, lambda number: durable.parts.coded(durable.running.claim, number, text)
+    )
+    return _first(durable, function, line, text)
 
 
 async def transaction_step(durable: Durable, function: Callable[..., Any], args: Sequence[Any], key: str | None) -> Any:
     """See `Job.transaction_step`."""
-    name, running = name_of(function), durable.running
+    name, running = name_of(function, "job.transaction_step"), durable.running
     if not inspect.iscoroutinefunction(function):
         raise UsageError(
             f"job.transaction_step takes an async function, whose first argument is the transaction, got {name}."
@@ -70,13 +86,14 @@ async def transaction_step(durable: Durable, function: Callable[..., Any], args:
     line = await durable.replayed(call)
     if line is not None:
         return remembered(durable, function, line)
+    _result_type(function)  # as in `step`
     limit = min(running.timeout_deadline, running.job_deadline) - trio.current_time()
     try:
         # No other line of this job is written until it is known whether this one is.
         async with durable.history.alone() as number, durable.parts.transactions.begin(seconds=limit) as begun:
             async with durable.awaiting(call):
                 value = await function(Transaction(begun.connection, None), *args)
-            text = encode_result(f"step {name}", value)
+            text = _encoded(durable, name, value, "its writes are rolled back, and")
             coded = durable.parts.coded(running.claim, number, text)
             lines = Lines(running.claim, [Line(number, Kind.STEP, call.key, name, coded)], durable.history.version)
             while (written := await begun.remember(lines)) is None:  # noqa: ASYNC110 -- no event tells of a lock
@@ -100,7 +117,7 @@ async def transaction_step(durable: Durable, function: Callable[..., Any], args:
             raise
         raise failed from error
     durable.history.are_written(number)
-    return decoded(function, name, text)
+    return _first(durable, function, Line(number, Kind.STEP, call.key, name), text)
 
 
 class _FenceLost(Exception):
@@ -129,34 +146,66 @@ def remembered(durable: Durable, function: Callable[..., Any], line: Line) -> An
         raise failed
     text = durable.parts.plain(durable.running.claim, line.line, line.value or "null")
     try:
-        return decoded(function, line.name, text)
-    except ReplayMismatch as error:
+        return decoded(function, text)
+    except msgspec.ValidationError as error:
         job_id = durable.running.claim.id
         raise durable.fail(
             ReplayMismatch(
-                f"job {job_id}, line {line.line}: {error} Deploy code that it fits, or branch on job.version; or run the job "
-                f"again from the beginning: pulse-trio jobs retry {job_id} --afresh"
+                f"job {job_id}, line {line.line}: the remembered result of step {line.name} does not fit its return "
+                f"annotation: {error}. Deploy code whose annotation fits it, or branch on job.version; or run the job again "
+                f"from the beginning: pulse-trio jobs retry {job_id} --afresh"
             )
         ) from None
 
 
-def decoded(function: Callable[..., Any], name: str, text: str) -> Any:
-    """A step's result by its return annotation. Raises `ReplayMismatch`: another version of the code wrote it."""
+def decoded(function: Callable[..., Any], text: str) -> Any:
+    """A step's result by its return annotation. Raises `msgspec.ValidationError`."""
+    return msgspec.json.decode(text, type=_result_type(function), dec_hook=from_builtins)
+
+
+def _encoded(durable: Durable, name: str, value: object, then: str = "its effects stay, and") -> str:
+    """A step's result as JSON. Raises `UnfitValue`, which says what has become of the step's work."""
     try:
-        return msgspec.json.decode(text, type=_result_type(function), dec_hook=from_builtins)
-    except msgspec.ValidationError as error:
-        raise ReplayMismatch(
-            f"the remembered result of step {name} does not fit its return annotation: {error}"
+        return encode_result(f"step {name}", value)
+    except UnfitValue as error:
+        job_id = durable.running.claim.id
+        raise UnfitValue(
+            f"{error} The step has run: {then} no line was written. Mend what it returns; pulse-trio jobs retry {job_id} "
+            "calls it again."
         ) from None
 
 
-def name_of(function: Callable[..., Any]) -> str:
-    """A step's name in the history. Raises `UsageError` for what cannot be called."""
-    if not callable(function):
-        raise UsageError(f"job.step takes a function and its arguments, got {function!r}.")
+def _first(durable: Durable, function: Callable[..., Any], line: Line, text: str) -> Any:
+    """The result of a step that has just been called. Raises `UnfitValue` if it is not what its own annotation says."""
+    try:
+        return decoded(function, text)
+    except msgspec.ValidationError as error:
+        job_id = durable.running.claim.id
+        raise UnfitValue(
+            f"job {job_id}, line {line.line}: step {line.name} returned what does not fit its own return annotation: {error}. "
+            f"Its result is remembered. Mend the annotation, then pulse-trio jobs retry {job_id}; if the result is wrong, mend "
+            f"the function and do every step again: pulse-trio jobs retry {job_id} --afresh"
+        ) from None
+
+
+def name_of(function: Callable[..., Any], what: str = "job.step") -> str:
+    """A step's name in the history. `what` is the call as its caller knows it. Raises `UsageError` for what is no step."""
     plain: Any = function
     while isinstance(plain, functools.partial):
         plain = plain.func
+    if isinstance(plain, Handler):
+        raise UsageError(
+            f"{what} takes a function, got the handler {plain.kind!r}, which is a job of its own: start it in a block "
+            f"`async with job.durable_nursery() as nursery:` with nursery.start_soon(...). To run its function here as a "
+            "step, pass a function that does its work."
+        )
+    if isinstance(getattr(plain, "__self__", None), Job) and plain.__name__ in _DURABLE_CALLS:
+        raise UsageError(
+            f"{what} takes a function of yours, got job.{plain.__name__}, which is a durable call itself: make it in the "
+            "handler, without a step."
+        )
+    if not callable(plain):
+        raise UsageError(f"{what} takes a function and its arguments, got {function!r:.200}.")
     return storable(str(getattr(plain, "__name__", type(plain).__name__)))[:200]
 
 
@@ -172,4 +221,4 @@ def _type_of(function: Callable[..., Any]) -> Any:
     name, plain = name_of(function), inspect.unwrap(function)
     if not inspect.isroutine(plain):
         return Any
-    return readable_result(name, hints_of(name, plain).get("return", Any))
+    return readable_result(f"Step {name!r}", hints_of(name, plain).get("return", Any))

@@ -20,6 +20,7 @@ from ...handlers import check_text
 from ...handlers.models import from_builtins
 from ...lines import Kind, Line
 from ...store.waits import Wanted
+from ...text import spelled
 from .beginning import begin
 
 if TYPE_CHECKING:
@@ -67,7 +68,9 @@ async def wait_for_event(durable: Durable, name: str, type_: Any, limit: float |
     if line is None:
         line = await _wait(durable, call, limit)
     if line.kind is Kind.TIMED_OUT:
-        raise TimeoutError(f"No event {name!r} came" + (f" within {limit:g} s." if limit is not None else " in time."))
+        raise TimeoutError(
+            f"No event {name!r} came" + (f" within {spelled(limit)}." if limit is not None else " in time.")
+        )
     job_id = durable.running.claim.id
     try:
         return decoder.decode(decoded_event(durable.parts.codec, line.value or "null", name, job_id))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from ...errors import UsageError
+from ...errors import NotDurable
 
 JobState = Literal["claimed", "running", "ended", "reported", "lost", "committed"]
 CLAIMED: Final = "claimed"
@@ -28,8 +28,13 @@ MOVES: Final[dict[str, dict[JobState, JobState]]] = {
 }
 
 
-class NotDurable(UsageError):
-    """A durable call in a handler that is not durable. The same code fails in the same way in each attempt: the job is dead."""
+def not_durable(kind: str, job_id: int, runs: str = "trio") -> NotDurable:
+    """The error of a durable call in a handler that is not durable."""
+    without = "" if runs == "trio" else f" and a handler that runs on Trio, and this one has runs={runs!r}"
+    return NotDurable(
+        f"{kind!r} is not durable: job.step and the like need @handlers.job(durable=True){without}. "
+        f"Deploy that, then: pulse-trio jobs retry {job_id}"
+    )
 
 
 class DurableCallRefused(BaseException):

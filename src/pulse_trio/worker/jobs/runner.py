@@ -18,7 +18,7 @@ from msgspec.structs import force_setattr, replace
 from ...codec import same_result
 from ...current import Given, enter
 from ...describing import error_text, leaves_of, original, parted, raised_by_ctrl_c
-from ...errors import ReplayMismatch
+from ...errors import NotDurable, ReplayMismatch
 from ...handlers import UnfitArguments, UnfitValue
 from ...jobs import Outcome
 from ...lines import BeyondLimit
@@ -33,7 +33,7 @@ from ...observe import (
 from ...states import UnreadableOptions, outcome_of_cancel, outcome_of_error, retry_delay, storable
 from .completion import completed, in_view_of
 from .events import JobEvents
-from .job_states import COMMITTED, LOST, DurableCallRefused, NotDurable
+from .job_states import COMMITTED, LOST, DurableCallRefused
 from .running_job import RunningJob
 from .tasks import abandon_what_is_left_open, start_task
 

@@ -16,7 +16,7 @@ from ...states import options_of
 from .children import ENDED as NURSERY_ENDED
 from .children import Children
 from .cleanup import CleanUp
-from .job_states import CLAIMED, LOST, NotDurable
+from .job_states import CLAIMED, LOST, not_durable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
@@ -235,9 +235,7 @@ class RunningJob:
         try:
             return self.durability
         except AttributeError:
-            raise NotDurable(
-                f"{self.claim.kind!r} is not durable: job.step and the like need @handlers.job(durable=True)."
-            ) from None
+            raise not_durable(self.claim.kind, self.claim.id) from None
 
     # The heartbeat
 

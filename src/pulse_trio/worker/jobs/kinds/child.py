@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ....current import Given, enter
-from ....errors import UsageError
 from ....handlers import Handler, Signature, encode_result
 from ....job_log import extra_of, job_of
 from ....jobs import CancelReason, Job
 from ....states import storable
+from ..job_states import not_durable
 from . import wire
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from ....durable_calls import DurableCalls
-    from ....jobs import JobNursery, JobTransaction
+    from ....jobs import Claim, JobNursery, JobTransaction
 
 
 LEAVE = signal.SIGUSR2
@@ -51,7 +51,8 @@ _NAME, _MESSAGE = 200, 65_536
 class ChildRuntime:
     """The `JobRuntime` of a child process: the job's values, and why it is cancelled."""
 
-    def __init__(self, say: Callable[[wire.Said], None]) -> None:
+    def __init__(self, claim: Claim, say: Callable[[wire.Said], None]) -> None:
+        self._claim = claim
         self._say = say
         self.cancel_reason: CancelReason | None = None
         self.cancel_message: str | None = None
@@ -74,7 +75,7 @@ class ChildRuntime:
         raise RuntimeError("job.transaction() is for Trio handlers; this one has runs='process'.")
 
     def durable(self) -> DurableCalls:
-        raise UsageError("A durable handler is an async function that runs on Trio; this one has runs='process'.")
+        raise not_durable(self._claim.kind, self._claim.id, "process")
 
 
 class Child:
@@ -101,7 +102,7 @@ class Child:
 
     def _answer(self, order: wire.Call) -> wire.Answer:
         claim = order.claim
-        runtime = ChildRuntime(self.say)
+        runtime = ChildRuntime(claim, self.say)
         try:
             try:
                 self._runtime = runtime

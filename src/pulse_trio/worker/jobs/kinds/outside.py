@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from ....errors import UsageError
+from ..job_states import not_durable
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
@@ -51,4 +51,4 @@ class OutsideTrio:
         raise RuntimeError(f"job.transaction() is for Trio handlers; this one has runs={self._runs!r}.")
 
     def durable(self) -> DurableCalls:
-        raise UsageError(f"A durable handler is an async function that runs on Trio; this one has runs={self._runs!r}.")
+        raise not_durable(self._running.claim.kind, self._running.claim.id, self._runs)

@@ -1,0 +1,246 @@
+"""Mistakes in durable handlers: the error says whose it is and what to do."""
+
+from __future__ import annotations
+
+import functools
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+from pulse_trio import ConfigurationError, Handlers, Job, SyncClient, UsageError
+from pulse_trio.text import spelled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from support.trees import Trees
+
+_elsewhere = Handlers()
+
+
+class Unknown:
+    """What JSON cannot carry."""
+
+
+@_elsewhere.job
+async def pack(order: int) -> int:
+    return order
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda job: job.step(pack, 1), "job.step takes a function, got the handler 'pack', which is a job of its own"),
+        (lambda job: job.step(functools.partial(pack, 1)), "nursery.start_soon"),
+        (lambda job: job.transaction_step(pack, 1), "job.transaction_step takes a function, got the handler 'pack'"),
+        (lambda job: job.step(job.wait_for_event, "x"), "got job.wait_for_event, which is a durable call itself"),
+        (lambda job: job.step("pack"), "job.step takes a function and its arguments, got 'pack'"),
+        (lambda job: job.wait_for_event("x", timeout="3d"), r"job.wait_for_event\(timeout=\) takes .* got '3d'"),
+        (lambda job: job.sleep(timedelta(days=-1)), "job.sleep takes a number of seconds from 0 on or a timedelta"),
+        (lambda job: job.sleep(float("nan")), "job.sleep takes .* got nan"),
+        (lambda job: job.sleep(True), "job.sleep takes .* got True"),
+        (lambda job: job.sleep(None), "job.sleep takes .* got None"),
+        (lambda job: job.move_on_after("1"), "job.move_on_after takes .* got '1'"),
+        (lambda job: job.fail_after(b"1"), "job.fail_after takes .* got b'1'"),
+        (lambda job: job.durable_nursery(collect="no"), r"job.durable_nursery\(collect=\) is True or False, got 'no'"),
+        (lambda job: job.durable_nursery().__enter__(), "needs `async with job.durable_nursery"),
+    ],
+)
+async def test_a_durable_call_that_cannot_be_is_a_usage_error_that_names_the_call(
+    trees: Trees, call: Callable[[Any], Any], said: str
+) -> None:
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> str:
+        with pytest.raises(UsageError, match=said):
+            await call(job)
+        return "refused"
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    assert (trees.job(job_id)["result"], trees.lines(job_id)) == ("refused", [])
+
+
+async def test_durations_may_be_of_every_kind_of_number(trees: Trees) -> None:
+    class Seconds:
+        def __float__(self) -> float:
+            return 0.0
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> str:
+        duration: Any = Seconds()
+        await job.sleep(duration)
+        await job.sleep(timedelta(0))
+        with job.move_on_after(60):
+            await job.sleep(0)
+        return "slept"
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    assert trees.job(job_id)["result"] == "slept"
+
+
+async def test_a_child_is_not_started_inside_of_a_step(trees: Trees) -> None:
+    @trees.handlers.job
+    async def child() -> None: ...
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> list[str]:
+        said = list[str]()
+        async with job.durable_nursery() as nursery:
+
+            async def start() -> None:
+                with pytest.raises(UsageError) as caught:
+                    nursery.start_soon(child)
+                said.append(str(caught.value).partition(":")[0])
+
+            async def start_in_a_task() -> None:
+                async with trio.open_nursery() as tasks:
+                    tasks.start_soon(start)
+
+            def start_in_a_thread() -> None:
+                with pytest.raises(UsageError) as caught:
+                    nursery.start_soon(child)
+                said.append(str(caught.value).partition(":")[0])
+
+            for step in (start, start_in_a_task, start_in_a_thread):
+                await job.step(step)
+            async with trio.open_nursery() as tasks:
+                tasks.start_soon(lambda: _starts(nursery, child.options(child_key="from a task")))
+            unread = nursery.start_soon(child)
+            with pytest.raises(UsageError, match="has no result yet: read it after the block of the durable nursery"):
+                _ = unread.result
+        return said
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    inside, thread = "start_soon(child) inside of a step", "start_soon(child) in a thread"
+    assert trees.job(job_id)["result"] == [inside, inside, thread]
+    assert trees.window.value("SELECT count(*) FROM jobs WHERE kind = 'child'") == 2
+
+
+async def _starts(nursery: Any, handler: Any) -> None:
+    nursery.start_soon(handler)
+
+
+async def test_a_step_that_returns_what_its_annotation_does_not_say_keeps_its_result_for_code_that_fits(
+    trees: Trees,
+) -> None:
+    calls: list[int] = []
+
+    async def charge() -> int:
+        calls.append(1)
+        result: Any = "seven"
+        return result
+
+    async def mended() -> str:
+        raise AssertionError("its result is remembered")
+
+    mended.__name__ = "charge"
+    code: list[Callable[..., Any]] = [charge]
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> str:
+        return f"{await job.step(code[0])}"
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    found = trees.job(job_id)
+    assert (found["state"], found["attempt"]) == ("dead", 1)
+    assert f"UnfitValue: job {job_id}, line 1: step charge returned what does not fit" in found["error"]
+    assert f"then pulse-trio jobs retry {job_id};" in found["error"]
+    code[0] = mended
+    SyncClient(trees.dsn).retry(job_id)
+    await trees.burst()
+    assert (trees.job(job_id)["result"], calls) == ("seven", [1])
+
+
+async def test_a_step_whose_result_json_cannot_carry_says_that_it_has_run_and_has_no_line(trees: Trees) -> None:
+    calls: list[int] = []
+
+    async def charge() -> object:
+        calls.append(1)
+        return object() if len(calls) == 1 else "charged"
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> object:
+        return await job.step(charge)
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    found = trees.job(job_id)
+    assert (found["state"], found["attempt"], trees.lines(job_id)) == ("dead", 1, [])
+    assert "The step has run: its effects stay, and no line was written" in found["error"]
+    assert f"pulse-trio jobs retry {job_id} calls it again" in found["error"]
+    SyncClient(trees.dsn).retry(job_id)
+    await trees.burst()
+    assert (trees.job(job_id)["result"], calls) == ("charged", [1, 1])
+
+
+async def test_a_step_whose_annotation_json_cannot_carry_is_refused_before_it_has_an_effect(trees: Trees) -> None:
+    calls: list[int] = []
+
+    async def charge() -> Unknown:
+        calls.append(1)
+        return Unknown()
+
+    charge.__annotations__["return"] = Unknown
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> None:
+        await job.step(charge)
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    found = trees.job(job_id)
+    assert (found["state"], calls) == ("retryable", [])
+    assert "ConfigurationError: Step 'charge' returns" in found["error"]
+
+
+@pytest.mark.parametrize("runs", ["trio", "asyncio", "thread"])
+async def test_a_durable_call_in_a_handler_that_is_not_durable_ends_the_job_at_once_wherever_it_runs(
+    trees: Trees, runs: Any
+) -> None:
+    if runs == "thread":
+
+        @trees.handlers.job(name="plain")
+        def in_thread(job: Job) -> None:
+            _ = job.sleep(1)
+
+    else:
+
+        @trees.handlers.job(name="plain", runs=runs)
+        async def plain(job: Job) -> None:
+            await job.sleep(1)
+
+    job_id = trees.enqueue("plain")
+    await trees.burst()
+    found = trees.job(job_id)
+    assert (found["state"], found["attempt"]) == ("dead", 1)
+    assert found["error"].startswith("NotDurable: 'plain' is not durable")
+    assert f"pulse-trio jobs retry {job_id}" in found["error"]
+    assert ("this one has runs=" in found["error"]) == (runs != "trio")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"version": 2}, "version is for handlers with durable=True"),
+        ({"version": 2, "suspend_after": 1}, "suspend_after and version are for handlers with durable=True"),
+        ({"durable": True, "version": 2**31}, "version must be a whole number from 1 to 2147483647, got 2147483648"),
+    ],
+)
+def test_a_declaration_that_cannot_be_says_which_of_its_options(options: dict[str, Any], said: str) -> None:
+    async def order(job: Job) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=said):
+        Handlers().job(**options)(order)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(259200, "3 days"), (3600, "1 hour"), (120, "2 minutes"), (0.05, "0.05 s"), (90, "1 min 30 s")],
+)
+def test_a_timeout_is_told_as_people_say_it(seconds: float, said: str) -> None:
+    assert spelled(seconds) == said
