@@ -291,9 +291,9 @@ class BadRow:
 
 @dataclass(frozen=True, slots=True)
 class UnfitArgumentsReleased:
-    """A job whose arguments do not fit this worker's handler was released for a worker of another version, its budget
-    untouched; `error` says what does not fit. The job is dead when nothing else happens to it for the setting
-    `unfit_patience`."""
+    """A job whose arguments do not fit this worker's handler, or that a newer version of a durable handler has begun, was
+    released for a worker of another version, its budget untouched; `error` says what does not fit. The job is dead when
+    nothing else happens to it for the setting `unfit_patience`."""
 
     job_id: int
     kind: str

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 import trio
 
-from pulse_trio import Discard, Job, ReplayMismatch, StepFailed, SyncClient, UsageError
-from pulse_trio.observe import EndedAfterCommit
+from pulse_trio import Discard, Handlers, Job, ReplayMismatch, StepFailed, SyncClient, UsageError
+from pulse_trio.observe import EndedAfterCommit, UnfitArgumentsReleased
 from pulse_trio.store import history
 from pulse_trio.worker.durable import history as lines_of_one_attempt
 
@@ -307,6 +307,58 @@ async def test_the_version_of_the_first_attempt_stays(trees: Trees) -> None:
         trees.again()
         await trees.burst()
     assert versions == [3, 3]
+
+
+@pytest.mark.parametrize("ends", ["at once", "cancelled"])
+async def test_a_worker_that_is_older_than_the_jobs_version_leaves_it_to_a_newer_one(ends: str, trees: Trees) -> None:
+    calls: list[str] = []
+
+    async def work(name: str) -> str:
+        calls.append(name)
+        return name
+
+    old, new = Handlers(), Handlers()
+
+    @old.job(name="order", durable=True, suspend_after=0, max_attempts=1)
+    async def first(job: Job) -> str:
+        done = await job.step(work, "charge")
+        await job.wait_for_event("go", type=str)
+        return done
+
+    @new.job(name="order", durable=True, version=2, suspend_after=0, max_attempts=1)
+    async def second(job: Job) -> str:
+        if job.version >= 2:
+            await job.step(work, "check the stock")
+        done = await job.step(work, "charge")
+        try:
+            await job.wait_for_event("go", type=str)
+        except trio.Cancelled:
+            with job.cleanup():
+                await job.step(work, "refund")  # noqa: ASYNC102 -- job.cleanup() is the shield
+            raise
+        return done
+
+    trees.handlers = new
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    assert trees.job(job_id)["state"] == "suspended"
+    client = SyncClient(trees.dsn)
+    if ends == "cancelled":
+        client.cancel(job_id)
+    else:
+        client.send_event(job_id, "go", "now")
+    trees.handlers = old
+    await trees.burst()
+    (released,) = trees.events.of(UnfitArgumentsReleased)
+    assert released.error.startswith(
+        f"UnfitArguments: version 2 of 'order' has begun job {job_id}, and this worker has version 1"
+    )
+    trees.again()
+    trees.handlers = new
+    await trees.burst()
+    assert calls == ["check the stock", "charge", *(["refund"] if ends == "cancelled" else [])]
+    found = trees.job(job_id)
+    assert found["state"] == ("cancelled" if ends == "cancelled" else "completed")
 
 
 async def test_the_version_of_a_childs_first_attempt_is_that_of_its_code(trees: Trees) -> None:

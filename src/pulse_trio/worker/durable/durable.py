@@ -15,6 +15,7 @@ import trio
 
 from ...describing import leaves_of
 from ...errors import ReplayMismatch
+from ...handlers import UnfitArguments
 from ...lines import BeyondLimit, Kind, Line
 from ...trio_internals import opened_by, waits_for_children
 from ..jobs.running_job import HEARTBEAT
@@ -333,12 +334,24 @@ class Durable:
             and '"tree": 2' not in claim.options
         ):
             await resume(self)
+            self._check_version()
             self.hand_out()
         try:
             return await self._called(call)
         finally:
             self.keys.forget_unawaited()
             self.failures.forget()
+
+    def _check_version(self) -> None:
+        """Raises `UnfitArguments` where a newer version of the handler has begun the job: the author of that version has
+        thought of this one's jobs, but not this one of that version's. While a deployment is under way both run, and to replay
+        here would be a mismatch, which is the job's death."""
+        if self.version > self.declared.version:
+            claim = self.running.claim
+            raise UnfitArguments(
+                f"version {self.version} of {claim.kind!r} has begun job {claim.id}, and this worker has version "
+                f"{self.declared.version}: a worker with that version, or a newer one, goes on with it."
+            )
 
     async def _called(self, call: Callable[[], Awaitable[Any]]) -> Any:
         try:
