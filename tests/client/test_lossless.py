@@ -64,7 +64,8 @@ LOST: dict[str, tuple[Any, str]] = {
 }
 RESULTS: dict[str, Any] = {name: value for name, (value, _) in LOST.items()}
 RESULTS |= {
-    "twins": [TWINS],
+    "twins": TWINS,
+    "twins in a list": [TWINS],
     "an object": object(),
     "a Path": pathlib.Path("x"),
     "a generator": (n for n in ()),
@@ -110,6 +111,8 @@ def test_the_payload_of_an_event_is_one_thing_and_arguments_are_many() -> None:
 def test_two_keys_that_json_takes_for_one_are_refused() -> None:
     with pytest.raises(InvalidArguments, match="two keys that are both '1' in JSON"):
         take.request({"deep": [TWINS]})
+    with pytest.raises(InvalidArguments, match="two keys that are both '1' in JSON"):
+        SyncClient("host=nowhere").send_event(1, "told", TWINS)
 
 
 @given(

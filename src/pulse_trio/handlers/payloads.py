@@ -37,9 +37,14 @@ def refuse_losses(value: object, encoded: bytes, what: str) -> None:
         raise InvalidArguments(
             f"{what} {verb(what, 'hold')} a NaN or an infinity at {place}, which JSON does not have: it would become null."
         )
-    if encoded.rfind(b"{") > 0 and len(_encode(_decode(encoded))) != len(encoded):
+    if (encoded.rfind(b"{") > 0 or _has_other_keys(value)) and len(_encode(_decode(encoded))) != len(encoded):
         # It may be shorter for another reason: a `msgspec.Raw` with spaces.
         json.loads(encoded, object_pairs_hook=lambda pairs: _refuse_twins(pairs, what))
+
+
+def _has_other_keys(value: object) -> bool:
+    # A dictionary of texts alone has no two keys that are one in JSON.
+    return isinstance(value, dict) and any(type(key) is not str for key in cast("dict[Any, Any]", value))
 
 
 def _refuse_twins(pairs: list[tuple[str, object]], what: str) -> None:
