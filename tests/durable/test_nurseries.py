@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -714,3 +715,36 @@ async def test_a_failed_child_that_has_another_end_later_is_a_mismatch_and_no_em
     assert found["state"] == "dead"
     assert "ReplayMismatch: " in found["error"]
     assert "have ended otherwise since" in found["error"]
+
+
+@pytest.mark.parametrize("stands", ["at the end of the block", "in its body"])
+async def test_a_failure_that_does_not_count_for_an_attempt_wakes_its_suspended_parent_once(
+    stands: str, trees: Trees
+) -> None:
+    """An earlier attempt had started the child that failed, and this one has not. It woke the parent again each second."""
+
+    @trees.handlers.job
+    async def bad() -> None:
+        raise Discard("no")
+
+    @trees.handlers.job
+    async def slow() -> None: ...
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def parent(job: Job) -> str:
+        async with job.durable_nursery() as nursery:
+            if job.attempt == 1:
+                nursery.start_soon(bad.options(child_key="bad"))
+            nursery.start_soon(slow.options(child_key="slow", delay=timedelta(days=2000)))
+            if stands == "in its body" and job.attempt > 1:
+                await job.sleep(timedelta(days=1000))
+        return "completed"
+
+    job_id = trees.enqueue("parent")
+    with trio.fail_after(30):
+        await trees.burst()
+    # The attempt that begins because of the failure waits for what it has started.
+    assert trees.job(job_id)["state"] == "suspended"
+    assert trees.job(job_id)["attempt"] > 1
+    far = "SELECT run_at > now() + interval '900 days' AS far FROM job WHERE id = %s"
+    assert trees.window.run(far, job_id) == [{"far": True}]

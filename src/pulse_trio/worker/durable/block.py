@@ -74,6 +74,7 @@ class Block:
         self._digests: dict[str, bytes] = {}
         self._digest_key = str(claim.id).encode()
         self._flushing = trio.Lock()
+        self._flushes = 0
         self.broken: Exception | None = None
         """Why its children cannot be started."""
         self.closing = False
@@ -131,16 +132,26 @@ class Block:
             return
         if refusal(self.durable, "") is not None:
             return  # the next attempt starts them
-        async with self._flushing:
-            adopted: list[Child[Any]] = []
-            try:
-                while self._pending:
-                    adopted += await self._start(list(islice(self._pending, CHUNK)))
-            except (UsageError, ReplayMismatch) as error:
-                self.broken = error
-                raise
-        if adopted and learn:
-            await self.learn([child.id for child in adopted])
+        self._flushes += 1
+        try:
+            async with self._flushing:
+                adopted: list[Child[Any]] = []
+                try:
+                    while self._pending:
+                        adopted += await self._start(list(islice(self._pending, CHUNK)))
+                except (UsageError, ReplayMismatch) as error:
+                    self.broken = error
+                    raise
+            if adopted and learn:
+                await self.learn([child.id for child in adopted])
+        finally:
+            self._flushes -= 1
+
+    @property
+    def unread(self) -> bool:
+        """Whether children wait to be written, or it is not known yet how those of earlier attempts are: their failure wakes a
+        suspended job once, and the attempt that it wakes has to read it."""
+        return self.broken is None and bool(self._pending or self._flushes)
 
     async def _start(self, batch: list[tuple[Child[Any], NewChild]]) -> list[Child[Any]]:
         trees, adopted = self.durable.parts.trees, list[Child[Any]]()

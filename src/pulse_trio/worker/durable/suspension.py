@@ -98,7 +98,7 @@ class Suspension:
             or not history.replay.over
             or history.unwritten
             or any(scope.cancel_called for scope in durable.scopes)
-            or any(block.closing for block in durable.blocks)
+            or any(block.closing or block.unread for block in durable.blocks)
             or not all(call.suspendable for call in durable.standing.values())
             or not durable.all_stand()
         ):
