@@ -132,6 +132,7 @@ FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
         "look_slowly",
         "stuck_trees",
         "look_at_block",
+        "end_block",
         "cancel_block",
         "restart_children",
         "members_of",

@@ -748,3 +748,49 @@ async def test_a_failure_that_does_not_count_for_an_attempt_wakes_its_suspended_
     assert trees.job(job_id)["attempt"] > 1
     far = "SELECT run_at > now() + interval '900 days' AS far FROM job WHERE id = %s"
     assert trees.window.run(far, job_id) == [{"far": True}]
+
+
+@pytest.mark.parametrize("stands", ["runs", "is suspended"])
+async def test_a_block_that_took_a_child_for_dead_waits_for_it_when_a_person_retries_it(stands: str, trees: Trees) -> None:
+    seen, go_on, runs_again = trio.Event(), trio.Event(), trio.Event()
+    tries: list[int] = []
+
+    @trees.handlers.job
+    async def moody() -> str:
+        tries.append(1)
+        if len(tries) == 1:
+            raise Discard("the first time")
+        runs_again.set()
+        await go_on.wait()
+        return "second"
+
+    @trees.handlers.job
+    async def good() -> None: ...
+
+    @trees.handlers.job(durable=True, suspend_after=60 if stands == "runs" else 0)
+    async def parent(job: Job) -> str:
+        async with job.durable_nursery(collect=True) as nursery:
+            one = nursery.start_soon(moody)
+            nursery.start_soon(good)
+            while one.outcome is None and not seen.is_set():
+                # Asked for, so that the block keeps it up to date.
+                _ = one.state
+                await trio.sleep(0)
+            seen.set()
+            await runs_again.wait()
+        return one.result
+
+    job_id = trees.enqueue("parent")
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trees.burst)
+            await seen.wait()
+            (child,) = trees.window.run("SELECT id FROM jobs WHERE parent_id = %s AND kind = 'moody'", job_id)
+            SyncClient(trees.dsn).retry(child["id"])
+            await runs_again.wait()
+            if stands == "is suspended":
+                while trees.job(job_id)["state"] != "suspended":
+                    await trio.sleep(0.01)
+            go_on.set()
+    assert (trees.job(job_id)["state"], trees.job(job_id)["result"]) == ("completed", "second")
+    assert len(tries) == 2

@@ -121,6 +121,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
     "function tags_of": PUBLIC,
     "function wake": called_by("worker", "operator"),
     # Trees.
+    "function block_ends": {},
     "function cancel_below": {},
     "function cancel_block": called_by("worker"),
     "function cancel_children": {},
@@ -142,6 +143,8 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
     "function live_child": {},
     "function look_at": {},
     "function look_at_block": called_by("worker"),
+    "function mark_over": {},
+    "function end_block": called_by("worker"),
     "function look_slowly": called_by("worker"),
     "function lives_on": {},
     "function make_due": {},
@@ -378,7 +381,7 @@ def worked(login: str, change: Change) -> bool:
             # Under the fence of what runs; what was written stays.
             return (change.after.get("parent_id") or change.after["job_id"]) in ("101", "102", "108")
         case "member", "update":
-            return change.columns <= {"watched", "failed"}
+            return change.columns <= {"watched", "failed", "cut"}
         case "event", "update":
             return change.columns == {"line"} and change.before["line"] is None
         case "job_archive", "insert" if change.after["id"] == "109":
@@ -450,7 +453,7 @@ def operated(login: str, change: Change) -> bool:
         case "durable_job" | "recheck", _:
             return True
         case "member", "update":
-            return change.columns <= {"watched", "failed"}
+            return change.columns <= {"watched", "failed", "cut"}
         case "queue", "insert" | "update":
             return True
         case "paused_kind", "insert" | "delete":

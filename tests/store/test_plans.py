@@ -451,6 +451,7 @@ def test_every_statement_with_a_plan_that_matters_is_tried_here() -> None:
         "start_children",
         "look_at_block",
         "members",
+        "end_block",
         "cancel_block",
         "restart_children",
         "recheck",

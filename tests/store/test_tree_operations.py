@@ -339,7 +339,7 @@ def test_a_member_that_goes_back_after_the_last_of_its_siblings_is_waited_for_ag
     start(a, parent, "0", "1")
     one, two = b.claim("children")
     suspend(watch, parent, 0)
-    b.complete(one)
+    b.fail(one)
     assert retry(watch, one[0]) == [(True, None)]
     b.complete(two)
     settle(watch)
@@ -347,6 +347,120 @@ def test_a_member_that_goes_back_after_the_last_of_its_siblings_is_waited_for_ag
     b.complete(*b.claim("children"))
     settle(watch)
     assert state(watch, parent) == "available"
+
+
+def end_block(teller: Teller, parent: Job, block: int = 0) -> tuple[bool, bool, str | None]:
+    """Whether a child lives, whether one was retried, why it was refused."""
+    return teller.run("SELECT live, retried, refused FROM end_block(%s, %s, %s, %s)", *parent, teller.session, block)[0]
+
+
+def test_a_completed_member_goes_back_no_more_because_its_parent_may_have_its_result(workers: list[Teller]) -> None:
+    a, b, watch = workers
+    parent = a.root("q")
+    start(a, parent, "0")
+    b.complete(*b.claim("children"))
+    (child,) = watch.run("SELECT job_id FROM member")
+    assert retry(watch, *child) == [(False, "completed")]
+    a.fail(parent, outcome="failed")
+    assert retry(watch, *child) == [(False, "completed")]
+
+
+@pytest.mark.parametrize("ends", ["it ends", "it is cut"])
+def test_a_dead_member_goes_back_until_its_block_ends_and_again_in_a_later_attempt_of_its_parent(
+    ends: str, workers: list[Teller]
+) -> None:
+    a, b, watch = workers
+    parent = a.root("q")
+    start(a, parent, "0", "1")
+    start(a, parent, "other", block=1)
+    one, two, other = b.claim("children")
+    b.fail(one, other)
+    assert retry(watch, one[0]) == [(True, None)]
+    b.complete(two)
+    # The block, which took the first for dead, waits for it again.
+    assert end_block(a, parent) == (True, True, None)
+    b.fail(*b.claim("children"))
+    if ends == "it ends":
+        assert end_block(a, parent) == (False, False, None)
+    else:
+        assert a.value("SELECT whole FROM cancel_block(%s, %s, %s, 0, 'sibling')", *parent, a.session)
+    assert retry(watch, one[0]) == [(False, "dead")]
+    assert watch.value("SELECT parent_open FROM tree_places(%s)", [one[0]]) is False
+    assert retry(watch, other[0]) == [(True, None)]
+    a.fail(parent, outcome="failed")
+    watch.run("UPDATE job SET run_at = now() WHERE id = %s", parent[0])
+    (parent,) = a.claim("q")
+    assert retry(watch, one[0]) == [(True, None)]
+
+
+@pytest.mark.parametrize("first", ["the retry", "the end of the block"])
+def test_of_a_retry_and_the_end_of_its_block_the_second_waits_and_sees_the_first(first: str, workers: list[Teller]) -> None:
+    a, b, watch = workers
+    parent = a.root("q")
+    start(a, parent, "0")
+    (child,) = b.claim("children")
+    b.fail(child)
+    found: list[object] = []
+    acts = {
+        "the retry": (b, lambda: found.append(retry(b, child[0]))),
+        "the end of the block": (a, lambda: found.append(end_block(a, parent))),
+    }
+    teller, act = acts.pop(first)
+    ((late_teller, late),) = acts.values()
+    with teller.open():
+        act()
+        waiting = threading.Thread(target=late)
+        waiting.start()
+        wait_for_lock(watch, late_teller)
+    waiting.join()
+    if first == "the retry":
+        assert found == [[(True, None)], (True, True, None)]
+    else:
+        assert found == [(False, False, None), [(False, "dead")]]
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_children_that_are_being_written_while_their_block_is_cut_do_not_escape(kept: int, workers: list[Teller]) -> None:
+    """The answer of the statement that writes them was lost; the block cancels what it has."""
+    a, b, watch = workers
+    parent = a.root("q")
+    if kept:
+        start(a, parent, "0")
+    b.session = a.session
+    answers: list[tuple[Any, ...]] = []
+
+    def cut() -> None:
+        answers.append(a.run("SELECT whole, refused FROM cancel_block(%s, %s, %s, 0, 'parent')", *parent, a.session)[0])
+
+    with b.open():
+        (late,) = start(b, parent, "late")
+        cutting = threading.Thread(target=cut)
+        cutting.start()
+        if kept:
+            wait_for_lock(watch, a)
+        else:
+            # The first child marks its parent's row, which nobody waits for.
+            cutting.join()
+    cutting.join()
+    if not kept:
+        assert answers == [(None, "locked")]
+        cut()
+    assert answers[-1] == (True, None)
+    assert state(watch, late) == "cancelled"
+
+
+def test_a_row_that_is_locked_says_nothing_of_the_children_that_are_to_start_again(workers: list[Teller]) -> None:
+    a, b, watch = workers
+    parent = a.root("q")
+    start(a, parent, "0")
+    (child,) = b.claim("children")
+    b.fail(child)
+    again = "SELECT * FROM restart_children(%s, %s, %s, %s)"
+    with watch.open():
+        # A cancellation that is rolled back, say.
+        watch.run("SELECT FROM job WHERE id = %s FOR UPDATE", parent[0])
+        assert a.run(again, *parent, a.session, [child[0]]) == [(None,)]
+    assert a.run(again, *parent, a.session, [child[0]]) == [(child[0],)]
 
 
 def test_a_suspended_job_is_not_hurried(workers: list[Teller]) -> None:

@@ -30,6 +30,11 @@ def unretried(place: Place, state: str) -> str | None:
         return f"{what}; cancel them or wait."
     if state == "suspended":
         return f"Job {place.id} is suspended: it goes on by itself when what it waits for is there."
+    if place.parent_id is not None and place.root_lives and state == "completed":
+        return (
+            f"Job {place.id} is completed, and its result belongs to its parent, job {place.parent_id}; when its tree is settled, "
+            f"run that again from the beginning: pulse-trio jobs retry {place.root_id} --afresh"
+        )
     if place.parent_id is None or place.parent_open:
         return None
     if not place.root_lives:

@@ -75,6 +75,15 @@ class BlockLook(NamedTuple):
     refused: Refused | None = None
 
 
+class BlockEnd(NamedTuple):
+    """Whether children of a block live that its parent knows as ended, or children of the parent were retried since it was last
+    asked. Neither: the block is over, and none of its children goes back any more."""
+
+    live: bool
+    retried: bool
+    refused: Refused | None = None
+
+
 class BlockCancel(NamedTuple):
     """Whether each child of the block has been told or has ended. If not: ask again, soon."""
 
@@ -152,11 +161,17 @@ class Trees:
         ((whole, refused),) = await self._run("cancel_block", _of(fence, block=block, cause=cause))
         return BlockCancel(bool(whole), refused)
 
-    async def restart_children(self, fence: Fence, ids: Sequence[int]) -> set[int]:
-        """Starts dead and cancelled children again. Returns those that live now: none if the attempt has ended, is being
-        cancelled or is locked."""
+    async def end_block(self, fence: Fence, block: int) -> BlockEnd:
+        """Whether the ends of its children that the parent knows are the last."""
+        ((live, retried, refused),) = await self._run("end_block", _of(fence, block=block))
+        return BlockEnd(bool(live), bool(retried), refused)
+
+    async def restart_children(self, fence: Fence, ids: Sequence[int]) -> set[int] | None:
+        """Starts dead and cancelled children again. Returns those that live now: none if the attempt has ended or is being
+        cancelled. None: its row is locked."""
         rows = await self._run("restart_children", _of(fence, ids=numbers(ids)))
-        return {job_id for (job_id,) in rows}
+        found = {job_id for (job_id,) in rows}
+        return None if None in found else found
 
     async def recheck(self, limit: int = 100) -> Rechecked:
         """Looks at jobs of any worker that something has happened to, and lets go on what can."""

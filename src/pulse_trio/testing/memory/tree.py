@@ -16,7 +16,7 @@ from ...lines import Kind, Line, Lines, Resumed
 from ...records import JobRecord
 from ...states import FINISHED, State
 from ...store.histories import Written
-from ...store.trees import BlockCancel, BlockLook, Member, Rechecked, Started, StartedChild
+from ...store.trees import BlockCancel, BlockEnd, BlockLook, Member, Rechecked, Started, StartedChild
 from ...store.waits import Received
 from .rows import MIDNIGHT
 
@@ -249,7 +249,13 @@ class MemoryTree:
             child.cancel(cause)
         return BlockCancel(whole=True)
 
-    async def restart_children(self, fence: Fence, ids: Sequence[int]) -> set[int]:
+    async def end_block(self, fence: Fence, block: int) -> BlockEnd:
+        await trio.lowlevel.checkpoint()
+        if not self._held(fence):
+            return BlockEnd(live=False, retried=False, refused="lost")
+        return BlockEnd(self._live(block), retried=False)
+
+    async def restart_children(self, fence: Fence, ids: Sequence[int]) -> set[int] | None:
         await trio.lowlevel.checkpoint()
         return set()
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ...handlers import Handler
     from ...records import JobRecord
-    from ...store.trees import BlockCancel, BlockLook, Cause, Member, Started
+    from ...store.trees import BlockCancel, BlockEnd, BlockLook, Cause, Member, Started
     from .calls import Call
     from .durable import Durable
 
@@ -54,7 +54,9 @@ class TreeStore(Protocol):
 
     async def cancel_block(self, fence: Fence, block: int, cause: Cause) -> BlockCancel: ...
 
-    async def restart_children(self, fence: Fence, ids: Sequence[int]) -> set[int]: ...
+    async def end_block(self, fence: Fence, block: int) -> BlockEnd: ...
+
+    async def restart_children(self, fence: Fence, ids: Sequence[int]) -> set[int] | None: ...
 
     async def records(self, ids: Sequence[int]) -> list[JobRecord]: ...
 
@@ -227,6 +229,25 @@ class Block:
                 return
             await self._rest(cancelled.refused or "locked")
 
+    async def is_over(self) -> bool:
+        """Whether its children have ended for good, all of which are known to have ended. Where one is not completed the database
+        is asked: a person may have retried it, and can no more if this is so. If not, it has read how they are now."""
+        trees = self.durable.parts.trees
+        ended = [child for child in self.by_key.values() if child.has_ended and child.state is not State.COMPLETED]
+        if not ended:
+            return True
+        while True:
+            end: BlockEnd = await self._answer(lambda: trees.end_block(self.fence, self.number))
+            if end.refused is None:
+                break
+            await self._rest(end.refused)
+        if not end.live and not end.retried:
+            return True
+        for child in ended:
+            child.lives_again()
+        await self.learn([child.id for child in ended])
+        return False
+
     async def learn(self, ids: Sequence[int] | None = None) -> list[Member]:
         """Takes in how the children with these ids are, or all of the block. Returns what it read of them.
 
@@ -273,7 +294,7 @@ class Block:
         elif not self.closing:
             ids = [member.job_id for child, member in bad if self._may_restart(child, member)]
             if ids:
-                again = await self._answer(lambda: trees.restart_children(self.fence, ids))
+                again = await self._restart(ids)
         # What was cancelled because of its parent, and this block did not ask for it: the parent is being cancelled too, and is
         # told in a moment. It has not failed.
         final = [
@@ -295,6 +316,13 @@ class Block:
             if member.job_id in again:
                 child.adopted = False
                 child.is_now(State.AVAILABLE)
+
+    async def _restart(self, ids: Sequence[int]) -> set[int]:
+        """Starts them again. A row that is locked decides nothing of them."""
+        trees = self.durable.parts.trees
+        while (again := await self._answer(lambda: trees.restart_children(self.fence, ids))) is None:
+            await self._rest("locked")
+        return again
 
     def _may_restart(self, child: Child[Any], member: Member) -> bool:
         resumed = self.durable.resumed
@@ -368,6 +396,9 @@ class _Ear:
             self.call.moved = True
         if not self.living:
             self.told()
+
+    def one_lives(self) -> None:
+        self.living += 1
 
     def asked(self) -> None:
         self.interest = True

@@ -34,6 +34,10 @@ class Asked(Protocol):
         """The end of a child is known."""
         ...
 
+    def one_lives(self) -> None:
+        """That end was not the last."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Ended(Generic[R]):
@@ -167,6 +171,11 @@ class Child(Generic[R]):
         if counts:
             self._error = ChildFailed(_said(self), record or _only_known(member))
         self._over()
+
+    def lives_again(self) -> None:
+        """Its end was not the last: a person may have retried it."""
+        self.has_ended, self._error = False, None
+        self._block.one_lives()
 
     def _over(self) -> None:
         self.has_ended = True

@@ -42,6 +42,8 @@ _GO_ON = frozenset({"suspended", "shutdown", "fence-lost", "lease-unproven"})
 """What ends an attempt for one of these reasons leaves its children alone: the next attempt adopts them."""
 _SAID = 300
 """Characters of its first failure that the message of a block's failure has."""
+_CANCEL_AGAIN, _LONGEST_CANCEL_AGAIN = 1.0, 60.0
+"""Seconds after which a block that closes cancels its children once more; doubled each time."""
 _TELL = 5.0
 """Seconds in which the children of a block that is cut short are told, whatever else strikes meanwhile."""
 
@@ -185,12 +187,16 @@ class Opened:
             async with self._durable.awaiting(call):
                 if left_over:
                     left_over = any(member.key not in block.by_key for member in await block.learn())
-                while not block.all_ended and not (block.failures and not block.collect):
+                while not (block.failures and not block.collect):
+                    if block.all_ended:
+                        if await block.is_over():
+                            break
+                        continue
                     look = await block.look()
                     if not look.live or (look.failed and not block.collect):
                         await block.learn_of_the_living()
                     if block.all_ended:
-                        break
+                        continue
                     if look.live:
                         await block.news(call)
                         await block.catch_up()
@@ -210,7 +216,14 @@ class Opened:
         """Cancels the children and waits until they have ended."""
         block = self.block
         await block.cancel(cause)
+        pause = _CANCEL_AGAIN
+        again = trio.current_time() + pause
         while (await block.look()).live:
+            if trio.current_time() >= again:
+                # Children whose start was on its way: its answer was lost with a connection, and the server came to it later.
+                await block.cancel(cause)
+                pause = min(pause * 2, _LONGEST_CANCEL_AGAIN)
+                again = trio.current_time() + pause
             await block.news()
             await block.catch_up()
         await block.learn()
