@@ -751,7 +751,9 @@ async def test_a_failure_that_does_not_count_for_an_attempt_wakes_its_suspended_
 
 
 @pytest.mark.parametrize("stands", ["runs", "is suspended"])
-async def test_a_block_that_took_a_child_for_dead_waits_for_it_when_a_person_retries_it(stands: str, trees: Trees) -> None:
+async def test_a_block_that_took_a_child_for_dead_waits_for_it_when_a_person_retries_it(
+    stands: str, trees: Trees
+) -> None:
     seen, go_on, runs_again = trio.Event(), trio.Event(), trio.Event()
     tries: list[int] = []
 
@@ -775,7 +777,7 @@ async def test_a_block_that_took_a_child_for_dead_waits_for_it_when_a_person_ret
             while one.outcome is None and not seen.is_set():
                 # Asked for, so that the block keeps it up to date.
                 _ = one.state
-                await trio.sleep(0)
+                await trio.lowlevel.checkpoint()
             seen.set()
             await runs_again.wait()
         return one.result
@@ -789,7 +791,7 @@ async def test_a_block_that_took_a_child_for_dead_waits_for_it_when_a_person_ret
             SyncClient(trees.dsn).retry(child["id"])
             await runs_again.wait()
             if stands == "is suspended":
-                while trees.job(job_id)["state"] != "suspended":
+                while trees.job(job_id)["state"] != "suspended":  # noqa: ASYNC110 -- the database is asked
                     await trio.sleep(0.01)
             go_on.set()
     assert (trees.job(job_id)["state"], trees.job(job_id)["result"]) == ("completed", "second")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pulse_trio import InvalidTransition, SyncClient
 from pulse_trio.sql import statement
 
 from .test_tree_design import Teller, settle, three_tellers, wait_for_lock
@@ -394,7 +395,9 @@ def test_a_dead_member_goes_back_until_its_block_ends_and_again_in_a_later_attem
 
 
 @pytest.mark.parametrize("first", ["the retry", "the end of the block"])
-def test_of_a_retry_and_the_end_of_its_block_the_second_waits_and_sees_the_first(first: str, workers: list[Teller]) -> None:
+def test_of_a_retry_and_the_end_of_its_block_the_second_waits_and_sees_the_first(
+    first: str, workers: list[Teller]
+) -> None:
     a, b, watch = workers
     parent = a.root("q")
     start(a, parent, "0")
@@ -420,7 +423,9 @@ def test_of_a_retry_and_the_end_of_its_block_the_second_waits_and_sees_the_first
 
 
 @pytest.mark.parametrize("kept", [0, 1])
-def test_children_that_are_being_written_while_their_block_is_cut_do_not_escape(kept: int, workers: list[Teller]) -> None:
+def test_children_that_are_being_written_while_their_block_is_cut_do_not_escape(
+    kept: int, workers: list[Teller]
+) -> None:
     """The answer of the statement that writes them was lost; the block cancels what it has."""
     a, b, watch = workers
     parent = a.root("q")
@@ -493,6 +498,42 @@ def test_nothing_of_a_live_tree_is_deleted_and_with_its_root_all_of_a_settled_on
     assert watch.value("SELECT prune_trees('7 days')") is False
     for table in ("job_archive", "member", "durable_job", "history"):
         assert watch.value(f"SELECT count(*) FROM {table}") == 0, table
+
+
+@pytest.mark.parametrize("ends", ["completed", "dead"])
+def test_a_member_is_deleted_with_its_root_and_not_before(ends: str, workers: list[Teller]) -> None:
+    """The root may be retried as long as its row is kept, and then asks for what the member returned."""
+    a, b, watch = workers
+    parent = a.root("q")
+    start(a, parent, "0", "1")
+    one, two = b.claim("children")
+    b.complete(one)
+    b.complete(two)
+    if ends == "completed":
+        a.complete(parent)
+    else:
+        a.fail(parent)
+    assert state(watch, parent) == ends
+    delete = "SELECT deleted, state FROM delete_jobs(%s) ORDER BY id"
+    assert watch.run(delete, [one[0]]) == [(False, "completed")]
+    with b.open():
+        # A root that stays, because another transaction has its row, keeps its members.
+        b.run("SELECT FROM job_archive WHERE id = %s FOR UPDATE", parent[0])
+        assert watch.run(delete, [parent[0], one[0]]) == [(False, ends), (False, "completed")]
+    assert watch.run(delete, [parent[0], one[0]]) == [(True, None), (True, None)]
+    # The row of its root is gone.
+    assert watch.run(delete, [two[0]]) == [(True, None)]
+
+
+def test_the_refusal_to_delete_a_member_names_its_root(workers: list[Teller]) -> None:
+    a, b, _ = workers
+    parent = a.root("q")
+    start(a, parent, "0")
+    (child,) = b.claim("children")
+    b.complete(child)
+    a.fail(parent)
+    with pytest.raises(InvalidTransition, match=rf"jobs delete {parent[0]}\)"):
+        SyncClient(a.connection.info.dsn).delete(child[0])
 
 
 def test_an_enqueue_that_replaces_leaves_a_job_of_a_tree_as_it_is(workers: list[Teller]) -> None:

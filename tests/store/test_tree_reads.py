@@ -108,7 +108,8 @@ def asked(name: str, job: Job, lines: int = 0) -> dict[str, Any]:
 
 
 BOUNDS = {
-    "write_lines": 90, "receive_events": 60, "suspend_jobs": 160, "start_children": 160, "look_at_block": 80, "end_block": 80, "members": 160,
+    "write_lines": 90, "receive_events": 60, "suspend_jobs": 160, "start_children": 160, "look_at_block": 80, "members": 160,
+    "end_block": 80,
     "cancel_block": 190, "recheck": 160, "end_overdue": 120, "look_slowly": 80, "send_event": 180,
 }  # fmt: skip
 """Pages, of which each probe of an index takes three or four."""

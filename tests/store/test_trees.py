@@ -496,7 +496,15 @@ def test_plans_made_on_empty_tables_read_few_rows_of_large_ones(databases: Datab
                 "priorities": "{0,0,0,0,0}", "max_attempts": "{1,1,1,1,1}", "cause": "sibling", "ids": None, "most": 100,
                 "ended": False,
             } | texts | nothing  # fmt: skip
-            for name in ("start_children", "look_at_block", "end_block", "members", "cancel_block", "look_at_block", "recheck"):
+            for name in (
+                "start_children",
+                "look_at_block",
+                "end_block",
+                "members",
+                "cancel_block",
+                "look_at_block",
+                "recheck",
+            ):
                 window.connection.execute(statement(name, "pulse"), asked).fetchall()
             ids = [row["job_id"] for row in window.run("SELECT job_id FROM member WHERE parent_id = %s", parent)]
             for name in ("restart_children", "look_at_block", "end_block"):

@@ -32,8 +32,8 @@ def unretried(place: Place, state: str) -> str | None:
         return f"Job {place.id} is suspended: it goes on by itself when what it waits for is there."
     if place.parent_id is not None and place.root_lives and state == "completed":
         return (
-            f"Job {place.id} is completed, and its result belongs to its parent, job {place.parent_id}; when its tree is settled, "
-            f"run that again from the beginning: pulse-trio jobs retry {place.root_id} --afresh"
+            f"Job {place.id} is completed, and its result belongs to its parent, job {place.parent_id}; when its tree is "
+            f"settled, run that again from the beginning: pulse-trio jobs retry {place.root_id} --afresh"
         )
     if place.parent_id is None or place.parent_open:
         return None
@@ -50,7 +50,12 @@ def unretried(place: Place, state: str) -> str | None:
 def undeleted(place: Place) -> str | None:
     """Why a job of a tree was not deleted; None for another reason than its tree."""
     if not place.root_lives:
-        return None
+        if place.parent_id is None:
+            return None
+        return (
+            f"Job {place.id} belongs to the tree of job {place.root_id}, which may be retried, and then asks for its result: "
+            f"delete job {place.root_id}, which takes all of its tree along (pulse-trio jobs delete {place.root_id})."
+        )
     whose = "the root of a live tree" if place.root_id == place.id else f"part of the live tree of job {place.root_id}"
     return (
         f"Job {place.id} is {whose}: cancel job {place.root_id} first (pulse-trio jobs cancel {place.root_id}), and delete it "

@@ -93,8 +93,7 @@ class BlockCancel(NamedTuple):
 
 class Member(NamedTuple):
     """A child as its parent's attempt sees it. `state` is as in `pulse.jobs`, or `gone` if its row was deleted; `result` is
-    JSON. `cancel_reason` is what a person has said, or the cause; `cut` is the cause if its parent or its block has
-    cancelled it."""
+    JSON. `cancel_reason` is what a person has said, or the cause; `cut` is the cause if its parent or block cancelled it."""
 
     job_id: int
     block: int

@@ -230,8 +230,8 @@ class Block:
             await self._rest(cancelled.refused or "locked")
 
     async def is_over(self) -> bool:
-        """Whether its children have ended for good, all of which are known to have ended. Where one is not completed the database
-        is asked: a person may have retried it, and can no more if this is so. If not, it has read how they are now."""
+        """Whether its children, all of which are known to have ended, have ended for good. Where one is not completed the
+        database is asked: a person may have retried it, and can no more if this is so. If not, it has read how they are now."""
         trees = self.durable.parts.trees
         ended = [child for child in self.by_key.values() if child.has_ended and child.state is not State.COMPLETED]
         if not ended:

@@ -64,6 +64,9 @@ class Block(Protocol):
         """The failures of its children that this attempt knows of."""
         ...
 
+    @property
+    def unread(self) -> bool: ...
+
     async def flush(self) -> None:
         """Starts the children that wait to be written together."""
         ...
