@@ -80,9 +80,10 @@ class Lines(msgspec.Struct, frozen=True, gc=False):
 
 
 class Resumed(msgspec.Struct, frozen=True):
-    """What a later attempt begins with. `last`: the number after which new lines come. `forgotten`: the failure of a block (the
-    value of its line) that the attempt before failed of. `cancelling`: the job is being cancelled, with `cause` (None: by a
-    person) and a message."""
+    """What a later attempt begins with. `last`: the number after which new lines come. `known`: an attempt before made a
+    durable call. `forgotten`: the failures of blocks (as the values of their lines) that attempts before failed of. `blocks`:
+    the numbers of those that have children. `cancelling`: the job is being cancelled, with `cause` (None: by a person) and a
+    message."""
 
     version: int = 1
     last: int = 0
@@ -91,4 +92,6 @@ class Resumed(msgspec.Struct, frozen=True):
     cause: Literal["parent", "sibling", "deadline"] | None = None
     message: str | None = None
     forgotten: Any = None
+    known: bool = True
+    blocks: Sequence[int] = ()
     lines: Sequence[Line] = ()

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from pulse_trio import Child, ChildFailed, Discard, Fixed, Job, State, SyncClient, UsageError
+from pulse_trio import Child, ChildFailed, Discard, Fixed, Job, Snooze, State, SyncClient, UsageError
 from pulse_trio.store import trees as store_trees
+from pulse_trio.worker.durable import looks
 from pulse_trio.worker.durable.looks import Looks
 from support.trees import Trees  # noqa: TC001
 
@@ -181,6 +182,96 @@ async def test_a_child_that_an_attempt_failed_of_is_started_again_though_the_nex
     trees.again()
     await trees.burst()
     assert (trees.job(job_id)["state"], trees.job(job_id)["result"], ran) == ("completed", 2, [1, 2])
+
+
+@pytest.mark.parametrize("ends", ["group", "snooze", "with a task that goes on"])
+async def test_a_failure_of_a_block_that_an_attempt_failed_of_is_forgotten_though_the_attempt_is_on_record_no_more(
+    trees: Trees, ends: str
+) -> None:
+    runs, told = list[int](), trio.Event()
+
+    @trees.handlers.job
+    async def moody() -> int:
+        runs.append(1)
+        if len(runs) == 1:
+            raise Discard("not now")
+        return 1
+
+    async def tick() -> None: ...
+
+    @trees.handlers.job(durable=True)
+    async def parent(job: Job) -> int:
+        async def other() -> None:
+            await told.wait()
+            await job.step(tick, key="tick")
+            ticked.set()
+
+        ticked = trio.Event()
+        if ends == "with a task that goes on":
+            job.nursery.start_soon(other)
+        try:
+            async with job.durable_nursery() as nursery:
+                started = nursery.start_soon(moody)
+        except* ChildFailed:
+            told.set()
+            if ends == "snooze":
+                raise Snooze(3600) from None
+            if ends == "with a task that goes on":
+                await ticked.wait()
+            raise
+        return started.result
+
+    job_id = trees.enqueue("parent")
+    await trees.burst()
+    assert trees.job(job_id)["state"] in ("scheduled", "retryable")
+    trees.window.run("DELETE FROM attempt WHERE job_id = %s", job_id)  # as the retention of its day does
+    assert not trees.window.value("SELECT block_is_over(%s, 1)", job_id)
+    trees.again()
+    with trio.fail_after(30):
+        await trees.burst()
+    assert (trees.job(job_id)["result"], len(runs)) == (1, 2)
+
+
+async def test_children_that_are_started_during_the_replay_are_written_when_it_is_over(
+    trees: Trees, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looks, "_PEEK_EVERY", 3600)
+    ran: list[int] = []
+    both, looked = trio.Event(), trio.Event()
+    flush = vars(looks)["_flush"]
+
+    async def flush_and_say(block: Any) -> None:
+        await flush(block)
+        looked.set()
+
+    monkeypatch.setattr(looks, "_flush", flush_and_say)
+
+    @trees.handlers.job
+    async def child(n: int) -> None:
+        ran.append(n)
+        if len(ran) == 2:
+            both.set()
+
+    async def work() -> None: ...
+
+    @trees.handlers.job(durable=True)
+    async def parent(job: Job) -> None:
+        async with job.durable_nursery() as nursery:
+            if job.attempt > 1:
+                nursery.start_soon(child, 1)
+                await looked.wait()  # too early: the replay is not over
+            await job.step(work)
+            if job.attempt == 1:
+                raise ConnectionError("away")
+            nursery.start_soon(child, 2)
+            await both.wait()
+
+    job_id = trees.enqueue("parent")
+    await trees.burst()
+    trees.again()
+    with trio.fail_after(30):
+        await trees.burst()
+    assert (trees.job(job_id)["state"], sorted(ran)) == ("completed", [1, 2])
 
 
 @pytest.mark.parametrize("suspend_after", [0, 3600])

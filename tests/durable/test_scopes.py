@@ -268,3 +268,66 @@ async def test_the_names_that_the_history_derives_from_a_key_are_no_keys_of_othe
     assert [error.split(": ")[1].split(";")[0] for error in said] == [
         f"the key {key!r} is used twice in this job (as {key!r})" for key in ("block a", "a body", "b ended")
     ]
+
+
+@pytest.mark.parametrize("way", ["suspended", "rescued"])
+async def test_a_deadline_that_passes_between_two_attempts_reaches_the_children_of_the_block_around_which_it_is(
+    trees: Trees, way: str
+) -> None:
+    seen: list[object] = []
+
+    @trees.handlers.job(queue="elsewhere")
+    async def child() -> None: ...
+
+    async def note() -> None: ...
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def parent(job: Job) -> str:
+        with job.move_on_after(3600) as patience:
+            await job.progress(0.1, "packing")  # a plain await
+            async with job.durable_nursery() as nursery:
+                nursery.start_soon(child)
+        seen.append([row["state"] for row in trees.window.run("SELECT state FROM jobs WHERE parent_id = %s", job.id)])
+        await job.step(note)
+        return "cut" if patience.cancelled_caught else "waited"
+
+    job_id = trees.enqueue("parent")
+    await trees.burst(queues=("default",))
+    assert trees.job(job_id)["state"] == "suspended"
+    if way == "rescued":
+        # As if its worker had died: nothing says any more that it was suspended.
+        trees.window.run(
+            "UPDATE durable_job SET blocks = '{}', fail_blocks = '{}', suspended = NULL WHERE job_id = %s", job_id
+        )
+    trees.window.run(
+        "UPDATE history SET value = to_json(extract(epoch FROM now())::float8) WHERE job_id = %s AND kind = 10", job_id
+    )
+    trees.again()
+    with trio.fail_after(30):
+        await trees.burst(queues=("default",))
+    assert (trees.job(job_id)["result"], seen) == ("cut", [["cancelled"]])
+
+
+async def test_a_deadline_strikes_elsewhere_if_the_code_does_not_open_its_block_again(trees: Trees) -> None:
+    @trees.handlers.job(queue="elsewhere")
+    async def child() -> None: ...
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def parent(job: Job) -> str:
+        with job.move_on_after(3600) as patience:
+            if job.attempt == 1:
+                async with job.durable_nursery(key="packing") as nursery:
+                    nursery.start_soon(child)
+            await job.wait_for_event("packed", key="packed")
+        return "cut" if patience.cancelled_caught else "waited"
+
+    job_id = trees.enqueue("parent")
+    await trees.burst(queues=("default",))
+    trees.window.run(
+        "UPDATE history SET value = to_json(extract(epoch FROM now())::float8) "
+        "WHERE job_id = %s AND kind = 10 AND key LIKE '%%scope'", job_id
+    )  # fmt: skip
+    trees.again()
+    with trio.fail_after(30):
+        await trees.burst(queues=("default",))
+    assert (trees.job(job_id)["state"], trees.job(job_id)["result"]) == ("completed", "cut")

@@ -11,6 +11,7 @@ import trio
 from pulse_trio import Discard, Handlers, Job, ReplayMismatch, StepFailed, SyncClient, UsageError
 from pulse_trio.observe import EndedAfterCommit, UnfitArgumentsReleased
 from pulse_trio.store import history
+from pulse_trio.store import trees as store_trees
 from pulse_trio.worker.durable import history as lines_of_one_attempt
 
 if TYPE_CHECKING:
@@ -375,6 +376,44 @@ async def test_the_version_of_a_childs_first_attempt_is_that_of_its_code(trees: 
     job_id = trees.enqueue("parent")
     await trees.burst()
     assert trees.job(job_id)["result"] == 3
+
+
+async def test_a_watched_childs_version_is_that_of_its_code_until_it_has_made_a_durable_call(
+    trees: Trees, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions: list[int] = []
+    watched = trio.Event()
+    look = store_trees.Trees.look
+
+    async def look_and_go_on(self: store_trees.Trees, *given: Any) -> Any:
+        found = await look(self, *given)
+        watched.set()
+        return found
+
+    monkeypatch.setattr(store_trees.Trees, "look", look_and_go_on)
+
+    async def work() -> None: ...
+
+    @trees.handlers.job(durable=True, version=3)
+    async def child(job: Job) -> None:
+        versions.append(job.version)
+        await watched.wait()
+        if job.attempt > 1:
+            await job.step(work)
+        if job.attempt < 3:
+            raise ValueError("not yet")
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def parent(job: Job) -> None:
+        async with job.durable_nursery() as nursery:
+            nursery.start_soon(child)
+
+    job_id = trees.enqueue("parent")
+    for _ in range(3):
+        await trees.burst()
+        trees.window.run("UPDATE job SET run_at = clock_timestamp() WHERE kind = 'child'")
+    assert versions == [3, 3, 3]
+    assert trees.window.value("SELECT version FROM durable_job WHERE job_id > %s", job_id) == 3
 
 
 async def test_a_result_that_is_too_large_ends_the_job_and_says_which_step(trees: Trees) -> None:

@@ -171,8 +171,9 @@ class MemoryTree:
         cause: Any = None if job.cause == "user" else job.cause
         last = max((line.line for line in self.lines), default=0)
         return Resumed(
-            last=last, cancelling=job.cancelling, cause=cause, message=job.wished, lines=sorted(self.lines, key=_number)
-        )
+            last=last, cancelling=job.cancelling, cause=cause, message=job.wished, lines=sorted(self.lines, key=_number),
+            blocks=sorted({block for block, _ in self.children}),
+        )  # fmt: skip
 
     async def receive(self, wanted: Sequence[Wanted]) -> Mapping[tuple[int, int], Received]:
         await trio.lowlevel.checkpoint()

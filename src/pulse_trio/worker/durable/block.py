@@ -110,6 +110,11 @@ class Block:
         self._pending.append((child, NewChild(request, key, digest)))
         return child
 
+    def goes_on_live(self) -> None:
+        """The replay is over: what was started meanwhile is to be written."""
+        if self._pending:
+            self.durable.parts.looks.filled(self)
+
     def _digest(self, handler: Handler[..., Any], args: str) -> bytes:
         # Decoded first: the order of the names, and that of a set, may be another in the next attempt.
         if args == "{}":

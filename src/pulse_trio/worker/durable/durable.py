@@ -7,7 +7,7 @@ goes on.
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
@@ -16,13 +16,13 @@ import trio
 from ...describing import leaves_of
 from ...errors import ReplayMismatch
 from ...handlers import UnfitArguments
-from ...lines import BeyondLimit, Kind, Line
+from ...lines import Kind, Line
 from ...trio_internals import opened_by, waits_for_children
 from ..jobs.running_job import HEARTBEAT
 from . import beginning, nursery, scopes, steps, waits
 from .beginning import REFUSED, VERSION
 from .calls import Call
-from .failures import Failures, forgotten_key
+from .failures import Failures
 from .history import History
 from .keys import Keys
 from .replay import Stood, stood
@@ -71,6 +71,10 @@ class Block(Protocol):
         """Starts the children that wait to be written together."""
         ...
 
+    def goes_on_live(self) -> None:
+        """The replay is over: what waits to be written may be."""
+        ...
+
 
 class Cancelling:
     """The cancellation of the attempt. `noted`: the history has it; `held_back`: it waits for the end of the replay."""
@@ -99,10 +103,12 @@ class Durable:
         self.mismatch: ReplayMismatch | None = None
         self.cancelling = Cancelling()
         self.resumed: Resumed | None = None
-        """What the attempts before have left; None in the first, and where none made a durable call."""
+        """What the attempts before have left; None in the first, and in one that comes after others that left nothing."""
         self.suspension = Suspension(self)
         self.blocks: list[Block] = []
         """The blocks with children that are open."""
+        self.unopened = set[int]()
+        """The numbers of the blocks that earlier attempts have left open, and this one has not opened yet."""
 
     @property
     def version(self) -> int:
@@ -116,7 +122,7 @@ class Durable:
     def is_first(self) -> bool:
         """Whether no attempt before made a durable call, or what they made is forgotten."""
         found = self.resumed
-        return found is None or (found.first_block > 0 and not found.lines)
+        return found is None or not found.known or (found.first_block > 0 and not found.lines)
 
     # The calls of `Job`
 
@@ -303,9 +309,28 @@ class Durable:
         if replay.over:
             self._goes_on_live()
 
+    @property
+    def deadlines_count(self) -> bool:
+        """Whether remembered deadlines strike. One that has passed meanwhile strikes in the blocks that were open, and are
+        again: it reaches their children."""
+        return self.history.replay.over and not self.unopened
+
+    def opens(self, number: int) -> None:
+        """A block is open."""
+        self.unopened.discard(number)
+        self.hand_out()
+
+    def opens_no_more(self) -> None:
+        """All tasks stand elsewhere: the other blocks are not opened again."""
+        self.unopened.clear()
+        self.hand_out()
+
     def _goes_on_live(self) -> None:
-        for scope in self.scopes:
-            scope.goes_on_live()
+        if self.deadlines_count:
+            for scope in self.scopes:
+                scope.goes_on_live()
+        for block in self.blocks:
+            block.goes_on_live()
         reason, self.cancelling.held_back = self.cancelling.held_back, None
         if reason is not None:
             self.running.cancel(reason)
@@ -364,7 +389,8 @@ class Durable:
                 await self.running.children_ended()
         except BaseException as error:
             self.history.forget_held()
-            await self._forget_what_it_failed_of(error)
+            if self.mismatch is None and self.running.cancel_reason is None:
+                await self.failures.forget_those_of(error)
             if self.mismatch is not None and not any(
                 issubclass(type(leaf), (trio.Cancelled, ReplayMismatch)) for leaf in leaves_of(error)
             ):
@@ -377,16 +403,6 @@ class Durable:
         if self.running.cancel_reason not in REFUSED:
             self.keys.check_awaited()
         return value
-
-    async def _forget_what_it_failed_of(self, error: BaseException) -> None:
-        """The next attempt calls these steps again."""
-        lines = self.failures.failed_of(error)
-        if lines and self.mismatch is None and self.running.cancel_reason is None:
-            # It may be lost, or have no room for lines: then the error is what there is to say.
-            with suppress(RuntimeError, BeyondLimit):
-                for line in lines:
-                    self.history.moment(forgotten_key(line), float(line))
-                await self.history.written()
 
 
 def _text(value: object) -> str:

@@ -1,22 +1,23 @@
-"""The failures of steps: whether one is remembered.
+"""The failures of steps and blocks: whether one is remembered.
 
-It is held until the next durable call begins, and is no line if the attempt ends before. A call of another task may begin
-while the exception still goes up through the task that made the step, and may rest on it: nobody can tell. So the line is
-written, and if the attempt then fails of that exception, a mark says that the next attempt calls the step again. What decides
-that the line stays is a durable call of the task that has the exception: the one that made the step, and after its end the task
-around it.
+A block's is a line at once. A step's is held until the next durable call begins, and is no line if the attempt ends before.
+A call of another task may begin while the exception still goes up through the task that made the step, and may rest on it:
+nobody can tell. So the line is written, and if the attempt then fails of that exception, a mark says that the next attempt does
+it again. What decides that the line stays is a durable call of the task that has the exception: the one that made the step, and
+after its end the task around it.
 """
 
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from inspect import CORO_CLOSED, getcoroutinestate
 from typing import TYPE_CHECKING, Any
 
 import trio
 
 from ...describing import leaves_of
-from ...lines import Kind, Line
+from ...lines import BeyondLimit, Kind, Line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 class _Failure:
     __slots__ = ("error", "line", "task")
 
-    def __init__(self, error: StepFailed, task: trio.lowlevel.Task, line: int | None = None) -> None:
+    def __init__(self, error: BaseException, task: trio.lowlevel.Task, line: int | None = None) -> None:
         self.error = error
         self.task = task
         self.line = line
@@ -61,8 +62,8 @@ class Failures:
         self._open.append(failure)
         self._history.hold(Kind.STEP_FAILED, key, name, value, gets=failure.gets)
 
-    def raised_again(self, error: StepFailed, line: Line) -> None:
-        """The same with the failure that an earlier attempt has written."""
+    def raised_with_line(self, error: BaseException, line: Line) -> None:
+        """This task is about to raise a failure that has its line: a block's, or one that an earlier attempt has written."""
         self._open.append(_Failure(error, trio.lowlevel.current_task(), line.line))
 
     def call_begins(self) -> None:
@@ -72,10 +73,21 @@ class Failures:
             task = trio.lowlevel.current_task()
             self._open = [failure for failure in self._open if failure.holder is not task]
 
-    def failed_of(self, error: BaseException) -> list[int]:
-        """The lines that an attempt has failed of which ends with `error`."""
+    async def forget_those_of(self, error: BaseException) -> None:
+        """The attempt fails of `error`: the next one does again what has raised it."""
         reasons = set(map(id, _reasons(error)))
-        return [one.line for one in self._open if one.line is not None and id(one.error) in reasons]
+        lines = [
+            one.line
+            for one in self._open
+            # `except*` raises groups of its own, with the same exceptions in them.
+            if one.line is not None and any(id(leaf) in reasons for leaf in leaves_of(one.error))
+        ]
+        if lines:
+            # The history may be lost, or have no room for lines: then the error is what there is to say.
+            with suppress(RuntimeError, BeyondLimit):
+                for line in lines:
+                    self._history.moment(forgotten_key(line), float(line))
+                await self._history.written()
 
     def forget(self) -> None:
         """The attempt has ended. The exceptions refer to it by their tracebacks."""

@@ -64,10 +64,12 @@ class History:
         self._alone = trio.Lock()
         self._written = 0
 
-    def resumed(self, replay: Replay, after: int, size: int) -> None:
-        """The lines of the attempts before; new ones come after line `after`. They take `size` bytes."""
+    def resumed(self, replay: Replay, after: int, size: int, *, known: bool) -> None:
+        """The lines of the attempts before; new ones come after line `after`. They take `size` bytes. `known`: the database
+        has the job as one that has a history."""
         self.replay = replay
-        self.version = -1
+        if known:
+            self.version = -1
         self._next, self._written, self._size = after + 1, after, size
 
     # Adding

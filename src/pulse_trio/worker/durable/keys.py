@@ -88,6 +88,16 @@ class Keys:
         return key
 
 
+def block_number(key: str, moments: Mapping[str, float]) -> int | None:
+    """The number of the block that a call with this key opens, counted from the history's beginning: that of its call, or the
+    one that is remembered for its key; None if it is to be given one."""
+    number, _, kind = key.partition(":")
+    if kind == "block" and number.isascii() and number.isdigit():
+        return int(number)
+    given = moments.get(f"block {key}")
+    return None if given is None else int(given)
+
+
 def check_key(what: str, key: object) -> str:
     """A key that code gives, checked. Raises `UsageError`."""
     if not isinstance(key, str):

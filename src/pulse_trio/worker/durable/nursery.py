@@ -21,6 +21,7 @@ from ...lines import Kind
 from ..jobs.job_states import DurableCallRefused
 from .beginning import begin, refusal
 from .block import Block
+from .keys import block_number
 from .scopes import Scope
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ class Opened:
         self._durable.blocks.append(self.block)
         self._durable.parts.looks.opened(self)
         self._body.__enter__()
+        self._durable.opens(self.block.number)
         return self._nursery
 
     def leave_body(self, error: BaseException | None, traceback: TracebackType | None) -> BaseException | None:
@@ -235,8 +237,8 @@ class Opened:
             await self._durable.record(self._call, Kind.BLOCK)
             return
         value = {"failed": [child.job.id for child in failures], "body": error is not None}
-        await self._durable.record(self._call, Kind.BLOCK_FAILED, msgspec.json.encode(value).decode())
-        raise _group(failures, error)
+        line = await self._durable.record(self._call, Kind.BLOCK_FAILED, msgspec.json.encode(value).decode())
+        raise self._failed(line, failures, error)
 
     async def _end_again(self, line: Line, error: BaseException | None) -> None:
         """The end of a block that has ended in an earlier attempt."""
@@ -258,7 +260,12 @@ class Opened:
                     f"pulse-trio jobs retry {job_id} --afresh"
                 )
             )
-        raise _group(failures, error)
+        raise self._failed(line, failures, error)
+
+    def _failed(self, line: Line, failures: list[Any], error: BaseException | None) -> BaseException:
+        group = _group(failures, error)
+        self._durable.failures.raised_with_line(group, line)
+        return group
 
     def _check_deleted(self, failed: list[int]) -> None:
         """A child whose row was deleted since its block ended is known to have failed, or nobody knows what it returned."""
@@ -389,13 +396,12 @@ def _outside_of_the_handler(durable: Durable) -> str | None:
 async def _number(durable: Durable, key: str) -> int:
     """The block's number in the database, the same in all attempts: that of its call, or one that is remembered for its key."""
     first = 0 if durable.resumed is None else durable.resumed.first_block
-    number, _, kind = key.partition(":")
-    if kind == "block" and number.isascii() and number.isdigit():
-        return first + int(number)
     history, name = durable.history, f"block {key}"
-    known = [v for k, v in history.replay.moments.items() if k.startswith("block ")]
-    given = int(history.moment(name, float(max(map(int, known), default=_KEYED) + 1)))
-    await history.written()
+    given = block_number(key, history.replay.moments)
+    if given is None:
+        known = [v for k, v in history.replay.moments.items() if k.startswith("block ")]
+        given = int(history.moment(name, float(max(map(int, known), default=_KEYED) + 1)))
+        await history.written()
     return first + given
 
 

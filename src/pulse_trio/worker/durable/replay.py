@@ -58,7 +58,7 @@ class Replay:
         """The keys of the remembered scopes that are open."""
 
     def _is_forgotten(self, line: Line) -> bool:
-        return line.kind is Kind.STEP_FAILED and forgotten_key(line.line) in self.moments
+        return line.kind in (Kind.STEP_FAILED, Kind.BLOCK_FAILED) and forgotten_key(line.line) in self.moments
 
     @property
     def over(self) -> bool:

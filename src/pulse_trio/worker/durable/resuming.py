@@ -8,10 +8,13 @@ import trio
 
 from ...errors import DatabaseUnavailable
 from ...jobs import CancelRequest
+from ...lines import Kind
 from ...states import options_of
+from .keys import block_number
 from .replay import Replay
 
 if TYPE_CHECKING:
+    from ...lines import Resumed
     from .durable import Durable
 
 _PAUSE, _LONGEST_PAUSE = 0.1, 2.0
@@ -35,8 +38,9 @@ async def resume(durable: Durable) -> None:
         await trio.lowlevel.checkpoint()
         raise RuntimeError(f"job {running.claim.id} lost its lease before its handler began")
     size = sum(len(line.value or "") for line in found.lines)
-    durable.history.resumed(Replay(running.claim.id, found.lines), found.last, size)
+    durable.history.resumed(Replay(running.claim.id, found.lines), found.last, size, known=found.known)
     durable.resumed = found
+    durable.unopened = set(found.blocks) - _ended(found, durable.history.replay)
     if found.cancelling:
         running.ask(CancelRequest(found.cause or "user", found.message))
     elif _is_overdue(durable):
@@ -46,6 +50,13 @@ async def resume(durable: Durable) -> None:
         else:
             running.cancel("deadline")
             await trio.lowlevel.checkpoint()
+
+
+def _ended(found: Resumed, replay: Replay) -> set[int]:
+    """The numbers of the blocks that have ended."""
+    keys = [line.key for line in found.lines if line.kind in (Kind.BLOCK, Kind.BLOCK_FAILED)]
+    numbers = [block_number(key, replay.moments) for key in keys]
+    return {found.first_block + number for number in numbers if number is not None}
 
 
 def _is_overdue(durable: Durable) -> bool:

@@ -35,7 +35,7 @@ class Scope:
         self._ended = ended_key(key)
         if self._ended in durable.history.replay.moments:
             self.until = math.inf
-        if durable.history.replay.over:
+        if durable.deadlines_count:
             self.goes_on_live()
 
     @property
@@ -54,7 +54,7 @@ class Scope:
         self._durable.note_cancellation()
 
     def goes_on_live(self) -> None:
-        """The replay is over: from now on the deadline counts."""
+        """The attempt has come to where the one before was: from now on the deadline counts."""
         self.inner.deadline = self._durable.on_our_clock(self.until)
 
     def note(self, at: tuple[str, ...]) -> None:

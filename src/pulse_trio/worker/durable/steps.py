@@ -142,7 +142,7 @@ def remembered(durable: Durable, function: Callable[..., Any], line: Line) -> An
     """What an attempt before got from a step. Raises `StepFailed`, `ReplayMismatch`."""
     if line.kind is Kind.STEP_FAILED:
         failed = StepFailed(msgspec.json.decode(line.value or '""', type=str), step=line.name)
-        durable.failures.raised_again(failed, line)
+        durable.failures.raised_with_line(failed, line)
         raise failed
     text = durable.parts.plain(durable.running.claim, line.line, line.value or "null")
     try:

@@ -103,6 +103,9 @@ class Suspension:
             or not durable.all_stand()
         ):
             return
+        if durable.unopened:
+            durable.opens_no_more()
+            return
         if any(block.failures and not block.collect for block in durable.blocks):
             # Found when children were adopted: the block cancels its body, and the others.
             durable.parts.looks.heard(running.claim.id)

@@ -1,0 +1,81 @@
+-- works with programs from: 0048
+-- An attempt that fails of a step or of a block writes that into the history: a moment whose key is N:forgotten, N being the number of the
+-- line. The attempts said it before, and retention drops their days while the job waits: then the failure was replayed. They still say it
+-- where a worker of the version before has failed. A line that is marked so is none: no attempt gets it, whichever version reads it.
+--
+-- A later attempt also hears whether any attempt before made a durable call (`known`: a child has its mark before it does), and which
+-- blocks have children: the deadlines around those strike when they are open again.
+CREATE OR REPLACE FUNCTION :"schema".resume(target bigint, of_attempt int, of_session bigint)
+RETURNS TABLE (line int, kind int, key text, name text, value text, event_id bigint)
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = :"schema", pg_temp SET enable_seqscan = off AS $function$
+#variable_conflict use_column
+DECLARE
+  p job; d durable_job; last history; newest int; failed_at timestamptz; forgotten jsonb; asked cancellation; marked int[]; again jsonb; begun json;
+BEGIN
+  SELECT j.* INTO p FROM job j WHERE j.id = target AND j.attempt = of_attempt AND j.locked_by = of_session AND j.state = 2;
+  IF NOT FOUND THEN RETURN; END IF;
+  SELECT q.* INTO d FROM durable_job q WHERE q.job_id = target;
+  newest := coalesce((SELECT h.line FROM history h WHERE h.job_id = target ORDER BY h.line DESC LIMIT 1), 0);
+  marked := ARRAY(SELECT split_part(h.key, ':', 1)::int FROM history h
+                  WHERE h.job_id = target AND h.kind = 10 AND h.key ~ '^[0-9]{1,9}:forgotten$');
+  SELECT h.* INTO last FROM history h WHERE h.job_id = target AND h.kind <> 10 AND h.line <> ALL (marked) ORDER BY h.line DESC LIMIT 1;
+  IF last.kind = 7 THEN
+    -- Its own attempt, or one that met it again: those after it may have been suspended or rescued while the children ran again.
+    failed_at := (SELECT max(a.ended_at) FROM attempt a WHERE a.job_id = target AND a.attempt >= last.attempt AND a.attempt < of_attempt
+                  AND a.outcome IN ('failed', 'timeout', 'discarded'));
+  END IF;
+  IF failed_at IS NOT NULL THEN marked := marked || last.line; END IF;
+  IF marked <> '{}' THEN
+    -- The children that these blocks failed of, but for those that have ended again since.
+    SELECT jsonb_agg(DISTINCT f.id) INTO again
+    FROM (SELECT e.id::bigint AS id, CASE WHEN h.line = last.line THEN failed_at
+                 ELSE (SELECT k.written_at FROM history k WHERE k.job_id = target AND k.kind = 10 AND k.key = h.line || ':forgotten' LIMIT 1) END AS at
+          FROM history h, jsonb_array_elements_text(coalesce(h.value::jsonb -> 'failed', '[]')) e(id)
+          WHERE h.job_id = target AND h.kind = 7 AND h.line = ANY (marked) OFFSET 0) f
+    WHERE NOT EXISTS (SELECT FROM job_archive x WHERE x.id = ANY (ARRAY[f.id]) AND x.finished_at > f.at);
+    IF failed_at IS NOT NULL THEN forgotten := last.value::jsonb; END IF;
+    forgotten := coalesce(forgotten, '{}') || jsonb_build_object('failed', coalesce(again, '[]'));
+  END IF;
+  -- What no worker writes would take the memory of one that reads it, and all its jobs with it.
+  IF (SELECT sum(100 + length(coalesce(h.value, e.payload)::text)) FROM history h LEFT JOIN event e ON e.id = h.event_id
+      WHERE h.job_id = target) > 83886080 THEN
+    RAISE EXCEPTION 'it takes more than 64 MiB' USING ERRCODE = 'program_limit_exceeded';
+  END IF;
+  IF p.cancelling THEN
+    SELECT c.* INTO asked FROM cancellation c WHERE c.job_id = target AND c.ended_at IS NULL ORDER BY c.requested_at DESC LIMIT 1;
+  END IF;
+  -- One probe for each block.
+  IF d.children > 0 THEN
+    WITH RECURSIVE b(block) AS (
+      (SELECT m.block FROM member m WHERE m.parent_id = target AND m.block >= d.first_block ORDER BY m.block LIMIT 1)
+      UNION ALL
+      SELECT (SELECT m.block FROM member m WHERE m.parent_id = target AND m.block > b.block ORDER BY m.block LIMIT 1)
+      FROM b WHERE b.block IS NOT NULL)
+    SELECT json_agg(b.block) INTO begun FROM b WHERE b.block IS NOT NULL;
+  END IF;
+  RETURN QUERY SELECT 0, 0, ''::text, ''::text, json_build_object(
+    'version', coalesce(d.version, 1), 'last', newest - (failed_at IS NOT NULL AND last.line = newest)::int,
+    'first_block', coalesce(d.first_block, 0), 'cancelling', p.cancelling, 'cause', coalesce(asked.cause, d.cause), 'message', asked.reason,
+    'forgotten', forgotten, 'known', d.job_id IS NOT NULL, 'blocks', coalesce(begun, '[]'))::text, NULL::bigint;
+  RETURN QUERY SELECT h.line, h.kind::int, h.key, coalesce(h.name, ''), coalesce(h.value, e.payload)::text, h.event_id
+    FROM history h LEFT JOIN event e ON e.id = h.event_id
+    WHERE h.job_id = target AND h.line <> ALL (marked) ORDER BY h.line;
+END $function$;
+
+CREATE OR REPLACE FUNCTION :"schema".block_is_over(parent bigint, in_block int) RETURNS boolean
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = :"schema", pg_temp SET enable_seqscan = off AS $function$
+  SELECT EXISTS (
+    SELECT FROM durable_job d
+    WHERE d.job_id = $1 AND ($2 < d.first_block OR EXISTS (
+      SELECT FROM history h
+      WHERE h.job_id = $1 AND h.kind IN (6, 7)
+        AND $2 - d.first_block = CASE
+          WHEN h.key ~ '^[0-9]{1,7}:block$' THEN split_part(h.key, ':', 1)::int
+          ELSE (SELECT substring(m.value::text FROM '^[0-9]{1,7}')::int FROM history m
+                WHERE m.job_id = $1 AND m.kind = 10 AND m.key = 'block ' || h.key LIMIT 1) END
+        AND NOT (h.kind = 7 AND EXISTS (SELECT FROM job p WHERE p.id = $1 AND p.state <> 2) AND (
+          EXISTS (SELECT FROM history f WHERE f.job_id = $1 AND f.kind = 10 AND f.key = h.line || ':forgotten')
+          OR NOT EXISTS (SELECT FROM history n WHERE n.job_id = $1 AND n.line > h.line AND n.kind <> 10)
+             AND EXISTS (SELECT FROM attempt a
+                         WHERE a.job_id = $1 AND a.attempt >= h.attempt AND a.outcome IN ('failed', 'timeout', 'discarded')))))))
+$function$;
