@@ -108,6 +108,7 @@ FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
         "upkeep",
         "wake",
         "claim_limited",
+        "claim_cleanups",
         "complete_in_transaction",
         "complete_or_raise",
         "tell_end",

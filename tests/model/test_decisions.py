@@ -127,6 +127,7 @@ MOVES: dict[str, set[Event]] = {
     "complete_in_transaction()": {Event.COMPLETE},
     "claim_suspect": {Event.CLAIM},
     "claim_limited()": {Event.CLAIM},
+    "claim_cleanups()": {Event.CLAIM},
     "fail": {rule.event for rule in RULES} - {Event.COMPLETE},
     "bury": {Event.BURY},
     "cancel_row()": {Event.CANCEL},

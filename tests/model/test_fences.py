@@ -430,6 +430,28 @@ async def limited_claimed_twice(s: Scene) -> bool:
     return s.w.job(held.id)["attempt"] != 1
 
 
+async def cleanup(s: Scene) -> int:
+    """A job that is cancelled, and waits to run once more."""
+    job_id = s.w.enqueue()
+    s.w.run("UPDATE job SET cancelling = true WHERE id = %s", job_id)
+    s.w.run("INSERT INTO cancellation (job_id, cause, requested_by) VALUES (%s, 'parent', 'tree')", job_id)
+    return job_id
+
+
+async def cleanup_claimed_twice(s: Scene) -> bool:
+    job_id = await cleanup(s)
+    await s.a.claim_cleanups(None, 1)
+    await s.b.claim_cleanups(None, 1)
+    return s.w.job(job_id)["attempt"] != 1
+
+
+async def no_cleanup_claimed_as_one(s: Scene) -> bool:
+    """Its cancellation crossed with its end, and the ledger has not been closed yet."""
+    job_id = await cleanup(s)
+    s.w.run("UPDATE job SET cancelling = false WHERE id = %s", job_id)
+    return bool((await s.a.claim_cleanups(None, 1)).claims)
+
+
 async def more_than_the_limit(s: Scene) -> bool:
     s.w.run("INSERT INTO queue (name, max_running) VALUES ('default', 1)")
     s.w.enqueue_many(2)
@@ -751,6 +773,8 @@ TORN = [
          "SELECT limits.max_running - 0 * count(*)"),
     Torn("claim_limited()", r"m\.most_running - m\.running", more_than_the_limit_of_a_key, "m.most_running"),
     Torn("claim_limited()", r"j\.state = 2", place_taken_by_a_rescued_attempt),
+    Torn("claim_cleanups()", r"j\.state <> 2", cleanup_claimed_twice),
+    Torn("claim_cleanups()", r"j\.cancelling", no_cleanup_claimed_as_one),
     Torn("cancel_row()", r"live\.state = 2", running_job_cancelled_behind_its_worker, "false"),
     Torn("cancel_rows()", r"j\.state <> 2", running_job_cancelled_behind_its_worker),
     Torn("do_delete_jobs()", r"j\.state <> 2", running_job_deleted),

@@ -65,6 +65,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
     "function check_seconds": {},
     "function check_unique": {},
     "function claim_limited": called_by("worker"),
+    "function claim_cleanups": called_by("worker"),
     "function delete_jobs": called_by("operator"),
     "function do_cancel_jobs": {},
     "function do_delete_jobs": {},

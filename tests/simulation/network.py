@@ -28,6 +28,7 @@ _AGAIN = frozenset(
         "complete_and_claim",
         "claim_suspect",
         "claim_limited",
+        "claim_cleanups",
         "settle",
         "beat",
         "rescue",
@@ -134,7 +135,9 @@ class Store(MemoryStore):
             if fault is not None:
                 await self._answer(fault)
         except DatabaseUnavailable:
-            self._lost_claims |= operation in ("complete_and_claim", "claim_suspect", "claim_limited")
+            self._lost_claims |= operation in (
+                "complete_and_claim", "claim_suspect", "claim_limited", "claim_cleanups",
+            )  # fmt: skip
             raise
         self.heard |= {(claim.id, claim.attempt) for claim in getattr(answer, "claims", ())}
         return answer._replace(sent=self.world.sent(sent)) if hasattr(answer, "sent") else answer
@@ -166,6 +169,10 @@ class Store(MemoryStore):
     async def claim_limited(self, queue: str, limit: int, turns: str = "{}") -> Limited:
         self._renew_session()
         return await self._through("claim_limited", lambda store: MemoryStore.claim_limited(store, queue, limit, turns))
+
+    async def claim_cleanups(self, queues: Sequence[str] | None, limit: int) -> ClaimResult:
+        self._renew_session()
+        return await self._through("claim_cleanups", lambda store: MemoryStore.claim_cleanups(store, queues, limit))
 
     async def settle(self, outcomes: Sequence[Outcome], *, unsure: bool = False) -> Settlement:
         return await self._through("settle", lambda store: MemoryStore.settle(store, outcomes, unsure=unsure))

@@ -67,6 +67,11 @@ class Real:
     def cancel(self, job_id: int, reason: str | None = None) -> None:
         self.window.do(cancelling.cancel(job_id, reason=reason))
 
+    def clean_up(self, job_id: int) -> None:
+        """The waiting job is cancelled with its tree, and runs once more."""
+        self.window.run("UPDATE job SET cancelling = true WHERE id = %s", job_id)
+        self.window.run("INSERT INTO cancellation (job_id, cause, requested_by) VALUES (%s, 'parent', 'tree')", job_id)
+
     def cancelled(self, job_id: int) -> tuple[str | None, bool]:
         """(cancel_reason, whether the handler was told)."""
         (row,) = self.window.do(cancelling.cancellations(job_id))
@@ -139,6 +144,9 @@ class Fake:
 
     def cancel(self, job_id: int, reason: str | None = None) -> None:
         self.database.cancel(job_id, reason)
+
+    def clean_up(self, job_id: int) -> None:
+        self.database.jobs[job_id].cancelling = True
 
     def cancelled(self, job_id: int) -> tuple[str | None, bool]:
         job = self.database.jobs[job_id]
@@ -774,6 +782,77 @@ async def test_a_paused_kind_is_claimed_neither_way(house: House, store: Store) 
     assert f"k-{house.queue}" in swept.paused_kinds
     assert [c.id for c in await claim(store, house.queue)] == ids[:1]
     assert [c.id for c in (await store.claim_limited(house.queue, 5)).claims] == ids[1:]
+
+
+@pytest.mark.parametrize("limited", ["limit", "key_limit", "rate"])
+async def test_a_cancelled_job_that_runs_once_more_waits_for_no_limit(
+    limited: str, house: House, store: Store, other: Store
+) -> None:
+    limits = {"limit": 1, "key_limit": 1, "rate": Rate(1, 3600.0)}
+    await store.declare_limits([QueueLimits(house.queue, **{limited: limits[limited]})])
+    ids = [house.enqueue(key="a") for _ in range(4)]
+    (first,) = (await store.claim_limited(house.queue, 5)).claims
+    assert first.id == ids[0]
+    house.clean_up(ids[2])
+    answer = await other.claim_limited(house.queue, 5)
+    assert [(c.id, c.session) for c in answer.claims] == [(ids[2], other.session)]
+    assert answer.blocked
+    assert [c.id for c in (await store.claim_limited(house.queue, 5)).claims] == []
+    # It counts: the others stay below the limit together with it.
+    await store.settle([end(first)])
+    assert (await store.claim_limited(house.queue, 5)).claims == []
+    assert [(house.state(i)) for i in ids] == ["completed", "available", "running", "available"]
+    await other.settle([end(answer.claims[0])])
+    assert len((await store.claim_limited(house.queue, 5)).claims) == (0 if limited == "rate" else 1)
+
+
+async def test_as_many_cancelled_jobs_are_claimed_beyond_the_limits_as_the_worker_has_room_for(
+    house: House, store: Store
+) -> None:
+    await store.declare_limits([QueueLimits(house.queue, limit=1)])
+    ids = [house.enqueue() for _ in range(5)]
+    assert [c.id for c in (await store.claim_limited(house.queue, 1)).claims] == ids[:1]
+    for job_id in ids[2:]:
+        house.clean_up(job_id)
+    first = await store.claim_limited(house.queue, 2)
+    assert [c.id for c in first.claims] == ids[2:4]
+    assert first.again_in == 0
+    assert [c.id for c in (await store.claim_limited(house.queue, 2)).claims] == ids[4:]
+    assert (await store.claim_limited(house.queue, 2)).claims == []
+
+
+async def test_cancelled_jobs_that_run_once_more_are_claimed_from_all_queues_and_nothing_else(
+    house: House, store: Store, other: Store
+) -> None:
+    await store.declare_limits([QueueLimits(house.queue, limit=1)])
+    plain = house.enqueue()
+    (running,) = (await store.claim_limited(house.queue, 1)).claims
+    assert running.id == plain
+    limited, keyed, later, locked, parted = (house.enqueue(**how) for how in ({}, {"key": "k"}, {"delay": 60}, {}, {}))
+    for job_id in (limited, keyed, later, locked):
+        house.clean_up(job_id)
+    assert (await store.claim_cleanups([f"{house.queue}-other"], 5)).claims == []
+    with house.lock(locked):
+        before = trio.current_time()
+        (one,), sent, *_ = await store.claim_cleanups([house.queue], 1)
+        assert (one.id, one.attempt, one.session) == (limited, 1, store.session)
+        assert before <= sent <= trio.current_time()
+        assert [c.id for c in (await other.claim_cleanups([house.queue], 5)).claims] == [keyed]
+    assert [c.id for c in (await other.claim_cleanups([house.queue], 5)).claims] == [locked]
+    assert (await other.claim_cleanups([house.queue], 5)).claims == []
+    assert [house.state(i) for i in (later, parted)] == ["scheduled", "available"]
+
+
+async def test_a_pause_holds_cancelled_jobs_that_run_once_more_too(house: House, store: Store) -> None:
+    kind = f"k-{house.queue}"
+    job_id = house.enqueue(kind=kind)
+    house.clean_up(job_id)
+    house.pause_kind(kind)
+    assert (await store.claim_cleanups([house.queue], 5)).claims == []
+    other = house.enqueue()
+    house.clean_up(other)
+    house.pause()
+    assert (await store.claim_cleanups([house.queue], 5)).claims == []
 
 
 async def test_a_fenced_transaction_completes_its_job_or_nothing(house: House, store: Store, other: Store) -> None:

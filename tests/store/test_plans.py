@@ -385,6 +385,7 @@ def test_every_statement_with_a_plan_that_matters_is_tried_here() -> None:
         "delete_jobs",
         # Its plans are a function's: tests/store/test_limits.py counts what it reads.
         "claim_limited",
+        "claim_cleanups",
         "limit_queue",
         "declare_death_hooks",
         "limits_of_queue",

@@ -175,6 +175,32 @@ class Claims:
             self._allowance.took(_size_of(limited.claims), trio.current_time() - limited.sent)
         return limited
 
+    async def claim_cleanups(self, queues: Sequence[str] | None, limit: int) -> ClaimResult:
+        """Claims up to `limit` cancelled jobs that run once more to clean up, in `queues`, or in all if that is None. They wait
+        for no limit. Raises `StatementRefused` if a row makes PostgreSQL fail."""
+        try:
+            async with self._link.using(patience=self._patience) as connection:
+                await self._sessions.ensure(connection)
+                session = self._sessions.current
+                parameters = {
+                    "queues": list(queues) if queues is not None else None,
+                    "session": session,
+                    "lease": self._leases.default,
+                    "leases": self._leases.as_json,
+                    "limit": limit,
+                    "size": self._allowance.size,
+                }
+                sent = trio.current_time()
+                with refused_rows("claiming jobs that clean up"):
+                    cursor = await connection.execute(statement("claim_cleanups", self._schema), parameters)
+                claims = claims_of(await cursor.fetchall(), session)
+        except DatabaseUnavailable:
+            self._allowance.lost()
+            raise
+        if claims:
+            self._allowance.took(_size_of(claims), trio.current_time() - sent)
+        return ClaimResult(claims, sent, Settlement([], [], []))
+
     async def prune_permits(self) -> None:
         """Removes permits and buckets that no longer count towards a limit."""
         async with self._link.using() as connection:

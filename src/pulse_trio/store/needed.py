@@ -24,6 +24,7 @@ _NOT_NEEDED = frozenset({*VIEWS.split(", "), "job_archive_default"})
 _OF_THE_WORK = (
     "wake",
     "claim_limited",
+    "claim_cleanups",
     "tell_end",
     "batch_counts",
     "answer_stack",

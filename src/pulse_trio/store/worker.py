@@ -184,6 +184,10 @@ class WorkerStore:
         """See Claims."""
         return await self.claims.claim_limited(queue, limit, turns)
 
+    async def claim_cleanups(self, queues: Sequence[str] | None, limit: int) -> ClaimResult:
+        """See Claims."""
+        return await self.claims.claim_cleanups(queues, limit)
+
     async def prune_permits(self) -> None:
         """See Claims."""
         await self.claims.prune_permits()

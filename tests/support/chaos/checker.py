@@ -26,7 +26,7 @@ REFUNDED = {"snoozed", "released", "suspended"}
 PEOPLES = {"retry_job", "delete_jobs", "prune", "upkeep", "restart_children"}
 """Statements that may touch a finished job: of people, and of a parent whose next attempt starts a failed child again."""
 REPORTING = {"complete_and_claim", "complete_unlocked", "fail"}
-CLAIMING = {"complete_and_claim", "claim_limited", "claim_suspect"}
+CLAIMING = {"complete_and_claim", "claim_limited", "claim_cleanups", "claim_suspect"}
 
 
 CLAIMS_AGAIN = 5.0

@@ -156,6 +156,12 @@ class RecordedClaims(_Recorded):
             answer |= _claimed(limited.claims, limited.sent)
         return limited
 
+    async def claim_cleanups(self, queues: Sequence[str] | None, limit: int) -> ClaimResult:
+        with self._recorder.operation("claim_cleanups", reports=[]) as answer:
+            exchange = await self._part.claim_cleanups(queues, limit)
+            answer |= _claimed(exchange.claims, exchange.sent)
+        return exchange
+
 
 class RecordedReports(_Recorded):
     """Says which outcomes were sent, and which were accepted."""

@@ -244,8 +244,32 @@ class MemoryClaims(MemoryLink):
             skip=lambda job: job.suspect or job.id in self.database.locked or job.kind in self.paused_kinds,
         )  # fmt: skip
         claims = [self._claim(job) for job in chosen]
+        if blocked and (cleaning := self._cleanups([queue], limit - len(claims))):
+            claims += [self._claim(job) for job in cleaning]
+            again_in = 0.0
         await self.answered("claim_limited")
         return Limited(claims, sent, again_in, blocked, turns)
+
+    async def claim_cleanups(self, queues: Sequence[str] | None, limit: int) -> ClaimResult:
+        sent = trio.current_time()
+        await self.trip("claim_cleanups")
+        claims = [self._claim(job) for job in self._cleanups(queues, limit)]
+        await self.answered("claim_cleanups")
+        return ClaimResult(claims, sent, Settlement([], [], []))
+
+    def _cleanups(self, queues: Sequence[str] | None, limit: int) -> list[MemoryJob]:
+        due = [
+            job
+            for job in self.database.jobs.values()
+            if job.cancelling
+            and job.state is State.AVAILABLE
+            and not job.suspect
+            and job.id not in self.database.locked
+            and job.queue not in self.database.paused
+            and job.kind not in self.database.paused_kinds
+            and (queues is None or job.queue in queues)
+        ]
+        return sorted(due, key=lambda job: (job.run_at, job.id))[:limit]
 
     async def prune_permits(self) -> None:
         await self.trip("prune_permits")

@@ -72,6 +72,10 @@ class TimedClaims(_Part):
         with self._reaching(), self._timed("pulse_claim_seconds"):
             return await self._part.claim_limited(queue, limit, turns)
 
+    async def claim_cleanups(self, queues: Sequence[str] | None, limit: int) -> ClaimResult:
+        with self._reaching(), self._timed("pulse_claim_seconds"):
+            return await self._part.claim_cleanups(queues, limit)
+
     async def sweep(self, queues: Sequence[str] | None, notified: Sequence[str] = ()) -> Sweep:
         with self._reaching():
             return await self._part.sweep(queues, notified)
