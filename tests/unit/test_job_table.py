@@ -60,6 +60,13 @@ class Bench:
         self.table.add([job])
         return job
 
+    def taken(self) -> RunningJob:
+        """A job that runs."""
+        job = self.claimed()
+        self.table.due.remove(job)
+        self.table.begin(job)
+        return job
+
     def in_state(self, state: JobState) -> RunningJob:
         """A job that came to `state` by legal moves."""
         table, job = self.table, self.claimed()
@@ -229,3 +236,64 @@ async def test_who_expects_a_job_is_told_once_when_it_is_claimed() -> None:
     with trio.fail_after(1):
         await expected.news.wait()
     assert (expected.ids, expected.arrived) == ({2}, {1})
+
+
+# Lent slots
+
+
+async def test_a_lent_slot_is_for_cancelled_jobs_and_no_other_job_may_be_claimed_for_it() -> None:
+    bench = Bench(concurrency=2)
+    table = bench.table
+    waits, _ = bench.taken(), bench.taken()
+    assert (table.free, table.lent) == (0, 0)
+    table.lend(waits)
+    assert (table.free, table.lent, table.full) == (0, 1, True)
+    with trio.fail_after(1):
+        await table.next_freed()
+    cleans_up = bench.claimed()
+    assert (table.startable, table.free, table.lent) == (1, -1, 0)
+    table.due.popleft()
+    table.begin(cleans_up)
+    assert table.in_slots == table.running == 3
+
+
+async def test_a_slot_is_lent_once_however_often_its_job_says_so() -> None:
+    bench = Bench(concurrency=1)
+    waits = bench.taken()
+    bench.table.lend(waits)
+    bench.table.lend(waits)
+    assert bench.table.lent == 1
+    bench.table.take_back(waits)
+    bench.table.take_back(waits)
+    assert bench.table.lent == 0
+
+
+async def test_no_lent_slot_is_used_while_another_is_free() -> None:
+    bench = Bench(concurrency=2)
+    waits = bench.taken()
+    bench.table.lend(waits)
+    assert (bench.table.free, bench.table.lent) == (1, 0)
+
+
+async def test_a_worker_whose_job_has_taken_its_slot_back_claims_nothing_until_it_is_below_its_concurrency() -> None:
+    bench = Bench(concurrency=1)
+    table = bench.table
+    waits = bench.taken()
+    table.lend(waits)
+    cleans_up = bench.taken()
+    table.take_back(waits)
+    assert (table.free, table.lent, table.in_slots) == (-1, 0, 2)
+    end(table, cleans_up)
+    assert (table.free, table.in_slots) == (0, 1)
+    end(table, waits)
+    assert table.free == 1
+
+
+async def test_what_was_claimed_for_a_lent_slot_begins_although_the_slot_is_taken_back_first() -> None:
+    bench = Bench(concurrency=1)
+    table = bench.table
+    waits = bench.taken()
+    table.lend(waits)
+    bench.claimed()
+    table.take_back(waits)
+    assert table.startable == 1

@@ -26,7 +26,7 @@ async def test_a_parent_whose_children_end_one_after_the_other_keeps_its_slot(
     durable: Any = SimpleNamespace(
         running=SimpleNamespace(scope_nursery=None),
         declared=SimpleNamespace(suspend_after=3600),
-        parts=SimpleNamespace(jobs=SimpleNamespace(full=True)),
+        parts=SimpleNamespace(jobs=SimpleNamespace(full=True, take_back=lambda _: None)),
         standing={trio.lowlevel.current_task(): call},
         scopes=[],
     )

@@ -9,12 +9,19 @@ statement and one commit.
 cursors.py holds where claims start, sweeps.py finds new jobs, claimer.py sends claims, idle.py waits between two looks, and
 wakeups.py holds the requests for a look.
 
+**Lent slots.** A block of a durable handler that closes waits until its cancelled children have ended, and those with a history
+run once more for that. So the handlers that wait may have every slot while what they wait for has none, here or on another
+worker. A job that does nothing but wait in such a block lends its slot (`JobTable.lend`), to cancelled jobs that run once more
+alone: no other job starts beyond the worker's concurrency. A worker without a free slot asks for them when one is lent, when a
+job ends, and once a second, because what is cancelled elsewhere tells nobody.
+
 **Suspects** run in a process of their own (processes/quarantine.py), or else between two rounds, alone
 (inline_quarantine.py).
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import trio
@@ -32,6 +39,9 @@ if TYPE_CHECKING:
 
 _LOOK_WHILE_FULL = 5.0
 """Seconds after which a worker without a free slot looks for suspects that only it can run."""
+
+_LOOK_WHILE_LENT = 1.0
+"""Seconds after which such a worker looks for cancelled jobs again, while a lent slot is free."""
 
 
 class ClaimLoop:
@@ -115,20 +125,36 @@ class ClaimLoop:
     async def _wait_for_room(self) -> int:
         """Waits for free slots and returns their number. Returns 0 after running a suspect because the worker stayed full."""
         await self._size.wait()
+        waited = 0.0
         while (free := self._jobs.free) <= 0:
-            if self._jobs.crowded:
+            if self._jobs.crowded or self._jobs.slots.lenders:
                 self._idle.rest()
-            if self._suspects is None:
+            pause = math.inf if self._suspects is None else _LOOK_WHILE_FULL
+            if self._jobs.slots.lenders and not self._jobs.crowded:
+                pause = min(pause, await self._fill_lent_slots())
+            if pause == math.inf:
                 await self._jobs.next_freed()
                 continue
-            with trio.move_on_after(_LOOK_WHILE_FULL) as waiting:
+            with trio.move_on_after(pause) as waiting:
                 await self._jobs.next_freed()
-            if waiting.cancelled_caught:
+            if (
+                waiting.cancelled_caught
+                and self._suspects is not None
+                and (waited := waited + pause) >= _LOOK_WHILE_FULL
+            ):
+                waited = 0.0
                 await self._sweeps.sweep()
                 if self._suspects.wanted:
                     await self._run_suspect(self._suspects)
                     return 0
         return free
+
+    async def _fill_lent_slots(self) -> float:
+        """Returns the seconds until the next look; infinity if no lent slot is free."""
+        while (room := self._jobs.lent) > 0:
+            if not await self._claimer.claim_cleanups(room):
+                return _LOOK_WHILE_LENT
+        return math.inf
 
     async def _sweep_if_due(self) -> bool:
         # If a notification named queues whose slots are known, claim from those first and sweep later.

@@ -44,6 +44,8 @@ class ClaimStore(Protocol):
 
     async def claim_limited(self, queue: str, limit: int, turns: str) -> Limited: ...
 
+    async def claim_cleanups(self, queues: Sequence[str] | None, limit: int) -> ClaimResult: ...
+
     async def prune_permits(self) -> None: ...
 
 
@@ -98,6 +100,15 @@ class Claimer:
         """Claims and starts at most `limit` jobs. Returns how many, and whether it left due jobs behind because they are
         large."""
         return await (self._claim_both(limit) if self._limited else self._claim(limit))
+
+    async def claim_cleanups(self, limit: int) -> int:
+        """Claims and starts at most `limit` cancelled jobs that run once more, whatever limits their queues have. Returns how
+        many."""
+        claims, sent, *_ = await self._store.claim_cleanups(self._limited.listed, limit)
+        # Do not await anything from here to start(): this worker already owns these jobs.
+        if claims:
+            self._starter.start(claims, sent)
+        return len(claims)
 
     def failed(self, error: DatabaseUnavailable | StatementRefused) -> float:
         """Records a failed round of the claim loop. Returns the seconds to wait before the next one."""

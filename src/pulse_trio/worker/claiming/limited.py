@@ -62,6 +62,11 @@ class LimitedQueues:
         return queue in self._queues
 
     @property
+    def listed(self) -> list[str] | None:
+        """The worker's queues, with limits or without; None for every queue."""
+        return None if self._listed is None else list(self._listed)
+
+    @property
     def nothing_due(self) -> bool:
         """Whether every queue was tried since the last sweep, and none had a due job that has to wait."""
         return all(queue.try_at == math.inf and not queue.blocked for queue in self._queues.values())

@@ -30,7 +30,7 @@ from .resuming import resume
 from .suspension import Suspension
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Coroutine, Sequence
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from datetime import datetime
 
@@ -244,8 +244,9 @@ class Durable:
         """A remembered moment on Trio's clock."""
         return moment - self.parts.clock.epoch_offset
 
-    def all_stand(self) -> bool:
-        """Whether every task of the handler stands in a durable call, or waits for tasks of its own that do."""
+    def all_stand(self, standing: Container[trio.lowlevel.Task] | None = None) -> bool:
+        """Whether every task of the handler stands in a durable call (is `standing`), or waits for tasks of its own that do."""
+        standing = self.standing if standing is None else standing
         assert self.running.task is not None  # noqa: S101 -- it runs
         tasks = [self.running.task]
         while tasks:
@@ -254,7 +255,7 @@ class Durable:
             for opened in nurseries:
                 tasks.extend(opened.child_tasks)
             if (
-                task not in self.standing
+                task not in standing
                 and getattr(task.coro, "cr_code", None) is not HEARTBEAT
                 and not (nurseries and waits_for_children(nurseries[-1]))
             ):

@@ -220,14 +220,17 @@ class Opened:
         await block.cancel(cause)
         pause = _CANCEL_AGAIN
         again = trio.current_time() + pause
-        while (await block.look()).live:
-            if trio.current_time() >= again:
-                # Children whose start was on its way: its answer was lost with a connection, and the server came to it later.
-                await block.cancel(cause)
-                pause = min(pause * 2, _LONGEST_CANCEL_AGAIN)
-                again = trio.current_time() + pause
-            await block.news()
-            await block.catch_up()
+        with self._durable.suspension.closes():
+            while (await block.look()).live:
+                if trio.current_time() >= again:
+                    # Children whose start was on its way: its answer was lost with a connection, and the server came to it later.
+                    await block.cancel(cause)
+                    pause = min(pause * 2, _LONGEST_CANCEL_AGAIN)
+                    again = trio.current_time() + pause
+                # They may need the slot to clean up.
+                self._durable.suspension.lend_if_all_wait()
+                await block.news()
+                await block.catch_up()
         await block.learn()
 
     async def _end_now(self, error: BaseException | None) -> None:
@@ -296,7 +299,7 @@ class Opened:
                 await self._close("parent")
             return
         # A scope of the handler's, which goes on when the children have ended. What cancels the job ends the wait.
-        async with _shielded_from_scopes(running.scope_nursery):
+        async with _shielded_from_scopes(self._durable, running.scope_nursery):
             await self._close("parent")
 
     async def __aenter__(self) -> DurableNursery:
@@ -320,12 +323,12 @@ class Opened:
 
 
 @asynccontextmanager
-async def _shielded_from_scopes(nursery: trio.Nursery) -> AsyncGenerator[None]:
+async def _shielded_from_scopes(durable: Durable, nursery: trio.Nursery) -> AsyncGenerator[None]:
     """Shields the block from the scopes of the handler, but not from those of the job, in whose `nursery` a task listens."""
     shield, over = trio.CancelScope(shield=True), trio.CancelScope()
 
     async def listen() -> None:
-        with over:
+        with over, durable.suspension.closes():
             try:
                 await trio.sleep_forever()
             finally:

@@ -2,11 +2,16 @@
 
 It is cancelled with the reason `suspended`, and what its calls wait for goes into the database with the end of the attempt. The
 next attempt starts from the top, replays, and comes to the same place, when something of that is there.
+
+While a block closes, which cancels its children and waits for them, its handler is not suspended: the next attempt would start
+what the block had cut. It lends its slot: to cancelled jobs that run once more, its own children among them
+(claiming/claim_loop.py).
 """
 
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import trio
@@ -15,6 +20,8 @@ from ...jobs import Suspended
 from ...trio_internals import scopes_around
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from .calls import Call
     from .durable import Durable
 
@@ -30,7 +37,7 @@ _IGNORED = "the handler returned a value while it was being suspended: it is ign
 class Suspension:
     """Of one attempt."""
 
-    __slots__ = ("_calls", "_durable", "_moved", "_since", "_waits")
+    __slots__ = ("_calls", "_closing", "_durable", "_moved", "_since", "_waits")
 
     def __init__(self, durable: Durable) -> None:
         self._durable = durable
@@ -40,6 +47,8 @@ class Suspension:
         self._moved = -math.inf
         """When a call was last seen to have moved."""
         self._waits: Suspended | None = None
+        self._closing: set[trio.lowlevel.Task] = set()
+        """The tasks that wait for the end of a closing block."""
 
     async def wait(self, call: Call, news: trio.Event, until: float = math.inf) -> None:
         """Returns when `news` is set, or at `until` on Trio's clock. Meanwhile the handler may be suspended, to wait for what
@@ -67,6 +76,32 @@ class Suspension:
                 now = trio.current_time()
         finally:
             call.suspendable = None
+            self._go_on()
+
+    # Closing blocks
+
+    @contextmanager
+    def closes(self) -> Generator[None]:
+        """The task only waits for the end of a block that closes, while the block is open. Then it needs its slot again."""
+        task = trio.lowlevel.current_task()
+        self._closing.add(task)
+        try:
+            yield
+        finally:
+            self._closing.discard(task)
+            self._go_on()
+
+    def lend_if_all_wait(self) -> None:
+        """Lends the handler's slot if all its tasks only wait, one of them for the end of a closing block."""
+        durable = self._durable
+        waiting = {task for task, call in durable.standing.items() if call.suspendable is not None}
+        if durable.all_stand(waiting | self._closing):
+            durable.parts.jobs.lend(durable.running)
+
+    def _go_on(self) -> None:
+        self._durable.parts.jobs.take_back(self._durable.running)
+
+    # The end of the attempt
 
     def outcome(self, *, returned: bool = False) -> Suspended:
         """The end of the attempt. `returned`: the handler returned a value although it was cancelled."""

@@ -128,7 +128,7 @@ class Heartbeats:
             pause = self._sign_of_life
             try:
                 running = sum(job.outcome is None for job in self._jobs.held)
-                await self._store.sessions.touch(min(running, self._jobs.slots.count), draining=self._stops.draining)
+                await self._store.sessions.touch(min(running, self._jobs.in_slots), draining=self._stops.draining)
             except DatabaseUnavailable as error:
                 # _beat reports a failed beat; pulse.workers shows a missed sign of life.
                 self._outage.failed(error, delay=self._sign_of_life)

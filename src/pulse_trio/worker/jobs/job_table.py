@@ -100,7 +100,7 @@ class Expected:
 class Slots:
     """How many of a worker's jobs may run at once, and how many it may claim."""
 
-    __slots__ = ("ahead", "beside", "claimed_ahead", "count")
+    __slots__ = ("ahead", "beside", "claimed_ahead", "count", "lenders")
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -109,6 +109,8 @@ class Slots:
         """Jobs that may be claimed beyond those, because they will begin in a moment (claiming/ahead.py)."""
         self.beside = 0
         """Jobs that may run beside a full worker's: suspects that only it can run (claiming/inline_quarantine.py)."""
+        self.lenders: set[RunningJob] = set()
+        """Running jobs that only wait for cancelled jobs, and lend these their slots (claiming/claim_loop.py)."""
         self.claimed_ahead = Signal()
         """Given when jobs may have been claimed beyond the slots."""
 
@@ -174,14 +176,21 @@ class JobTable:
     def startable(self) -> int:
         """The number of due jobs that have a slot: all of them, unless some were claimed ahead."""
         due, slots = len(self.due), self.slots
-        return (
-            due if not due or self.running <= slots.count else min(due, slots.count + slots.beside - self.running + due)
-        )
+        if not due or self.running <= slots.count:
+            return due
+        return min(due, slots.count + slots.beside + len(slots.lenders) - self.running + due)
 
     @property
     def in_slots(self) -> int:
-        """The number of jobs that run, or are about to: those claimed ahead do not count."""
-        return min(self.running, self.slots.count)
+        """The number of jobs that run, or are about to: those claimed ahead do not count. More than there are slots while some
+        of them are lent."""
+        return self.running - len(self.due) + max(0, self.startable)
+
+    @property
+    def lent(self) -> int:
+        """The number of cancelled jobs that may be claimed now for lent slots: none while there is a free slot."""
+        slots = self.slots
+        return len(slots.lenders) - max(0, self.running - slots.count) if slots.lenders and self.free <= 0 else 0
 
     @property
     def full(self) -> bool:
@@ -308,6 +317,20 @@ class JobTable:
             job.state = MOVES[move][job.state]
         except KeyError:
             raise _illegal(move, job) from None
+
+    def lend(self, job: RunningJob) -> None:
+        """The running job does nothing but wait for cancelled jobs, which may have its slot meanwhile."""
+        if job not in self.slots.lenders:
+            self.slots.lenders.add(job)
+            self.freed.give()
+
+    def take_back(self, job: RunningJob) -> None:
+        """The job goes on, if it has lent its slot. What was claimed for it begins all the same."""
+        slots = self.slots
+        if job in slots.lenders:
+            slots.lenders.discard(job)
+            if self.due:
+                slots.beside = max(slots.beside, self.running - slots.count - len(slots.lenders))
 
     # All jobs together
 
