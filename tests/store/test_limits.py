@@ -500,3 +500,32 @@ async def test_claimers_at_the_same_time_never_go_over_the_limit(room_dsn: str, 
         )
         <= 3
     )
+
+
+@pytest.mark.parametrize("analyzed", [False, True])
+async def test_cancelled_jobs_that_run_once_more_are_found_without_a_walk_over_live_jobs(
+    analyzed: bool, dsn: str
+) -> None:
+    with Window(dsn) as filler, Window(dsn) as window:
+        window.use_settings(WORKER_SETTINGS)
+        call = "SELECT count(c.id) AS n FROM claim_cleanups('{q}', 7, '30 s', NULL, 50, NULL) c"
+        for _ in range(6):
+            window.run(call)
+        filler.run(
+            "INSERT INTO job (kind, queue, key, run_at, cancelling)"
+            " SELECT 'noop', 'q', 'k' || n % 1000, now() - interval '1 h' + n * interval '1 ms', n % 2000 = 0"
+            " FROM generate_series(1, 100000) n"
+        )
+        filler.run(
+            "INSERT INTO cancellation (job_id, requested_by, ended_at, ended_as)"
+            " SELECT id, 'tree', CASE WHEN NOT cancelling THEN now() END, CASE WHEN NOT cancelling THEN 'cancelled' END"
+            " FROM job WHERE id % 10 = 0"
+        )
+        if analyzed:
+            filler.run("VACUUM ANALYZE job, cancellation")
+        with window.connection.transaction():
+            before = read(window)
+            assert window.value(call) == 50
+            scans, rows = (after - b for after, b in zip(read(window), before, strict=True))
+        assert scans == 0
+        assert rows < 200
