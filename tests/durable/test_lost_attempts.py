@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from pulse_trio import Job, RetryAfter, StepFailed
+from pulse_trio import Job, RetryAfter, Snooze, StepFailed
 from support.stores import Window, open_store
 
 if TYPE_CHECKING:
@@ -104,6 +104,48 @@ async def test_an_attempt_lost_at_any_line_leaves_a_job_that_ends_the_same(place
     kept = when == "after" and name not in ("fails", "slow")
     assert again <= (beside if kept else {name} | beside), calls
     assert max(calls.values()) <= 2
+
+
+ENDS = {
+    "snoozed": Snooze(0.0),
+    "retried": RetryAfter(0.0),
+    "failed": ValueError("for now"),
+    "lost": ConnectionError("for now"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+async def test_a_block_that_its_body_ended_opens_again_however_the_attempt_ended(end: str, trees: Trees) -> None:
+    @trees.handlers.job
+    async def child(number: int) -> int:
+        return number
+
+    async with open_store(trees.dsn) as other:
+
+        @trees.handlers.job(durable=True, max_attempts=2)
+        async def parent(job: Job) -> list[int]:
+            try:
+                async with job.durable_nursery() as nursery:
+                    children = [nursery.start_soon(child, n) for n in range(2)]
+                    await nursery.flush()
+                    if job.attempt == 1:
+                        raise ENDS[end]
+            except BaseExceptionGroup:
+                if end == "lost":  # its line is written, and its end is not
+                    trees.window.run("UPDATE job SET lease_until = now() - interval '1 s' WHERE id = %s", job.id)
+                    assert sum(await other.rescue()) == 1
+                    trees.again()
+                    await trio.sleep_forever()
+                raise
+            return [one.result for one in children]
+
+        job_id = trees.enqueue("parent")
+        with trio.fail_after(30):
+            while trees.job(job_id)["finished_at"] is None:
+                trees.again()
+                await trees.burst(watchdog=5, lease=3, heartbeat=0.3)
+    found = trees.job(job_id)
+    assert (found["state"], found["result"], found["error"]) == ("completed", [0, 1], None)
 
 
 async def test_no_task_goes_on_before_the_failure_is_written_because_of_which_it_runs(trees: Trees) -> None:
