@@ -65,7 +65,9 @@ class Block(Protocol):
         ...
 
     @property
-    def unread(self) -> bool: ...
+    def unread(self) -> bool:
+        """Whether children wait to be written, or it has not read how those of earlier attempts are."""
+        ...
 
     async def flush(self) -> None:
         """Starts the children that wait to be written together."""
