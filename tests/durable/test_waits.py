@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from pulse_trio import Job, SyncClient
+from pulse_trio.worker.durable.suspension import Suspension
 
 if TYPE_CHECKING:
     from support.trees import Trees
@@ -403,6 +404,37 @@ async def test_a_plain_scope_with_a_deadline_keeps_a_handler_from_being_suspende
     async def order(job: Job) -> str:
         with trio.move_on_after(0.3):
             await job.wait_for_event("approved")
+        return "went on"
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    assert (trees.job(job_id)["result"], trees.job(job_id)["attempt"]) == ("went on", 1)
+
+
+async def test_a_plain_scope_that_gets_its_deadline_later_keeps_a_handler_from_being_suspended(
+    trees: Trees, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stands = trio.Event()
+    wait = Suspension.wait
+
+    async def wait_and_say(self: Suspension, *given: Any) -> None:
+        stands.set()
+        await wait(self, *given)
+
+    monkeypatch.setattr(Suspension, "wait", wait_and_say)
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> str:
+        scope = trio.CancelScope()
+
+        async def limit() -> None:
+            await stands.wait()
+            scope.deadline = trio.current_time() + 0.3
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(limit)
+            with scope:
+                await job.wait_for_event("approved")
         return "went on"
 
     job_id = trees.enqueue("order")

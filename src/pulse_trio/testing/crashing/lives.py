@@ -254,7 +254,8 @@ def _keeps_slot(process: Process, worker: Worker) -> bool:
         if (
             job.transaction is not None
             or any(block.closing for block in durable.blocks)
-            or any(call.suspendable is False or call.kind == "step" for call in durable.standing.values())
+            or durable.suspension.held_by_a_plain_deadline
+            or any(call.kind == "step" for call in durable.standing.values())
         ):
             return True
     return False

@@ -18,10 +18,10 @@ class Call:
     """`key` names it within its job, `name` is that of the function or the event. It stands in its place of the handler while
     `Durable.awaiting(call)` is open.
 
-    `suspendable`: whether the handler may be suspended while it waits, None while it does not wait. `blocks`: waits for the
-    children of these blocks; `fail_blocks`: and for the first failure of one in these; `events`: for these names; `until`: for
-    this moment, in seconds since 1970 by the database's clock. `moved`: something that it waits for has come. `turn` is set
-    when its turn in the replay has come, with its `line`.
+    `suspendable`: whether it only waits, so that the handler may be suspended; then `scopes` are those around it. `blocks`: waits
+    for the children of these blocks; `fail_blocks`: and for the first failure of one in these; `events`: for these names;
+    `until`: for this moment, in seconds since 1970 by the database's clock. `moved`: something that it waits for has come. `turn`
+    is set when its turn in the replay has come, with its `line`.
     """
 
     __slots__ = (
@@ -33,6 +33,7 @@ class Call:
         "line",
         "moved",
         "name",
+        "scopes",
         "suspendable",
         "turn",
         "until",
@@ -42,7 +43,8 @@ class Call:
         self.kind: CallKind = kind
         self.key = key
         self.name = name
-        self.suspendable: bool | None = None
+        self.suspendable = False
+        self.scopes: Sequence[trio.CancelScope] = ()
         self.moved = False
         self.blocks: Sequence[int] = ()
         self.fail_blocks: Sequence[int] = ()

@@ -55,7 +55,7 @@ class Suspension:
         `call` names. The caller has opened `durable.awaiting(call)`, and all lines that it depends on are written."""
         now = trio.current_time()
         after = self._durable.declared.suspend_after
-        call.suspendable = not self._in_a_plain_deadline()
+        call.suspendable, call.scopes = True, self._scopes_around()
         pause = _FIRST_LOOK
         try:
             while not news.is_set() and now < until:
@@ -75,7 +75,7 @@ class Suspension:
                     await news.wait()
                 now = trio.current_time()
         finally:
-            call.suspendable = None
+            call.suspendable, call.scopes = False, ()
             self._go_on()
 
     # Closing blocks
@@ -94,7 +94,7 @@ class Suspension:
     def lend_if_all_wait(self) -> None:
         """Lends the handler's slot if all its tasks only wait, one of them for the end of a closing block."""
         durable = self._durable
-        waiting = {task for task, call in durable.standing.items() if call.suspendable is not None}
+        waiting = {task for task, call in durable.standing.items() if call.suspendable}
         if durable.all_stand(waiting | self._closing):
             durable.parts.jobs.lend(durable.running)
 
@@ -135,6 +135,7 @@ class Suspension:
             or any(scope.cancel_called for scope in durable.scopes)
             or any(block.closing or block.unread for block in durable.blocks)
             or not all(call.suspendable for call in durable.standing.values())
+            or self.held_by_a_plain_deadline
             or not durable.all_stand()
         ):
             return
@@ -159,13 +160,19 @@ class Suspension:
         )
         running.cancel("suspended")
 
-    def _in_a_plain_deadline(self) -> bool:
-        """Whether a scope of the handler's own, which no later attempt remembers, limits this task."""
-        durable, limit = self._durable, self._durable.running.scope_nursery
-        ours = {scope.inner for scope in durable.scopes}
+    @property
+    def held_by_a_plain_deadline(self) -> bool:
+        """Whether a scope of the handler's own, which no later attempt remembers, limits a call that only waits. It may have
+        been given its deadline since the call waits."""
+        ours = {scope.inner for scope in self._durable.scopes}
+        calls = self._durable.standing.values()
+        return any(scope.deadline < math.inf and scope not in ours for call in calls for scope in call.scopes)
+
+    def _scopes_around(self) -> list[trio.CancelScope]:
+        """The scopes of the handler that this task is in, without those of the job."""
+        found, limit = list[trio.CancelScope](), self._durable.running.scope_nursery
         for scope in scopes_around(trio.lowlevel.current_task()):
             if limit is not None and scope is limit.cancel_scope:
-                return False
-            if scope.deadline < math.inf and scope not in ours:
-                return True
-        return False
+                break
+            found.append(scope)
+        return found
