@@ -102,7 +102,7 @@ SEQUENCES: Mapping[RoleKind, tuple[str, ...]] = {}
 FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
     "producer": _ENQUEUE,
     # A producer sends no events: an approval is worth more than a job.
-    "waiter": (*_ENQUEUE, "note_enqueue", "batch_counts", "place_event", "send_event"),
+    "waiter": (*_ENQUEUE, "note_enqueue", "batch_counts", "place_event", "send_event", "note_event"),
     "worker": (
         *_ENQUEUE,
         "upkeep",
@@ -121,6 +121,7 @@ FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
         "take_metrics_turn",
         "place_event",
         "send_event",
+        "note_event",
         "receive_events",
         "suspend_jobs",
         "note_spans",
@@ -163,6 +164,7 @@ FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
         "take_stack",
         "place_event",
         "send_event",
+        "note_event",
     ),
 }
 

@@ -118,7 +118,7 @@ def test_json_has_times_in_utc_and_plain_values() -> None:
         ("true", "not a boolean"),
         ("null", "not null"),
         ("12", "not a number"),
-        ('{"a": NaN}', "contain NaN, which JSON does not have"),
+        ('{"a": NaN}', "The arguments are not valid JSON, which has no NaN"),
         ("[" * 100_000, "nested too deeply"),
     ],
 )

@@ -87,6 +87,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
     "function moment": PUBLIC,
     "function note_act": {},
     "function note_enqueue": called_by("waiter", "worker", "operator"),
+    "function note_event": called_by("waiter", "worker", "operator"),
     "function option_number": PUBLIC,
     "function own_limits": {},
     "function note_spans": called_by("worker"),
@@ -342,7 +343,7 @@ def waited(login: str, change: Change) -> bool:
         case "batch_job", "insert":
             return True
         case "audit_entry", "insert":
-            return change.after["role"] == login and change.after["act"] == "enqueue"
+            return change.after["role"] == login and change.after["act"] in ("enqueue", "event")
         case _:
             return enqueued(login, change)
 

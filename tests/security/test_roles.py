@@ -82,12 +82,13 @@ FOR_ALL = {"hold_waits", "drop_waits", "waiting_place", "announce_idle", "withdr
 BATCHES = {"batch_open", "batch_add", "batch_close", "batch_due", "batch_lock"}
 WAITING = BATCHES - {"batch_due"} | {
     "batch_failures", "batch_finished", "batch_live", "batch_status", "batch_unfinished", "count_by_state", "ended",
-    "note_enqueue", "outcome", "send_event",
+    "note_enqueue", "note_event", "outcome", "send_event",
 }  # fmt: skip
 OPERATORS = {
     "cancel_jobs", "cancel_jobs_now", "delete_jobs", "forget_history",
     "limit_queue", "pause_kind", "pause_queue", "resume_kind", "resume_queue", "retry_job",
-    "note_enqueue", "send_event", "set_retention", "stack_ask", "stack_take", "wake", "release_jobs", "complete_jobs",
+    "note_enqueue", "note_event", "send_event", "set_retention", "stack_ask", "stack_take", "wake", "release_jobs",
+    "complete_jobs",
     "schedule_fire", "schedule_fired", "schedule_move", "schedule_one", "schedule_pause", "schedule_put", "schedule_remove",
     "schedule_due",
 }  # fmt: skip

@@ -375,6 +375,7 @@ def test_every_statement_with_a_plan_that_matters_is_tried_here() -> None:
         "end_transaction",
         # Writes one row of another table.
         "note_enqueue",
+        "note_event",
         "reserve_ids",
         "reserve",
         "key_holders",

@@ -20,6 +20,7 @@ from .completion import install_completion
 from .cron import cron
 from .doctor import doctor
 from .enqueue import enqueue
+from .events import send_event
 from .faults import describe, exit_code_of, our_error
 from .force import complete_jobs, release_jobs
 from .grants import grants
@@ -91,6 +92,7 @@ jobs.add_command(cancel_jobs)
 jobs.add_command(release_jobs)
 jobs.add_command(complete_jobs)
 jobs.add_command(show_tree)
+jobs.add_command(send_event)
 for _command in (
     init,
     run,

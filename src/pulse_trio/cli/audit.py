@@ -25,7 +25,7 @@ SHOWN_IDS = 5
 
 @click.command()
 @click.option(
-    "--act", metavar="ACT", help="Only this action: cancel, retry, delete, pause, resume, limit, retention, ..."
+    "--act", metavar="ACT", help="Only this action: cancel, retry, delete, event, pause, resume, limit, retention, ..."
 )
 @click.option("--job", type=JOB_ID, metavar="ID", help="Only actions on this job.")
 @click.option("--role", metavar="ROLE", help="Only actions of this database login.")

@@ -90,22 +90,28 @@ def _request(
 
 def parse_arguments(text: str, what: str = "arguments") -> dict[str, Any]:
     """A JSON object. Raises `InvalidArguments`, saying where the mistake is."""
-    try:
-        value = json.loads(text, parse_constant=_refuse_constant)
-    except json.JSONDecodeError as error:
-        raise InvalidArguments(
-            f"The {what} are not valid JSON: {error.msg.lower()} at line {error.lineno}, column {error.colno}, "
-            f"here: {_around(text, error.pos)}"
-        ) from None
-    except RecursionError:
-        raise InvalidArguments(f"The {what} are nested too deeply.") from None
+    value = parse_json(text, f"The {what} are")
     if not isinstance(value, dict):
         raise InvalidArguments(f"The {what} must be a JSON object, as in '{{\"user_id\": 42}}', not {_kind(value)}.")
     return cast("dict[str, Any]", value)
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise InvalidArguments(f"The arguments contain {name}, which JSON does not have.")
+def parse_json(text: str, what_is: str) -> Any:
+    """A JSON value; `what_is` is the beginning of a message ("The payload is"). Raises `InvalidArguments`, saying where the
+    mistake is."""
+    try:
+        return json.loads(text, parse_constant=lambda name: _refuse_constant(name, what_is))
+    except json.JSONDecodeError as error:
+        raise InvalidArguments(
+            f"{what_is} not valid JSON: {error.msg.lower()} at line {error.lineno}, column {error.colno}, "
+            f"here: {_around(text, error.pos)}"
+        ) from None
+    except RecursionError:
+        raise InvalidArguments(f"{what_is} nested too deeply.") from None
+
+
+def _refuse_constant(name: str, what_is: str) -> NoReturn:
+    raise InvalidArguments(f"{what_is} not valid JSON, which has no {name}.")
 
 
 def _around(text: str, position: int) -> str:

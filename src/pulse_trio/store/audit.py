@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 ACTS = frozenset(
     {
-        "cancel_jobs", "delete_jobs", "limit_queue", "note_enqueue", "pause_kind", "pause_queue", "resume_kind",
+        "cancel_jobs", "delete_jobs", "limit_queue", "note_enqueue", "note_event", "pause_kind", "pause_queue", "resume_kind",
         "resume_queue", "retry_job", "schedule_pause", "schedule_put", "schedule_remove", "set_retention",
     }
 )  # fmt: skip
@@ -94,3 +94,11 @@ def by_hand(operation: Operation[Enqueued], target: str) -> Operation[Enqueued]:
     if done.added:
         yield Query("note_enqueue", {"ids": numbers([done.id]), "target": target})
     return done
+
+
+def sent_by_hand(operation: Operation[bool], job_id: int, name: str, event_key: str | None) -> Operation[bool]:
+    """Runs the sending of an event and, if it is new, writes its line in the trail, in one transaction."""
+    sent = yield from operation
+    if sent:
+        yield Query("note_event", {"job_id": job_id, "name": name, "event_key": event_key})
+    return sent
