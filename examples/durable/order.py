@@ -14,7 +14,7 @@ from datetime import timedelta
 
 import msgspec
 
-from pulse_trio import Discard, Handlers, Job
+from pulse_trio import ChildFailed, Discard, Handlers, Job
 
 handlers = Handlers()
 
@@ -63,12 +63,16 @@ async def order(job: Job, order_id: int, parcels: int = 2) -> str:
 
 
 async def packed(job: Job, order_id: int, parcels: int) -> str:
-    """The label, once everything is packed: within an hour, or not at all."""
+    """The label, once everything is packed: within an hour, or not at all. Raises `Discard`."""
     with job.move_on_after(3600) as patience:
-        async with job.durable_nursery() as nursery:
-            label = nursery.start_soon(print_label, order_id)
-            for number in range(parcels):
-                nursery.start_soon(pack.options(child_key=f"parcel-{number}"), order_id, number)
+        try:
+            async with job.durable_nursery() as nursery:
+                label = nursery.start_soon(print_label, order_id)
+                for number in range(parcels):
+                    nursery.start_soon(pack.options(child_key=f"parcel-{number}"), order_id, number)
+        except* ChildFailed as failed:
+            # The refund comes after this failure in the history, so no further attempt could succeed.
+            raise Discard("it could not be packed") from failed
     if patience.cancelled_caught:
         raise Discard("it was not packed within an hour")
     return label.result

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pulse_trio.testing import crash_points
+from pulse_trio.testing import crash_points, run_job
 
 if TYPE_CHECKING:
     from pulse_trio import Handlers
@@ -94,3 +94,17 @@ async def test_the_resizes_are_summed_once_wherever_their_parent_is_killed(
     for point in ("none", "kill@start", "kill@2", "lost@2", "kill@3", "kill@end"):
         async for run in crash_points(resizes.resize_all, 2, dsn=pulse_dsn, handlers=resizes.handlers, only=point):
             assert (run.state, run.result) == ("completed", 2001), run
+
+
+async def test_an_order_that_cannot_be_packed_or_is_not_approved_is_refunded_and_dead_at_once(
+    made: list[str],
+) -> None:
+    unpacked = await run_job(
+        order.order, 42, 1, handlers=order.handlers, children={order.pack: OSError("no cardboard")}
+    )
+    assert (unpacked.outcome, made) == ("discarded", ["charge-42", "refund of charge-42"])
+    assert "Discard: it could not be packed" in str(unpacked.error)
+    made.clear()
+    unanswered = await run_job(order.order, 43, 1, handlers=order.handlers)
+    assert (unanswered.outcome, made) == ("discarded", ["charge-43", "refund of charge-43"])
+    assert "Discard: nobody approved it in three days" in str(unanswered.error)
