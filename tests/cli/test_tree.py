@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 import psycopg
+
+from pulse_trio.store.branches import branches
+from pulse_trio.store.family import TreeJob
 
 if TYPE_CHECKING:
     from .conftest import Command
@@ -94,3 +98,98 @@ async def test_a_settled_root_is_deleted_with_its_tree_only_on_request(command: 
     assert "1 job started 3 others, which will be deleted too" in asked.stderr
     assert "give --yes" in asked.stderr
     assert (await command("jobs", "delete", str(root), "--yes")).stdout == "1 job deleted\n"
+
+
+def settle(dsn: str, root: int, children: list[int]) -> None:
+    """Ends the tree: its root is cancelled."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("SELECT pulse.complete_jobs(%s)", [children])
+        connection.execute("SELECT pulse.cancel_jobs_now(%s)", [[root]])
+
+
+def history(dsn: str, job_id: int, *lines: tuple[int, str, object]) -> None:
+    """Lines of a history: kind, name and value."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for number, (kind, name, value) in enumerate(lines, 10):
+            connection.execute(
+                "INSERT INTO pulse.history (job_id, line, kind, key, name, value, attempt) VALUES (%s, %s, %s, %s, %s, %s, 1)",
+                [job_id, number, kind, f"{number}:key", name, json.dumps(value)],
+            )
+
+
+async def test_a_job_shows_what_its_steps_returned_and_the_events_that_it_has_and_has_not_received(
+    command: Command, dsn: str
+) -> None:
+    root, children = plant(dsn)
+    history(
+        dsn, root, (1, "charge", {"id": "ch_1", "lines": "a\nb"}), (1, "fetch", "x" * 6000), (1, "note", None),
+        (2, "label", "Step label failed: OSError: no paper"), (3, "paid", {"by": "Ada"}),
+        (7, "", {"failed": children[:2], "body": False}),
+        (9, "", {"at": ["3:event"], "reason": "user"}),
+    )  # fmt: skip
+    await command("jobs", "send-event", str(root), "approved", '{"by": "Bob"}', "--event-key", "k")
+    shown = (await command("jobs", "show", str(root))).stdout
+    for said in (
+        'charge: {"id": "ch_1", "lines": "a\\nb"}',
+        f'fetch: "{"x" * 99}…',
+        "Step label failed: OSError: no paper",
+        'paid: {"by": "Ada"}',
+        f"jobs {children[0]}, {children[1]}",
+        'approved: {"by":"Bob"} (sent by ',
+        ", not received)",
+    ):
+        assert said in shown
+    assert "note: " not in shown
+    document = json.loads((await command("jobs", "show", str(root), "--json")).stdout)
+    values = {line["name"]: line["value"] for line in document["history"]}
+    assert (values["fetch"], values["charge"]) == ("x" * 6000, {"id": "ch_1", "lines": "a\nb"})
+    assert {line["kind"] for line in document["history"]} == {
+        "step", "step_failed", "event", "block_failed", "cancelled"
+    }  # fmt: skip
+    assert [(e["name"], e["event_key"], e["payload"]) for e in document["unreceived_events"]] == [
+        ("approved", "k", {"by": "Bob"})
+    ]
+
+
+async def test_who_retries_a_root_that_has_compensated_is_told_that_it_begins_anew(command: Command, dsn: str) -> None:
+    root, children = plant(dsn)
+    settle(dsn, root, children)
+    goes_on = await command("jobs", "retry", str(root), code=2)
+    assert "1 job started 3 others: a retried root goes on after the last line of its history" in goes_on.stderr
+    history(dsn, root, (9, "", {"at": [], "reason": "user"}))
+    anew = await command("jobs", "retry", str(root), code=2)
+    assert (
+        f"job {root} has undone what it had done: a retry begins it anew, and every step is done again" in anew.stderr
+    )
+    assert "1 job started 3 others: a root that begins anew starts new children" in anew.stderr
+    assert "goes on" not in anew.stderr
+    afresh = await command("jobs", "retry", str(root), "--afresh", code=2)
+    assert "with --afresh a root forgets its history, does every step again and starts new children" in afresh.stderr
+    assert "received events are received again" in afresh.stderr
+
+
+async def test_a_member_of_a_deleted_root_cannot_be_retried_and_nobody_is_sent_to_that_root(
+    command: Command, dsn: str
+) -> None:
+    root, children = plant(dsn)
+    settle(dsn, root, children)
+    await command("jobs", "delete", str(root), "--yes")
+    refused = await command("jobs", "retry", str(children[0]), code=2)
+    assert f"Job {children[0]} belongs to the tree of job {root}, which was deleted" in refused.stderr
+    assert "retry job" not in refused.stderr
+
+
+def test_of_many_siblings_that_have_ended_the_dead_and_the_cancelled_are_shown_and_the_others_counted() -> None:
+    def job(number: int, state: str) -> TreeJob:
+        parent = 1 if number > 1 else None
+        blank: Any = None
+        return TreeJob(
+            number, parent, 1, 0, None, "q", "pack", state, 1, blank, blank, blank, blank, blank, blank, blank, blank, 0
+        )
+
+    states = ["completed"] * 30 + ["cancelled"] * 200 + ["running"] * 3 + ["dead"] * 2
+    found = [job(1, "suspended"), *(job(number, state) for number, state in enumerate(states, 2))]
+    drawn = list(branches(found, 1))
+    shown = Counter(branch.job.state for branch in drawn[1:] if branch.job is not None)
+    assert shown == {"running": 3, "dead": 2, "cancelled": 15}
+    assert drawn[-1].left == "185 cancelled pack, 30 completed pack"

@@ -67,7 +67,7 @@ READING = {
     "cancel_ledger", "quarantined", "count_by_state", "doctor_put_back", "doctor_recent", "doctor_storage", "doctor_ids",
     "ended", "enqueued_as", "job",
     "metrics_queues", "metrics_schedules", "queue_settings", "recently_dead", "recent_figures",
-    "tree", "lines_of", "tree_places", "stuck_trees", "why_waits",
+    "tree", "lines_of", "history_of", "unreceived_of", "compensated", "tree_places", "stuck_trees", "why_waits",
     "jobs", "limits_of_queue", "matching_jobs", "outcome",
     "left_leases",
     "look_through_jobs", "live_ids", "live_queues", "paused_kinds", "queue_keys", "queues", "retentions", "running_of",
@@ -95,6 +95,9 @@ OPERATORS = {
 NOT_THE_WORKERS = {
     "tree",
     "lines_of",
+    "history_of",
+    "unreceived_of",
+    "compensated",
     "why_waits",
     "tree_places",
     "audit",

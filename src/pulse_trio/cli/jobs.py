@@ -18,8 +18,8 @@ from .database import open_store
 from .filters import RATE, described, filter_of, filter_options, parsed_retention
 from .options import Number, WholeNumber, actor_option, dsn_option, json_option, page_limit_option, schema_option
 from .output import notice, print_fields, print_json, print_rich, print_table
-from .roots import on_trees
-from .showing import compact, fields_of, in_quarantine, print_error, reasons_of
+from .roots import anew, on_trees, said_of_anew
+from .showing import compact, fields_of, in_quarantine, print_error, reasons_of, unreceived_of, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,6 +33,8 @@ JOB_ID = WholeNumber(1, 2**63 - 1)
 COLUMNS = ("id", "state", "queue", "kind", "attempt", "when", "arguments", "error")
 SHORT = 60
 """Characters of the arguments in a list."""
+VALUE = 5_000
+"""Characters of a step's value or an event's payload that are read for a line of the timeline."""
 REASONS = 20
 """How many refusals are reported one by one."""
 
@@ -112,15 +114,21 @@ def _row(job: JobRecord, now: datetime) -> tuple[object, ...]:
 @dsn_option
 @json_option
 def show_job(job_id: int, schema: str | None, dsn: str | None, as_json: bool) -> None:
-    """Show the history of one job: every attempt, the last error, the arguments and the result."""
+    """Show the history of one job: every attempt, the last error, the arguments and the result.
+
+    Of a durable job also its steps with their results, and its events with their payloads, those included that it was sent
+    and has not received: shortened to a line each, and whole with --json.
+    """
     with open_store(dsn, schema) as client:
         job = client.job(job_id)
         attempts = client.run(operations.attempts(job_id))
         cancellations = client.cancellations(job_id)
         quarantined = next(iter(client.run(health.quarantined(job_id))), None)
-        lines = [] if job.root_id is None else client.run(family.lines(job_id))
+        longest = None if as_json else VALUE
+        lines = [] if job.root_id is None else client.run(family.history(job_id, longest=longest))
+        unreceived = unreceived_of(client, job_id, longest)
         reasons = [] if job.state in FINISHED else reasons_of(client, job_id)
-    entries = life.life_of(job, attempts, cancellations, lines)
+    entries = life.life_of(job, attempts, cancellations, lines, unreceived)
     if as_json:
         print_json(
             {
@@ -129,6 +137,8 @@ def show_job(job_id: int, schema: str | None, dsn: str | None, as_json: bool) ->
                 "waits_for": reasons,
                 "attempts": attempts,
                 "cancellations": cancellations,
+                "history": whole(lines),
+                "unreceived_events": whole(unreceived),
                 "timeline": entries,
             }
         )
@@ -172,7 +182,10 @@ _DRY_RUN = click.option("--dry-run", is_flag=True, help="Change nothing; say whi
     "--rate", type=RATE, metavar="RATE", help="Spread the jobs' due times at this rate, starting now: 100/s, 30/min."
 )
 @click.option(
-    "--afresh", is_flag=True, help="Durable jobs forget their history and begin anew: every step is done again."
+    "--afresh",
+    is_flag=True,
+    help="Durable jobs forget their history and begin anew: every step is done again, and received events are received again, "
+    "before new ones.",
 )
 @_YES
 @_DRY_RUN
@@ -195,7 +208,7 @@ def retry_jobs(job_ids: tuple[int, ...], rate: float | None, afresh: bool, **giv
             history.retry_batch(ids, delay=done * spacing, spacing=spacing, chosen=filter_of(given), afresh=afresh)
         )
 
-    action = _Action("retry", "retried", retry, lambda done: done.retried)
+    action = _Action("retry", "retried", retry, lambda done: done.retried, afresh=afresh)
     code, moved = action.run(job_ids, given)
     if rate is not None and len(moved) > 1:
         notice(f"they come due over {duration(spacing * (len(moved) - 1))}")
@@ -267,11 +280,14 @@ class _Action:
         past: str,
         act: Callable[[SyncClient, Sequence[int], int], Any],
         moved: Callable[[Any], list[int]],
+        *,
+        afresh: bool = False,
     ) -> None:
         self._verb = verb
         self._past = past
         self._act = act
         self._moved = moved
+        self._afresh = afresh
 
     def run(self, job_ids: Sequence[int], given: dict[str, Any]) -> tuple[int, list[int]]:
         """Returns the exit code and the ids that were moved."""
@@ -285,7 +301,10 @@ class _Action:
             if given["dry_run"]:
                 self._rehearse(ids, as_json)
                 return 0, []
-            trees = on_trees(client, ids, self._verb)
+            again = anew(client, ids) if self._verb == "retry" and not self._afresh else []
+            trees = on_trees(client, ids, self._verb, afresh=self._afresh, begin_anew=again)
+            if again:
+                notice(said_of_anew(again))
             if trees is not None:
                 notice(trees)
             if (by_filter or trees) and ids and not given["yes"] and not self._agreed(len(ids), chosen):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..store import operations
+from ..store import family, operations
 from ..text import count_of
 
 if TYPE_CHECKING:
@@ -14,23 +14,53 @@ if TYPE_CHECKING:
 
 _COUNTED = 100_000
 _AT_ONCE = 1000
+_EVENTS = "; received events are received again, before new ones"
+_NAMED = 10
+"""How many jobs a message names."""
 
 
-def on_trees(client: SyncClient, ids: Sequence[int], verb: str) -> str | None:
-    """What the act does to the trees whose settled roots are among these jobs; None if there are none."""
-    roots = members = 0
-    more = False
+def anew(client: SyncClient, ids: Sequence[int]) -> list[int]:
+    """Those of these jobs that a retry begins anew, because they have compensated."""
+    found: list[int] = []
+    for start in range(0, len(ids), _AT_ONCE):
+        found += client.run(family.compensated(ids[start : start + _AT_ONCE]))
+    return found
+
+
+def said_of_anew(ids: Sequence[int]) -> str:
+    """The same in words."""
+    more = f" and {len(ids) - _NAMED:,} more" if len(ids) > _NAMED else ""
+    named = f"{', '.join(map(str, ids[:_NAMED]))}{more}"
+    if len(ids) == 1:
+        return f"job {named} has undone what it had done: a retry begins it anew, and every step is done again{_EVENTS}"
+    return (
+        f"jobs {named} have undone what they had done: a retry begins them anew, and every step is done again{_EVENTS}"
+    )
+
+
+def on_trees(
+    client: SyncClient, ids: Sequence[int], verb: str, *, afresh: bool = False, begin_anew: Sequence[int] = ()
+) -> str | None:
+    """What the act does to the trees whose settled roots are among these jobs; None if there are none. `begin_anew`: those
+    whose history a retry forgets."""
+    roots: list[int] = []
+    members, more = 0, False
     for start in range(0, len(ids), _AT_ONCE):
         for place in client.run(operations.places_of(ids[start : start + _AT_ONCE])).values():
             if place.parent_id is None and place.members and not place.root_lives:
-                roots += 1
+                roots.append(place.id)
                 members += min(place.members, _COUNTED)
                 more = more or place.members > _COUNTED
     if not roots:
         return None
-    whose = f"{count_of(roots, 'job')} started {'more than ' if more else ''}{count_of(members, 'other')}"
+    whose = f"{count_of(len(roots), 'job')} started {'more than ' if more else ''}{count_of(members, 'other')}"
     if verb == "delete":
         return f"{whose}, which will be deleted too, with their histories"
-    return (
-        f"{whose}: a retried root goes on after the last line of its history, and may start its failed children again"
-    )
+    if afresh:
+        return (
+            f"{whose}: with --afresh a root forgets its history, does every step again and starts new children{_EVENTS}"
+        )
+    if set(roots) <= set(begin_anew):
+        return f"{whose}: a root that begins anew starts new children"
+    which = "a root that does not begin anew" if begin_anew else "a retried root"
+    return f"{whose}: {which} goes on after the last line of its history, and may start its failed children again"

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..doctor import crashes_of
 from ..errors import UsageError
+from ..lines import Kind
+from ..plain import plain
 from ..states import State
-from ..store import operations, why
+from ..store import family, operations, why
 from ..text import local_time, shown
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ..client import SyncClient
     from ..records import JobRecord
+    from ..store.family import HistoryLine, SentEvent
     from ..store.health import Quarantined
     from ..store.why import Reason
 
@@ -28,6 +33,28 @@ def reasons_of(client: SyncClient, job_id: int) -> list[Reason]:
         if operations.is_refusal(error):
             return []
         raise
+
+
+def unreceived_of(client: SyncClient, job_id: int, longest: int | None) -> list[SentEvent]:
+    """The events that a job has not received; none where this role may not ask."""
+    try:
+        return client.run(family.unreceived(job_id, longest=longest))
+    except UsageError as error:
+        if operations.is_refusal(error):
+            return []
+        raise
+
+
+def whole(records: Sequence[HistoryLine | SentEvent]) -> list[dict[str, Any]]:
+    """Lines and events for a JSON document: their values as JSON, and not as text of it."""
+    fields: Any = plain(records)
+    for one in fields:
+        if "kind" in one:
+            one["kind"] = Kind(one["kind"]).name.lower()
+        for name in ("value", "payload"):
+            if one.get(name) is not None:
+                one[name] = json.loads(one[name])
+    return fields
 
 
 def compact(value: object) -> str:

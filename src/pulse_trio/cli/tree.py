@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 def show_tree(job_id: int, limit: int, schema: str | None, dsn: str | None, as_json: bool) -> None:
     """Show the tree that a job belongs to: who started whom, and where each job stands.
 
-    ID is any job of the tree. Of many completed siblings only their number is shown.
+    ID is any job of the tree. Of many siblings that have ended, 20 are shown, dead and cancelled ones first, and the others
+    counted.
     """
     with open_store(dsn, schema) as client:
         found = client.tree(job_id, limit=limit)

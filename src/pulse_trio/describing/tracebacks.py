@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from functools import lru_cache
 from itertools import islice
@@ -34,6 +35,7 @@ _WIDE, _DEEP = 15, 10
 _NAMED = 3
 """How many of a group's exceptions its first line names; the rest are counted."""
 _NAMED_LENGTH = 300
+_TRACE = re.compile(r"\n\n[ +|]*(?:Exception Group )?Traceback \(most")
 _FRAMES = 2000
 _NOTES = 20
 _OURS = (
@@ -74,7 +76,8 @@ def _named(group: BaseException) -> str:
 
 
 def _on_one_line(error: BaseException) -> str:
-    message = " ".join(message_of(error).split())
+    # The message of a child's failure goes on with the child's traceback.
+    message = " ".join(_TRACE.split(message_of(error), maxsplit=1)[0].split())
     said = f"{type_name(error)}: {message}" if message else type_name(error)
     return said if len(said) <= _NAMED_LENGTH else f"{said[:_NAMED_LENGTH]}..."
 

@@ -1,2 +1,4 @@
 -- Where jobs stand in their trees, for the message of a refusal. None for jobs without a tree.
-SELECT id, root_id, parent_id, root_lives, parent_open, ends_as, below, members FROM :"schema".tree_places(%(ids)s::bigint[])
+SELECT p.id, p.root_id, p.parent_id, p.root_lives, p.parent_open, p.ends_as, p.below, p.members,
+       p.root_lives OR p.root_id = p.id OR EXISTS (SELECT FROM :"schema".job_archive r WHERE r.id = p.root_id)
+FROM :"schema".tree_places(%(ids)s::bigint[]) p

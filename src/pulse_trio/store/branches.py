@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from .family import TreeJob
 
+_ENDED = ("dead", "cancelled", "gone", "completed")
 SIBLINGS = 20
 """How many finished siblings are shown one by one."""
 
@@ -53,10 +54,12 @@ def branches(found: Sequence[TreeJob], asked: int) -> Iterator[Branch]:
 def _chosen(
     children: Sequence[TreeJob], below: dict[int, list[TreeJob]], asked: int
 ) -> tuple[list[TreeJob], list[TreeJob]]:
-    """The siblings to show, and those to count: completed leaves, once there are many."""
+    """The siblings to show, and those to count: leaves that have ended, once there are many. Those that died are shown first,
+    then those that were cancelled."""
     if len(children) <= SIBLINGS:
         return list(children), []
-    quiet = [c for c in children if c.state == "completed" and c.id not in below and c.id != asked]
+    quiet = [c for c in children if c.state in _ENDED and c.id not in below and c.id != asked]
+    quiet.sort(key=lambda c: _ENDED.index(c.state))
     kept = len(children) - len(quiet)
     left = quiet[max(0, SIBLINGS - kept) :]
     ids = {c.id for c in left}
@@ -64,7 +67,7 @@ def _chosen(
 
 
 def _counted(jobs: Sequence[TreeJob]) -> str:
-    counts = Counter(f"{job.state} {job.kind}" for job in jobs)
+    counts = Counter(f"{job.state} {job.kind}" if job.kind else job.state for job in jobs)
     return ", ".join(f"{count:,} {what}" for what, count in counts.most_common())
 
 

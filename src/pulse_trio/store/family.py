@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import UnknownJob
+from .arrays import numbers
 from .cancelling import check_id
 from .operations import Query, missing
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import datetime
 
     from .operations import Operation
@@ -49,7 +51,8 @@ class TreeJob:
 
 @dataclass(frozen=True, slots=True)
 class HistoryLine:
-    """One line of a job's history, without its value: `what` the job did (a step, an event, a sleep, a block)."""
+    """One line of a job's history: what the job did (a step, an event, a sleep, a block). `value` is JSON text, perhaps cut;
+    None where it was not asked for."""
 
     line: int
     kind: int
@@ -57,6 +60,19 @@ class HistoryLine:
     name: str | None
     attempt: int
     written_at: datetime
+    value: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SentEvent:
+    """An event that a job was sent and has not received. `payload` is JSON text, perhaps cut."""
+
+    id: int
+    name: str
+    event_key: str | None
+    sent_at: datetime
+    sent_by: str | None
+    payload: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +98,24 @@ def lines(job_id: int, *, limit: int = MOST) -> Operation[list[HistoryLine]]:
     """The history of a job, in order, without values."""
     rows = yield Query("lines_of", {"id": check_id(job_id), "limit": limit})
     return [HistoryLine(*row) for row in rows]
+
+
+def history(job_id: int, *, longest: int | None, limit: int = MOST) -> Operation[list[HistoryLine]]:
+    """The same with values, each cut after `longest` characters (None: whole)."""
+    rows = yield Query("history_of", {"id": check_id(job_id), "limit": limit, "longest": longest})
+    return [HistoryLine(*row) for row in rows]
+
+
+def unreceived(job_id: int, *, longest: int | None, limit: int = MOST) -> Operation[list[SentEvent]]:
+    """The events that a job was sent and has not received, the first that was sent first."""
+    rows = yield Query("unreceived_of", {"id": check_id(job_id), "limit": limit, "longest": longest})
+    return [SentEvent(*row) for row in rows]
+
+
+def compensated(job_ids: Sequence[int]) -> Operation[list[int]]:
+    """Those of these jobs that have undone what they did, so that a retry begins them anew."""
+    rows = yield Query("compensated", {"ids": numbers(job_ids)})
+    return [row[0] for row in rows]
 
 
 def stuck(*, limit: int = 20) -> Operation[list[StuckMember]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from ..lines import Kind
 from ..states import State
@@ -15,9 +16,11 @@ if TYPE_CHECKING:
 
     from ..records import JobRecord
     from .cancelling import CancellationRecord
-    from .family import HistoryLine
+    from .family import HistoryLine, SentEvent
     from .operations import AttemptRecord
 
+SHORT = 100
+"""Characters of a step's value, or of a payload, in a line of the timeline."""
 NEVER = 9999
 """The year until which a job is suspended that waits for no moment."""
 
@@ -57,6 +60,7 @@ def life_of(
     attempts: Sequence[AttemptRecord],
     cancellations: Sequence[CancellationRecord] = (),
     lines: Sequence[HistoryLine] = (),
+    unreceived: Sequence[SentEvent] = (),
 ) -> list[Entry]:
     """The events of a job, in order."""
     entries = [Entry(job.created_at, "enqueued")]
@@ -70,7 +74,12 @@ def life_of(
         entries.append(Entry(asked.requested_at, "cancel asked", detail=why))
         if asked.delivered_at is not None:
             entries.append(Entry(asked.delivered_at, "cancel delivered"))
-    entries += [Entry(line.written_at, _LINES[kind], detail=line.name) for line in lines for kind in _kinds(line)]
+    entries += [
+        Entry(line.written_at, _LINES[kind], detail=_said(kind, line)) for line in lines for kind in _kinds(line)
+    ]
+    for sent in unreceived:
+        by = f" (sent by {sent.sent_by}, not received)"
+        entries.append(Entry(sent.sent_at, "event sent", detail=_with(sent.name, sent.payload) + by))
     entries.sort(key=lambda entry: entry.at)
     if job.finished_at is not None:
         took = (job.finished_at - job.created_at).total_seconds()
@@ -82,6 +91,39 @@ def life_of(
 
 def _kinds(line: HistoryLine) -> list[Kind]:
     return [kind for kind in _LINES if kind == line.kind]
+
+
+def _said(kind: Kind, line: HistoryLine) -> str | None:
+    """What a line says, on one line."""
+    match kind:
+        case Kind.STEP | Kind.EVENT:
+            return _with(line.name or "", line.value) or None
+        case Kind.STEP_FAILED if (text := _decoded(line.value)) is not None:
+            return _short(str(text))
+        case Kind.BLOCK_FAILED if isinstance(value := _decoded(line.value), dict):
+            failed: list[int] = cast("dict[str, Any]", value).get("failed", [])
+            return f"job{'s' * (len(failed) > 1)} {', '.join(map(str, failed))}" if failed else "the body raised"
+        case Kind.CANCELLED if isinstance(value := _decoded(line.value), dict):
+            return cast("dict[str, Any]", value).get("reason")
+        case _:
+            return line.name
+
+
+def _with(name: str, value: str | None) -> str:
+    return name if value is None or value == "null" else f"{name}: {_short(value)}"
+
+
+def _short(text: str) -> str:
+    text = " ".join(text[: 4 * SHORT].split())
+    return text if len(text) <= SHORT else f"{text[:SHORT]}…"
+
+
+def _decoded(value: str | None) -> object:
+    """The value of a line; None if it was cut, or not asked for."""
+    try:
+        return None if value is None else json.loads(value)
+    except ValueError:
+        return None
 
 
 def _attempt(attempt: AttemptRecord, at: datetime) -> Entry:

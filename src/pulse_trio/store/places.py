@@ -10,7 +10,7 @@ class Place:
     """Where a job stands in its tree: what a refusal names.
 
     `parent_open`: its parent may have children. `ends_as`: the state of a job whose outcome waits for its descendants. `below`:
-    how many of those live. `members`: how many a root has, live and finished.
+    how many of those live. `members`: how many a root has, live and finished. `root_is_there`: it was not deleted.
     """
 
     id: int
@@ -21,6 +21,7 @@ class Place:
     ends_as: str | None
     below: int
     members: int
+    root_is_there: bool = True
 
 
 def unretried(place: Place, state: str) -> str | None:
@@ -37,6 +38,11 @@ def unretried(place: Place, state: str) -> str | None:
         )
     if place.parent_id is None or place.parent_open:
         return None
+    if not place.root_is_there:
+        return (
+            f"Job {place.id} belongs to the tree of job {place.root_id}, which was deleted; it will be deleted too, within the "
+            "hour. Enqueue it anew."
+        )
     if not place.root_lives:
         return (
             f"Job {place.id} belongs to the tree of job {place.root_id}, which is settled; retry job {place.root_id}."

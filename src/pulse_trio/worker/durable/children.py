@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
+FAILED = "a durable nursery failed"
+"""The message of a block's failure. What is in the group is told after it."""
+_NESTED = re.compile(rf"\A(?:Base)?ExceptionGroup: {FAILED} \(\d+ sub-exceptions?\): (?:ChildFailed: )?")
 BY_BLOCK = ("parent", "sibling")
 """The reasons of a cancellation that a parent, or the failure of a sibling, has caused."""
 
@@ -206,7 +210,8 @@ def _said(child: Child[Any]) -> str:
     if member.state == "gone":
         return f"{what} was deleted."
     if member.state == "dead":
-        return f"{what} is dead: {member.error}"
+        # A child that is dead of a child of its own: the cause is told once, after the names of those between.
+        return f"{what} is dead: {_NESTED.sub('', member.error or '')}"
     return f"{what} was cancelled: {member.cancel_reason}"
 
 

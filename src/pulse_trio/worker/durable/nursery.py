@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, cast
 import msgspec
 import trio
 
-from ...describing import leaves_of, message_of, raised_by_ctrl_c, type_name
+from ...describing import leaves_of, raised_by_ctrl_c
 from ...errors import ReplayMismatch, UsageError
 from ...handlers import Handler
 from ...lines import Kind
 from ..jobs.job_states import DurableCallRefused
 from .beginning import begin, refusal
 from .block import Block
+from .children import FAILED
 from .keys import block_number
 from .scopes import Scope
 
@@ -41,8 +42,6 @@ _KEYED = 2**20
 """The numbers of blocks with a key begin above it; the others have that of their call."""
 _GO_ON = frozenset({"suspended", "shutdown", "fence-lost", "lease-unproven"})
 """What ends an attempt for one of these reasons leaves its children alone: the next attempt adopts them."""
-_SAID = 300
-"""Characters of its first failure that the message of a block's failure has."""
 _CANCEL_AGAIN, _LONGEST_CANCEL_AGAIN = 1.0, 60.0
 """Seconds after which a block that closes cancels its children once more; doubled each time."""
 _TELL = 5.0
@@ -411,12 +410,9 @@ async def _number(durable: Durable, key: str) -> int:
 def _group(failures: list[Any], error: BaseException | None) -> BaseException:
     """The failures of the children and of the body."""
     parts = [*failures, *([error] if error is not None else [])]
-    # The log's line of the failed attempt has the group's message alone, without what is in the group.
-    first = f"{type_name(parts[0])}: {message_of(parts[0])}".partition("\n")[0]
-    said = f"a durable nursery failed: {first[:_SAID]}"
     if all(issubclass(type(part), Exception) for part in parts):
-        return ExceptionGroup(said, cast("list[Exception]", parts))
-    return BaseExceptionGroup(said, parts)
+        return ExceptionGroup(FAILED, cast("list[Exception]", parts))
+    return BaseExceptionGroup(FAILED, parts)
 
 
 def _is_cut(error: BaseException) -> bool:

@@ -1,0 +1,2 @@
+-- Those of these jobs that a retry begins anew.
+SELECT c FROM :"schema".compensated(%(ids)s::bigint[]) c
