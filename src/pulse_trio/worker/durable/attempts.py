@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from ..jobs.common import DatabaseClock
     from ..jobs.job_table import JobTable
     from ..jobs.running_job import RunningJob
-    from .block import TreeStore
     from .history import Writer
     from .looks import Looks
     from .receiving import Receiver
+    from .tree_store import TreeStore
 
 
 class Begun(Protocol):

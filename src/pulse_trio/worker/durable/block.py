@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from hashlib import blake2b
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import trio
@@ -19,13 +19,13 @@ from ...store.trees import CHUNK, Fence, NewChild
 from ...tracing import LONGEST_OF_CHILDREN, carrying
 from .beginning import refusal
 from .children import BY_BLOCK, Child
+from .ear import Ear
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from ...handlers import Handler
-    from ...records import JobRecord
-    from ...store.trees import BlockCancel, BlockEnd, BlockLook, Cause, Member, Started
+    from ...store.trees import BlockEnd, BlockLook, Cause, Member
     from .calls import Call
     from .durable import Durable
 
@@ -41,26 +41,6 @@ class LeaseGone(RuntimeError):
     """The attempt has lost its lease."""
 
 
-class TreeStore(Protocol):
-    """A worker's operations on trees (store/trees.py)."""
-
-    async def start_children(self, fence: Fence, block: int, children: Sequence[NewChild]) -> Started: ...
-
-    async def look(self, fence: Fence, block: int) -> BlockLook: ...
-
-    async def members(
-        self, fence: Fence, block: int | None = None, *, ended_only: bool = False, ids: Sequence[int] | None = None
-    ) -> list[Member]: ...
-
-    async def cancel_block(self, fence: Fence, block: int, cause: Cause) -> BlockCancel: ...
-
-    async def end_block(self, fence: Fence, block: int) -> BlockEnd: ...
-
-    async def restart_children(self, fence: Fence, ids: Sequence[int]) -> set[int] | None: ...
-
-    async def records(self, ids: Sequence[int]) -> list[JobRecord]: ...
-
-
 class Block:
     """One block of an attempt. `number` is the same in all attempts."""
 
@@ -74,14 +54,13 @@ class Block:
         """The children that this attempt has started."""
         self._pending = deque[tuple[Child[Any], NewChild]]()
         self._digests: dict[str, bytes] = {}
-        self._digest_key = str(claim.id).encode()
         self._flushing = trio.Lock()
         self._flushes = 0
         self.broken: Exception | None = None
         """Why its children cannot be started."""
         self.closing = False
         """Whether it cancels its children."""
-        self._ear = _Ear()
+        self._ear = Ear()
 
     # Starting
 
@@ -123,7 +102,7 @@ class Block:
             given = handler.signature.by_name(args)
             names = msgspec.json.decode(args)
             plain = msgspec.json.encode({name: given.get(name) for name in names}, enc_hook=fields_of, order="sorted")
-        return blake2b(handler.kind.encode() + b"\0" + plain, key=self._digest_key, digest_size=16).digest()
+        return blake2b(handler.kind.encode() + b"\0" + plain, key=str(self.fence.id).encode(), digest_size=16).digest()
 
     async def flush(self, *, learn: bool = True) -> None:
         """Starts the children that wait to be written together, or finds those of earlier attempts, and with `learn` reads how
@@ -330,7 +309,7 @@ class Block:
         return again
 
     def _may_restart(self, child: Child[Any], member: Member) -> bool:
-        resumed = self.durable.resumed
+        resumed = self.durable.history.replay.resumed
         failed_of: Any = resumed.forgotten if resumed is not None else None
         return _cut(member) or (
             child.adopted and failed_of is not None and member.job_id in failed_of.get("failed", ())
@@ -382,38 +361,6 @@ class Block:
     def all_ended(self) -> bool:
         """Whether every child that this attempt has started is known to have ended."""
         return not self._ear.living
-
-
-class _Ear:
-    """What a block has been told, and whether the handler reads its children's states."""
-
-    def __init__(self) -> None:
-        self.event = trio.Event()
-        self.interest = False
-        self.living = 0
-        """Children whose end is not known."""
-        self.call: Call | None = None
-        """The call that waits for them."""
-
-    def one_ended(self) -> None:
-        self.living -= 1
-        if self.call is not None:
-            self.call.moved = True
-        if not self.living:
-            self.told()
-
-    def one_lives(self) -> None:
-        self.living += 1
-
-    def asked(self) -> None:
-        self.interest = True
-
-    def take_interest(self) -> bool:
-        interest, self.interest = self.interest, False
-        return interest
-
-    def told(self) -> None:
-        self.event.set()
 
 
 def _cut(member: Member) -> bool:

@@ -1,14 +1,16 @@
-"""One durable call of a handler: what names it in the history, and what a suspended handler would wait for."""
+"""One durable call of a handler: what names it in the history, and what a suspended handler would wait for. And what all calls
+of an attempt know of its open blocks and of its cancellation."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import trio
 
+    from ...jobs import CancelReason
     from ...lines import Line
 
 CallKind = Literal["step", "block", "event", "sleep", "scope", "transaction"]
@@ -18,10 +20,10 @@ class Call:
     """`key` names it within its job, `name` is that of the function or the event. It stands in its place of the handler while
     `Durable.awaiting(call)` is open.
 
-    `suspendable`: whether it only waits, so that the handler may be suspended; then `scopes` are those around it. `blocks`: waits
-    for the children of these blocks; `fail_blocks`: and for the first failure of one in these; `events`: for these names;
-    `until`: for this moment, in seconds since 1970 by the database's clock. `moved`: something that it waits for has come. `turn`
-    is set when its turn in the replay has come, with its `line`.
+    `suspendable`: whether it only waits, so that the handler may be suspended; then `scopes` are those around it. `blocks`: it
+    waits for the children of these blocks; `fail_blocks`: and for the first failure of one in these; `events`: for these names;
+    `until`: for this moment, in seconds since 1970 by the database's clock. `moved`: something that it waits for has come.
+    `turn` is set when its turn in the replay has come, with its `line`.
     """
 
     __slots__ = (
@@ -55,3 +57,39 @@ class Call:
 
     def __repr__(self) -> str:
         return f"{self.kind} {self.name}".rstrip() + f" (key {self.key})"
+
+
+class Block(Protocol):
+    """A block with children. `collect`: their failures are kept, and wake no handler; `closing`: it cancels them."""
+
+    number: int
+    collect: bool
+    closing: bool
+
+    @property
+    def failures(self) -> Sequence[object]:
+        """The failures of its children that this attempt knows of."""
+        ...
+
+    @property
+    def unread(self) -> bool:
+        """Whether children wait to be written, or it has not read how those of earlier attempts are."""
+        ...
+
+    async def flush(self) -> None:
+        """Starts the children that wait to be written together."""
+        ...
+
+    def goes_on_live(self) -> None:
+        """The replay is over: what waits to be written may be."""
+        ...
+
+
+class Cancelling:
+    """The cancellation of the attempt. `noted`: the history has it; `held_back`: it waits for the end of the replay."""
+
+    __slots__ = ("held_back", "noted")
+
+    def __init__(self) -> None:
+        self.noted = False
+        self.held_back: CancelReason | None = None

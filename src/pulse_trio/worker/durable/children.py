@@ -65,7 +65,6 @@ class Child(Generic[R]):
         "_block",
         "_codec",
         "_ended_as",
-        "_error",
         "_id",
         "_result",
         "_state",
@@ -84,9 +83,8 @@ class Child(Generic[R]):
         self._id: int | None = None
         self._state = State.AVAILABLE
         self._result: str | None = None
-        self._error: ChildFailed | None = None
-        self._ended_as: Member | None = None
-        """How it ended, if not as completed."""
+        self._ended_as: tuple[Member, ChildFailed | None] | None = None
+        """How it ended, if not as completed; with its failure, if that counts for its block."""
         self.has_ended = False
         """Whether the child's end is known."""
         self.adopted = False
@@ -132,7 +130,8 @@ class Child(Generic[R]):
         if not self.has_ended:
             return None
         if self._ended_as is not None:
-            return Ended(self._state, None, self._error or ChildFailed(_said(self), _only_known(self._ended_as)))
+            member, failed = self._ended_as
+            return Ended(self._state, None, failed or ChildFailed(_said(self), _only_known(member)))
         return Ended(self._state, cast("R", self._decoded()), None)
 
     # What the block says
@@ -150,12 +149,12 @@ class Child(Generic[R]):
     @property
     def error(self) -> ChildFailed | None:
         """Its failure, if it has ended as one that counts for its block."""
-        return self._error
+        return self._ended_as[1] if self._ended_as is not None and self.has_ended else None
 
     @property
     def ended_as(self) -> Member | None:
         """How it ended; None if it has not ended, or is completed."""
-        return self._ended_as
+        return None if self._ended_as is None else self._ended_as[0]
 
     def is_now(self, state: State) -> None:
         """It has not ended."""
@@ -171,14 +170,14 @@ class Child(Generic[R]):
         """It has ended and is not completed, whether it has a `record` or not. `counts`: as a failure of its block."""
         if self.has_ended:
             return
-        self._state, self._ended_as = state_of(member), member
+        self._state, self._ended_as = state_of(member), (member, None)
         if counts:
-            self._error = ChildFailed(_said(self), record or _only_known(member))
+            self._ended_as = member, ChildFailed(_said(self), record or _only_known(member))
         self._over()
 
     def lives_again(self) -> None:
         """Its end was not the last: a person may have retried it."""
-        self.has_ended, self._error = False, None
+        self.has_ended = False
         self._block.one_lives()
 
     def _over(self) -> None:

@@ -8,7 +8,7 @@ goes on.
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import trio
@@ -19,9 +19,9 @@ from ...handlers import UnfitArguments
 from ...lines import Kind, Line
 from ...trio_internals import opened_by, waits_for_children
 from ..jobs.running_job import HEARTBEAT
-from . import beginning, nursery, scopes, steps, waits
+from . import beginning, entering, scopes, steps, waits
 from .beginning import REFUSED, VERSION
-from .calls import Call
+from .calls import Call, Cancelling
 from .failures import Failures
 from .history import History
 from .keys import Keys
@@ -30,16 +30,16 @@ from .resuming import resume
 from .suspension import Suspension
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Coroutine, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Coroutine
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from datetime import datetime
 
     from ...durable_calls import DurableScope
     from ...handlers import Durability
     from ...jobs import CancelReason, Outcome
-    from ...lines import Resumed
     from ..jobs.running_job import RunningJob
     from .attempts import DurableParts
+    from .calls import Block
     from .scopes import Scope
 
 _HELD_BACK = frozenset({"user", "parent", "sibling", "deadline"})
@@ -50,42 +50,6 @@ _FIRST_LOOK, _LONGEST_LOOK = 0.05, 1.0
 _RETURNED = Call("block", "")
 """Where the main task of a handler stands that has returned, while tasks of `job.nursery` run."""
 _RETURNED.suspendable = True
-
-
-class Block(Protocol):
-    """A block with children. `collect`: their failures are kept, and wake no handler; `closing`: it cancels them."""
-
-    number: int
-    collect: bool
-    closing: bool
-
-    @property
-    def failures(self) -> Sequence[object]:
-        """The failures of its children that this attempt knows of."""
-        ...
-
-    @property
-    def unread(self) -> bool:
-        """Whether children wait to be written, or it has not read how those of earlier attempts are."""
-        ...
-
-    async def flush(self) -> None:
-        """Starts the children that wait to be written together."""
-        ...
-
-    def goes_on_live(self) -> None:
-        """The replay is over: what waits to be written may be."""
-        ...
-
-
-class Cancelling:
-    """The cancellation of the attempt. `noted`: the history has it; `held_back`: it waits for the end of the replay."""
-
-    __slots__ = ("held_back", "noted")
-
-    def __init__(self) -> None:
-        self.noted = False
-        self.held_back: CancelReason | None = None
 
 
 class Durable:
@@ -104,13 +68,9 @@ class Durable:
         """The remembered scopes that are open."""
         self.mismatch: ReplayMismatch | None = None
         self.cancelling = Cancelling()
-        self.resumed: Resumed | None = None
-        """What the attempts before have left; None in the first, and in one that comes after others that left nothing."""
         self.suspension = Suspension(self)
         self.blocks: list[Block] = []
         """The blocks with children that are open."""
-        self.unopened = set[int]()
-        """The numbers of the blocks that earlier attempts have left open, and this one has not opened yet."""
 
     @property
     def version(self) -> int:
@@ -123,7 +83,7 @@ class Durable:
     @property
     def is_first(self) -> bool:
         """Whether no attempt before made a durable call, or what they made is forgotten."""
-        found = self.resumed
+        found = self.history.replay.resumed
         return found is None or not found.known or (found.first_block > 0 and not found.lines)
 
     # The calls of `Job`
@@ -137,7 +97,7 @@ class Durable:
         return self.keys.called("job.transaction_step", steps.transaction_step, self, function, args, key)
 
     def nursery(self, *, collect: bool, key: str | None) -> AbstractAsyncContextManager[Any]:
-        return nursery.open_nursery(self, collect=collect, key=key)
+        return entering.open_nursery(self, collect=collect, key=key)
 
     def scope(self, seconds: float, key: str | None, *, fail: bool) -> AbstractContextManager[DurableScope]:
         return scopes.open_scope(self, seconds, key, fail=fail)
@@ -316,16 +276,16 @@ class Durable:
     def deadlines_count(self) -> bool:
         """Whether remembered deadlines strike. One that has passed meanwhile strikes in the blocks that were open, and are
         again: it reaches their children."""
-        return self.history.replay.over and not self.unopened
+        return self.history.replay.over and not self.history.replay.unopened
 
     def opens(self, number: int) -> None:
         """A block is open."""
-        self.unopened.discard(number)
+        self.history.replay.unopened.discard(number)
         self.hand_out()
 
     def opens_no_more(self) -> None:
         """All tasks stand elsewhere: the other blocks are not opened again."""
-        self.unopened.clear()
+        self.history.replay.unopened.clear()
         self.hand_out()
 
     def _goes_on_live(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 import msgspec
 import trio
@@ -19,18 +19,16 @@ from ...errors import ReplayMismatch, UsageError
 from ...handlers import Handler
 from ...lines import Kind
 from ..jobs.job_states import DurableCallRefused
-from .beginning import begin, refusal
-from .block import Block
+from .beginning import refusal
 from .children import FAILED
-from .keys import block_number
 from .scopes import Scope
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
-    from contextlib import AbstractAsyncContextManager
     from types import TracebackType
 
     from ...lines import Line
+    from .block import Block
     from .calls import Call
     from .children import Child
     from .durable import Durable
@@ -38,8 +36,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_KEYED = 2**20
-"""The numbers of blocks with a key begin above it; the others have that of their call."""
 _GO_ON = frozenset({"suspended", "shutdown", "fence-lost", "lease-unproven"})
 """What ends an attempt for one of these reasons leaves its children alone: the next attempt adopts them."""
 _CANCEL_AGAIN, _LONGEST_CANCEL_AGAIN = 1.0, 60.0
@@ -180,7 +176,7 @@ class Opened:
     async def _settle(self, error: BaseException | None) -> None:
         """Waits until the children have ended, as they do or because they are cancelled."""
         block, call = self.block, self._call
-        left_over = self._durable.resumed is not None
+        left_over = self._durable.history.replay.resumed is not None
         if error is None:
             await block.flush(learn=not left_over)
             call.blocks = (block.number,)
@@ -222,7 +218,7 @@ class Opened:
         with self._durable.suspension.closes():
             while (await block.look()).live:
                 if trio.current_time() >= again:
-                    # Children whose start was on its way: its answer was lost with a connection, and the server came to it later.
+                    # A lost connection may have left the start of children on its way: the server has come to it since.
                     await block.cancel(cause)
                     pause = min(pause * 2, _LONGEST_CANCEL_AGAIN)
                     again = trio.current_time() + pause
@@ -342,45 +338,6 @@ async def _shielded_from_scopes(durable: Durable, nursery: trio.Nursery) -> Asyn
         over.cancel()
 
 
-class _Entering:
-    """The awaitable part of opening a block: its call is named and its number found when the block is entered."""
-
-    def __init__(self, durable: Durable, *, collect: bool, key: str | None) -> None:
-        self._durable = durable
-        self._collect = collect
-        self._key = key
-        self._opened: Opened | None = None
-
-    async def __aenter__(self) -> DurableNursery:
-        call = await begin(self._durable, "block", "", self._key, "job.durable_nursery")
-        number = await _number(self._durable, call.key)
-        self._opened = Opened(self._durable, call, Block(self._durable, number, collect=self._collect))
-        return await self._opened.__aenter__()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool:
-        assert self._opened is not None  # noqa: S101 -- it was entered
-        return await self._opened.__aexit__(kind, error, traceback)  # noqa: ASYNC102 -- as there
-
-    def __enter__(self) -> NoReturn:
-        raise UsageError("job.durable_nursery() needs `async with job.durable_nursery() as nursery:`, not `with`.")
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"job.durable_nursery() has no {name!r} yet: `async with job.durable_nursery() as nursery`."
-        )
-
-
-def open_nursery(durable: Durable, *, collect: bool, key: str | None) -> AbstractAsyncContextManager[DurableNursery]:
-    """The block of one `job.durable_nursery()`. Raises `UsageError`."""
-    if not isinstance(cast("object", collect), bool):
-        raise UsageError(f"job.durable_nursery(collect=) is True or False, got {collect!r:.200}.")
-    return _Entering(durable, collect=collect, key=key)
-
-
 def _outside_of_the_handler(durable: Durable) -> str | None:
     """Where the caller runs, if that is a thread or the function of a step (in its task, or in one that it has started)."""
     try:
@@ -393,18 +350,6 @@ def _outside_of_the_handler(durable: Durable) -> str | None:
         opened = None if task is durable.running.task else task.parent_nursery
         task = None if opened is None else opened.parent_task
     return None
-
-
-async def _number(durable: Durable, key: str) -> int:
-    """The block's number in the database, the same in all attempts: that of its call, or one that is remembered for its key."""
-    first = 0 if durable.resumed is None else durable.resumed.first_block
-    history, name = durable.history, f"block {key}"
-    given = block_number(key, history.replay.moments)
-    if given is None:
-        known = [v for k, v in history.replay.moments.items() if k.startswith("block ")]
-        given = int(history.moment(name, float(max(map(int, known), default=_KEYED) + 1)))
-        await history.written()
-    return first + given
 
 
 def _group(failures: list[Any], error: BaseException | None) -> BaseException:

@@ -19,6 +19,7 @@ from .failures import forgotten_key
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ...lines import Resumed
     from .calls import Call
 
 
@@ -56,6 +57,10 @@ class Replay:
         self._given: Turn | None = None
         self.scopes = set[str]()
         """The keys of the remembered scopes that are open."""
+        self.resumed: Resumed | None = None
+        """What the attempts before have left; None in the first, and in one that comes after others that left nothing."""
+        self.unopened = set[int]()
+        """The numbers of the blocks that they had open, and that this one has not opened again."""
 
     def _is_forgotten(self, line: Line) -> bool:
         return line.kind in (Kind.STEP_FAILED, Kind.BLOCK_FAILED) and forgotten_key(line.line) in self.moments

@@ -38,9 +38,9 @@ async def resume(durable: Durable) -> None:
         await trio.lowlevel.checkpoint()
         raise RuntimeError(f"job {running.claim.id} lost its lease before its handler began")
     size = sum(len(line.value or "") for line in found.lines)
-    durable.history.resumed(Replay(running.claim.id, found.lines), found.last, size, known=found.known)
-    durable.resumed = found
-    durable.unopened = set(found.blocks) - _ended(found, durable.history.replay)
+    replay = Replay(running.claim.id, found.lines)
+    replay.resumed, replay.unopened = found, set(found.blocks) - _ended(found, replay)
+    durable.history.resumed(replay, found.last, size, known=found.known)
     if found.cancelling:
         running.ask(CancelRequest(found.cause or "user", found.message))
     elif _is_overdue(durable):

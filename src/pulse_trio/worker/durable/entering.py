@@ -1,0 +1,73 @@
+"""The beginning of a `job.durable_nursery()`: its call is named, and its block's number found, when it is entered."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+from ...errors import UsageError
+from .beginning import begin
+from .block import Block
+from .keys import block_number
+from .nursery import Opened
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+    from types import TracebackType
+
+    from .durable import Durable
+    from .nursery import DurableNursery
+
+_KEYED = 2**20
+"""The numbers of blocks with a key begin above it; the others have that of their call."""
+
+
+class _Entering:
+    """The awaitable part of opening a block: its call is named and its number found when the block is entered."""
+
+    def __init__(self, durable: Durable, *, collect: bool, key: str | None) -> None:
+        self._durable = durable
+        self._collect = collect
+        self._key = key
+        self._opened: Opened | None = None
+
+    async def __aenter__(self) -> DurableNursery:
+        call = await begin(self._durable, "block", "", self._key, "job.durable_nursery")
+        number = await _number(self._durable, call.key)
+        self._opened = Opened(self._durable, call, Block(self._durable, number, collect=self._collect))
+        return await self._opened.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        assert self._opened is not None  # noqa: S101 -- it was entered
+        return await self._opened.__aexit__(kind, error, traceback)  # noqa: ASYNC102 -- as there
+
+    def __enter__(self) -> NoReturn:
+        raise UsageError("job.durable_nursery() needs `async with job.durable_nursery() as nursery:`, not `with`.")
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"job.durable_nursery() has no {name!r} yet: `async with job.durable_nursery() as nursery`."
+        )
+
+
+def open_nursery(durable: Durable, *, collect: bool, key: str | None) -> AbstractAsyncContextManager[DurableNursery]:
+    """The block of one `job.durable_nursery()`. Raises `UsageError`."""
+    if not isinstance(cast("object", collect), bool):
+        raise UsageError(f"job.durable_nursery(collect=) is True or False, got {collect!r:.200}.")
+    return _Entering(durable, collect=collect, key=key)
+
+
+async def _number(durable: Durable, key: str) -> int:
+    """The block's number in the database, the same in all attempts: that of its call, or one that is remembered for its key."""
+    history, name = durable.history, f"block {key}"
+    resumed = history.replay.resumed
+    first = 0 if resumed is None else resumed.first_block
+    given = block_number(key, history.replay.moments)
+    if given is None:
+        known = [v for k, v in history.replay.moments.items() if k.startswith("block ")]
+        given = int(history.moment(name, float(max(map(int, known), default=_KEYED) + 1)))
+        await history.written()
+    return first + given
