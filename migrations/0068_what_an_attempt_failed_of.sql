@@ -11,14 +11,21 @@ RETURNS TABLE (line int, kind int, key text, name text, value text, event_id big
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = :"schema", pg_temp SET enable_seqscan = off AS $function$
 #variable_conflict use_column
 DECLARE
-  p job; d durable_job; last history; newest int; failed_at timestamptz; forgotten jsonb; asked cancellation; marked int[]; again jsonb; begun json;
+  p job; d durable_job; last history; newest int; failed_at timestamptz; forgotten jsonb; asked cancellation; marked int[]; size bigint;
+  again jsonb; begun json;
 BEGIN
   SELECT j.* INTO p FROM job j WHERE j.id = target AND j.attempt = of_attempt AND j.locked_by = of_session AND j.state = 2;
   IF NOT FOUND THEN RETURN; END IF;
   SELECT q.* INTO d FROM durable_job q WHERE q.job_id = target;
   newest := coalesce((SELECT h.line FROM history h WHERE h.job_id = target ORDER BY h.line DESC LIMIT 1), 0);
-  marked := ARRAY(SELECT split_part(h.key, ':', 1)::int FROM history h
-                  WHERE h.job_id = target AND h.kind = 10 AND h.key ~ '^[0-9]{1,9}:forgotten$');
+  -- The history is read once for both.
+  SELECT coalesce(array_agg(split_part(h.key, ':', 1)::int) FILTER (WHERE h.kind = 10 AND h.key ~ '^[0-9]{1,9}:forgotten$'), '{}'),
+         sum(100 + length(coalesce(h.value, e.payload)::text)) INTO marked, size
+  FROM history h LEFT JOIN event e ON e.id = h.event_id WHERE h.job_id = target;
+  -- What no worker writes would take the memory of one that reads it, and all its jobs with it.
+  IF size > 83886080 THEN
+    RAISE EXCEPTION 'it takes more than 64 MiB' USING ERRCODE = 'program_limit_exceeded';
+  END IF;
   SELECT h.* INTO last FROM history h WHERE h.job_id = target AND h.kind <> 10 AND h.line <> ALL (marked) ORDER BY h.line DESC LIMIT 1;
   IF last.kind = 7 THEN
     -- Its own attempt, or one that met it again: those after it may have been suspended or rescued while the children ran again.
@@ -39,11 +46,6 @@ BEGIN
     WHERE NOT EXISTS (SELECT FROM job_archive x WHERE x.id = ANY (ARRAY[f.id]) AND x.finished_at > f.at);
     IF failed_at IS NOT NULL THEN forgotten := last.value::jsonb; END IF;
     forgotten := coalesce(forgotten, '{}') || jsonb_build_object('failed', coalesce(again, '[]'));
-  END IF;
-  -- What no worker writes would take the memory of one that reads it, and all its jobs with it.
-  IF (SELECT sum(100 + length(coalesce(h.value, e.payload)::text)) FROM history h LEFT JOIN event e ON e.id = h.event_id
-      WHERE h.job_id = target) > 83886080 THEN
-    RAISE EXCEPTION 'it takes more than 64 MiB' USING ERRCODE = 'program_limit_exceeded';
   END IF;
   IF p.cancelling THEN
     SELECT c.* INTO asked FROM cancellation c WHERE c.job_id = target AND c.ended_at IS NULL ORDER BY c.requested_at DESC LIMIT 1;
