@@ -125,7 +125,7 @@ def test_an_order_of_each_kind_is_an_argument_and_a_result(order: Any, line: Any
     assert msgspec.json.decode(encode_result("first", given)) == msgspec.json.decode(request.args)["order"]
     assert msgspec.json.decode(encode_result("first", run.result)) == msgspec.json.decode(request.args)["order"]
     assert first.result_type is order
-    assert decoded(first.function, "first", encode_result("first", given)) == given
+    assert decoded(first.function, encode_result("first", given)) == given
 
 
 @pytest.mark.parametrize(("order", "line"), KINDS)

@@ -102,6 +102,14 @@ class DurableNursery:
         else:
             await self._block.learn()
 
+    @property
+    def cancel_scope(self) -> NoReturn:
+        """There is none: no later attempt would remember it. Raises `AttributeError`, which names what is remembered."""
+        raise AttributeError(
+            "A durable nursery has no cancel_scope. Put the block into `with job.move_on_after(seconds) as scope:` and call "
+            "scope.cancel(), which later attempts remember."
+        )
+
     def end(self) -> None:
         """The block is over."""
         self._ended = True
