@@ -894,6 +894,7 @@ HARMLESS = {
     "answer_stack()": "an answer to a person's question, by request and session",
     "batch_counts()": "a count",
     "block_is_over()": "a question about a history; its caller has locked the parent (tests/store/test_trees_kept.py)",
+    "block_ends()": "a question; its caller has locked the parent (tests/store/test_tree_operations.py)",
     "lives_on()": "a part of member_ended: the end of an attempt, which the statement that writes the archive has fenced",
     "sweep_children()": "a request, as cancel_jobs; its caller has locked the parent (tests/store/test_trees.py)",
     "make_due()": "what was told is locked; what waits becomes due (tests/store/test_tree_operations.py)",
