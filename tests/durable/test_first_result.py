@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
+from pulse_trio import Job  # noqa: TC001 -- a handler's annotations are read
+
 if TYPE_CHECKING:
-    from pulse_trio import Job
     from support.trees import Trees
 
 
