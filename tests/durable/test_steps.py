@@ -350,7 +350,7 @@ async def test_a_worker_that_is_older_than_the_jobs_version_leaves_it_to_a_newer
         client.send_event(job_id, "go", "now")
     trees.handlers = old
     await trees.burst()
-    (released,) = trees.events.of(UnfitArgumentsReleased)
+    released, *_ = trees.events.of(UnfitArgumentsReleased)
     assert released.error.startswith(
         f"UnfitArguments: version 2 of 'order' has begun job {job_id}, and this worker has version 1"
     )

@@ -177,7 +177,7 @@ class Child(Generic[R]):
 
     def lives_again(self) -> None:
         """Its end was not the last: a person may have retried it."""
-        self.has_ended = False
+        self.has_ended, self._ended_as = False, None
         self._block.one_lives()
 
     def _over(self) -> None:
