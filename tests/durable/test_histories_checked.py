@@ -136,8 +136,8 @@ async def test_a_transaction_is_refused_while_its_handler_is_suspended(paid: Tre
             await job.wait_for_event("approved", type=str)
         finally:
             with job.cleanup():
-                async with job.transaction(result="paid") as tx:
-                    await tx.execute("INSERT INTO public.paid VALUES ('order')")
+                async with job.transaction(result="paid") as tx:  # noqa: ASYNC102 -- what the test is about
+                    await tx.execute("INSERT INTO public.paid VALUES ('order')")  # noqa: ASYNC102 -- what the test is about
         return "not reached"
 
     job_id = paid.enqueue("order")
@@ -327,7 +327,7 @@ async def test_a_failed_step_after_which_its_task_went_on_stays_failed(trees: Tr
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(fetch)
         except* StepFailed:
-            await job.step(undo)
+            await job.step(undo)  # noqa: ASYNC120 -- what the test is about
             raise
         return "not reached"
 

@@ -133,9 +133,9 @@ async def test_a_block_that_its_body_ended_opens_again_however_the_attempt_ended
             except BaseExceptionGroup:
                 if end == "lost":  # its line is written, and its end is not
                     trees.window.run("UPDATE job SET lease_until = now() - interval '1 s' WHERE id = %s", job.id)
-                    assert sum(await other.rescue()) == 1
+                    assert sum(await other.rescue()) == 1  # noqa: ASYNC120 -- what the test is about
                     trees.again()
-                    await trio.sleep_forever()
+                    await trio.sleep_forever()  # noqa: ASYNC120 -- what the test is about
                 raise
             return [one.result for one in children]
 

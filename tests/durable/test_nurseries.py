@@ -217,7 +217,7 @@ async def test_a_failure_of_a_block_that_an_attempt_failed_of_is_forgotten_thoug
             if ends == "snooze":
                 raise Snooze(3600) from None
             if ends == "with a task that goes on":
-                await ticked.wait()
+                await ticked.wait()  # noqa: ASYNC120 -- what the test is about
             raise
         return started.result
 

@@ -331,7 +331,7 @@ async def test_a_handler_that_unwinds_starts_no_children(trees: Trees, reason: s
                     try:
                         if call == "start_soon":
                             nursery.start_soon(refund)
-                        await nursery.flush()
+                        await nursery.flush()  # noqa: ASYNC102 -- what the test is about
                     except BaseException as error:
                         refused.append(str(error).partition(":")[0])
                         raise

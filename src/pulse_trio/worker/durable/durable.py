@@ -353,7 +353,7 @@ class Durable:
         except BaseException as error:
             self.history.forget_held()
             if self.mismatch is None and self.running.cancel_reason is None:
-                await self.failures.forget_those_of(error)
+                await self.failures.forget_those_of(error)  # noqa: ASYNC102 -- the fence ends it
             if self.mismatch is not None and not any(
                 issubclass(type(leaf), (trio.Cancelled, ReplayMismatch)) for leaf in leaves_of(error)
             ):
