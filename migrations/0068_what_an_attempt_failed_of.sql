@@ -1,7 +1,7 @@
 -- works with programs from: 0048
 -- An attempt that fails of a step or of a block writes that into the history: a moment whose key is N:forgotten, N being the number of the
 -- line. The attempts said it before, and retention drops their days while the job waits: then the failure was replayed. They still say it
--- where a worker of the version before has failed. A block that failed of its body alone is forgotten whatever became of the attempt, as
+-- where a worker of the version before has failed. A block that failed of its body alone is forgotten where the attempt was lost, too, as
 -- long as nothing came after it. A line that is marked so is none: no attempt gets it, whichever version reads it.
 --
 -- A later attempt also hears whether any attempt before made a durable call (`known`: a child has its mark before it does), and which
@@ -32,8 +32,13 @@ BEGIN
     failed_at := (SELECT max(a.ended_at) FROM attempt a WHERE a.job_id = target AND a.attempt >= last.attempt AND a.attempt < of_attempt
                   AND a.outcome IN ('failed', 'timeout', 'discarded'));
     -- A block that failed of its body alone: nothing in the tree says that it fails again, so it binds only what came after it. Else an
-    -- attempt that was lost before its end was written, or snoozed, was a mismatch for the next one, whose body did not raise.
-    IF coalesce(json_array_length(last.value -> 'failed'), 0) = 0 THEN failed_at := coalesce(failed_at, last.written_at); END IF;
+    -- attempt that was lost before its end was written was a mismatch for the next one, whose body did not raise.
+    -- Not where an attempt has waited since: its handler has caught the failure, and stands behind it.
+    IF coalesce(json_array_length(last.value -> 'failed'), 0) = 0 AND NOT EXISTS (
+         SELECT FROM attempt a WHERE a.job_id = target AND a.attempt >= last.attempt AND a.attempt < of_attempt
+         AND a.outcome NOT IN ('failed', 'timeout', 'discarded', 'rescued', 'crashed')) THEN
+      failed_at := coalesce(failed_at, last.written_at);
+    END IF;
   END IF;
   IF failed_at IS NOT NULL THEN marked := marked || last.line; END IF;
   IF marked <> '{}' THEN
@@ -82,7 +87,10 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = :"schema", pg_temp SET en
         AND NOT (h.kind = 7 AND EXISTS (SELECT FROM job p WHERE p.id = $1 AND p.state <> 2) AND (
           EXISTS (SELECT FROM history f WHERE f.job_id = $1 AND f.kind = 10 AND f.key = h.line || ':forgotten')
           OR NOT EXISTS (SELECT FROM history n WHERE n.job_id = $1 AND n.line > h.line AND n.kind <> 10)
-             AND (coalesce(json_array_length(h.value -> 'failed'), 0) = 0 OR EXISTS (
+             AND (coalesce(json_array_length(h.value -> 'failed'), 0) = 0 AND NOT EXISTS (
+                    SELECT FROM attempt a
+                    WHERE a.job_id = $1 AND a.attempt >= h.attempt
+                      AND a.outcome NOT IN ('failed', 'timeout', 'discarded', 'rescued', 'crashed')) OR EXISTS (
                     SELECT FROM attempt a
                     WHERE a.job_id = $1 AND a.attempt >= h.attempt AND a.outcome IN ('failed', 'timeout', 'discarded'))))))))
 $function$;

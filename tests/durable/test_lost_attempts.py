@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from pulse_trio import Job, RetryAfter, Snooze, StepFailed
+from pulse_trio import Job, RetryAfter, Snooze, StepFailed, SyncClient
 from support.stores import Window, open_store
 
 if TYPE_CHECKING:
@@ -146,6 +146,39 @@ async def test_a_block_that_its_body_ended_opens_again_however_the_attempt_ended
                 await trees.burst(watchdog=5, lease=3, heartbeat=0.3)
     found = trees.job(job_id)
     assert (found["state"], found["result"], found["error"]) == ("completed", [0, 1], None)
+
+
+async def test_a_failure_of_the_body_that_the_handler_has_caught_binds_an_attempt_that_waits_behind_it(
+    trees: Trees,
+) -> None:
+    raised: list[int] = []
+
+    @trees.handlers.job
+    async def child() -> None: ...
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def parent(job: Job) -> str:
+        try:
+            async with job.durable_nursery() as nursery:
+                nursery.start_soon(child)
+                await nursery.flush()
+                if not raised:
+                    raised.append(job.attempt)
+                    raise ConnectionError("for now")
+        except BaseExceptionGroup:
+            return f"refused: {await job.wait_for_event('go', type=str)}"
+        return "shipped"
+
+    job_id = trees.enqueue("parent")
+    await trees.burst()
+    assert trees.job(job_id)["state"] == "suspended"
+    SyncClient(trees.dsn).send_event(job_id, "go", "by Ada")
+    with trio.fail_after(30):
+        while trees.job(job_id)["finished_at"] is None:
+            await trees.burst()
+    # The body does not raise again: never silently the other branch.
+    assert trees.job(job_id)["result"] is None
+    assert "ReplayMismatch" in trees.job(job_id)["error"]
 
 
 async def test_no_task_goes_on_before_the_failure_is_written_because_of_which_it_runs(trees: Trees) -> None:
