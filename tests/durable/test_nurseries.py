@@ -12,6 +12,7 @@ from pulse_trio import Child, ChildFailed, Discard, Fixed, Job, Snooze, State, S
 from pulse_trio.store import trees as store_trees
 from pulse_trio.worker.durable import looks
 from pulse_trio.worker.durable.looks import Looks
+from support.stores import open_store
 from support.trees import Trees  # noqa: TC001
 
 if TYPE_CHECKING:
@@ -887,3 +888,39 @@ async def test_a_block_that_took_a_child_for_dead_waits_for_it_when_a_person_ret
             go_on.set()
     assert (trees.job(job_id)["state"], trees.job(job_id)["result"]) == ("completed", "second")
     assert len(tries) == 2
+
+
+async def test_a_collecting_block_cuts_a_child_that_only_an_earlier_attempt_started_although_another_is_dead(
+    trees: Trees,
+) -> None:
+    @trees.handlers.job(max_attempts=1)
+    async def bad() -> None:
+        raise ValueError("no")
+
+    @trees.handlers.job
+    async def stranger() -> None: ...
+
+    @trees.handlers.job(durable=True, suspend_after=60)
+    async def parent(job: Job) -> str:
+        async with job.durable_nursery(collect=True) as nursery:
+            one = nursery.start_soon(bad.options(child_key="bad"))
+            if job.attempt == 1:
+                # No worker serves its queue, so only the block can end it.
+                nursery.start_soon(stranger.options(child_key="stranger", queue="elsewhere"))
+                await nursery.flush()
+                while trees.window.run("SELECT FROM jobs WHERE kind = 'bad' AND state <> 'dead'"):  # noqa: ASYNC110 -- the database is asked
+                    await trio.sleep(0.01)
+                trees.window.run("UPDATE job SET lease_until = now() - interval '1 s' WHERE id = %s", job.id)
+                async with open_store(trees.dsn) as other:
+                    assert sum(await other.rescue()) == 1
+                trees.again()
+                await trio.sleep_forever()
+        return str(one.outcome.state) if one.outcome is not None else "open"
+
+    job_id = trees.enqueue("parent")
+    with trio.fail_after(30):
+        while trees.job(job_id)["finished_at"] is None:
+            await trees.burst(queues=["default"], lease=3, heartbeat=0.3)
+    assert (trees.job(job_id)["state"], trees.job(job_id)["result"]) == ("completed", "dead")
+    (left,) = trees.window.run("SELECT state FROM jobs WHERE kind = 'stranger'")
+    assert left["state"] == "cancelled"

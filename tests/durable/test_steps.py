@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -617,3 +618,23 @@ async def test_after_a_commit_a_call_that_is_not_awaited_is_told_by_an_event(tre
     assert trees.job(job_id)["state"] == "completed"
     (event,) = trees.events.of(EndedAfterCommit)
     assert "job.step was called and not awaited" in event.error
+
+
+async def test_a_mismatch_in_a_group_is_the_jobs_death_as_one_alone_is(trees: Trees) -> None:
+    async def work() -> None: ...
+
+    @trees.handlers.job(durable=True, max_attempts=5)
+    async def order(job: Job) -> None:
+        async with trio.open_nursery() as nursery:
+            key = "one" if job.attempt == 1 else "other"
+            nursery.start_soon(partial(job.step, work, key=key))
+        if job.attempt == 1:
+            raise ValueError("not yet")
+
+    job_id = trees.enqueue("order")
+    for _ in range(2):
+        trees.again()
+        await trees.burst()
+    found = trees.job(job_id)
+    assert (found["state"], found["attempt"]) == ("dead", 2)
+    assert found["error"].startswith("ReplayMismatch")

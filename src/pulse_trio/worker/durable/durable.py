@@ -354,8 +354,11 @@ class Durable:
             self.history.forget_held()
             if self.mismatch is None and self.running.cancel_reason is None:
                 await self.failures.forget_those_of(error)  # noqa: ASYNC102 -- the fence ends it
-            if self.mismatch is not None and not any(
-                issubclass(type(leaf), (trio.Cancelled, ReplayMismatch)) for leaf in leaves_of(error)
+            # A group around it would be a failure, which is retried.
+            if (
+                self.mismatch is not None
+                and not issubclass(type(error), ReplayMismatch)
+                and not any(issubclass(type(leaf), trio.Cancelled) for leaf in leaves_of(error))
             ):
                 raise self.mismatch from error  # noqa: ASYNC104 -- none is among them
             raise

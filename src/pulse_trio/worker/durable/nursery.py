@@ -196,6 +196,10 @@ class Opened:
                     if block.all_ended:
                         if await block.is_over():
                             break
+                        if block.all_ended:  # what lives still is an earlier attempt's
+                            if left_over:
+                                break
+                            await block.news(call)
                         continue
                     look = await block.look()
                     if not look.live or (look.failed and not block.collect):
