@@ -59,7 +59,7 @@ async def test_a_durable_nursery_says_what_to_use_for_its_missing_cancel_scope(t
     async def order(job: Job) -> str:
         async with job.durable_nursery() as nursery:
             with pytest.raises(AttributeError, match=r"with job\.move_on_after"):
-                nursery.cancel_scope  # noqa: B018
+                nursery.cancel_scope  # noqa: B018 -- asking for it raises
         return "said"
 
     job_id = trees.enqueue("order")

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from pulse_trio import ChildFailed, Discard, Job, ReplayMismatch, StepFailed
-from support.trees import Trees  # noqa: TC001
+from support.trees import Trees  # noqa: TC001 -- the annotations of handlers are read in this module
 
 
 async def test_what_a_deleted_child_returned_is_not_none(trees: Trees) -> None:

@@ -13,7 +13,7 @@ from pulse_trio.store import trees as store_trees
 from pulse_trio.worker.durable import looks
 from pulse_trio.worker.durable.looks import Looks
 from support.stores import open_store
-from support.trees import Trees  # noqa: TC001
+from support.trees import Trees  # noqa: TC001 -- the annotations of handlers are read in this module
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -353,7 +353,7 @@ class Durable:
         except BaseException as error:
             self.history.forget_held()
             if self.mismatch is None and self.running.cancel_reason is None:
-                await self.failures.forget_those_of(error)  # noqa: ASYNC102 -- the fence ends it
+                await self.failures.forget_those_of(error)  # noqa: ASYNC102 -- waits as long as the lease is proven
             # A group around it would be a failure, which is retried.
             if (
                 self.mismatch is not None

@@ -196,7 +196,8 @@ class Opened:
                     if block.all_ended:
                         if await block.is_over():
                             break
-                        if block.all_ended:  # what lives still is an earlier attempt's
+                        if block.all_ended:
+                            # The children that live are those that only an earlier attempt has started: they are cut below.
                             if left_over:
                                 break
                             await block.news(call)

@@ -1,9 +1,10 @@
 """`job.cleanup()`: shields what a handler must do to its end, for `cleanup` seconds from the moment of its cancellation.
 
 A handler that is not cancelled is not hurried: its compensation after a failure may take as long as all else that it does. The
-time begins when something cancels the job, or a scope around the block. What the job itself knows of (requests, its timeout,
-its deadline, its lease, the end of its worker) moves the shield's deadline while the block is open; the deadlines of the
-handler's own scopes are read when the block is entered.
+time begins when the job is cancelled (by a request, its timeout, its deadline, its lease, the end of its worker), which moves
+the shield's deadline while the block is open. The handler's own scopes are looked at once, when the block is entered: one that
+is cancelled by then, or has a deadline, begins the time too. One that is cancelled later does not (Trio tells nobody), and the
+block then ends by itself or with the job.
 """
 
 from __future__ import annotations

@@ -108,7 +108,8 @@ class RunningJob:
         """Whether the runner has finished with it."""
         self.asked = False
         self.cancel_message: str | None = None
-        self.plain = True  # no deadline, request to cancel, transaction, failure or lost lease: most jobs
+        # Neither deadline nor request to cancel, transaction, failure, lost lease: for most jobs the runner checks only this.
+        self.plain = True
         self.scope_nursery: trio.Nursery | None = None
         self.outcome: Outcome | None = None
         self.said: tuple[BaseException, str] | None = None
