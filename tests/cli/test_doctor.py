@@ -219,6 +219,7 @@ def look(window: Window, role: str | None = None) -> Health:
 async def test_what_is_wrong_in_a_database_is_found(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "LONG", 0.0)
     with Window(dsn) as window, psycopg.connect(dsn, application_name="forgotten") as forgotten:
+        window.run("UPDATE maintenance SET maintained_at = '-infinity'")
         window.run("SELECT upkeep('7 days')")
         before = look(window)
         assert (before.storage.cold, before.storage.missing_days, before.storage.astray) == ([], 0, False)

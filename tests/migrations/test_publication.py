@@ -32,6 +32,7 @@ def test_under_a_publication_jobs_are_retried_deleted_and_maintained(databases: 
         assert window.value("SELECT deleted FROM delete_jobs(%s)", [deleted])
         window.run("UPDATE job_archive SET finished_at = finished_at - interval '30 days' WHERE id = %s", old)
         assert window.run("SELECT FROM job_archive_default")
+        window.run("UPDATE maintenance SET maintained_at = '-infinity'")
         window.run("SELECT upkeep('7 days')")
         assert not window.run("SELECT FROM job_archive_default")
         window.run("INSERT INTO queue (name, retention) VALUES ('default', '1 s')")

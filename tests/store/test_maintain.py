@@ -9,15 +9,33 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 import trio
+from psycopg.conninfo import conninfo_to_dict
 
 from pulse_trio import InvalidArguments, InvalidName
+from pulse_trio.migrate import migrate_sync
 from pulse_trio.store import history
 from support.stores import Window, claim, end, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
+
+    from support.databases import Databases
 
 PARENTS = ("job_archive", "attempt")
+
+
+@pytest.fixture(scope="module")
+def migrated(databases: Databases) -> Generator[str]:
+    """The name of a database as the migrations leave it: with all days to come, and never maintained."""
+    with databases.empty() as dsn:
+        migrate_sync(dsn)
+        yield str(conninfo_to_dict(dsn)["dbname"])
+
+
+@pytest.fixture
+def alone(databases: Databases, migrated: str) -> Generator[Window]:
+    with databases.copied(migrated) as dsn, Window(dsn) as window:
+        yield window
 
 
 def days(window: Window, parent: str) -> list[str]:

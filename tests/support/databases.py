@@ -39,8 +39,14 @@ class Databases:
     @contextmanager
     def migrated(self) -> Generator[str]:
         """The DSN of a new database with the schema; dropped afterwards, even with open connections."""
+        with self.copied(template_of(self._admin, self.server_dsn, self._prefix)) as dsn:
+            yield dsn
+
+    @contextmanager
+    def copied(self, template: str) -> Generator[str]:
+        """The DSN of a new copy of a database, which nobody is connected to."""
         with self._dropped_after() as (name, dsn):
-            copy_database(self._admin, template_of(self._admin, self.server_dsn, self._prefix), name)
+            copy_database(self._admin, template, name)
             yield dsn
 
     @contextmanager

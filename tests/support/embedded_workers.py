@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
-from pulse_trio import Worker, observe
+from pulse_trio import Worker
+from support.stage import TOLD
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
@@ -27,7 +28,7 @@ class Heard:
         self._news = trio.Event()
 
     def listeners(self) -> Mapping[type[Any], Callable[[Any], None]]:
-        return dict.fromkeys(observe.Event.__args__, self._hear)
+        return dict.fromkeys(TOLD, self._hear)
 
     def _hear(self, event: Any) -> None:
         self.all.append(event)

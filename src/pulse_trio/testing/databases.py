@@ -46,6 +46,11 @@ _ROOM = 4 << 30
 _SETTINGS = {"autovacuum": "off", "fsync": "off", "max_wal_size": "256MB"}
 """No autovacuum: a table that a test fills stays as the test left it. A log of 2 GB would be too much in memory."""
 _DROP_TRIES, _DROP_PAUSE = 20, 0.1
+_DAYS_TO_COME = """
+  SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+  WHERE i.inhparent IN ('pulse.job_archive'::regclass, 'pulse.attempt'::regclass)
+    AND c.relname ~ '_[0-9]{8}$' AND to_date(right(c.relname, 8), 'YYYYMMDD') > (now() AT TIME ZONE 'UTC')::date + 3
+"""
 
 
 class TemplateDatabases:
@@ -155,10 +160,21 @@ def _make_template(server_dsn: str, name: str, *, clock: bool) -> None:
         other.execute(SQL("CREATE DATABASE {} TEMPLATE template0").format(Identifier(draft)))
         dsn = make_conninfo(server_dsn, dbname=draft)
         migrate_sync(dsn)
-        if clock:
-            with psycopg.connect(dsn, autocommit=True) as owner:
+        with psycopg.connect(dsn, autocommit=True) as owner:
+            _make_light(owner)
+            if clock:
                 give_clock(owner)
         other.execute(SQL("ALTER DATABASE {} RENAME TO {}").format(Identifier(draft), Identifier(name)))
+
+
+def _make_light(owner: psycopg.Connection[Any]) -> None:
+    """What costs each copy, and no test has a use for."""
+    # What is due each hour is done here, or the first worker in each copy would do it.
+    while owner.execute("SELECT pulse.upkeep('7 days')").fetchone() == (True,):
+        pass
+    # A run ends today or tomorrow, and `doctor` misses days within three. Each is a dozen files to copy, and tables to plan on.
+    for (day,) in owner.execute(_DAYS_TO_COME).fetchall():
+        owner.execute(SQL("DROP TABLE pulse.{}").format(Identifier(day)))
 
 
 def drop_databases(server_dsn: str, prefix: str) -> None:
