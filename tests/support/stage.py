@@ -25,8 +25,8 @@ TOLD = [type_ for type_ in observe.Event.__args__ if type_ not in (observe.Queue
 class Recorder:
     """An instrument that keeps every event, with the time it came.
 
-    Not what falls behind: a worker that is asked for it counts the queues, on a connection of its own. A fifth of what a short test
-    costs PostgreSQL is that.
+    Not what falls behind: a worker that is asked for it counts the queues, on a connection of its own. That is a fifth of
+    what a short test costs PostgreSQL.
     """
 
     def __init__(self) -> None:
