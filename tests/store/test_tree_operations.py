@@ -654,7 +654,10 @@ def test_plans_made_on_empty_tables_read_few_rows_of_large_ones(databases: Datab
             write_line(a, parent[0])
             suspend(a, parent, 0)
             a.run("SELECT * FROM look_slowly(%s)", parent[0] - 1)
-            assert a.value("SELECT end_overdue()") == 5
+            # One call ends for 20 ms at most; it says 100 where more is due.
+            while a.value("SELECT end_overdue()") == 100:
+                pass
+            assert a.value("SELECT count(*) FROM member_deadline WHERE deadline <= now()") == 0
             cancel(a, parent[0])
             retry(a, parent[0])
             a.run("SELECT * FROM tree_of(%s)", parent[0])
