@@ -52,6 +52,7 @@ async def begin_transaction(durable: Durable) -> None:
         raise durable.mismatch
     await _write_what_it_rests_on(durable, reason)
     await durable.replayed(Call("transaction", "0:transaction"))
+    await flush_blocks(durable)
 
 
 def check_completion(durable: Durable) -> None:
@@ -87,8 +88,7 @@ async def _may_begin(durable: Durable, what: str) -> CancelReason | None:
 async def _write_what_it_rests_on(durable: Durable, reason: CancelReason | None) -> None:
     """Children are started and lines written that were to come before the next durable call."""
     if durable.history.replay.over:
-        for block in durable.blocks:
-            await block.flush()
+        await flush_blocks(durable)
     if reason is not None and trio.current_effective_deadline() > -math.inf:
         # In a clean-up. What was cut short may have been no durable call, and what is done now rests on the cancellation.
         durable.note_cancellation()
@@ -98,6 +98,12 @@ async def _write_what_it_rests_on(durable: Durable, reason: CancelReason | None)
         await durable.history.written(decided=True)
 
 
+async def flush_blocks(durable: Durable) -> None:
+    """Children that wait to be written are started, and those that were left behind have ended."""
+    for block in list(durable.blocks):
+        await block.flush()
+
+
 def _check_blocks(durable: Durable) -> None:
-    if durable.blocks:
+    if any(not block.left_behind for block in durable.blocks):
         raise UsageError("job.transaction() completes the job, and a job.durable_nursery() of it is still open.")
