@@ -14,7 +14,7 @@ from pulse_trio.worker.durable import scopes
 if TYPE_CHECKING:
     from support.trees import Trees
 
-SCOPE_CANCELLED, MOMENT, CANCELLED = 8, 10, 9
+STEP, SCOPE_CANCELLED, MOMENT, CANCELLED = 1, 8, 10, 9
 
 
 def pass_deadlines(trees: Trees, job_id: int, *keys: str) -> None:
@@ -519,6 +519,72 @@ async def test_the_next_durable_call_waits_for_the_children_of_a_block_that_was_
             await trees.burst(queues=("default",))
             nursery.cancel_scope.cancel()
     assert (trees.job(job_id)["state"], calls) == ("completed", ["child has ended", "note"])
+
+
+async def test_children_that_were_left_behind_are_waited_for_by_the_task_of_their_scope_alone_and_after_a_replay_too(
+    trees: Trees, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scopes, "REOPENED_WITHIN", 0.0)
+    calls: list[str] = []
+    runs, cleans_up, clean, replayed = trio.Event(), trio.Event(), trio.Event(), trio.Event()
+
+    @trees.handlers.job(queue="elsewhere")
+    async def child(job: Job) -> None:
+        runs.set()
+        try:
+            await trio.sleep_forever()
+        finally:
+            with job.cleanup():
+                cleans_up.set()
+                await clean.wait()
+                calls.append("child has ended")
+
+    async def note(what: str) -> None:
+        calls.append(what)
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def parent(job: Job) -> None:
+        async def approve() -> None:
+            await job.wait_for_event("approved", key="approval")
+            for _ in range(20):
+                await trio.lowlevel.checkpoint()  # in a replay the other task comes to its step meanwhile
+            await job.step(note, "approved", key="stamp")
+            if job.attempt > 2:
+                replayed.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(approve)
+            with job.move_on_after(3600):
+                if job.attempt > 1:
+                    await trio.sleep_forever()
+                async with job.durable_nursery() as block:
+                    block.start_soon(child)
+            with job.move_on_after(3600):  # now it is written that the other one struck
+                await job.step(note, "cut")
+
+    job_id = trees.enqueue("parent")
+    with trio.fail_after(40):
+        await trees.burst(queues=("default",))
+        async with trio.open_nursery() as children:
+            children.start_soon(trees.worker(queues=("elsewhere",), cleanup=30.0).run)
+            await runs.wait()
+            pass_deadlines(trees, job_id, "1:scope")
+            async with trio.open_nursery() as second:
+                second.start_soon(trees.worker(queues=("default",)).run)
+                await cleans_up.wait()
+                SyncClient(trees.dsn).send_event(job_id, "approved", None)
+                while (STEP, "stamp", "note") not in trees.lines(job_id):  # noqa: ASYNC110 -- no event tells of it
+                    await trio.sleep(0.01)
+                second.cancel_scope.cancel()
+            trees.again()
+            async with trio.open_nursery() as third:
+                third.start_soon(trees.worker(burst=True, queues=("default",)).run)
+                await replayed.wait()
+                for _ in range(20):
+                    await trio.lowlevel.checkpoint()
+                clean.set()
+            children.cancel_scope.cancel()
+    assert (trees.job(job_id)["state"], calls) == ("completed", ["approved", "child has ended", "cut"])
 
 
 @pytest.mark.parametrize("end", ["transaction", "return"])

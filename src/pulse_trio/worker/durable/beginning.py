@@ -52,7 +52,6 @@ async def begin_transaction(durable: Durable) -> None:
         raise durable.mismatch
     await _write_what_it_rests_on(durable, reason)
     await durable.replayed(Call("transaction", "0:transaction"))
-    await flush_blocks(durable)
 
 
 def check_completion(durable: Durable) -> None:
@@ -88,7 +87,8 @@ async def _may_begin(durable: Durable, what: str) -> CancelReason | None:
 async def _write_what_it_rests_on(durable: Durable, reason: CancelReason | None) -> None:
     """Children are started and lines written that were to come before the next durable call."""
     if durable.history.replay.over:
-        await flush_blocks(durable)
+        for block in list(durable.blocks):
+            await block.flush()
     if reason is not None and trio.current_effective_deadline() > -math.inf:
         # In a clean-up. What was cut short may have been no durable call, and what is done now rests on the cancellation.
         durable.note_cancellation()
@@ -96,12 +96,6 @@ async def _write_what_it_rests_on(durable: Durable, reason: CancelReason | None)
     if durable.history.let_go() or durable.history.decided:
         # The handler has taken a branch because of these: each of its tasks goes on when they are written.
         await durable.history.written(decided=True)
-
-
-async def flush_blocks(durable: Durable) -> None:
-    """Children that wait to be written are started, and those that were left behind have ended."""
-    for block in list(durable.blocks):
-        await block.flush()
 
 
 def _check_blocks(durable: Durable) -> None:

@@ -79,7 +79,7 @@ class Block(Protocol):
         ...
 
     async def flush(self) -> None:
-        """Starts the children that wait to be written together. Of a block that was left behind: waits for their end."""
+        """Starts the children that wait to be written together. Of one that the caller has left behind: waits for their end."""
         ...
 
     def goes_on_live(self) -> None:

@@ -25,6 +25,7 @@ from .calls import Call, Cancelling
 from .failures import Failures
 from .history import History
 from .keys import Keys
+from .left_behind import await_left_behind
 from .replay import Stood, stood
 from .resuming import resume
 from .suspension import Suspension
@@ -165,6 +166,9 @@ class Durable:
             raise self.mismatch
         replay.taken(call)
         self.hand_out()
+        if call.line is None:
+            # By a scope that the replay has left.
+            await await_left_behind(self)
         return call.line
 
     @asynccontextmanager
@@ -343,8 +347,8 @@ class Durable:
             # Tasks in `job.nursery` may still make durable calls.
             async with self.awaiting(_RETURNED):
                 await self.running.children_ended()
-                if self.history.replay.over and self.running.cancel_reason is None:
-                    await beginning.flush_blocks(self)
+                if self.running.cancel_reason is None:
+                    await await_left_behind(self)
         except BaseException as error:
             self.history.forget_held()
             if self.mismatch is None and self.running.cancel_reason is None:

@@ -1,13 +1,14 @@
 """The children of a block that an earlier attempt had open, in a scope that this attempt was cut short in before it came there.
 
 No block cancels them and waits for them, so the attempt does it by the block's number. The scope's own end cannot wait, because
-`with` does not: the next durable call does, and the end of the handler.
+`with` does not: the next durable call of its task does, and the end of the handler.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from inspect import CORO_CLOSED, getcoroutinestate
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -31,6 +32,7 @@ class LeftBehind:
     def __init__(self, durable: Durable, number: int) -> None:
         self.number = number
         self._durable = durable
+        self._task = trio.lowlevel.current_task()
         self._begun = False
         self._ended = trio.Event()
 
@@ -59,10 +61,25 @@ class LeftBehind:
         self._ended.set()
 
     async def flush(self) -> None:
-        """Returns when the children have ended."""
-        self.goes_on_live()
-        with self._durable.suspension.closes():
-            await self._ended.wait()
+        """Returns when the children have ended, to the task that goes on after the scope."""
+        if trio.lowlevel.current_task() is self._holder and self._durable.history.replay.over:
+            self.goes_on_live()
+            with self._durable.suspension.closes():
+                await self._ended.wait()
+
+    @property
+    def _holder(self) -> trio.lowlevel.Task | None:
+        """The task that left the scope; after its end the one around it."""
+        task: trio.lowlevel.Task | None = self._task
+        while task is not None and getcoroutinestate(_coroutine(task)) == CORO_CLOSED:
+            task = None if task.parent_nursery is None else task.parent_nursery.parent_task
+        return task
+
+
+async def await_left_behind(durable: Durable) -> None:
+    """Returns when the children that this task has left behind have ended."""
+    for block in [block for block in durable.blocks if block.left_behind]:
+        await block.flush()
 
 
 def leave_behind(durable: Durable, numbers: Iterable[int]) -> None:
@@ -72,3 +89,7 @@ def leave_behind(durable: Durable, numbers: Iterable[int]) -> None:
         durable.blocks.append(block)
         if durable.history.replay.over:
             block.goes_on_live()
+
+
+def _coroutine(task: trio.lowlevel.Task) -> Any:
+    return task.coro
