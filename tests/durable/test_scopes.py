@@ -9,7 +9,9 @@ import trio
 import trio.lowlevel
 
 from pulse_trio import Job, SyncClient, UsageError
+from pulse_trio.observe import CancellationDelivered
 from pulse_trio.worker.durable import scopes
+from support.stage import Recorder
 
 if TYPE_CHECKING:
     from support.trees import Trees
@@ -615,6 +617,48 @@ async def test_a_job_is_not_completed_before_the_children_of_a_block_that_was_no
         await trees.burst(queues=("default",))
     assert (trees.job(job_id)["state"], states(trees, job_id)) == ("completed", ["cancelled"])
     assert seen == ([["cancelled"]] if end == "transaction" else [])
+
+
+async def test_a_person_can_cancel_a_job_whose_handler_has_returned_and_waits_for_such_children(
+    trees: Trees, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scopes, "REOPENED_WITHIN", 0.0)
+    runs, cleans_up, clean = trio.Event(), trio.Event(), trio.Event()
+
+    @trees.handlers.job(queue="elsewhere")
+    async def child(job: Job) -> None:
+        runs.set()
+        try:
+            await trio.sleep_forever()
+        finally:
+            with job.cleanup():
+                cleans_up.set()
+                await clean.wait()
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def parent(job: Job) -> None:
+        with job.move_on_after(3600):
+            if job.attempt > 1:
+                await trio.sleep_forever()
+            async with job.durable_nursery() as nursery:
+                nursery.start_soon(child)
+
+    job_id = trees.enqueue("parent")
+    with trio.fail_after(40):
+        await trees.burst(queues=("default",))
+        async with trio.open_nursery() as children:
+            children.start_soon(trees.worker(queues=("elsewhere",), cleanup=30.0).run)
+            await runs.wait()
+            trees.events = Recorder()
+            pass_deadlines(trees, job_id, "1:scope")
+            async with trio.open_nursery() as second:
+                second.start_soon(trees.worker(burst=True, queues=("default",)).run)
+                await cleans_up.wait()
+                SyncClient(trees.dsn).cancel(job_id)
+                await trees.events.first(CancellationDelivered)
+                clean.set()
+            children.cancel_scope.cancel()
+    assert trees.job(job_id)["state"] == "cancelled"
 
 
 async def test_the_calls_after_a_scope_do_not_get_what_was_remembered_for_those_in_it(trees: Trees) -> None:
