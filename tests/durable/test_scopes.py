@@ -496,7 +496,7 @@ async def test_the_next_durable_call_waits_for_the_children_of_a_block_that_was_
             with job.cleanup():
                 cleans_up.set()
                 for _ in range(20):
-                    await trio.lowlevel.checkpoint()
+                    await trio.lowlevel.checkpoint()  # noqa: ASYNC102
                 calls.append("child has ended")
 
     async def note() -> None:
@@ -538,7 +538,7 @@ async def test_children_that_were_left_behind_are_waited_for_by_the_task_of_thei
         finally:
             with job.cleanup():
                 cleans_up.set()
-                await clean.wait()
+                await clean.wait()  # noqa: ASYNC102
                 calls.append("child has ended")
 
     async def note(what: str) -> None:
@@ -633,7 +633,7 @@ async def test_a_person_can_cancel_a_job_whose_handler_has_returned_and_waits_fo
         finally:
             with job.cleanup():
                 cleans_up.set()
-                await clean.wait()
+                await clean.wait()  # noqa: ASYNC102
 
     @trees.handlers.job(durable=True, suspend_after=0)
     async def parent(job: Job) -> None:
@@ -683,6 +683,27 @@ async def test_the_calls_after_a_scope_do_not_get_what_was_remembered_for_those_
             await trees.burst()
         trees.again()
     assert trees.job(job_id)["result"] == "slept"
+
+
+async def test_a_scope_after_one_that_struck_keeps_its_deadline_where_no_durable_call_came_after_them(
+    trees: Trees,
+) -> None:
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> None:
+        with job.move_on_after(0.05):
+            await trio.sleep_forever()
+        with job.move_on_after(3600):
+            if job.attempt == 1:
+                raise ValueError("not yet")
+
+    job_id = trees.enqueue("order")
+    for _ in range(2):
+        await trees.burst()
+        trees.again()
+    assert trees.job(job_id)["state"] == "completed"
+    assert [(kind, key) for kind, key, _ in trees.lines(job_id)] == [
+        (MOMENT, "1:scope"), (SCOPE_CANCELLED, "1:scope"), (MOMENT, "2:scope"),
+    ]  # fmt: skip
 
 
 async def test_a_person_who_cancels_a_job_whose_deadline_has_passed_finds_its_compensation(trees: Trees) -> None:
