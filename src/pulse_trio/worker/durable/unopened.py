@@ -26,32 +26,48 @@ def body_key(key: str) -> str:
 class Unopened:
     """Of one attempt."""
 
-    __slots__ = ("_bodies", "_given_up", "_numbers", "within")
+    __slots__ = ("_around", "_given_up", "_in_scope", "_unknown", "within")
 
     def __init__(self) -> None:
         self.within: dict[str, str] = {}
         """The key of the scope around a scope, or around a block's body, by its key. None of a scope that a version without
         this has opened."""
-        self._numbers = set[int]()
-        self._bodies: dict[int, str] = {}
+        self._around: dict[int, list[str]] = {}
+        """The keys of the scopes around each block, the innermost first, as far as they are known."""
+        self._in_scope: dict[str, set[int]] = {}
+        """The reverse."""
+        self._unknown = set[int]()
+        """Blocks that are in no scope, or in one of which nothing says so."""
         self._given_up = False
 
     def found(self, numbers: Iterable[int], moments: Mapping[str, float], first_block: int) -> None:
         """The numbers of the blocks that have children and no end, as this attempt begins."""
-        self._numbers = set(numbers)
+        suffix, bodies = body_key(""), dict[int, str]()
         for body in self.within:
-            number = block_number(body.removesuffix(_BODY.format("")), moments)
-            if number is not None and body.endswith(_BODY.format("")):
-                self._bodies[first_block + number] = body
+            number = block_number(body.removesuffix(suffix), moments) if body.endswith(suffix) else None
+            if number is not None:
+                bodies[first_block + number] = body
+        for number in numbers:
+            self._around[number] = around = list(self._outwards(bodies.get(number)))
+            for scope in around:
+                self._in_scope.setdefault(scope, set()).add(number)
+            if OUTERMOST not in around:
+                self._unknown.add(number)
+
+    def _outwards(self, at: str | None) -> Iterator[str]:
+        while at is not None and (at := self.within.get(at)) is not None:
+            yield at
 
     @property
     def awaited(self) -> bool:
         """Whether there are some, and they may still be opened."""
-        return bool(self._numbers) and not self._given_up
+        return bool(self._around) and not self._given_up
 
     def opened(self, number: int) -> None:
         """A block is open."""
-        self._numbers.discard(number)
+        for scope in self._around.pop(number, ()):
+            self._in_scope[scope].discard(number)
+        self._unknown.discard(number)
 
     def give_up(self) -> None:
         """They are opened no more."""
@@ -59,19 +75,13 @@ class Unopened:
 
     def hold_back(self, scope: str) -> bool:
         """Whether one of them stands in that scope, or may: then its children are reached when it is open again."""
-        return self.awaited and any(
-            scope in (around := list(self._around(number))) or (OUTERMOST not in around and scope not in self.within)
-            for number in self._numbers
-        )
+        if self._given_up:
+            return False
+        return bool(self._in_scope.get(scope)) or (bool(self._unknown) and scope not in self.within)
 
     def leave(self, scope: str) -> list[int]:
         """The scope was cut short: returns those that stand in it, which are opened no more."""
-        left = [number for number in sorted(self._numbers) if scope in self._around(number)]
-        self._numbers.difference_update(left)
+        left = sorted(self._in_scope.get(scope, ()))
+        for number in left:
+            self.opened(number)
         return left
-
-    def _around(self, number: int) -> Iterator[str]:
-        """The keys of the scopes around a block, the innermost first, as far as they are known."""
-        at = self._bodies.get(number)
-        while at is not None and (at := self.within.get(at)) is not None:
-            yield at
