@@ -87,7 +87,7 @@ async def _may_begin(durable: Durable, what: str) -> CancelReason | None:
 async def _write_what_it_rests_on(durable: Durable, reason: CancelReason | None) -> None:
     """Children are started and lines written that were to come before the next durable call."""
     if durable.history.replay.over:
-        for block in durable.blocks:
+        for block in list(durable.blocks):
             await block.flush()
     if reason is not None and trio.current_effective_deadline() > -math.inf:
         # In a clean-up. What was cut short may have been no durable call, and what is done now rests on the cancellation.
@@ -99,5 +99,5 @@ async def _write_what_it_rests_on(durable: Durable, reason: CancelReason | None)
 
 
 def _check_blocks(durable: Durable) -> None:
-    if durable.blocks:
+    if any(not block.left_behind for block in durable.blocks):
         raise UsageError("job.transaction() completes the job, and a job.durable_nursery() of it is still open.")

@@ -33,6 +33,8 @@ _PAUSE, _LONGEST_PAUSE = 0.01, 1.0
 """Seconds until the database is asked again, when a row was locked or the database was away; doubled each time."""
 _WINDOW = 500
 """Children that are asked for by id. PostgreSQL compares each member of the block with each id."""
+_CANCEL_AGAIN, _LONGEST_CANCEL_AGAIN = 1.0, 60.0
+"""Seconds after which a block that closes cancels its children once more; doubled each time."""
 _LOOK = 1.0
 """Seconds after which a block that waits looks although it was told nothing."""
 
@@ -43,6 +45,8 @@ class LeaseGone(RuntimeError):
 
 class Block:
     """One block of an attempt. `number` is the same in all attempts."""
+
+    left_behind = False
 
     def __init__(self, durable: Durable, number: int, *, collect: bool) -> None:
         self.durable = durable
@@ -212,6 +216,24 @@ class Block:
             if cancelled.whole:
                 return
             await self._rest(cancelled.refused or "locked")
+
+    async def close(self, cause: Cause) -> None:
+        """Cancels the children, and returns when all have ended."""
+        await self.cancel(cause)
+        pause = _CANCEL_AGAIN
+        again = trio.current_time() + pause
+        suspension = self.durable.suspension
+        with suspension.closes():
+            while (await self.look()).live:
+                if trio.current_time() >= again:
+                    # A lost connection may have left the start of children on its way: the server has come to it since.
+                    await self.cancel(cause)
+                    pause = min(pause * 2, _LONGEST_CANCEL_AGAIN)
+                    again = trio.current_time() + pause
+                # They may need the slot to clean up.
+                suspension.lend_if_all_wait()
+                await self.news()
+                await self.catch_up()
 
     async def is_over(self) -> bool:
         """Whether its children, all of which are known to have ended, have ended for good. Where one is not completed the

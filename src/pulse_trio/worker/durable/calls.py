@@ -60,11 +60,13 @@ class Call:
 
 
 class Block(Protocol):
-    """A block with children. `collect`: their failures are kept, and wake no handler; `closing`: it cancels them."""
+    """A block with children. `collect`: their failures are kept, and wake no handler; `closing`: it cancels them;
+    `left_behind`: this attempt has not opened it, and opens it no more."""
 
     number: int
     collect: bool
     closing: bool
+    left_behind: bool
 
     @property
     def failures(self) -> Sequence[object]:
@@ -77,7 +79,7 @@ class Block(Protocol):
         ...
 
     async def flush(self) -> None:
-        """Starts the children that wait to be written together."""
+        """Starts the children that wait to be written together. Of one that the caller has left behind: waits for their end."""
         ...
 
     def goes_on_live(self) -> None:

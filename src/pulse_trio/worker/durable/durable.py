@@ -25,6 +25,7 @@ from .calls import Call, Cancelling
 from .failures import Failures
 from .history import History
 from .keys import Keys
+from .left_behind import await_left_behind
 from .replay import Stood, stood
 from .resuming import resume
 from .suspension import Suspension
@@ -165,6 +166,9 @@ class Durable:
             raise self.mismatch
         replay.taken(call)
         self.hand_out()
+        if call.line is None:
+            # By a scope that the replay has left.
+            await await_left_behind(self)
         return call.line
 
     @asynccontextmanager
@@ -197,10 +201,10 @@ class Durable:
         await self.history.written()
         return line
 
-    def moment(self, call_key: str, seconds: float) -> float:
+    def moment(self, call_key: str, seconds: float, within: str = "") -> float:
         """When a call that lasts `seconds` ends, counted from the first attempt that made it: seconds since 1970 by the
         database's clock. Written with the next line; a caller that may be suspended awaits `history.written()` first."""
-        return self.history.moment(call_key, trio.current_time() + self.parts.clock.epoch_offset + seconds)
+        return self.history.moment(call_key, trio.current_time() + self.parts.clock.epoch_offset + seconds, within)
 
     def on_our_clock(self, moment: float) -> float:
         """A remembered moment on Trio's clock."""
@@ -254,7 +258,7 @@ class Durable:
             return
         for scope in self.scopes:
             if scope.key == line.key:
-                scope.strike_again()
+                scope.strike_again(line)
 
     # Replay
 
@@ -272,26 +276,19 @@ class Durable:
         if replay.over:
             self._goes_on_live()
 
-    @property
-    def deadlines_count(self) -> bool:
-        """Whether remembered deadlines strike. One that has passed meanwhile strikes in the blocks that were open, and are
-        again: it reaches their children."""
-        return self.history.replay.over and not self.history.replay.unopened
-
     def opens(self, number: int) -> None:
         """A block is open."""
-        self.history.replay.unopened.discard(number)
+        self.history.replay.unopened.opened(number)
         self.hand_out()
 
     def opens_no_more(self) -> None:
         """All tasks stand elsewhere: the other blocks are not opened again."""
-        self.history.replay.unopened.clear()
+        self.history.replay.unopened.give_up()
         self.hand_out()
 
     def _goes_on_live(self) -> None:
-        if self.deadlines_count:
-            for scope in self.scopes:
-                scope.goes_on_live()
+        for scope in self.scopes:
+            scope.goes_on_live()
         for block in self.blocks:
             block.goes_on_live()
         reason, self.cancelling.held_back = self.cancelling.held_back, None
@@ -350,6 +347,8 @@ class Durable:
             # Tasks in `job.nursery` may still make durable calls.
             async with self.awaiting(_RETURNED):
                 await self.running.children_ended()
+                if self.running.cancel_reason is None:
+                    await await_left_behind(self)
         except BaseException as error:
             self.history.forget_held()
             if self.mismatch is None and self.running.cancel_reason is None:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 from ...errors import UsageError
 from .beginning import begin
 from .block import Block
-from .keys import block_number
+from .keys import KEYED, block_number
 from .nursery import Opened
+from .scopes import innermost
+from .unopened import body_key
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -16,9 +18,6 @@ if TYPE_CHECKING:
 
     from .durable import Durable
     from .nursery import DurableNursery
-
-_KEYED = 2**20
-"""The numbers of blocks with a key begin above it; the others have that of their call."""
 
 
 class _Entering:
@@ -61,13 +60,21 @@ def open_nursery(durable: Durable, *, collect: bool, key: str | None) -> Abstrac
 
 
 async def _number(durable: Durable, key: str) -> int:
-    """The block's number in the database, the same in all attempts: that of its call, or one that is remembered for its key."""
+    """The block's number in the database, the same in all attempts: that of its call, or one that is remembered for its key.
+    In a remembered scope that is remembered as well: its deadline waits for this block in later attempts."""
     history, name = durable.history, f"block {key}"
     resumed = history.replay.resumed
     first = 0 if resumed is None else resumed.first_block
-    given = block_number(key, history.replay.moments)
+    moments, unwritten = history.replay.moments, False
+    given = block_number(key, moments)
     if given is None:
-        known = [v for k, v in history.replay.moments.items() if k.startswith("block ")]
-        given = int(history.moment(name, float(max(map(int, known), default=_KEYED) + 1)))
+        known = [v for k, v in moments.items() if k.startswith("block ")]
+        given, unwritten = int(history.moment(name, float(max(map(int, known), default=KEYED) + 1))), True
+    around = innermost(durable)
+    if around is not None and body_key(key) not in moments and not history.replay.has_line(key):
+        history.moment(body_key(key), 0.0, around)
+        unwritten = True
+    if unwritten:
+        # Children are started before the next line.
         await history.written()
     return first + given

@@ -112,10 +112,13 @@ class History:
 
         Raises `BeyondLimit` where a history has its most.
         """
-        if any(held[0] in (Kind.SCOPE_CANCELLED, Kind.CANCELLED) for held in self._held):
-            # It came before this line did.
-            self.let_go()
+        self.cancellations_come_first()
         return self._append(kind, key, name, value, event_id)
+
+    def cancellations_come_first(self) -> None:
+        """Adds what is held if a cancellation is: it came before the line that is added now."""
+        if any(held[0] in (Kind.SCOPE_CANCELLED, Kind.CANCELLED) for held in self._held):
+            self.let_go()
 
     def _append(
         self, kind: Kind, key: str, name: str, value: str | Callable[[int], str] | None, event_id: int | None = None
@@ -139,12 +142,15 @@ class History:
         if self._next > MOST_LINES:
             raise BeyondLimit(f"A history has at most {MOST_LINES:,} lines; put loops into children.")
 
-    def moment(self, key: str, until: float) -> float:
-        """The moment that an earlier attempt remembered for the call `key`; `until`, from now on, if none did."""
+    def moment(self, key: str, until: float, within: str = "") -> float:
+        """The moment that an earlier attempt remembered for the call `key`; `until`, from now on, if none did. `within`: the
+        key of the remembered scope around it, where that is to be remembered too."""
         if key in self.replay.moments:
             return self.replay.moments[key]
         self.replay.moments[key] = until
-        self._append(Kind.MOMENT, key, "", repr(until))
+        if within:
+            self.replay.unopened.within[key] = within
+        self._append(Kind.MOMENT, key, within, repr(until))
         return until
 
     # Writing

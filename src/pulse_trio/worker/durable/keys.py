@@ -15,7 +15,7 @@ import trio
 from ...errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 
     from .calls import CallKind
 
@@ -26,6 +26,10 @@ LONGEST = 256
 _DERIVED: Mapping[str, Sequence[str]] = {"block": ("block {}", "{} body"), "scope": ("{} ended",)}
 """What else the history has under names that are made from the key of a call."""
 _OURS = re.compile(r"\d+:[a-z]+")
+_REMEMBERED = re.compile(r"[0-9]{1,7}:(?:event|scope|sleep)")
+"""The numbered keys that have moments."""
+KEYED = 2**20
+"""The numbers of blocks with a key begin above it; the others have that of their call."""
 
 
 class Keys:
@@ -65,9 +69,23 @@ class Keys:
         """The attempt has ended. These calls refer to this object, and would stay until the collector of garbage comes."""
         self._unawaited.clear()
 
+    @property
+    def in_main(self) -> bool:
+        """Whether the caller is the handler's main task."""
+        return trio.lowlevel.current_task() is self._main
+
+    @property
+    def count(self) -> int:
+        """How many durable calls the main task has made."""
+        return self._count
+
+    def go_on_after(self, number: int) -> None:
+        """The next call of the main task has a higher number."""
+        self._count = max(self._count, number)
+
     def next(self, kind: CallKind, key: str | None, what: str) -> str:
         """The key of a call that begins. `what` is the call as its caller knows it. Raises `UsageError`."""
-        in_main = trio.lowlevel.current_task() is self._main
+        in_main = self.in_main
         if in_main:
             # Calls with a key count too, so that giving one a key renames no other.
             self._count += 1
@@ -96,6 +114,12 @@ def block_number(key: str, moments: Mapping[str, float]) -> int | None:
         return int(number)
     given = moments.get(f"block {key}")
     return None if given is None else int(given)
+
+
+def highest_number(moments: Iterable[str], blocks: Iterable[int]) -> int:
+    """The highest number of a main task's call of which there is more than a line: a moment, or the children of a block."""
+    numbers = [int(key.partition(":")[0]) for key in moments if _REMEMBERED.fullmatch(key)]
+    return max(numbers + [number for number in blocks if number <= KEYED], default=0)
 
 
 def check_key(what: str, key: object) -> str:

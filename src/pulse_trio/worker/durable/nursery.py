@@ -22,6 +22,7 @@ from ..jobs.job_states import DurableCallRefused
 from .beginning import refusal
 from .children import FAILED
 from .scopes import Scope
+from .unopened import body_key
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -38,8 +39,6 @@ R = TypeVar("R")
 
 _GO_ON = frozenset({"suspended", "shutdown", "fence-lost", "lease-unproven"})
 """What ends an attempt for one of these reasons leaves its children alone: the next attempt adopts them."""
-_CANCEL_AGAIN, _LONGEST_CANCEL_AGAIN = 1.0, 60.0
-"""Seconds after which a block that closes cancels its children once more; doubled each time."""
 _TELL = 5.0
 """Seconds in which the children of a block that is cut short are told, whatever else strikes meanwhile."""
 
@@ -123,7 +122,7 @@ class Opened:
         self._call = call
         self.block = block
         self._nursery = DurableNursery(block)
-        self._scope = Scope(durable, f"{call.key} body", math.inf)
+        self._scope = Scope(durable, body_key(call.key), math.inf)
         self._in_body = True
         self._body = self._scope.opened(fail=False)
 
@@ -224,22 +223,8 @@ class Opened:
 
     async def _close(self, cause: Any) -> None:
         """Cancels the children and waits until they have ended."""
-        block = self.block
-        await block.cancel(cause)
-        pause = _CANCEL_AGAIN
-        again = trio.current_time() + pause
-        with self._durable.suspension.closes():
-            while (await block.look()).live:
-                if trio.current_time() >= again:
-                    # A lost connection may have left the start of children on its way: the server has come to it since.
-                    await block.cancel(cause)
-                    pause = min(pause * 2, _LONGEST_CANCEL_AGAIN)
-                    again = trio.current_time() + pause
-                # They may need the slot to clean up.
-                self._durable.suspension.lend_if_all_wait()
-                await block.news()
-                await block.catch_up()
-        await block.learn()
+        await self.block.close(cause)
+        await self.block.learn()
 
     async def _end_now(self, error: BaseException | None) -> None:
         block = self.block

@@ -15,6 +15,7 @@ import msgspec
 from ...errors import ReplayMismatch
 from ...lines import CALL_OF, Kind, Line
 from .failures import forgotten_key
+from .unopened import Unopened
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,6 +29,8 @@ class Stood(msgspec.Struct, frozen=True):
 
     at: tuple[str, ...] = ()
     reason: str = ""
+    count: int = 0
+    """After that number the main task's calls go on, where a scope of it was cut short."""
 
 
 class Turn(NamedTuple):
@@ -44,10 +47,13 @@ class Replay:
         self._job_id = job_id
         self.moments: dict[str, float] = {}
         """The remembered moments by the key of their call."""
+        self.unopened = Unopened()
         ordered: list[Line] = []
         for line in sorted(lines, key=lambda line: line.line):
             if line.kind is Kind.MOMENT:
                 self.moments[line.key] = float(line.value or 0)
+                if line.name:
+                    self.unopened.within[line.key] = line.name
             else:
                 ordered.append(line)
         ordered = [line for line in ordered if not self._is_forgotten(line)]
@@ -59,8 +65,6 @@ class Replay:
         """The keys of the remembered scopes that are open."""
         self.resumed: Resumed | None = None
         """What the attempts before have left; None in the first, and in one that comes after others that left nothing."""
-        self.unopened = set[int]()
-        """The numbers of the blocks that they had open, and that this one has not opened again."""
 
     def _is_forgotten(self, line: Line) -> bool:
         return line.kind in (Kind.STEP_FAILED, Kind.BLOCK_FAILED) and forgotten_key(line.line) in self.moments
@@ -74,6 +78,10 @@ class Replay:
     def idle(self) -> bool:
         """Whether calls wait, and none of them is about to go on."""
         return bool(self._waiting) and self._given is None
+
+    def has_line(self, key: str) -> bool:
+        """Whether the call with this key has a line."""
+        return key in self._by_key
 
     def begin(self, call: Call) -> None:
         """The call waits for its turn. Raises `ReplayMismatch` if the history has another call under its key."""

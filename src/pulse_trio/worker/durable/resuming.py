@@ -39,7 +39,8 @@ async def resume(durable: Durable) -> None:
         raise RuntimeError(f"job {running.claim.id} lost its lease before its handler began")
     size = sum(len(line.value or "") for line in found.lines)
     replay = Replay(running.claim.id, found.lines)
-    replay.resumed, replay.unopened = found, set(found.blocks) - _ended(found, replay)
+    replay.resumed = found
+    replay.unopened.found(set(found.blocks) - _ended(found, replay), replay.moments, found.first_block)
     durable.history.resumed(replay, found.last, size, known=found.known)
     if found.cancelling:
         running.ask(CancelRequest(found.cause or "user", found.message))

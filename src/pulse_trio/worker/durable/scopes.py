@@ -3,6 +3,9 @@
 The deadline is remembered when the block begins. That it struck is a line, with the calls that stood then: a later attempt is
 cancelled while the same calls stand. That a block ended in time is remembered with the next durable call: its deadline may pass
 before the next attempt, whose replay may end inside the block.
+
+Such a deadline may cut an attempt short before it opens a block again that an earlier one had open. The children of that block
+are cancelled all the same (left_behind.py), and the calls after the scope do not have the numbers of those in it.
 """
 
 from __future__ import annotations
@@ -15,12 +18,22 @@ import msgspec
 import trio
 
 from ...lines import Kind
-from .replay import Stood
+from ...trio_internals import scopes_around
+from .keys import highest_number
+from .left_behind import leave_behind
+from .replay import Stood, stood
+from .unopened import OUTERMOST
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from ...lines import Line
     from .durable import Durable
+
+REOPENED_WITHIN = 5.0
+"""Seconds for which a deadline that has passed waits for the blocks in its scope, once the replay is over and the scope is
+open: so the scope ends when their children have. A handler comes to such a block at once, unless plain code before it waits
+for something else, and that is what the deadline is for."""
 
 
 class Scope:
@@ -31,11 +44,16 @@ class Scope:
         self._durable = durable
         self.until = until
         self.inner = trio.CancelScope()
+        self.remembered = until < math.inf
+        """Not that of a block's body."""
         self._noted = False
         self._ended = ended_key(key)
         if self._ended in durable.history.replay.moments:
             self.until = math.inf
-        if durable.deadlines_count:
+        self._in_main = durable.keys.in_main
+        self._count = 0
+        self._live_since: float | None = None
+        if durable.history.replay.over:
             self.goes_on_live()
 
     @property
@@ -54,19 +72,37 @@ class Scope:
         self._durable.note_cancellation()
 
     def goes_on_live(self) -> None:
-        """The attempt has come to where the one before was: from now on the deadline counts."""
-        self.inner.deadline = self._durable.on_our_clock(self.until)
+        """The attempt has come to where the one before was: from now on the deadline counts. If blocks in it are to be opened
+        again it waits for them, for a while, so that it reaches their children."""
+        if self._live_since is None:
+            self._live_since = trio.current_time()
+        deadline = self._durable.on_our_clock(self.until)
+        if self._durable.history.replay.unopened.hold_back(self.key):
+            deadline = max(deadline, self._live_since + REOPENED_WITHIN)
+        self.inner.deadline = deadline
 
     def note(self, at: tuple[str, ...]) -> None:
         """Remembers that it struck, if it did, while these calls stood."""
         if self.inner.cancel_called and not self._noted:
             self._noted = True
-            value = msgspec.json.encode(Stood(at)).decode()
+            if self._in_main:
+                self._count = max(self._durable.keys.count, self._highest_number())
+            value = msgspec.json.encode(Stood(at, count=self._count)).decode()
             self._durable.history.hold(Kind.SCOPE_CANCELLED, self.key, "", value)
 
-    def strike_again(self) -> None:
+    def _highest_number(self) -> int:
+        """Of the calls that earlier attempts made in this scope. This one may be cut short before it makes them, and those
+        after the scope must not have their numbers: they would find what was remembered for those, moments and children."""
+        replay = self._durable.history.replay
+        if self._ended in replay.moments or replay.resumed is None:
+            return 0
+        first = replay.resumed.first_block
+        return highest_number(replay.moments, (number - first for number in replay.resumed.blocks))
+
+    def strike_again(self, line: Line) -> None:
         """The history has come to where it struck."""
         self._noted = True
+        self._count = stood(line).count
         self.inner.cancel(reason="an earlier attempt was cut short here")
 
     def _ends_in_time(self) -> None:
@@ -75,6 +111,12 @@ class Scope:
         if self.until < math.inf and history.replay.over:
             history.replay.moments[self._ended] = 0.0
             history.hold(Kind.MOMENT, self._ended, "", "0.0")
+
+    def _is_cut_short(self) -> None:
+        self._durable.note_cancellation()
+        if self._in_main:
+            self._durable.keys.go_on_after(self._count)
+        leave_behind(self._durable, self._durable.history.replay.unopened.leave(self.key))
 
     @contextmanager
     def opened(self, *, fail: bool) -> Generator[Scope]:
@@ -88,7 +130,7 @@ class Scope:
             finally:
                 # What cut a plain await short is remembered here.
                 if self.inner.cancel_called:
-                    self._durable.note_cancellation()
+                    self._is_cut_short()
                 else:
                     self._ends_in_time()
                 self.inner.deadline = math.inf
@@ -107,5 +149,17 @@ def ended_key(key: str) -> str:
 def open_scope(durable: Durable, seconds: float, key: str | None, *, fail: bool) -> Generator[Scope]:
     """The block of one `job.move_on_after` or `job.fail_after`."""
     name = durable.keys.next("scope", key, "job.fail_after" if fail else "job.move_on_after")
-    with Scope(durable, name, durable.moment(name, seconds)).opened(fail=fail) as scope:
+    durable.history.cancellations_come_first()
+    until = durable.moment(name, seconds, innermost(durable) or OUTERMOST)
+    with Scope(durable, name, until).opened(fail=fail) as scope:
         yield scope
+
+
+def innermost(durable: Durable) -> str | None:
+    """The key of the remembered scope that the caller is in; None if it is in none."""
+    ours = {scope.inner: scope.key for scope in durable.scopes if scope.remembered}
+    if ours:
+        for scope in scopes_around(trio.lowlevel.current_task()):
+            if scope in ours:
+                return ours[scope]
+    return None

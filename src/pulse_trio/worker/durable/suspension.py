@@ -139,7 +139,7 @@ class Suspension:
             or not durable.all_stand()
         ):
             return
-        if history.replay.unopened:
+        if history.replay.unopened.awaited:
             durable.opens_no_more()
             return
         if any(block.failures and not block.collect for block in durable.blocks):

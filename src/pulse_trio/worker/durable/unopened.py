@@ -1,0 +1,87 @@
+"""The blocks that the attempts before had open, and that this one has not opened again: in which remembered scopes they stand.
+
+A scope's moment says which scope was around it, in the line's name. A block inside of a scope has a moment of its own that says
+so, written before its children are. Pure: no I/O, no Trio.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .keys import block_number
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+OUTERMOST = "0:job"
+"""What is around a scope that is in no other. No key of a handler's looks like it."""
+_BODY = "{} body"
+
+
+def body_key(key: str) -> str:
+    """The name of the body of the block with this key: its scope has it, and the moment that says what is around the block."""
+    return _BODY.format(key)
+
+
+class Unopened:
+    """Of one attempt."""
+
+    __slots__ = ("_around", "_given_up", "_in_scope", "_unknown", "within")
+
+    def __init__(self) -> None:
+        self.within: dict[str, str] = {}
+        """The key of the scope around a scope, or around a block's body, by its key. None of a scope that a version without
+        this has opened."""
+        self._around: dict[int, list[str]] = {}
+        """The keys of the scopes around each block, the innermost first, as far as they are known."""
+        self._in_scope: dict[str, set[int]] = {}
+        """The reverse."""
+        self._unknown = set[int]()
+        """Blocks that are in no scope, or in one of which nothing says so."""
+        self._given_up = False
+
+    def found(self, numbers: Iterable[int], moments: Mapping[str, float], first_block: int) -> None:
+        """The numbers of the blocks that have children and no end, as this attempt begins."""
+        suffix, bodies = body_key(""), dict[int, str]()
+        for body in self.within:
+            number = block_number(body.removesuffix(suffix), moments) if body.endswith(suffix) else None
+            if number is not None:
+                bodies[first_block + number] = body
+        for number in numbers:
+            self._around[number] = around = list(self._outwards(bodies.get(number)))
+            for scope in around:
+                self._in_scope.setdefault(scope, set()).add(number)
+            if OUTERMOST not in around:
+                self._unknown.add(number)
+
+    def _outwards(self, at: str | None) -> Iterator[str]:
+        while at is not None and (at := self.within.get(at)) is not None:
+            yield at
+
+    @property
+    def awaited(self) -> bool:
+        """Whether there are some, and they may still be opened."""
+        return bool(self._around) and not self._given_up
+
+    def opened(self, number: int) -> None:
+        """A block is open."""
+        for scope in self._around.pop(number, ()):
+            self._in_scope[scope].discard(number)
+        self._unknown.discard(number)
+
+    def give_up(self) -> None:
+        """They are opened no more."""
+        self._given_up = True
+
+    def hold_back(self, scope: str) -> bool:
+        """Whether one of them stands in that scope, or may: then its children are reached when it is open again."""
+        if self._given_up:
+            return False
+        return bool(self._in_scope.get(scope)) or (bool(self._unknown) and scope not in self.within)
+
+    def leave(self, scope: str) -> list[int]:
+        """The scope was cut short: returns those that stand in it, which are opened no more."""
+        left = sorted(self._in_scope.get(scope, ()))
+        for number in left:
+            self.opened(number)
+        return left
