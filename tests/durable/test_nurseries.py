@@ -11,6 +11,7 @@ import trio
 from pulse_trio import Child, ChildFailed, Discard, Fixed, Job, Snooze, State, SyncClient, UsageError
 from pulse_trio.store import trees as store_trees
 from pulse_trio.worker.durable import looks
+from pulse_trio.worker.durable.keys import KEYED
 from pulse_trio.worker.durable.looks import Looks
 from support.stores import open_store
 from support.trees import Trees  # noqa: TC001 -- the annotations of handlers are read in this module
@@ -924,3 +925,24 @@ async def test_a_collecting_block_cuts_a_child_that_only_an_earlier_attempt_star
     assert (trees.job(job_id)["state"], trees.job(job_id)["result"]) == ("completed", "dead")
     (left,) = trees.window.run("SELECT state FROM jobs WHERE kind = 'stranger'")
     assert left["state"] == "cancelled"
+
+
+async def test_a_key_that_begins_like_what_is_remembered_of_a_block_gives_no_block_its_number(trees: Trees) -> None:
+    handlers = trees.handlers
+
+    @handlers.job
+    async def double(n: int) -> int:
+        return 2 * n
+
+    @handlers.job(durable=True)
+    async def parent(job: Job) -> int:
+        await job.sleep(0, key="block of the first")
+        async with job.durable_nursery(key="the second") as nursery:
+            child = nursery.start_soon(double, 4)
+        return child.result
+
+    parent_id = trees.enqueue("parent")
+    await trees.burst()
+    assert trees.job(parent_id)["result"] == 8
+    numbers = trees.window.run("SELECT DISTINCT block FROM member WHERE parent_id = %s", parent_id)
+    assert numbers == [{"block": KEYED + 1}]

@@ -52,3 +52,9 @@ def test_blocks_that_are_opened_no_more_hold_nothing_back_and_can_still_be_left_
     blocks = unopened({"1:scope": OUTERMOST, "2:block body": "1:scope"}, 2)
     blocks.give_up()
     assert (blocks.awaited, blocks.hold_back("1:scope"), blocks.leave("1:scope")) == (False, False, [2])
+
+
+def test_scopes_that_a_stranger_has_written_around_each_other_stop_nobody() -> None:
+    blocks = unopened({"1:scope": "2:scope", "2:scope": "1:scope", "3:block body": "1:scope"}, 3)
+    assert blocks.hold_back("1:scope")
+    assert blocks.hold_back("2:scope")

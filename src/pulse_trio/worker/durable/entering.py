@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 from ...errors import UsageError
 from .beginning import begin
 from .block import Block
-from .keys import KEYED, block_number
+from .keys import HIGHEST, KEYED, block_number
 from .nursery import Opened
 from .scopes import innermost
 from .unopened import body_key
@@ -68,8 +68,9 @@ async def _number(durable: Durable, key: str) -> int:
     moments, unwritten = history.replay.moments, False
     given = block_number(key, moments)
     if given is None:
-        known = [v for k, v in moments.items() if k.startswith("block ")]
-        given, unwritten = int(history.moment(name, float(max(map(int, known), default=KEYED) + 1))), True
+        # A handler's own key may begin so too. Its moment is in seconds since 1970, which is no number of a block.
+        known = [int(moment) for key, moment in moments.items() if key.startswith("block ") and moment < HIGHEST]
+        given, unwritten = int(history.moment(name, float(max(known, default=KEYED) + 1))), True
     around = innermost(durable)
     if around is not None and body_key(key) not in moments and not history.replay.has_line(key):
         history.moment(body_key(key), 0.0, around)

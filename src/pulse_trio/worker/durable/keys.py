@@ -28,8 +28,8 @@ _DERIVED: Mapping[str, Sequence[str]] = {"block": ("block {}", "{} body"), "scop
 _OURS = re.compile(r"\d+:[a-z]+")
 _REMEMBERED = re.compile(r"[0-9]{1,7}:(?:event|scope|sleep)")
 """The numbered keys that have moments."""
-KEYED = 2**20
-"""The numbers of blocks with a key begin above it; the others have that of their call."""
+KEYED, HIGHEST = 2**20, 2**30
+"""The numbers of blocks with a key stand between them; the others have that of their call."""
 
 
 class Keys:

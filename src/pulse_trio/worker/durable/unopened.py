@@ -55,7 +55,10 @@ class Unopened:
                 self._unknown.add(number)
 
     def _outwards(self, at: str | None) -> Iterator[str]:
-        while at is not None and (at := self.within.get(at)) is not None:
+        # No scope is around itself, unless somebody has written so.
+        for _ in self.within:
+            if at is None or (at := self.within.get(at)) is None:
+                return
             yield at
 
     @property
