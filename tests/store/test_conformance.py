@@ -811,7 +811,8 @@ async def test_a_cancelled_job_that_runs_once_more_waits_for_no_limit(
 async def test_a_cancelled_job_that_runs_once_more_counts_also_where_it_has_run_before(
     how: str, limited: str, house: House, store: Store, other: Store
 ) -> None:
-    await store.declare_limits([QueueLimits(house.queue, **{limited: 1})])
+    limits: dict[str, Any] = {limited: 1}
+    await store.declare_limits([QueueLimits(house.queue, **limits)])
     ids = [house.enqueue(key="a") for _ in range(3)]
     (before,) = (await store.claim_limited(house.queue, 5)).claims
     assert before.id == ids[0]
