@@ -1,4 +1,4 @@
-"""A rollback for good: the jobs of a newer version of the code are released by the workers that are left, seldom, and are named."""
+"""A rollback for good: the workers that are left release jobs of a newer version of the code seldom, and the doctor names them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Deploys:
             finally:
                 if job.cancel_reason == "user":
                     with job.cleanup():
-                        await job.step(work, "refund")
+                        await job.step(work, "refund")  # noqa: ASYNC102 -- job.cleanup() is the shield
 
         self.newer.job(name="order", durable=True, version=2, suspend_after=0, max_attempts=1)(order)
         self.older.job(name="order", durable=True, suspend_after=0, max_attempts=1)(order)
@@ -88,5 +88,6 @@ async def test_the_doctor_names_jobs_that_only_a_newer_version_of_the_code_can_g
     (finding,) = [each for each in diagnose(found) if each.check in ("other version", "unknown kind")]
     assert finding.check == "other version"
     assert finding.what.startswith(
-        f"1 job of kind 'order' was released 3 times within the hour. version 2 of 'order' has begun job {job_id}, and this worker"
+        "1 job of kind 'order' was released 3 times within the hour. "
+        f"version 2 of 'order' has begun job {job_id}, and this worker"
     )
