@@ -1,4 +1,4 @@
-"""A rollback for good: the workers that are left release jobs of a newer version of the code seldom, and the doctor names them."""
+"""A rollback for good: the workers that are left release jobs of a newer version seldom, and the doctor names them."""
 
 from __future__ import annotations
 
