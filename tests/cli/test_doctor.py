@@ -139,6 +139,12 @@ PAUSED = replace(QUEUE, paused=True, oldest_available_age=900.0)
             "unknown kind",
             "1 job of kind 'lost' was released 1 time w",
         ),
+        (
+            {"put_back": [PutBack("order", 5, 2, 99, "UnfitArguments: version 2 of 'order' has begun job 99.\nmore")]},
+            "warning",
+            "other version",
+            "2 jobs of kind 'order' were released 5 times within the hour. version 2 of 'order' has begun job 99.",
+        ),
     ],
     ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else "",
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
@@ -219,3 +219,84 @@ async def test_a_child_that_a_person_cancels_has_failed_whatever_the_person_says
             SyncClient(trees.dsn).cancel(found["id"], reason=reason)
     assert trees.job(job_id)["result"] == [reason]
     assert len(began) == (stands == "runs")
+
+
+def said(child: Any) -> tuple[str, object]:
+    """What the outcome of a child says: its result, or why it was cancelled."""
+    ended = child.outcome
+    return str(ended.state), ended.unwrap() if ended.error is None else ended.error.job.cancel_reason
+
+
+@pytest.mark.parametrize("collect", [True, False])
+async def test_one_child_alone_is_cancelled_by_its_id(collect: bool, trees: Trees) -> None:
+    """From outside, while its parent is suspended. A collecting block goes on; another cancels the siblings."""
+    both = [trio.Event(), trio.Event()]
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def vote(job: Job, number: int) -> int:
+        both[number].set()
+        return await job.wait_for_event("answer", type=int)
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def ask(job: Job) -> list[Any]:
+        failed: list[Any] = []
+        children: list[Any] = []
+        try:
+            async with job.durable_nursery(collect=collect) as nursery:
+                children += [nursery.start_soon(vote, number) for number in range(2)]
+        except* ChildFailed as failures:
+            failed += [leaf.job for leaf in failures.exceptions if isinstance(leaf, ChildFailed)]
+        return [(one.id, one.cancel_reason) for one in failed] if failed else list(map(said, children))
+
+    job_id = trees.enqueue("ask")
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery, open_client(trees.dsn) as client:
+            worker = trees.worker(log=False)
+            nursery.start_soon(worker.run)
+            for one in both:
+                await one.wait()
+            members = await client.tree(job_id)
+            withdrawn, kept = sorted(member.id for member in members if member.parent_id == job_id)
+            await client.cancel(withdrawn, reason="withdrawn")
+            if collect:
+                await client.send_event(kept, "answer", 7)
+            await client.wait(job_id)
+            worker.stop()
+    states = {row["id"]: str(row["state"]) for row in trees.window.run("SELECT id, state FROM jobs")}
+    if collect:
+        assert trees.job(job_id)["result"] == [["cancelled", "withdrawn"], ["completed", 7]]
+        assert states == {job_id: "completed", withdrawn: "cancelled", kept: "completed"}
+    else:
+        assert trees.job(job_id)["result"] == [[withdrawn, "withdrawn"]]
+        assert states == {job_id: "completed", withdrawn: "cancelled", kept: "cancelled"}
+        assert trees.job(kept)["cancel_reason"] == "sibling"
+
+
+async def test_a_parent_cancels_one_child_alone_in_a_step_and_later_attempts_find_it_so(trees: Trees) -> None:
+    withdrawals: list[int] = []
+
+    async def withdraw(child_id: int) -> None:
+        withdrawals.append(child_id)
+        async with open_client(trees.dsn) as client:
+            await client.cancel(child_id, reason="withdrawn")
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def vote(job: Job, number: int) -> int:
+        return await job.wait_for_event("answer", type=int) if number == 0 else number
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def ask(job: Job) -> list[Any]:
+        async with job.durable_nursery(collect=True) as nursery:
+            children = [nursery.start_soon(vote, number) for number in range(2)]
+            await nursery.flush()
+            await job.step(withdraw, children[0].id)
+        await job.wait_for_event("go on")
+        return list(map(said, children))
+
+    job_id = trees.enqueue("ask")
+    await trees.burst(log=False)
+    assert trees.job(job_id)["state"] == "suspended"
+    SyncClient(trees.dsn).send_event(job_id, "go on", None)
+    await trees.burst(log=False)
+    assert trees.job(job_id)["result"] == [["cancelled", "withdrawn"], ["completed", 1]]
+    assert len(withdrawals) == 1

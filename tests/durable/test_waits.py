@@ -9,8 +9,11 @@ import msgspec
 import pytest
 import trio
 
-from pulse_trio import Job, SyncClient
+from pulse_trio import Job, SyncClient, open_client
+from pulse_trio.store.waits import Waits
 from pulse_trio.worker.durable.suspension import Suspension
+from support.stage import parts
+from support.stores import Window
 
 if TYPE_CHECKING:
     from support.trees import Trees
@@ -615,3 +618,78 @@ async def test_a_later_attempt_without_a_history_does_not_begin_after_its_deadli
     await trees.burst()
     assert calls == [1]
     assert trees.job(job_id)["cancel_reason"] == "deadline"
+
+
+async def test_an_answer_that_takes_longer_than_a_lease_which_is_renewed_loses_no_event_and_changes_no_order(
+    trees: Trees, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection on which events are received is slow, that of the heartbeats is not."""
+
+    @trees.handlers.job(durable=True, suspend_after=3600)
+    async def listen(job: Job) -> list[str]:
+        return [await job.wait_for_event("said", type=str) for _ in range(2)]
+
+    job_id = trees.enqueue("listen")
+    client = SyncClient(trees.dsn)
+    for word in ("first", "second"):
+        client.send_event(job_id, "said", word)
+    worker = trees.worker(log=False, lease=1, heartbeat=0.2)
+    receive, late = Waits.receive, list[float]()
+
+    async def receive_late(waits: Waits, wanted: Any) -> Any:
+        found = await receive(waits, wanted)
+        if not late:
+            (job,) = parts(worker).jobs.held
+            late.append(job.lease_deadline)
+            await trio.sleep_until(job.lease_deadline + 0.1)
+            assert job.lease_deadline > trio.current_time()
+        return found
+
+    monkeypatch.setattr(Waits, "receive", receive_late)
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery, open_client(trees.dsn) as asking:
+            nursery.start_soon(worker.run)
+            await asking.wait(job_id)
+            worker.stop()
+    assert trees.job(job_id)["result"] == ["first", "second"]
+    assert late
+    assert trees.lines(job_id) == [(3, "1:event", "said"), (3, "2:event", "said")]
+
+
+@pytest.mark.parametrize("why", ["the fence is lost", "its row is locked"])
+async def test_a_wait_for_an_event_that_cannot_be_received_now_ends_with_its_job(why: str, trees: Trees) -> None:
+    """It asked again until its lease would have been over, and its worker stopped, because a handler did not end."""
+    here, go_on, ended = trio.Event(), trio.Event(), trio.Event()
+
+    @trees.handlers.job(durable=True)
+    async def listen(job: Job) -> None:
+        here.set()
+        await go_on.wait()
+        try:
+            await job.wait_for_event("said")
+        finally:
+            ended.set()
+
+    job_id = trees.enqueue("listen")
+    worker = trees.worker(log=False, lease=600, heartbeat=0.5)
+    with trio.fail_after(60), Window(trees.dsn) as holder:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(worker.run)
+            await here.wait()
+            send(trees, job_id, "said")
+            if why == "the fence is lost":
+                trees.window.run("UPDATE job SET attempt = attempt + 1 WHERE id = %s", job_id)
+                go_on.set()
+                await ended.wait()
+                worker.stop_now()
+                return
+            with holder.connection.transaction():
+                holder.run("SELECT FROM job WHERE id = %s FOR UPDATE", job_id)
+                go_on.set()
+                (job,) = parts(worker).jobs.held
+                while not parts(worker).services.receiver._questions:
+                    await trio.lowlevel.checkpoint()
+                worker.stop_now()
+                await ended.wait()
+                assert job.cancel_reason == "shutdown"
+    assert trees.job(job_id)["state"] == "available"

@@ -52,6 +52,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
     "function complete_jobs": called_by("operator"),
     "function declare_death_hooks": called_by("worker"),
     "function release_jobs": called_by("operator"),
+    "function release_pause": {},
     "function audit_kind": {},
     "function audit_queue": {},
     "function audit_retention": {},

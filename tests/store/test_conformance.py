@@ -806,6 +806,33 @@ async def test_a_cancelled_job_that_runs_once_more_waits_for_no_limit(
     assert len((await store.claim_limited(house.queue, 5)).claims) == (0 if limited == "rate" else 1)
 
 
+@pytest.mark.parametrize("limited", ["limit", "key_limit"])
+@pytest.mark.parametrize("how", ["beside others", "in a lent slot"])
+async def test_a_cancelled_job_that_runs_once_more_counts_also_where_it_has_run_before(
+    how: str, limited: str, house: House, store: Store, other: Store
+) -> None:
+    limits: dict[str, Any] = {limited: 1}
+    await store.declare_limits([QueueLimits(house.queue, **limits)])
+    ids = [house.enqueue(key="a") for _ in range(3)]
+    (before,) = (await store.claim_limited(house.queue, 5)).claims
+    assert before.id == ids[0]
+    # It leaves its permit, as it does when it is suspended.
+    await store.settle([end(before, "released", delay=0.2)])
+    (first,) = (await store.claim_limited(house.queue, 5)).claims
+    assert first.id == ids[1]
+    await trio.sleep(0.3)
+    house.clean_up(ids[0])
+    if how == "in a lent slot":
+        (again,) = (await other.claim_cleanups([house.queue], 5)).claims
+    else:
+        (again,) = (await other.claim_limited(house.queue, 5)).claims
+    assert (again.id, again.attempt) == (ids[0], 2)
+    await store.settle([end(first)])
+    assert (await store.claim_limited(house.queue, 5)).claims == []
+    await other.settle([end(again)])
+    assert [c.id for c in (await store.claim_limited(house.queue, 5)).claims] == ids[2:]
+
+
 async def test_as_many_cancelled_jobs_are_claimed_beyond_the_limits_as_the_worker_has_room_for(
     house: House, store: Store
 ) -> None:

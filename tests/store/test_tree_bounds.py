@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from support.stores import Window
+
 from .test_tree_design import Teller, settle, three_tellers, wait_for_lock
 from .test_tree_operations import cancel, ended, start, state, suspend, write_line
 
@@ -95,6 +97,60 @@ def test_retention_and_a_deletion_of_a_root_with_its_members_never_wait_for_each
             b.run("SET LOCAL lock_timeout = '1s'")
             b.run("SELECT * FROM delete_jobs(%s)", [root[0], child[0]])
     assert watch.value("SELECT count(*) FROM job_archive") == 0
+
+
+def fill(window: Window, first: int, last: int, *, archived: bool) -> None:
+    """Roots that ended long ago, all at one moment, some of whose rows the archive has in days that it could not drop."""
+    window.run(
+        "INSERT INTO durable_job (job_id, root_id, root_ended_at)"
+        " SELECT n, n, '2020-01-01Z' FROM generate_series(%s::int, %s::int) n",
+        first,
+        last,
+    )
+    if archived:
+        window.run(
+            "INSERT INTO job_archive (id, queue, kind, args, state, attempt, max_attempts, created_at, run_at, started_at,"
+            " locked_by, finished_at, failures, priority)"
+            " SELECT n, 'q', 'root', '{}', 4, 1, 1, now(), now(), now(), 7, now() - interval '1 d' * (n %% 7), 0, 0"
+            " FROM generate_series(%s::int, %s::int) n",
+            first,
+            last,
+        )
+
+
+def test_retention_reads_a_page_of_roots_whose_rows_are_kept_and_goes_on_after_it_in_the_next_round(dsn: str) -> None:
+    with Window(dsn) as window:
+        window.run("SELECT maintain('7 days')")
+        fill(window, 1, 1_700, archived=True)
+        fill(window, 1_701, 1_710, archived=False)
+        left = "SELECT count(*) FROM durable_job"
+        rounds: list[bool] = []
+        while not rounds or rounds[-1]:
+            assert window.value(left) == 1_710
+            rounds.append(window.value("SELECT prune_trees('7 days')"))
+        assert rounds == [True, True, True, False]
+        assert window.value(left) == 1_700
+        # From the beginning again.
+        fill(window, 1_701, 1_701, archived=False)
+        window.run("DELETE FROM job_archive WHERE id <= 3")
+        assert window.value("SELECT prune_trees('7 days')") is True
+        assert window.value(left) == 1_698
+
+
+@pytest.mark.parametrize("analyzed", [False, True])
+def test_the_pages_that_retention_reads_do_not_grow_with_the_roots_whose_rows_are_kept(
+    analyzed: bool, dsn: str
+) -> None:
+    with Window(dsn) as window:
+        window.run("SELECT maintain('7 days')")
+        counts: list[int] = []
+        for first, last in ((1, 2_000), (2_001, 20_000)):
+            fill(window, first, last, archived=True)
+            if analyzed:
+                window.run("VACUUM ANALYZE durable_job, job_archive")
+            counts.append(window.pages("SELECT prune_trees('7 days')"))
+        few, many = counts
+        assert many < 2 * few + 200
 
 
 def test_a_root_whose_row_an_old_worker_did_not_keep_is_noted_as_ended_by_the_slow_look(workers: list[Teller]) -> None:

@@ -54,10 +54,10 @@ class Bench:
         self.table = JobTable(concurrency, self.follower)
         self.made = 0
 
-    def claimed(self, **how: Any) -> RunningJob:
+    def claimed(self, *, beside: bool = False, **how: Any) -> RunningJob:
         self.made += 1
         job = cast("RunningJob", Job(Claim(self.made, 1, 20, 0, 0, "", "q", "k", "{}", None, 7), **how))
-        self.table.add([job])
+        self.table.add([job], beside=beside)
         return job
 
     def taken(self) -> RunningJob:
@@ -250,7 +250,7 @@ async def test_a_lent_slot_is_for_cancelled_jobs_and_no_other_job_may_be_claimed
     assert (table.free, table.lent, table.full) == (0, 1, True)
     with trio.fail_after(1):
         await table.next_freed()
-    cleans_up = bench.claimed()
+    cleans_up = bench.claimed(beside=True)
     assert (table.startable, table.free, table.lent) == (1, -1, 0)
     table.due.popleft()
     table.begin(cleans_up)
@@ -294,6 +294,48 @@ async def test_what_was_claimed_for_a_lent_slot_begins_although_the_slot_is_take
     table = bench.table
     waits = bench.taken()
     table.lend(waits)
-    bench.claimed()
+    bench.claimed(beside=True)
     table.take_back(waits)
+    assert table.startable == 1
+
+
+async def test_what_was_claimed_ahead_begins_in_no_lent_slot() -> None:
+    bench = Bench(concurrency=1)
+    table = bench.table
+    waits = bench.taken()
+    table.slots.ahead = 2
+    ahead = [bench.claimed(), bench.claimed()]
+    table.lend(waits)
+    assert (table.free, table.lent, table.startable, table.in_slots) == (-2, 1, 0, 1)
+    cleans_up = bench.claimed(beside=True)
+    assert (table.lent, table.startable, table.in_slots) == (0, 1, 2)
+    table.take_back(waits)
+    assert table.startable == 1
+    assert table.due.popleft() is cleans_up
+    assert (table.startable, table.in_slots) == (0, 2)
+    table.begin(cleans_up)
+    end(table, cleans_up)
+    assert (table.startable, table.in_slots) == (0, 1)
+    end(table, waits)
+    assert (table.startable, table.in_slots) == (1, 1)
+    assert list(table.due) == ahead
+
+
+async def test_jobs_that_run_beside_a_full_worker_make_room_for_no_other_when_they_have_ended() -> None:
+    bench = Bench(concurrency=2)
+    table = bench.table
+    first, second = bench.taken(), bench.taken()
+    beside = [bench.claimed(beside=True) for _ in range(2)]
+    assert (table.startable, table.in_slots, table.slots.beside) == (2, 4, 2)
+    table.slots.ahead = 4
+    bench.claimed()
+    for job in beside:
+        table.due.remove(job)
+        table.begin(job)
+    for job, left in zip([first, *beside], [3, 2, 1], strict=True):
+        assert table.startable == 0
+        end(table, job)
+        assert table.in_slots - table.startable == left
+    assert (table.startable, table.slots.beside) == (1, 0)
+    end(table, second)
     assert table.startable == 1

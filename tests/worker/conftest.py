@@ -8,6 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from pulse_trio.worker.claiming.claim_size import ClaimSize
 from support.collecting import has_mark, is_async_test
 from support.stage import Recorder, Stage
 
@@ -51,3 +52,20 @@ def database(stage: Stage) -> MemoryDatabase:
 @pytest.fixture
 def events(stage: Stage) -> Recorder:
     return stage.events
+
+
+@pytest.fixture
+def claim_ahead(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """So many jobs are claimed ahead: virtual time does not tell a worker how short its jobs are. A worker that gives jobs back
+    does so no more."""
+
+    def decide(count: int) -> None:
+        def look_ahead(self: ClaimSize, *, may_exceed: bool) -> None:
+            slots = self._jobs.slots
+            slots.ahead = count if may_exceed and not slots.lenders and not slots.beside else 0
+            if self._jobs.running > slots.count:
+                slots.claimed_ahead.give()
+
+        monkeypatch.setattr(ClaimSize, "_look_ahead", look_ahead)
+
+    return decide

@@ -9,30 +9,12 @@ import trio
 
 from pulse_trio.observe import JobStarted
 from pulse_trio.testing.memory import MemoryStore
-from pulse_trio.worker.claiming.claim_size import ClaimSize
 from support.stage import parts as parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from support.stage import Stage
-
-
-@pytest.fixture
-def claim_ahead(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """So many jobs are claimed ahead: virtual time does not tell a worker how short its jobs are. A worker that gives jobs back
-    does so no more."""
-
-    def decide(count: int) -> None:
-        def look_ahead(self: ClaimSize, *, may_exceed: bool) -> None:
-            slots = self._jobs.slots
-            slots.ahead = count if may_exceed else 0
-            if self._jobs.running > slots.count:
-                slots.claimed_ahead.give()
-
-        monkeypatch.setattr(ClaimSize, "_look_ahead", look_ahead)
-
-    return decide
 
 
 @pytest.mark.parametrize("concurrency", [1, 2, 7, 40])

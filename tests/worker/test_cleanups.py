@@ -9,6 +9,8 @@ import trio
 from support.stage import parts
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from support.stage import Stage
 
 
@@ -102,3 +104,100 @@ async def test_a_burst_does_not_end_before_the_job_that_has_lent_its_slot(stage:
         parts(worker).jobs.take_back(job)
         play.go_on.set()
     assert sorted(play.ran) == [1, 2]
+
+
+class Crowd(Play):
+    """One more handler: `stays`, which runs until it is told, and is noted when it begins."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__(stage)
+        self.stayed: list[int] = []
+        self.first, self.others = trio.Event(), trio.Event()
+
+        @stage.handlers.job
+        async def stays(number: int) -> None:
+            self.stayed.append(number)
+            await (self.first if number == 0 else self.others).wait()
+
+    def stay(self, *numbers: int) -> None:
+        for number in numbers:
+            self.stage.enqueue("stays", number=number)
+
+
+async def test_what_was_claimed_ahead_does_not_begin_in_a_lent_slot(
+    stage: Stage, claim_ahead: Callable[[int], None]
+) -> None:
+    crowd = Crowd(stage)
+    stage.enqueue("waits")
+    crowd.stay(0, 1, 2)
+    claim_ahead(2)
+    async with stage.working(concurrency=2) as worker:
+        await crowd.begun.wait()
+        await trio.sleep(0.01)
+        table = parts(worker).jobs
+        assert (crowd.stayed, len(table.due)) == ([0], 2)
+        job = next(job for job in table.held if job.claim.kind == "waits")
+        table.lend(job)
+        crowd.first.set()
+        await trio.sleep(0.01)
+        # The second has the slot of the first.
+        assert (crowd.stayed, table.in_slots) == ([0, 1], 2)
+        crowd.cancelled(1)
+        await trio.sleep(5)
+        assert (crowd.stayed, crowd.ran) == ([0, 1], [1])
+        crowd.go_on.set()
+        crowd.others.set()
+        await trio.sleep(5)
+    assert (crowd.stayed, crowd.ran) == ([0, 1, 2], [1])
+
+
+async def test_a_cancelled_job_has_the_lent_slot_at_once_although_others_were_claimed_ahead(
+    stage: Stage, claim_ahead: Callable[[int], None]
+) -> None:
+    crowd = Crowd(stage)
+    stage.enqueue("waits")
+    crowd.stay(1, 2)
+    claim_ahead(2)
+    async with stage.working(concurrency=1) as worker:
+        await crowd.begun.wait()
+        await trio.sleep(0.01)
+        table = parts(worker).jobs
+        assert (crowd.stayed, len(table.due)) == ([], 2)
+        crowd.cancelled(1)
+        table.lend(next(iter(table.held)))
+        # Sooner than those are given back.
+        await trio.sleep(0.05)
+        assert (crowd.stayed, crowd.ran, table.in_slots) == ([], [1], 1)
+        crowd.go_on.set()
+        crowd.others.set()
+
+
+async def test_a_worker_above_its_concurrency_begins_nothing_until_a_job_has_ended(
+    stage: Stage, claim_ahead: Callable[[int], None]
+) -> None:
+    """The job that had lent its slot goes on, and the one that had borrowed it does not end. All before the first beat."""
+    crowd = Crowd(stage)
+    stage.enqueue("waits")
+    crowd.stay(0)
+    claim_ahead(2)
+    async with stage.working(concurrency=2) as worker:
+        await crowd.begun.wait()
+        await trio.sleep(0.01)
+        table = parts(worker).jobs
+        lender = next(job for job in table.held if job.claim.kind == "waits")
+        table.lend(lender)
+        crowd.stay(1)
+        (cancelled,) = [job for job in stage.database.jobs.values() if job.finished is None and not job.session]
+        cancelled.cancelling = True
+        await trio.sleep(1)
+        assert (crowd.stayed, table.in_slots) == ([0, 1], 3)
+        table.take_back(lender)
+        crowd.stay(2, 3, 4)
+        await trio.sleep(1)
+        crowd.first.set()
+        await trio.sleep(1)
+        assert (crowd.stayed, table.in_slots) == ([0, 1], 2)
+        crowd.go_on.set()
+        await trio.sleep(1)
+        assert (crowd.stayed, table.in_slots) == ([0, 1, 2], 2)
+        crowd.others.set()

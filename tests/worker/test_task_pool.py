@@ -17,6 +17,7 @@ import trio.testing
 from pulse_trio import Job  # noqa: TC001 -- a handler is annotated with it
 from pulse_trio.worker.jobs import running_job as held
 from pulse_trio.worker.jobs import task_pool
+from pulse_trio.worker.jobs.job_table import Slots
 from pulse_trio.worker.jobs.runner import Runner
 from pulse_trio.worker.jobs.task_pool import Place, TaskPool
 
@@ -33,6 +34,7 @@ class Run(Runner):
 
     def __init__(self, run: Callable[[Any, Place | None], Awaitable[object]]) -> None:
         self.due: deque[Any] = deque()
+        self.running, self.slots = 0, Slots(1)
         self._jobs = cast("Any", self)
         self._pool = TaskPool(self)
         self._run = run

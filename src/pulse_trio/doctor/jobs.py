@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..store.family import StuckMember
-    from ..store.health import Health, Quarantined
+    from ..store.health import Health, PutBack, Quarantined
 
+_UNFIT = "UnfitArguments: "
+"""What the error of a job begins with that its worker's handler cannot take."""
 RUNS_LONG = 3600.0
 """Seconds after which the doctor reports a running attempt."""
 
@@ -56,20 +58,35 @@ def diagnose(found: Health) -> Iterator[Finding]:
         )
     if not found.quarantined:
         yield Finding("ok", "quarantine", "no job is in quarantine")
-    for back in found.put_back:
-        yield Finding(
-            "warning",
-            "unknown kind",
-            f"{count_of(back.jobs, 'job')} of kind {back.kind!r} {'was' if back.jobs == 1 else 'were'} released "
-            f"{count_of(back.times, 'time')} within the hour",
-            f"Does a worker of its queue have that handler? See: pulse-trio jobs show {back.first}",
-        )
+    yield from map(_released, found.put_back)
 
 
 def crashes_of(job: Quarantined) -> str:
     """The crash record of a job in quarantine."""
     crashes = "1 crash" if job.crashes == 1 else f"{job.crashes} crashes"
     return f"{crashes}, {job.deaths} of them seen to be its own"
+
+
+def _released(back: PutBack) -> Finding:
+    """A kind whose jobs workers release again and again."""
+    times = (
+        f"{count_of(back.jobs, 'job')} of kind {back.kind!r} {'was' if back.jobs == 1 else 'were'} released "
+        f"{count_of(back.times, 'time')} within the hour"
+    )
+    if back.why is None or not back.why.startswith(_UNFIT):
+        return Finding(
+            "warning",
+            "unknown kind",
+            times,
+            f"Does a worker of its queue have that handler? See: pulse-trio jobs show {back.first}",
+        )
+    return Finding(
+        "warning",
+        "other version",
+        f"{times}. {back.why.removeprefix(_UNFIT).splitlines()[0]}",
+        f"Start a worker with the code that they are for. After a rollback for good: pulse-trio jobs cancel, and enqueue them "
+        f"anew. See: pulse-trio jobs show {back.first}",
+    )
 
 
 def _workers(found: Health) -> Iterator[Finding]:

@@ -77,12 +77,14 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class PutBack:
-    """A kind that workers claim and release again: how often within the hour, how many jobs, and the first of them."""
+    """A kind that workers claim and release again: how often within the hour, how many jobs, and the first of them. `why`: the
+    beginning of what the last worker said; None where it does not know the kind."""
 
     kind: str
     times: int
     jobs: int
     first: int
+    why: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ class Ahead:
         jobs = self._jobs
         while True:
             await jobs.slots.claimed_ahead.wait()
-            while jobs.running > jobs.slots.count and jobs.due:
+            while jobs.startable < len(jobs.due):
                 last = jobs.due[-1]
                 await trio.sleep(_PATIENCE)
                 if last.state is CLAIMED and not last.ended:
@@ -48,5 +48,5 @@ class Ahead:
         """Gives back all jobs that wait for a slot, the youngest first."""
         jobs = self._jobs
         jobs.slots.ahead = 0
-        while jobs.running > jobs.slots.count and jobs.due:
+        while jobs.startable < len(jobs.due):
             self._releaser.give_back(jobs.due.pop())

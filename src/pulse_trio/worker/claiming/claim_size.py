@@ -80,7 +80,7 @@ class ClaimSize:
 
     def _look_ahead(self, *, may_exceed: bool) -> None:
         slots, ended = self._jobs.slots, self._claimed - self._jobs.running
-        if not may_exceed or slots.lenders:
+        if not may_exceed or slots.lenders or slots.beside:
             slots.ahead = 0
         elif (elapsed := self._answered - self._since) >= _SPAN:
             ahead = int((ended - self._ended) / elapsed * _FORESEEN)
@@ -88,5 +88,3 @@ class ClaimSize:
             self._ended, self._since = ended, self._answered
         if self._jobs.running > slots.count:
             slots.claimed_ahead.give()
-        else:
-            slots.beside = 0

@@ -64,7 +64,7 @@ class CompletionSource(Protocol):
 class Starter(Protocol):
     """Runs jobs: the runner."""
 
-    def start(self, claims: Sequence[Claim], sent: float) -> None: ...
+    def start(self, claims: Sequence[Claim], sent: float, *, beside: bool = False) -> None: ...
 
 
 class Claimer:
@@ -107,7 +107,7 @@ class Claimer:
         claims, sent, *_ = await self._store.claim_cleanups(self._limited.listed, limit)
         # Do not await anything from here to start(): this worker already owns these jobs.
         if claims:
-            self._starter.start(claims, sent)
+            self._starter.start(claims, sent, beside=True)
         return len(claims)
 
     def failed(self, error: DatabaseUnavailable | StatementRefused) -> float:

@@ -59,7 +59,7 @@ class OutcomeQueue(Protocol):
 
 
 class Starter(Protocol):
-    def start(self, claims: Sequence[Claim], sent: float) -> None: ...
+    def start(self, claims: Sequence[Claim], sent: float, *, beside: bool = False) -> None: ...
 
 
 class InlineQuarantine:
@@ -103,9 +103,7 @@ class InlineQuarantine:
             # Do not await anything from here to start().
             beside = self._jobs.running if patience.cancelled_caught else 0
             self._observer.emit(SuspectAlone(claim.id, claim.kind, claim.attempt, beside))
-            if beside:
-                self._jobs.slots.beside = 1
-            self._starter.start([claim], kept.sent)
+            self._starter.start([claim], kept.sent, beside=True)
             begun = True
         finally:
             if not begun:

@@ -298,7 +298,9 @@ class Block:
             # Decided when the replay has come to its end: no child is started again before.
             bad = [(child, member) for child, member in bad if not self._may_restart(child, member)]
         elif not self.closing:
-            ids = [member.job_id for child, member in bad if self._may_restart(child, member)]
+            # What an attempt before had cut stays so where a child has failed that was no part of it: the block cuts it again.
+            fails = not self.collect and any(not self._may_restart(child, member) for child, member in bad)
+            ids = [m.job_id for child, m in bad if self._may_restart(child, m) and not (fails and _cut(m))]
             if ids:
                 again = await self._restart(ids)
         # What was cancelled because of its parent, and this block did not ask for it: the parent is being cancelled too, and is

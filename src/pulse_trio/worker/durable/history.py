@@ -44,6 +44,15 @@ class _Waiter:
         self.event = trio.Event()
 
 
+async def while_proven(running: RunningJob, event: trio.Event) -> None:
+    """Waits for the event. A cancellation waits too, as long as the lease is proven, however often it is renewed meanwhile."""
+    while not event.is_set():
+        with trio.CancelScope(shield=True, deadline=running.lease_deadline):
+            await event.wait()
+        if not event.is_set() and trio.current_time() >= running.lease_deadline:
+            await event.wait()
+
+
 class History:
     """What one attempt of a job remembers."""
 
@@ -169,11 +178,7 @@ class History:
         waiter = _Waiter(self._next - 1, decided=decided)
         self._waiters.append(waiter)
         try:
-            while not waiter.event.is_set():
-                with trio.CancelScope(shield=True, deadline=self.running.lease_deadline):
-                    await waiter.event.wait()
-                if not waiter.event.is_set() and trio.current_time() >= self.running.lease_deadline:
-                    await waiter.event.wait()
+            await while_proven(self.running, waiter.event)
         finally:
             # The next one goes on when this one has: all attempts see lines in their order.
             self._waiters.remove(waiter)

@@ -6,6 +6,7 @@ may be lost.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Protocol
 
 import trio
@@ -13,12 +14,14 @@ import trio
 from ...errors import DatabaseUnavailable
 from ..outage import Outage
 from ..signal import Signal
+from .history import while_proven
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ...observe import Observer
     from ...store.waits import Received, Wanted
+    from ..jobs.running_job import RunningJob
 
 _BATCH = 200
 """Waits in one statement."""
@@ -71,17 +74,21 @@ class Receiver:
             if not waiting:
                 del self._news[job_id]
 
-    async def receive(self, wanted: Wanted) -> str | None:
-        """The payload of the event if it is there; None if not. Asks again while the job's row is locked."""
+    async def receive(self, wanted: Wanted, running: RunningJob) -> str | None:
+        """The payload of the event if it is there; None if not. Asks again while the job's row is locked. A cancellation waits
+        for the answer as long as the lease is proven, because the line may be written."""
         pause = _LOCKED_PAUSE
         while True:
             question = _Question(wanted)
             self._questions.append(question)
             self._work.give()
-            await question.answered.wait()
+            await while_proven(running, question.answered)
             if question.answer is None or question.answer.payload is not None:
                 return None if question.answer is None else question.answer.payload
-            await trio.sleep(pause)
+            if trio.current_effective_deadline() == -math.inf:
+                return None  # nothing is written, and the caller is cancelled
+            with trio.CancelScope(shield=True):
+                await trio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
 
     async def run(self) -> None:

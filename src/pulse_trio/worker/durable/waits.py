@@ -107,12 +107,10 @@ async def _receive(durable: Durable, call: Call) -> Line | None:
     claim = durable.running.claim
     history = durable.history
     async with history.alone() as number:
-        payload = None
-        with trio.CancelScope(shield=True, deadline=durable.running.lease_deadline) as patience:
-            payload = await durable.parts.receiver.receive(Wanted(claim, number, call.key, call.name))
+        wanted = Wanted(claim, number, call.key, call.name)
+        payload = await durable.parts.receiver.receive(wanted, durable.running)
         if payload is not None:
             return Line(number, Kind.EVENT, call.key, call.name, payload)
-    if not patience.cancelled_caught:
-        history.unused(number)
+    history.unused(number)
     await trio.lowlevel.checkpoint()
     return None

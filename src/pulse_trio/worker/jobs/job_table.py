@@ -108,7 +108,8 @@ class Slots:
         self.ahead = 0
         """Jobs that may be claimed beyond those, because they will begin in a moment (claiming/ahead.py)."""
         self.beside = 0
-        """Jobs that may run beside a full worker's: suspects that only it can run (claiming/inline_quarantine.py)."""
+        """How many jobs more than there are slots run, or are about to: those that were claimed to run beside the others.
+        One less with each job that ends."""
         self.lenders: set[RunningJob] = set()
         """Running jobs that only wait for cancelled jobs, and lend these their slots (claiming/claim_loop.py)."""
         self.claimed_ahead = Signal()
@@ -178,19 +179,19 @@ class JobTable:
         due, slots = len(self.due), self.slots
         if not due or self.running <= slots.count:
             return due
-        return min(due, slots.count + slots.beside + len(slots.lenders) - self.running + due)
+        return min(due, slots.count + slots.beside - self.running + due)
 
     @property
     def in_slots(self) -> int:
         """The number of jobs that run, or are about to: those claimed ahead do not count. More than there are slots while some
-        of them are lent."""
+        of them are lent, and until enough jobs have ended after that."""
         return self.running - len(self.due) + max(0, self.startable)
 
     @property
     def lent(self) -> int:
         """The number of cancelled jobs that may be claimed now for lent slots: none while there is a free slot."""
         slots = self.slots
-        return len(slots.lenders) - max(0, self.running - slots.count) if slots.lenders and self.free <= 0 else 0
+        return len(slots.lenders) - max(0, self.in_slots - slots.count) if slots.lenders and self.free <= 0 else 0
 
     @property
     def full(self) -> bool:
@@ -234,14 +235,19 @@ class JobTable:
 
     # The moves
 
-    def add(self, jobs: Collection[RunningJob]) -> None:
-        """Adds claimed jobs: they are due, and from now on their leases are renewed."""
+    def add(self, jobs: Collection[RunningJob], *, beside: bool = False) -> None:
+        """Adds claimed jobs: they are due, and from now on their leases are renewed. `beside`: they begin at once, before all
+        other due jobs, whether or not a slot is free."""
         held, soonest = self._held, self._next_beat
         for job in jobs:
             held[job.claim] = job
             if job.beat_due < soonest:
                 soonest = job.beat_due
-        self.due.extend(jobs)
+        if beside:
+            self.slots.beside = max(0, self.in_slots + len(jobs) - self.slots.count)
+            self.due.extendleft(reversed([*jobs]))
+        else:
+            self.due.extend(jobs)
         self.running += len(jobs)
         if soonest < self._next_beat:
             self._next_beat = soonest
@@ -274,6 +280,8 @@ class JobTable:
                 self.tally.released += 1
             reported = True
         self.running -= 1
+        if self.slots.beside:
+            self.slots.beside -= 1
         self.freed.give()
         if not self.running:
             self._follower.last_job_ended()
@@ -320,17 +328,15 @@ class JobTable:
 
     def lend(self, job: RunningJob) -> None:
         """The running job does nothing but wait for cancelled jobs, which may have its slot meanwhile."""
-        if job not in self.slots.lenders:
-            self.slots.lenders.add(job)
+        slots = self.slots
+        if job not in slots.lenders:
+            slots.lenders.add(job)
+            slots.ahead = 0
             self.freed.give()
 
     def take_back(self, job: RunningJob) -> None:
         """The job goes on, if it has lent its slot. What was claimed for it begins all the same."""
-        slots = self.slots
-        if job in slots.lenders:
-            slots.lenders.discard(job)
-            if self.due:
-                slots.beside = max(slots.beside, self.running - slots.count - len(slots.lenders))
+        self.slots.lenders.discard(job)
 
     # All jobs together
 

@@ -37,8 +37,8 @@ class MeteredRunner(Runner):
         self._before: RunningJob | None = None
         """The job whose end begins the next one: in the same step of Trio's, in the same task."""
 
-    def accept(self, claims: Sequence[Claim], sent: float) -> list[RunningJob]:
-        accepted = super().accept(claims, sent)
+    def accept(self, claims: Sequence[Claim], sent: float, *, beside: bool = False) -> list[RunningJob]:
+        accepted = super().accept(claims, sent, beside=beside)
         self._meter.accepted(accepted, self._now())
         return accepted
 

@@ -83,8 +83,9 @@ class Runner:
         self._events = JobEvents(observer, plan.spans)
         self._meter = plan.meter
 
-    def accept(self, claims: Sequence[Claim], sent: float) -> list[RunningJob]:
-        """Takes over claimed jobs. `sent` is Trio's clock before the claim was sent: the leases count from then."""
+    def accept(self, claims: Sequence[Claim], sent: float, *, beside: bool = False) -> list[RunningJob]:
+        """Takes over claimed jobs. `sent` is Trio's clock before the claim was sent: the leases count from then. `beside`: see
+        `JobTable.add`."""
         terms = self._plan.terms
         if self._plan.on_lease is not None and terms.by_queue and claims:
             self._plan.on_lease(min(terms.of(claim.queue).lease for claim in claims))
@@ -93,12 +94,12 @@ class Runner:
             RunningJob(claim, call_of(claim.kind) or _never, sent, same or terms.of(claim.queue), common)
             for claim in claims
         ]
-        self._jobs.add(accepted)
+        self._jobs.add(accepted, beside=beside)
         return accepted
 
-    def start(self, claims: Sequence[Claim], sent: float) -> None:
+    def start(self, claims: Sequence[Claim], sent: float, *, beside: bool = False) -> None:
         """Takes over claimed jobs and runs them, in this order if each ends at once."""
-        self.accept(claims, sent)
+        self.accept(claims, sent, beside=beside)
         self._pool.send()
 
     def give_back(self, job: RunningJob) -> None:

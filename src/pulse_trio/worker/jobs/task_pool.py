@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sized
     from contextvars import Context
 
+    from .job_table import Slots
     from .running_job import RunningJob
 
 _PLACES = 512
@@ -71,15 +72,17 @@ class Place:
         return self._pool.arrived()
 
     def at_hand(self) -> bool:
-        """Whether the task may take the first due job in this very step of Trio's. If not, nothing is due, or other tasks must
-        have their turn first, or the last job left traces."""
+        """Whether the task may take the first due job in this very step of Trio's. If not, nothing is due that has a slot, or
+        other tasks must have their turn first, or the last job left traces."""
         self._in_a_row += 1
         if self.task in _OWNERS:
             self.spoiled = True
             return False
         pool = self._pool
         return (
-            len(pool.jobs.due) > 0
+            (due := len((jobs := pool.jobs).due)) > 0
+            # `startable`, for a third of its time.
+            and due > jobs.running - (slots := jobs.slots).count - slots.beside
             and self._in_a_row < _IN_A_ROW
             and self.origin is pool.context
             and (
@@ -107,6 +110,12 @@ class DueJobs(Protocol):
 
     @property
     def due(self) -> Sized: ...
+
+    @property
+    def running(self) -> int: ...
+
+    @property
+    def slots(self) -> Slots: ...
 
     @property
     def startable(self) -> int:
