@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -224,6 +225,34 @@ async def test_what_a_task_of_the_job_s_nursery_failed_of_is_done_again(
     job_id = trees.enqueue("order")
     assert (await after(1, trees, job_id))["state"] == "retryable"
     assert ((await after(1, trees, job_id))["result"], moody.calls) == ("ok", 2)
+
+
+async def test_a_task_that_fails_before_it_has_started_fails_its_caller_who_may_handle_that(
+    trees: Trees, moody: Moody
+) -> None:
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> str:
+        ticked = trio.Event()
+
+        async def beats() -> None:
+            await moody.failed.wait()
+            await job.step(note, key="tick")
+            ticked.set()
+
+        async def fetch(*, task_status: trio.TaskStatus[str]) -> None:
+            task_status.started(await job.step(moody.step, key="fetch"))
+
+        job.nursery.start_soon(beats)
+        packed = "refused"
+        with suppress(StepFailed):
+            packed = await job.nursery.start(fetch)
+        await ticked.wait()
+        if job.attempt == 1:
+            raise ConnectionError("away")
+        return packed
+
+    job_id = trees.enqueue("order")
+    assert ((await after(2, trees, job_id))["result"], moody.calls) == ("refused", 1)
 
 
 # What rests on a failure that the attempt failed of

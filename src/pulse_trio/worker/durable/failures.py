@@ -103,7 +103,10 @@ class Failures:
         self._mark(line.line, "needed")
 
     def task_failed(self, error: BaseException) -> None:
-        """A task of the job's own nursery ends with `error`: so does the attempt."""
+        """A task that was started in the job's own nursery ends with `error`: so does the attempt, if it is in there. What
+        `nursery.start` waits for is in another one until it has started."""
+        if trio.lowlevel.current_task().parent_nursery is not self._history.running.scope_nursery:
+            return
         for failure in self._of(error):
             failure.ends = True
 
