@@ -9,6 +9,8 @@ import trio
 
 from pulse_trio import ChildFailed, Discard, Handlers, Job, SyncClient, Worker, open_client
 from pulse_trio.lines import Kind
+from pulse_trio.migrate import known_migrations
+from pulse_trio.sql import render
 
 if TYPE_CHECKING:
     from support.databases import Databases
@@ -300,3 +302,35 @@ async def test_a_parent_cancels_one_child_alone_in_a_step_and_later_attempts_fin
     await trees.burst(log=False)
     assert trees.job(job_id)["result"] == [["cancelled", "withdrawn"], ["completed", 1]]
     assert len(withdrawals) == 1
+
+
+async def test_the_upgrade_opens_the_requests_of_jobs_that_live_and_no_others(trees: Trees) -> None:
+    """A version before closed the request with the first attempt that was lost."""
+    heard: list[tuple[str | None, str | None]] = []
+
+    async def charge() -> None: ...
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> None:
+        await job.step(charge)
+        try:
+            await job.wait_for_event("never")
+        except trio.Cancelled:
+            if job.cancel_reason != "suspended":
+                heard.append((job.cancel_reason, job.cancel_message))
+            raise
+
+    client = SyncClient(trees.dsn)
+    ended, lives = trees.enqueue("order"), trees.enqueue("order")
+    await trees.burst()
+    client.cancel(ended, reason="the first")
+    await trees.burst()
+    client.cancel(lives, reason="the second")
+    trees.window.run("UPDATE cancellation SET ended_at = now(), ended_as = 'cancelled' WHERE job_id = %s", lives)
+    (upgrade,) = (m for m in known_migrations() if m.name == "requests_of_live_jobs_are_open")
+    trees.window.connection.execute(render(upgrade.text, "pulse").encode())
+    left = trees.window.run("SELECT job_id FROM cancellations WHERE ended_at IS NULL")
+    assert [row["job_id"] for row in left] == [lives]
+    await trees.burst()
+    assert heard == [("user", "the first"), ("user", "the second")]
+    assert trees.window.value("SELECT count(*) FROM cancellations WHERE ended_as = 'cancelled'") == 2

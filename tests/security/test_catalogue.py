@@ -151,6 +151,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
     "function look_at_block": called_by("worker"),
     "function mark_over": {},
     "function end_block": called_by("worker"),
+    "function failed_of": {},
     "function look_slowly": called_by("worker"),
     "function lives_on": {},
     "function make_due": {},

@@ -69,12 +69,22 @@ def test_a_child_is_not_retried_when_its_parent_has_gone_on_after_its_block(
     assert retried(watch, other)
 
 
-def test_a_child_of_which_the_parents_attempt_failed_is_retried(workers: list[Teller]) -> None:
+@pytest.mark.parametrize(("says", "goes_back"), [("a mark", True), ("an old worker's row", True), ("nothing", False)])
+def test_a_child_of_which_the_parents_attempt_failed_is_retried(
+    workers: list[Teller], says: str, goes_back: bool
+) -> None:
     a, b, watch = workers
     parent, child = dead_child(a, b, 2)
     line(a, parent, 7, "2:block", f'{{"failed": [{child[0]}]}}')
+    if says == "a mark":
+        line(a, parent, 10, f"{watch.value('SELECT max(line) FROM history')}:forgotten", "1.0")
+    watch.run(
+        "INSERT INTO session (id, host, pid, version, concurrency, lease, marks) VALUES (%s, 'one', 1, '1', 1, '1 h', %s)"
+        " ON CONFLICT (id) DO UPDATE SET marks = EXCLUDED.marks",
+        a.session, None if says == "an old worker's row" else True,
+    )  # fmt: skip
     a.fail(parent, outcome="failed")
-    assert retried(watch, child)
+    assert retried(watch, child) is goes_back
 
 
 def test_a_child_of_a_run_that_was_begun_anew_is_not_retried_under_the_next_one(workers: list[Teller]) -> None:

@@ -174,3 +174,51 @@ def test_a_race_has_the_same_winner_again_however_the_tasks_come() -> None:
             del waiting[turn.call.name]
             replay.taken(turn.call)
         assert "".join(order) == "abbaba"
+
+
+def left_out(number: int, key: str, *more: Line) -> Replay:
+    failed = line(number, key, kind=Kind.STEP_FAILED)
+    return Replay(7, [failed, Line(90, Kind.MOMENT, f"{number}:forgotten", "", f"{number}.0"), *more])
+
+
+def test_a_failure_that_an_attempt_failed_of_is_left_out_and_its_call_goes_on_live() -> None:
+    replay = left_out(1, "a", line(2, "b"))
+    again, other = step("a"), step("b")
+    replay.begin(again)
+    replay.begin(other)
+    assert replay.turn() == Turn(other, line(2, "b"))
+    replay.taken(other)
+    assert replay.missing() is None
+    assert replay.turn() == Turn(again, None)
+
+
+def test_a_failure_that_was_left_out_is_missing_where_the_line_after_it_has_no_call() -> None:
+    replay = left_out(1, "a", line(2, "undo"))
+    failed = line(1, "a", kind=Kind.STEP_FAILED)
+    assert replay.leaves_out(failed)
+    again, undo = step("a"), step("undo")
+    replay.begin(again)
+    assert replay.turn() is None
+    assert replay.missing() == failed
+    replay.recall(failed)
+    assert not replay.leaves_out(failed)
+    assert replay.turn() == Turn(again, failed)
+    replay.taken(again)
+    replay.begin(undo)
+    assert replay.turn() == Turn(undo, line(2, "undo"))
+
+
+def test_a_failure_that_came_after_the_next_line_or_is_another_call_s_is_not_missing() -> None:
+    replay = left_out(3, "a", line(2, "b"))
+    replay.begin(step("a"))
+    assert replay.missing() is None
+    replay = left_out(1, "a", line(2, "b"))
+    replay.begin(step("a", "other"))
+    assert replay.missing() is None
+
+
+def test_a_failure_that_was_needed_is_a_line_like_any_other() -> None:
+    replay = left_out(1, "a", line(2, "b"), Line(91, Kind.MOMENT, "1:needed", "", "1.0"))
+    again = step("a")
+    replay.begin(again)
+    assert replay.turn() == Turn(again, line(1, "a", kind=Kind.STEP_FAILED))

@@ -18,6 +18,7 @@ from ...states import FINISHED, State
 from ...store.histories import Written
 from ...store.trees import BlockCancel, BlockEnd, BlockLook, Member, Rechecked, Started, StartedChild
 from ...store.waits import Received
+from ...worker.durable.failures import mark
 from .rows import MIDNIGHT
 
 if TYPE_CHECKING:
@@ -163,6 +164,16 @@ class MemoryTree:
             stand.add((some.claim.id, some.claim.attempt))
         return Written(stand, set())
 
+    def _read(self) -> list[Line]:
+        """The lines without the failures that an attempt has failed of and a later one has gone on without."""
+        marks = {line.key: line.line for line in self.lines if line.kind is Kind.MOMENT}
+        last = max((line.line for line in self.lines if line.kind is not Kind.MOMENT), default=0)
+        return [
+            line
+            for line in self.lines
+            if mark(line.line, "needed") in marks or marks.get(mark(line.line, "forgotten"), last) >= last
+        ]
+
     async def resume(self, claim: Claim) -> Resumed | None:
         await trio.lowlevel.checkpoint()
         job = self._store.ours(claim)
@@ -171,7 +182,7 @@ class MemoryTree:
         cause: Any = None if job.cause == "user" else job.cause
         last = max((line.line for line in self.lines), default=0)
         return Resumed(
-            last=last, cancelling=job.cancelling, cause=cause, message=job.wished, lines=sorted(self.lines, key=_number),
+            last=last, cancelling=job.cancelling, cause=cause, message=job.wished, lines=sorted(self._read(), key=_number),
             blocks=sorted({block for block, _ in self.children}),
         )  # fmt: skip
 

@@ -92,8 +92,8 @@ async def _write_what_it_rests_on(durable: Durable, reason: CancelReason | None)
     if reason is not None and trio.current_effective_deadline() > -math.inf:
         # In a clean-up. What was cut short may have been no durable call, and what is done now rests on the cancellation.
         durable.note_cancellation()
-    durable.failures.call_begins()
-    if durable.history.let_go() or durable.history.decided:
+    marked = durable.failures.call_begins()
+    if durable.history.let_go() or marked or durable.history.decided:
         # The handler has taken a branch because of these: each of its tasks goes on when they are written.
         await durable.history.written(decided=True)
 

@@ -22,12 +22,12 @@ from ..jobs.running_job import HEARTBEAT
 from . import beginning, entering, scopes, steps, waits
 from .beginning import REFUSED, VERSION
 from .calls import Call, Cancelling
-from .failures import Failures
+from .failures import Failures, mark
 from .history import History
 from .keys import Keys
 from .left_behind import await_left_behind
 from .replay import Stood, stood
-from .resuming import resume
+from .resuming import help_on, resume
 from .suspension import Suspension
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class Durable:
             self.fail(error)
             raise
         call.turn = turn = trio.Event()
-        pause = _FIRST_LOOK
+        pause, seen, since = _FIRST_LOOK, replay.next_line, trio.current_time()
         try:
             async with self.awaiting(call):
                 self.hand_out()
@@ -151,11 +151,16 @@ class Durable:
                     if not turn.is_set():
                         pause = min(pause * 2, _LONGEST_LOOK)
                         self.hand_out()
-                        if replay.idle and not replay.over and self.all_stand():
-                            self.fail(replay.stuck())
+                        if replay.next_line != seen:
+                            seen, since = replay.next_line, trio.current_time()
+                        if replay.idle and not replay.over:
+                            help_on(self, since)
                 if call.line is None:
                     # The last line may have been a cancellation of this very call.
                     await trio.lowlevel.checkpoint_if_cancelled()
+                elif mark(call.line.line, "needed") in replay.moments:
+                    # It decides which way the handler goes: this is written first.
+                    await self.history.written()
         except BaseException:
             replay.leave(call)
             self.hand_out()
@@ -307,6 +312,10 @@ class Durable:
 
     # The attempt
 
+    def task_failed(self, error: BaseException) -> None:
+        """A task of `job.nursery` ends with an exception: the attempt fails of it."""
+        self.failures.task_failed(error)
+
     async def run(self, call: Callable[[], Awaitable[Any]]) -> Any:
         """Calls the handler. Raises `ReplayMismatch` if it returned before its history was used up, whatever it has caught, and
         `UsageError` if it did not await a durable call."""
@@ -351,7 +360,7 @@ class Durable:
                     await await_left_behind(self)
         except BaseException as error:
             self.history.forget_held()
-            if self.mismatch is None and self.running.cancel_reason is None:
+            if self.mismatch is None and self.running.cancel_reason in (None, "timeout"):
                 await self.failures.forget_those_of(error)  # noqa: ASYNC102 -- waits as long as the lease is proven
             # A group around it would be a failure, which is retried.
             if (
@@ -361,6 +370,8 @@ class Durable:
             ):
                 raise self.mismatch from error  # noqa: ASYNC104 -- none is among them
             raise
+        if self.mismatch is None and self.running.cancel_reason is None:
+            await self.failures.forget_those_of()
         mismatch = self.mismatch or self.history.replay.left()
         if mismatch is not None:
             raise mismatch

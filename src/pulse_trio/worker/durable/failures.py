@@ -2,17 +2,22 @@
 
 A block's is a line at once. A step's is held until the next durable call begins, and is no line if the attempt ends before.
 A call of another task may begin while the exception still goes up through the task that made the step, and may rest on it:
-nobody can tell. So the line is written, and if the attempt then fails of that exception, a mark says that the next attempt does
-it again. What decides that the line stays is a durable call of the task that has the exception: the one that made the step, and
-after its end the task around it.
+nobody can tell. So the line is written, and marks beside it (moments, whose keys begin with the line's number) say what became
+of it:
+
+`open`: a step's failure that got its line by another task's call. A block's needs no such mark. `taken`: the task that has the
+exception has gone on to a durable call: the one that made the step, and after its end the task around it. From then on the
+line binds every attempt. `forgotten`: an attempt has failed of it before: the next one does it again. `needed`: without it that
+one did not come to the lines after it, so it got the failure again, and so does every later one.
 """
 
 from __future__ import annotations
 
 import math
 from contextlib import suppress
+from functools import partial
 from inspect import CORO_CLOSED, getcoroutinestate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import trio
 
@@ -25,25 +30,26 @@ if TYPE_CHECKING:
     from ...errors import StepFailed
     from .history import History
 
+Mark = Literal["open", "taken", "forgotten", "needed"]
+
 
 class _Failure:
-    __slots__ = ("error", "line", "task")
+    __slots__ = ("ends", "error", "line", "task")
 
     def __init__(self, error: BaseException, task: trio.lowlevel.Task, line: int | None = None) -> None:
         self.error = error
         self.task = task
         self.line = line
         """The number of its line, once it has one."""
+        self.ends = False
+        """Whether it has ended a task of the job's own nursery, and so the attempt."""
 
-    def gets(self, line: Line) -> None:
-        self.line = line.line
-
-    @property
-    def holder(self) -> trio.lowlevel.Task | None:
-        """The task that has the exception, if any has."""
+    def holder(self, job: trio.Nursery | None) -> trio.lowlevel.Task | None:
+        """The task that has the exception, if any has: what a task of the `job`'s own nursery raises reaches no handler."""
         task: trio.lowlevel.Task | None = self.task
         while task is not None and getcoroutinestate(_coroutine(task)) == CORO_CLOSED:
-            task = None if task.parent_nursery is None else task.parent_nursery.parent_task
+            opened = task.parent_nursery
+            task = None if opened is None or opened is job else opened.parent_task
         return task
 
 
@@ -60,43 +66,83 @@ class Failures:
         """A step of this task is about to raise."""
         failure = _Failure(error, trio.lowlevel.current_task())
         self._open.append(failure)
-        self._history.hold(Kind.STEP_FAILED, key, name, value, gets=failure.gets)
+        self._history.hold(Kind.STEP_FAILED, key, name, value, gets=partial(self._gets, failure))
+
+    def _gets(self, failure: _Failure, line: Line) -> None:
+        failure.line = line.line
+        if failure in self._open:
+            self._mark(line.line, "open")
 
     def raised_with_line(self, error: BaseException, line: Line) -> None:
         """This task is about to raise a failure that has its line: a block's, or one that an earlier attempt has written."""
-        self._open.append(_Failure(error, trio.lowlevel.current_task(), line.line))
+        if not self._binds(line):
+            self._open.append(_Failure(error, trio.lowlevel.current_task(), line.line))
 
-    def call_begins(self) -> None:
-        """This task makes a durable call: it has gone on after what it had."""
+    def _binds(self, line: Line) -> bool:
+        """Whether an attempt before has gone on after it, so that none may fail of it and do it again."""
+        marks = self._history.replay.moments
+        if mark(line.line, "taken") in marks or mark(line.line, "needed") in marks:
+            return True
+        return line.kind is Kind.STEP_FAILED and mark(line.line, "open") not in marks
+
+    def call_begins(self) -> bool:
+        """This task makes a durable call: it has gone on after what it had. Returns whether a mark is to be written first."""
         # In a scope that is cancelled the call comes to nothing.
-        if self._open and trio.current_effective_deadline() > -math.inf:
-            task = trio.lowlevel.current_task()
-            self._open = [failure for failure in self._open if failure.holder is not task]
+        if not self._open or trio.current_effective_deadline() <= -math.inf:
+            return False
+        task, job = trio.lowlevel.current_task(), self._history.running.scope_nursery
+        taken = [failure for failure in self._open if failure.holder(job) is task]
+        self._open = [failure for failure in self._open if failure not in taken]
+        lines = [failure.line for failure in taken if failure.line is not None]
+        for line in lines:
+            self._mark(line, "taken")
+        return bool(lines)
 
-    async def forget_those_of(self, error: BaseException) -> None:
-        """The attempt fails of `error`: the next one does again what has raised it."""
-        reasons = set(map(id, _reasons(error)))
-        lines = [
-            one.line
-            for one in self._open
-            # `except*` raises groups of its own, with the same exceptions in them.
-            if one.line is not None and any(id(leaf) in reasons for leaf in leaves_of(one.error))
-        ]
+    def is_needed(self, line: Line) -> None:
+        """The replay does not come to the next line without this failure, which an attempt has failed of."""
+        self._mark(line.line, "needed")
+
+    def task_failed(self, error: BaseException) -> None:
+        """A task that was started in the job's own nursery ends with `error`: so does the attempt, if it is in there. What
+        `nursery.start` waits for is in another one until it has started."""
+        if trio.lowlevel.current_task().parent_nursery is not self._history.running.scope_nursery:
+            return
+        for failure in self._of(error):
+            failure.ends = True
+
+    async def forget_those_of(self, error: BaseException | None = None) -> None:
+        """The attempt fails of `error`, or of what a task of the job's own nursery has ended with: the next one does again what
+        has raised it."""
+        failed = [failure for failure in self._open if failure.ends]
+        if error is not None:
+            failed += self._of(error)
+        lines = [failure.line for failure in failed if failure.line is not None]
         if lines:
             # The history may be lost, or have no room for lines: then the error is what there is to say.
             with suppress(RuntimeError, BeyondLimit):
                 for line in lines:
-                    self._history.moment(forgotten_key(line), float(line))
+                    self._mark(line, "forgotten")
                 await self._history.written()
+
+    def _of(self, error: BaseException) -> list[_Failure]:
+        """Those that are in an exception."""
+        if not self._open:
+            return []
+        reasons = set(map(id, _reasons(error)))
+        # `except*` raises groups of its own, with the same exceptions in them.
+        return [one for one in self._open if any(id(leaf) in reasons for leaf in leaves_of(one.error))]
+
+    def _mark(self, line: int, said: Mark) -> None:
+        self._history.moment(mark(line, said), float(line))
 
     def forget(self) -> None:
         """The attempt has ended. The exceptions refer to it by their tracebacks."""
         self._open.clear()
 
 
-def forgotten_key(line: int) -> str:
-    """Under which it is remembered that the line is one that an attempt has failed of. No key of a handler's looks like it."""
-    return f"{line}:forgotten"
+def mark(line: int, said: Mark) -> str:
+    """The key of what is remembered of a failure's line. No key of a handler's looks like it."""
+    return f"{line}:{said}"
 
 
 def _reasons(error: BaseException) -> Iterator[BaseException]:

@@ -14,7 +14,7 @@ import msgspec
 
 from ...errors import ReplayMismatch
 from ...lines import CALL_OF, Kind, Line
-from .failures import forgotten_key
+from .failures import mark
 from .unopened import Unopened
 
 if TYPE_CHECKING:
@@ -56,7 +56,9 @@ class Replay:
                     self.unopened.within[line.key] = line.name
             else:
                 ordered.append(line)
-        ordered = [line for line in ordered if not self._is_forgotten(line)]
+        self._left_out = {line.key: line for line in ordered if self._is_left_out(line)}
+        """Failures that attempts have failed of, by the keys of their calls. Lines of other tasks may rest on them."""
+        ordered = [line for line in ordered if not self._is_left_out(line)]
         self._lines = deque(ordered)
         self._by_key = {line.key: line for line in ordered if line.kind in CALL_OF}
         self._waiting: dict[str, Call] = {}
@@ -66,8 +68,16 @@ class Replay:
         self.resumed: Resumed | None = None
         """What the attempts before have left; None in the first, and in one that comes after others that left nothing."""
 
-    def _is_forgotten(self, line: Line) -> bool:
-        return line.kind in (Kind.STEP_FAILED, Kind.BLOCK_FAILED) and forgotten_key(line.line) in self.moments
+    def _is_left_out(self, line: Line) -> bool:
+        return (
+            line.kind in (Kind.STEP_FAILED, Kind.BLOCK_FAILED)
+            and mark(line.line, "forgotten") in self.moments
+            and mark(line.line, "needed") not in self.moments
+        )
+
+    def leaves_out(self, line: Line) -> bool:
+        """Whether the line is a failure that an attempt has failed of, and that has not been needed since."""
+        return self._left_out.get(line.key) == line
 
     @property
     def over(self) -> bool:
@@ -127,6 +137,28 @@ class Replay:
             self._given = None
         elif self._waiting.get(call.key) is call:
             del self._waiting[call.key]
+
+    @property
+    def next_line(self) -> Line | None:
+        """The line that is handed out next."""
+        return self._lines[0] if self._lines else None
+
+    def missing(self) -> Line | None:
+        """The failure that a call which waits had when the next line was written, and that was left out: that line may rest on
+        it. None: there is no such failure."""
+        found = [self._left_out[key] for key in self._waiting if key in self._left_out]
+        fit = [line for line in found if self._lines and line.line < self._lines[0].line and self._fits(line)]
+        return min(fit, key=lambda line: line.line, default=None)
+
+    def _fits(self, line: Line) -> bool:
+        call = self._waiting[line.key]
+        return (call.kind, call.name) == (CALL_OF[line.kind], line.name)
+
+    def recall(self, line: Line) -> None:
+        """The failure is handed out after all, as the next line."""
+        del self._left_out[line.key]
+        self._by_key[line.key] = line
+        self._lines.appendleft(line)
 
     def stuck(self) -> ReplayMismatch:
         """The error of a handler whose tasks all wait in durable calls, none of which is the history's next line."""

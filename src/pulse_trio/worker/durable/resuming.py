@@ -1,4 +1,4 @@
-"""The beginning of a later attempt: one statement brings what those before have written."""
+"""The beginning of a later attempt, which one statement brings what those before have written, and what lets it go on."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 """Seconds until a database that did not answer is asked again; doubled each time."""
+_LONG = 10.0
+"""Seconds in which the replay has not gone on, after which a failure that was left out counts as missing."""
 
 
 async def resume(durable: Durable) -> None:
@@ -53,9 +55,27 @@ async def resume(durable: Durable) -> None:
             await trio.lowlevel.checkpoint()
 
 
+def help_on(durable: Durable, since: float) -> None:
+    """No call has come for the next line, since a moment on Trio's clock. A failure that was left out because an attempt had
+    failed of it is handed out again if the line may rest on it. Without one this is a mismatch, if every task stands in a
+    durable call."""
+    replay = durable.history.replay
+    stuck, missing = durable.all_stand(), replay.missing()
+    # A task may stand in a plain await for what comes of the failure. Nothing tells that from a task that does something; the
+    # same failure again is no mistake, however slow that is.
+    patience = min(_LONG, (durable.running.timeout_deadline - durable.running.sent) / 2)
+    if missing is not None and (stuck or trio.current_time() >= since + patience):
+        durable.failures.is_needed(missing)
+        replay.recall(missing)
+        durable.hand_out()
+    elif stuck and missing is None:
+        durable.fail(replay.stuck())
+
+
 def _ended(found: Resumed, replay: Replay) -> set[int]:
     """The numbers of the blocks that have ended."""
-    keys = [line.key for line in found.lines if line.kind in (Kind.BLOCK, Kind.BLOCK_FAILED)]
+    ends = [line for line in found.lines if line.kind in (Kind.BLOCK, Kind.BLOCK_FAILED)]
+    keys = [line.key for line in ends if not replay.leaves_out(line)]
     numbers = [block_number(key, replay.moments) for key in keys]
     return {found.first_block + number for number in numbers if number is not None}
 

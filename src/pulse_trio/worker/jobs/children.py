@@ -68,6 +68,8 @@ class Children:
         try:
             await as_users(async_fn, *args, **given)
         except BaseException as error:  # noqa: ASYNC103 -- raised below, as what it is or inside of one of ours
+            if (attempt := getattr(self._job, "durability", None)) is not None:
+                attempt.task_failed(error)
             if (safe := carried(error)) is error:
                 raise
         finally:

@@ -81,6 +81,10 @@ class Attempt(DurableCalls, Protocol):
         """It is about to complete the job. Raises if the job must not be completed."""
         ...
 
+    def task_failed(self, error: BaseException) -> None:
+        """A task of `job.nursery` ends with an exception."""
+        ...
+
     def suspended(self, *, returned: bool = False) -> Outcome:
         """The outcome of an attempt that was suspended. `returned`: its handler returned a value all the same."""
         ...
