@@ -49,7 +49,7 @@ class Order:
             finally:
                 if job.cancel_reason in ("sibling", "parent", "user"):
                     with job.cleanup():
-                        await job.step(refund)
+                        await job.step(refund)  # noqa: ASYNC102 -- job.cleanup() is the shield
 
         @handlers.job(max_attempts=1)
         async def bad() -> None:
