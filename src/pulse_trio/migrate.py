@@ -13,6 +13,7 @@ import hashlib
 import re
 import time
 from contextlib import contextmanager
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -42,13 +43,19 @@ class Migration(NamedTuple):
 
     @property
     def checksum(self) -> str:
-        return hashlib.sha256(self.text.encode()).hexdigest()
+        return _checksum(self.text)
 
     @property
     def works_from(self) -> int | None:
         """The oldest schema version whose programs work with the schema after this migration; None where it does not say."""
         said = _WORKS_FROM.match(self.text)
         return int(said[1]) if said else None
+
+
+@cache
+def _checksum(text: str) -> str:
+    # Remembered: every worker compares all of them when it starts, and they are half a megabyte.
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 class Applied(NamedTuple):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio  # On Trio and on asyncio.
 handlers = Handlers()
 SIZE = 900_000
-COUNT = 64
+COUNT = 48
 MOST = 40_000_000
 """Bytes of Python objects that `enqueue_many` may hold: less than COUNT payloads of SIZE."""
 
@@ -36,8 +36,8 @@ MOST = 40_000_000
 async def take(value: Any) -> None: ...
 
 
-def large(*, keyed: bool) -> Generator[JobRequest]:
-    for n in range(COUNT):
+def large(*, keyed: bool, count: int = COUNT) -> Generator[JobRequest]:
+    for n in range(count):
         handler = take.options(unique_key=f"k{n}") if keyed else take
         yield handler.request("x" * SIZE)
 
@@ -157,9 +157,10 @@ def test_a_list_of_large_jobs_is_read_in_answers_of_a_few_megabytes(dsn: str, wi
 
 @pytest.mark.usefixtures("traced")
 def test_jobs_list_lets_each_page_go_before_the_next(dsn: str) -> None:
-    SyncClient(dsn).enqueue_many(large(keyed=False))
+    count = 64
+    SyncClient(dsn).enqueue_many(large(keyed=False, count=count))
     tracemalloc.reset_peak()
-    said = CliRunner().invoke(pulse_trio, ["jobs", "list", "--dsn", dsn, "--limit", str(COUNT)])
+    said = CliRunner().invoke(pulse_trio, ["jobs", "list", "--dsn", dsn, "--limit", str(count)])
     assert said.exit_code == 0
-    assert said.stdout.count("take") == COUNT
+    assert said.stdout.count("take") == count
     assert tracemalloc.get_traced_memory()[1] < 2 * MOST

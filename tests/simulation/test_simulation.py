@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
     from .plan import Fault
 
-SEEDS = int(os.environ.get("PULSE_TRIO_SIMULATIONS", "1000"))
+SEEDS = int(os.environ.get("PULSE_TRIO_SIMULATIONS", "500"))
 ONE = os.environ.get("PULSE_TRIO_SIMULATION_SEED")
-PARTS = 5
+PARTS = 2
 
 
 def play(world: World) -> Counter[str]:
@@ -224,35 +224,36 @@ def attempts_lowered(patch: pytest.MonkeyPatch) -> Callable[[int], World]:
 
 
 @pytest.mark.parametrize(
-    ("taken_away", "noticed", "last"),
+    ("taken_away", "noticed", "plans"),
     [
-        (without_fence, "a report of attempt", 23),
-        (without_a_second_look, "its worker was told that it is not", 16),
-        (believed_too_long, "two handlers of job", 673),
-        (never_stopped, "two handlers of job", 146),
-        (never_beaten, "two handlers of job", 3),
+        (without_fence, "a report of attempt", [356, 194]),
+        (without_a_second_look, "its worker was told that it is not", [38, 80, 65]),
+        (believed_too_long, "two handlers of job", [841, 673]),
+        (never_stopped, "two handlers of job", [147, 938]),
+        (never_beaten, "two handlers of job", [3]),
         # Not `never_stopped`, which 2 of 3,000 plans notice so: which ones changes with every statement that a worker makes.
-        (never_beaten, "more handlers of queue", 7),
-        (reports_dropped, "not finished within", 23),
-        (fired_twice, "an occurrence was fired twice", 156),
-        (called_twice, "the batch's last job was enqueued 2 times", 381),
-        (cancellations_unheard, "after its cancellation was asked for", 306),
-        (limits_uncounted, "was claimed beyond the limits of its queue", 7),
-        (nothing_released, "has drained, and still holds", 26),
-        (looks_put_off, "and there is room for it", 348),
-        (attempts_lowered, "that ended are", 34),
+        (never_beaten, "more handlers of queue", [7]),
+        (reports_dropped, "not finished within", [23, 72, 62]),
+        (fired_twice, "an occurrence was fired twice", [255, 156]),
+        (called_twice, "the batch's last job was enqueued 2 times", [497, 253, 359]),
+        (cancellations_unheard, "after its cancellation was asked for", [306]),
+        (limits_uncounted, "was claimed beyond the limits of its queue", [7]),
+        (nothing_released, "has drained, and still holds", [26]),
+        (looks_put_off, "and there is room for it", [348]),
+        (attempts_lowered, "that ended are", [34]),
     ],
 )
 def test_what_is_taken_away_is_noticed(
     taken_away: Callable[[pytest.MonkeyPatch], Callable[[int], World]],
     noticed: str,
-    last: int,
+    plans: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """`last` is the plan that noticed it when it was last looked for: tried first, for the search took forty seconds of a core.
-    The others follow where a change of the worker has made it another one."""
+    """`plans` noticed it when they were last looked for: tried first, for the search takes up to twenty seconds of a core. All
+    follow where a change of the worker has made it others. Those stand here that noticed it in the most of eight orders of
+    Trio's tasks: a change of the worker changes the order, too."""
     make = taken_away(monkeypatch)
-    for seed in (last, *range(PLANS_UNTIL_NOTICED)):
+    for seed in (*plans, *range(PLANS_UNTIL_NOTICED)):
         try:
             make(seed).run()
         except (ExceptionGroup, Broken) as broken:

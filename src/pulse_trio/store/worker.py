@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+from functools import cache, partial
 from importlib.metadata import version
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
 
 _DECLARED = 10_000
 """The most queues that a session names."""
+_version = cache(partial(version, "pulse-trio"))
+"""Read from a file, so once."""
 
 
 class WorkerStore:
@@ -96,7 +99,7 @@ class WorkerStore:
         identity = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "version": version("pulse-trio"),
+            "version": _version(),
             "queues": list(queues) if queues is not None else None,
             "declared": list(declared)[:_DECLARED],
             "concurrency": concurrency,

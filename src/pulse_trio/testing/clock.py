@@ -16,17 +16,17 @@ import trio
 
 from ..errors import ConfigurationError, DatabaseUnavailable, SchemaError
 from ..postgres import connect_sync
-from ..worker import Worker
 from .draining import UnknownKinds, drain_with, in_trio
 from .kept import kept_for
+from .kept_worker import KeepingWorker
 from .suspended import drained, grows_trees, suspending_at_once
 from .virtual_time import MOVE, jump_statement, soon_statement, stop_statement
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ..errors import ResourceFailed, ResourceLost
     from ..handlers import Handlers
+    from ..worker import Worker
     from ..worker.building import Parts
     from .suspended import DrainReport
 
@@ -172,37 +172,16 @@ class PulseClock:
         return await drained(self._dsn, self._handlers, report, settings)
 
 
-class ClockWorker(Worker):
+class ClockWorker(KeepingWorker):
     """A worker that moves its database's clock instead of waiting."""
 
     def __init__(self, handlers: Handlers, dsn: str, *, goal: _Goal, unknown: UnknownKinds, **given: Any) -> None:
         # Its own claim loop, scheduler and watchdog do not run: `_play` has their turns.
-        super().__init__(suspending_at_once(handlers), dsn, watch=False, **given)
+        super().__init__(suspending_at_once(handlers), dsn, kept=kept_for(dsn), watch=False, **given)
         self._grows_trees = grows_trees(handlers)
         self._goal = goal
         self._moved_at = 0.0
         self._unknown = unknown
-        self._kept = kept_for(dsn)
-
-    async def _register(self) -> int:
-        if self._kept is None or not self._kept.lend(self._store.links, self._terms):
-            return await super()._register()
-        # The worker before this one has checked the schema.
-        session = await self._store.sessions.open_session()
-        await self._store.startup.declare_limits(self._handlers.queue_limits)
-        await self._declarations.declare_deaths()
-        return session
-
-    async def _live(self, parts: Parts, task_status: trio.TaskStatus[Worker]) -> ResourceFailed | ResourceLost | None:
-        failed = await super()._live(parts, task_status)
-        if self._kept is not None:
-            self._kept.take(self._store.links, self._terms)
-        return failed
-
-    @property
-    def _terms(self) -> tuple[object, ...]:
-        """What the connections of a worker depend on."""
-        return self.settings.direct_dsn, self.settings.schema, self.settings.lease, self._plan.terms.shortest
 
     async def _take_in(self, parts: Parts) -> None:
         async with trio.open_nursery() as intake:

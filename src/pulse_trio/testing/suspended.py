@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
+    from psycopg import Connection
+
     from ..handlers import Handler, Handlers
 
 _SUSPENDED = """
@@ -61,14 +63,18 @@ async def drained(dsn: str, handlers: Handlers, report: WorkerReport, settings: 
     """A worker's report, with what is suspended now."""
     suspended: dict[int, str] = {}
     if grows_trees(handlers):
-        suspended = await anyio.to_thread.run_sync(suspended_jobs, dsn, settings.get("schema", "pulse"))
+        suspended = await anyio.to_thread.run_sync(_suspended_jobs_of, dsn, settings.get("schema", "pulse"))
     return DrainReport(report.ended, report.released, suspended)
 
 
-def suspended_jobs(dsn: str, schema: str) -> dict[int, str]:
-    """The suspended jobs of a database, and what each waits for."""
+def _suspended_jobs_of(dsn: str, schema: str) -> dict[int, str]:
     with connect_sync(dsn) as connection:
-        rows = connection.execute(SQL(_SUSPENDED).format(Identifier(schema))).fetchall()
+        return suspended_jobs(connection, schema)
+
+
+def suspended_jobs(connection: Connection[Any], schema: str) -> dict[int, str]:
+    """The suspended jobs of a database, and what each waits for."""
+    rows = connection.execute(SQL(_SUSPENDED).format(Identifier(schema))).fetchall()
     return {job_id: f"{kind} waits for {_waits(*waits)}" for job_id, kind, *waits in rows}
 
 

@@ -13,8 +13,9 @@ from ...client import open_client
 from ...postgres import connect_or_unavailable
 from ...states import FINISHED
 from ...store import WorkerStore
-from ...worker import Worker
 from ..faults.proxy import open_proxy
+from ..kept import KeptConnections
+from ..kept_worker import KeepingWorker
 from ..memory import MemoryDatabase, MemoryStore
 from ..memory.worker import MemoryWorker
 from .others import QUEUE, Others
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from ...client import Client
     from ...handlers import Handlers
     from ...jobs import JobRequest
+    from ...worker import Worker
     from ..faults.proxy import Proxy
 
 SETTINGS: dict[str, Any] = {"concurrency": 1, "lag_warning": 0.0, "cleanup": 5.0, "grace": 3600.0}
@@ -182,8 +184,15 @@ class DatabaseGround:
         self._client = client
         self._proxy = proxy
         self._sessions: list[int] = []
+        self._kept = KeptConnections()
         self._events = () if durable is None else durable.events
         self._others = None if durable is None else Others(dsn, durable.handlers)
+
+    def close(self) -> None:
+        """Closes the connections that its last worker has left, and its own."""
+        self._kept.close()
+        if self._others is not None:
+            self._others.close()
 
     @property
     def written(self) -> list[str]:
@@ -200,9 +209,10 @@ class DatabaseGround:
     @asynccontextmanager
     async def worker(self, handlers: Handlers, instrument: Any) -> AsyncGenerator[Worker]:
         self._sessions.clear()
-        yield Worker(
+        yield KeepingWorker(
             handlers,
             self._proxy.dsn,
+            kept=self._kept,
             burst=True,
             watch=False,
             on_session=self._sessions.append,
@@ -217,11 +227,11 @@ class DatabaseGround:
 
     async def rescue(self, job_id: int, *, dead: bool) -> bool:
         if dead:
+            self._kept.close()
             self._proxy.cut()
         store = WorkerStore(self._dsn)
         try:
             with trio.fail_after(_RESCUE_WITHIN):
-                await store.check_schema()
                 locked_at = trio.current_time() + _LOCKED_AFTER
                 # A row that the dead worker's transaction has locked is free as soon as the server has noticed.
                 while (await self.look(job_id)).running:
@@ -255,4 +265,8 @@ async def open_database(dsn: str, durable: Durably | None = None) -> AsyncGenera
     # Before the first nursery, which would put the error into a group.
     await (await connect_or_unavailable(dsn, own=True)).close()
     async with open_proxy(dsn) as proxy, open_client(dsn) as client:
-        yield DatabaseGround(dsn, client, proxy, durable)
+        ground = DatabaseGround(dsn, client, proxy, durable)
+        try:
+            yield ground
+        finally:
+            ground.close()

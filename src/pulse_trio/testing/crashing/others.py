@@ -22,6 +22,8 @@ from ..virtual_time import jump_statement, soon_statement, stop_statement
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
+    from psycopg import Connection
+
     from ...handlers import Handlers
 
 QUEUE = "crash_points"
@@ -45,6 +47,13 @@ class Others:
         self._dsn = dsn
         self._handlers = handlers
         self._has_clock: bool | None = None
+        self._connection: Connection[Any] | None = None
+        """For what is looked up between the attempts; one at a time."""
+
+    def close(self) -> None:
+        """Closes its connection."""
+        if self._connection is not None:
+            self._connection.close()
 
     async def until_due(self, job_id: int) -> int:
         """Runs others, and lets time pass from moment to moment, until a suspended job is due or has ended. Returns how many
@@ -54,7 +63,7 @@ class Others:
         """
         while True:
             await self._run()
-            waits = (await anyio.to_thread.run_sync(suspended_jobs, self._dsn, "pulse")).get(job_id)
+            waits = (await anyio.to_thread.run_sync(self._suspended)).get(job_id)
             if waits is None:
                 return await anyio.to_thread.run_sync(self._lines, job_id)
             if not await anyio.to_thread.run_sync(self._jump):
@@ -102,28 +111,38 @@ class Others:
                 f"crash_points: {error} Pass the registry of its children, handlers=..., or their results, children=..."
             ) from None
 
+    def _connected(self) -> Connection[Any]:
+        if self._connection is None or self._connection.closed:
+            self._connection = connect_sync(self._dsn)
+        return self._connection
+
+    def _suspended(self) -> dict[int, str]:
+        return suspended_jobs(self._connected(), "pulse")
+
     def _look(self) -> list[str]:
-        with connect_sync(self._dsn) as connection:
-            if self._has_clock is None:
-                ((self._has_clock,),) = connection.execute(_HAS_CLOCK).fetchall()
-                if self._has_clock:
-                    connection.execute(stop_statement("pulse"))
+        connection = self._connected()
+        if self._has_clock is None:
+            ((self._has_clock,),) = connection.execute(_HAS_CLOCK).fetchall()
             if self._has_clock:
-                connection.execute(soon_statement("pulse"))
-            return [queue for (queue,) in connection.execute(_QUEUES, [QUEUE]).fetchall()]
+                connection.execute(stop_statement("pulse"))
+        if self._has_clock:
+            connection.execute(soon_statement("pulse"))
+        return [queue for (queue,) in connection.execute(_QUEUES, [QUEUE]).fetchall()]
 
     def _lines(self, job_id: int) -> int:
-        with connect_sync(self._dsn) as connection:
-            ((lines,),) = connection.execute(_LINES, [job_id]).fetchall()
+        ((lines,),) = self._connected().execute(_LINES, [job_id]).fetchall()
         return lines
 
     def _jump(self) -> bool:
         if not self._has_clock:
             return False
-        with connect_sync(self._dsn) as connection:
-            moved = connection.execute(
+        moved = (
+            self._connected()
+            .execute(
                 jump_statement("pulse", schedules=False), {"until": None, "taken": "0", "soon": None, "look": False}
-            ).fetchall()
+            )
+            .fetchall()
+        )
         return bool(moved)
 
 
