@@ -3,19 +3,22 @@ one that imported what they need.
 
 Starting Python and importing pulse-trio is nine tenths of what a short command costs, and the tests run hundreds of them. A
 fork has its own process, session, folder, environment and streams, and runs the whole of `main`; only the imports are shared.
-The tests of the start itself and of signals start the installed program (`Processes.pulse_trio`). A run of pytest shares what
-its plugins import, and nothing of pulse-trio's but the plugin itself: that is imported as in a user's own run. The program of a
-page's reader (goes_on.py) imports the page's modules in the fork.
+The tests of the start itself and of signals start the installed program (`Processes.pulse_trio`). Shells start commands by
+programs that stand in the place of the installed ones and ask for a fork (stand_in.py). A run of pytest shares what its plugins
+import, and nothing of pulse-trio's but the plugin itself: that is imported as in a user's own run. The program of a page's
+reader (goes_on.py) imports the page's modules in the fork, and so does a script of a page's.
 """
 
 from __future__ import annotations
 
 import atexit
+import builtins
 import contextlib
 import gc
 import io
 import json
 import os
+import select
 import signal
 import socket
 import struct
@@ -24,11 +27,20 @@ import sys
 import sysconfig
 import tempfile
 import threading
+import types
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import trio
+
+# `support` is a package in the tests, and the first folder of the path in the process that forks.
+if __name__ == "__main__":
+    from stand_in import OF_START
+    from stand_ins import become_asked, stand_behind, take
+else:
+    from support.stand_in import OF_START
+    from support.stand_ins import write_programs
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -40,9 +52,7 @@ LONGEST = 200_000
 
 def variables_of_start(environment: Mapping[str, str]) -> dict[str, str]:
     """Those that mean something to Python's own start, or to the C library's: a fork has had them already."""
-    return {
-        name: value for name, value in environment.items() if name.startswith(("PYTHON", "LD_", "LC_", "LANG", "TZ"))
-    }
+    return {name: value for name, value in environment.items() if name.startswith(OF_START)}
 
 
 class Forked:
@@ -80,17 +90,26 @@ class Forker:
         self._program = program
         self._open = ExitStack()
         self._control: socket.socket | None = None
+        self._folder: Path | None = None
 
     def takes(self, environment: Mapping[str, str]) -> bool:
         """Whether a command may be forked: not if a variable means something to Python's own start."""
         return all(self._environment.get(name) == value for name, value in variables_of_start(environment).items())
 
-    async def start(self, arguments: Sequence[str], environment: Mapping[str, str], folder: Path) -> Forked:
-        """Start the program with these arguments, with no input."""
+    def stand_ins(self) -> Path:
+        """A folder to be put first on PATH, in which `pulse-trio` and `python` have forks run their commands and scripts."""
+        self._connection()
+        assert self._folder is not None
+        return self._folder
+
+    async def start(
+        self, arguments: Sequence[str], environment: Mapping[str, str], folder: Path, *, program: str = ""
+    ) -> Forked:
+        """Start the program with these arguments, with no input. `program`: another of that process's."""
         status, status_end = os.pipe()
         out, out_end = os.pipe()
         err, err_end = os.pipe()
-        asked = json.dumps([list(arguments), dict(environment), str(folder)]).encode()
+        asked = json.dumps([program or self._program, list(arguments), dict(environment), str(folder)]).encode()
         assert len(asked) < LONGEST
         socket.send_fds(self._connection(), [asked], [status_end, out_end, err_end])
         for end in (status_end, out_end, err_end):
@@ -104,20 +123,38 @@ class Forker:
 
     def _connection(self) -> socket.socket:
         if self._control is None:
+            self._folder = Path(self._open.enter_context(tempfile.TemporaryDirectory(prefix="pt-forks-")))
+            address = self._folder / "socket"
+            write_programs(self._folder, address, variables_of_start(self._environment))
             self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with theirs:
+            with theirs, socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(str(address))
+                listener.listen(100)
                 process = subprocess.Popen(
-                    [sys.executable, __file__, self._program, str(theirs.fileno())],
+                    [sys.executable, __file__, self._program, str(theirs.fileno()), str(listener.fileno())],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,  # as the commands' are: Python looks at what they are only once
                     stderr=subprocess.PIPE,
-                    pass_fds=[theirs.fileno()],
+                    pass_fds=[theirs.fileno(), listener.fileno()],
                     env=self._environment,
                     start_new_session=True,
                 )
             self._open.enter_context(process)
             self._open.callback(self._control.close)
         return self._control
+
+
+class Scripts:
+    """Starts `python SCRIPT` in a fork of a process that has imported pulse-trio and has run nothing of it."""
+
+    def __init__(self, forker: Forker) -> None:
+        self._forker = forker
+
+    def takes(self, environment: Mapping[str, str]) -> bool:
+        return self._forker.takes(environment)
+
+    async def start(self, arguments: Sequence[str], environment: Mapping[str, str], folder: Path) -> Forked:
+        return await self._forker.start(arguments, environment, folder, program="python")
 
 
 @contextmanager
@@ -160,22 +197,56 @@ async def read_number(stream: trio.lowlevel.FdStream) -> int:
 # In the other process
 
 
-def serve(control: socket.socket) -> list[str]:
-    """Forks for each request. Returns in the forks alone, with the command's arguments."""
+def serve() -> tuple[str, list[str]]:
+    """Forks for each request. Returns in the forks alone, with the program and its arguments."""
+    gc.collect()
+    gc.freeze()
+    control, listener = (socket.socket(fileno=int(number)) for number in sys.argv[2:])
     while True:
-        asked, ends, _, _ = socket.recv_fds(control, LONGEST, 3)
-        if not asked:
-            os._exit(0)
-        if os.fork() == 0:
-            control.close()
-            arguments, environment, folder = json.loads(asked)
-            if watch(*ends):
-                become(environment, folder, *ends)
-                return arguments
-        for end in ends:
-            os.close(end)
+        for asking in select.select([control, listener], [], [])[0]:
+            asked = taken(control, listener) if asking is control else accepted(control, listener)
+            if asked is not None:
+                return asked
         while reaped():
             pass
+
+
+def taken(control: socket.socket, listener: socket.socket) -> tuple[str, list[str]] | None:
+    """A request of the tests' own process. In the fork alone it is given."""
+    asked, ends, _, _ = socket.recv_fds(control, LONGEST, 3)
+    if not asked:
+        os._exit(0)
+    if os.fork() == 0:
+        control.close()
+        listener.close()
+        program, arguments, environment, folder = json.loads(asked)
+        if watch(*ends):
+            become(environment, folder, *ends)
+            return program, arguments
+    for end in ends:
+        os.close(end)
+    return None
+
+
+def accepted(control: socket.socket, listener: socket.socket) -> tuple[str, list[str]] | None:
+    """A request of a program that stands in for another. In the fork alone it is given."""
+    line, _ = listener.accept()
+    with line:
+        if os.fork() > 0:
+            return None
+        control.close()
+        listener.close()
+        try:
+            asked = take(line)
+        except (OSError, ValueError):
+            os._exit(1)
+        if (pid := os.fork()) > 0:
+            for end in asked.streams.values():
+                os.close(end)
+            stand_behind(pid, line)
+    become_asked(asked)
+    replace_environment(asked.environment)
+    return asked.program, asked.arguments
 
 
 def watch(status: int, out: int, err: int) -> bool:
@@ -201,6 +272,10 @@ def become(environment: dict[str, str], folder: str, status: int, out: int, err:
     for end in (status, out, err):
         os.close(end)
     os.chdir(folder)
+    replace_environment(environment)
+
+
+def replace_environment(environment: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None  # TMPDIR may be the fork's own
@@ -221,10 +296,9 @@ def run_commands() -> NoReturn:
 
     from pulse_trio.cli import main
 
-    gc.collect()
-    gc.freeze()
-    with socket.socket(fileno=int(sys.argv[2])) as control:
-        arguments = serve(control)
+    program, arguments = serve()
+    if program == "python":
+        run_script(*arguments)
     sys.argv = [str(Path(scripts) / "pulse-trio"), *arguments]
     # With which a worker begins anew.
     sys.orig_argv = [sys.executable, *sys.argv]
@@ -234,6 +308,19 @@ def run_commands() -> NoReturn:
         if arguments[:1] != ["run"] and isinstance(end.code, int):
             leave(end.code)
         raise
+
+
+def run_script(path: str, *arguments: str) -> NoReturn:
+    """`python PATH`: its modules are imported in the fork, but for pulse-trio's own."""
+    sys.path[0] = str(Path(path).resolve().parent)
+    sys.argv = [path, *arguments]
+    sys.orig_argv = [sys.executable, *sys.argv]
+    main = types.ModuleType("__main__")
+    vars(main).update(__file__=str(Path(path).absolute()), __builtins__=builtins)
+    sys.modules["__main__"] = main
+    exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), vars(main))  # noqa: S102 -- as Python does
+    leave(0)
+    sys.exit(0)
 
 
 def run_tests() -> NoReturn:
@@ -246,10 +333,7 @@ def run_tests() -> NoReturn:
         pytest.main(["-q", "-p", "no:cacheprovider", "--rootdir", empty, "-c", os.devnull])
         os.chdir("/")
     assert "pulse_trio" not in sys.modules
-    gc.collect()
-    gc.freeze()
-    with socket.socket(fileno=int(sys.argv[2])) as control:
-        arguments = serve(control)
+    _, arguments = serve()
     sys.path[0] = str(Path.cwd())
     sys.argv = [pytest.__file__.replace("__init__", "__main__"), *arguments]
     sys.orig_argv = [sys.executable, "-m", "pytest", *arguments]
@@ -262,10 +346,7 @@ def run_goes_on() -> NoReturn:
     """`python goes_on.py`, which imports a page's modules only once it runs."""
     import goes_on
 
-    gc.collect()
-    gc.freeze()
-    with socket.socket(fileno=int(sys.argv[2])) as control:
-        arguments = serve(control)
+    _, arguments = serve()
     # What stands beside that script is no page's.
     sys.path[0] = "."
     sys.argv = [goes_on.__file__, *arguments]
