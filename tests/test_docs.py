@@ -27,7 +27,7 @@ import pulse_trio
 from pulse_trio import embedded, errors, handlers, migrate, observe, postgres, states
 from pulse_trio.embedded import default_folder, open_embedded
 from pulse_trio.testing.faults.processes import Processes, Running, clean_environment, open_processes
-from support.forking import Forker, Scripts, open_forker
+from support.forking import Forker, open_forker, search_path
 
 if typing.TYPE_CHECKING:
     from collections.abc import Generator
@@ -102,12 +102,11 @@ def copy_of(made_before: Path, folder: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES_THAT_RUN)
 async def test_the_pages_commands_do_what_the_page_says(
-    page: str, processes: Processes, made_before: Path, forker: Forker, forker_of_pytest: Forker
+    page: str, processes: Processes, scripts: Processes, made_before: Path, forker: Forker, forker_of_pytest: Forker
 ) -> None:
     async with AsyncExitStack() as stack:
         tests = await stack.enter_async_context(open_processes(processes.folder, forker_of_pytest))
-        scripts = await stack.enter_async_context(open_processes(processes.folder, Scripts(forker)))
-        forks = Forks(processes, tests, scripts, forker.stand_ins()) if page != PAGES_THAT_RUN[0] else None
+        forks = Forks(processes, tests, scripts, search_path(forker)) if page != PAGES_THAT_RUN[0] else None
         if page != PAGES_THAT_RUN[0]:
             await trio.to_thread.run_sync(copy_of, made_before, default_folder(processes.folder))
             # One start of the embedded PostgreSQL a page. Without this user each command starts and stops it, as on the first.
@@ -166,8 +165,8 @@ class Forks:
     """Runs of pytest."""
     scripts: Processes
     """Of a page's own."""
-    stand_ins: Path
-    """A folder of programs that a shell starts for pulse-trio's commands and a page's scripts."""
+    path: str
+    """Where a shell finds what stands for the programs."""
 
 
 async def start(processes: Processes, command: str, forks: Forks | None) -> Running:
@@ -182,19 +181,13 @@ async def start(processes: Processes, command: str, forks: Forks | None) -> Runn
                 return await forks.tests.command(*arguments, env={"PATH": search_path()})
             case ["python", script, *arguments] if script.endswith(".py"):
                 return await forks.scripts.command(script, *arguments, env={"PATH": search_path()})
-    first = "" if forks is None else f"{forks.stand_ins}:"
-    return await processes.start("bash", "-c", command, env={"PATH": f"{first}{search_path()}"})
+    path = search_path() if forks is None else forks.path
+    return await processes.start("bash", "-c", command, env={"PATH": path})
 
 
 async def waiting(processes: Processes) -> bool:
     found = json.loads(await processes.run("jobs", "list", "--json"))
     return any(job["state"] in ("available", "scheduled", "retryable", "running") for job in found)
-
-
-def search_path() -> str:
-    import sysconfig
-
-    return f"{sysconfig.get_path('scripts')}:{clean_environment()['PATH']}"
 
 
 def matches(expected: str, printed: str) -> bool:

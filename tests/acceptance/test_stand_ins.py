@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import signal
-import sysconfig
 from typing import TYPE_CHECKING
 
 import pytest
 import trio
 
-from pulse_trio.testing.faults.processes import Processes, clean_environment, is_running
+from pulse_trio.testing.faults.processes import Processes, is_running
+from support.forking import search_path
 
 if TYPE_CHECKING:
     from support.forking import Forker
@@ -33,12 +33,6 @@ sys.exit(3)
 """
 
 
-def path_of(forker: Forker | None = None) -> str:
-    """As a shell has it that starts the programs, or those of `forker` that stand for them."""
-    first = "" if forker is None else f"{forker.stand_ins()}:"
-    return f"{first}{sysconfig.get_path('scripts')}:{clean_environment()['PATH']}"
-
-
 @pytest.mark.parametrize(
     "script",
     [
@@ -59,7 +53,7 @@ def path_of(forker: Forker | None = None) -> str:
 async def test_it_is_as_the_program_is(script: str, processes: Processes, forker: Forker) -> None:
     (processes.folder / "says.py").write_text(SAYS_WHAT_IT_IS)
     found: list[tuple[object, ...]] = []
-    for path in (path_of(), path_of(forker)):
+    for path in (search_path(), search_path(forker)):
         running = await processes.start("bash", "-c", script, env={"PATH": path, "WORD": "a=b\nc"})
         code = await running.ended()
         told = processes.folder / "told"
@@ -79,7 +73,7 @@ time.sleep(3600)
 
 async def test_a_signal_goes_to_the_fork_and_how_that_ends_is_how_it_ends(processes: Processes, forker: Forker) -> None:
     (processes.folder / "waits.py").write_text(WAITS)
-    running = await processes.start("bash", "-c", "exec python waits.py", env={"PATH": path_of(forker)})
+    running = await processes.start("bash", "-c", "exec python waits.py", env={"PATH": search_path(forker)})
     fork = int((await running.line(r"\d+")).group())
     assert fork != running.pid
     running.send(signal.SIGUSR1)
@@ -91,7 +85,7 @@ async def test_a_signal_goes_to_the_fork_and_how_that_ends_is_how_it_ends(proces
 
 async def test_when_it_is_killed_the_fork_ends(processes: Processes, forker: Forker) -> None:
     (processes.folder / "waits.py").write_text(WAITS)
-    running = await processes.start("bash", "-c", "exec python waits.py", env={"PATH": path_of(forker)})
+    running = await processes.start("bash", "-c", "exec python waits.py", env={"PATH": search_path(forker)})
     fork = int((await running.line(r"\d+")).group())
     running.kill()
     with trio.fail_after(20):

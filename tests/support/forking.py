@@ -144,6 +144,12 @@ class Forker:
         return self._control
 
 
+def search_path(forker: Forker | None = None) -> str:
+    """Where a shell finds the installed programs first, or with `forker` what stands for them."""
+    first = "" if forker is None else f"{forker.stand_ins()}:"
+    return f"{first}{sysconfig.get_path('scripts')}:{os.environ['PATH']}"
+
+
 class Scripts:
     """Starts `python SCRIPT` in a fork of a process that has imported pulse-trio and has run nothing of it."""
 
