@@ -206,6 +206,12 @@ async def processes(tmp_path: Path, forker: Forker) -> AsyncGenerator[Processes]
 
 
 @pytest.fixture
+def forked_children(forker: Forker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes that workers in the test's own process start for their handlers are forks."""
+    monkeypatch.setattr(trio.lowlevel, "open_process", forker.opens_children())
+
+
+@pytest.fixture
 async def scripts(tmp_path: Path, forker: Forker) -> AsyncGenerator[Processes]:
     """Its `command` runs a script of Python, in `tmp_path`, in a process that has imported pulse-trio already."""
     async with open_processes(tmp_path, Scripts(forker)) as processes:

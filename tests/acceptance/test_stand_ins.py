@@ -1,8 +1,12 @@
-"""What stands on PATH for `pulse-trio` and `python` in the tests is as they are: what a test claims of it, that of them."""
+"""What stands on PATH for `pulse-trio` and `python` in the tests, and what is forked where a worker starts a process, is as
+these are: what a test claims of it, it claims of them."""
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -60,6 +64,47 @@ async def test_it_is_as_the_program_is(script: str, processes: Processes, forker
         found.append((code, running.stdout, running.stderr, told.read_text() if told.exists() else None))
         told.unlink(missing_ok=True)
     assert found[0] == found[1]
+
+
+CHILD = """
+import os, signal, sys, time
+
+told = [sys.argv, sys.path[0], os.getcwd(), os.environ["WORD"], os.getpid() == os.getsid(0), os.readlink("/proc/self/fd/0")]
+os.write(int(sys.argv[1]), repr(told).encode())
+while sys.argv[2:]:
+    time.sleep(1)
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("how", [[], ["waits"]])
+async def test_a_process_that_is_forked_is_as_one_that_is_started(how: list[str], forker: Forker) -> None:
+    found: list[tuple[object, ...]] = []
+    for open_process in (trio.lowlevel.open_process, forker.opens_children()):
+        reads, writes = os.pipe()
+        process = await open_process(
+            [sys.executable, "-c", CHILD, str(writes), *how],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "WORD": "a=b"},
+            pass_fds=[writes],
+            start_new_session=True,
+        )
+        os.close(writes)
+        with trio.fail_after(20):
+            async with trio.lowlevel.FdStream(reads) as stream:
+                told = (await stream.receive_some()).decode()
+                if how:
+                    assert (process.returncode, process.poll()) == (None, None)
+                    assert is_running(process.pid)
+                    process.kill()
+                # Its end of the pipe is closed with it.
+                assert await stream.receive_some() == b""
+            ended = await process.wait()
+        assert process.returncode == process.poll() == ended
+        process.send_signal(signal.SIGTERM)
+        found.append((told.replace(str(writes), "N"), ended))
+    assert found[0] == found[1]
+    assert found[0][1] == (-signal.SIGKILL if how else 3)
 
 
 WAITS = """

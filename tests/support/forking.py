@@ -6,19 +6,14 @@ fork has its own process, session, folder, environment and streams, and runs the
 The tests of the start itself and of signals start the installed program (`Processes.pulse_trio`). Shells start commands by
 programs that stand in the place of the installed ones and ask for a fork (stand_in.py). A run of pytest shares what its plugins
 import, and nothing of pulse-trio's but the plugin itself: that is imported as in a user's own run. The program of a page's
-reader (goes_on.py) imports the page's modules in the fork, and so does a script of a page's.
+reader (goes_on.py) imports the page's modules in the fork, and so does a script of a page's. What a fork starts for itself, as
+a supervisor does, is a fork too (forked_children.py).
 """
 
 from __future__ import annotations
 
-import atexit
-import builtins
-import contextlib
-import gc
-import io
 import json
 import os
-import select
 import signal
 import socket
 import struct
@@ -26,26 +21,22 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import threading
-import types
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import trio
 
-# `support` is a package in the tests, and the first folder of the path in the process that forks.
-if __name__ == "__main__":
-    from stand_in import OF_START
-    from stand_ins import become_asked, stand_behind, take
-else:
-    from support.stand_in import OF_START
-    from support.stand_ins import write_programs
+from support.forked_children import opens_forks
+from support.stand_in import OF_START
+from support.stand_ins import write_programs
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 
 NUMBER = struct.Struct("i")
+UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
+"""As all commands of the tests are (`clean_environment`)."""
 LONGEST = 200_000
 """Bytes of a request: arguments and environment."""
 
@@ -83,7 +74,7 @@ class Forked:
 
 
 class Forker:
-    """The process that forks, from the first command on. What it forks is a `program` of `PROGRAMS`."""
+    """The process that forks (forks.py), from the first command on."""
 
     def __init__(self, environment: Mapping[str, str], program: str) -> None:
         self._environment = dict(environment)
@@ -95,6 +86,11 @@ class Forker:
     def takes(self, environment: Mapping[str, str]) -> bool:
         """Whether a command may be forked: not if a variable means something to Python's own start."""
         return all(self._environment.get(name) == value for name, value in variables_of_start(environment).items())
+
+    def opens_children(self) -> Callable[..., Awaitable[Any]]:
+        """What takes the place of `trio.lowlevel.open_process` in this process, for workers in it."""
+        folder = self.stand_ins()
+        return opens_forks(str(folder / "socket"), variables_of_start(self._environment), UNBUFFERED)
 
     def stand_ins(self) -> Path:
         """A folder to be put first on PATH, in which `pulse-trio` and `python` have forks run their commands and scripts."""
@@ -130,12 +126,14 @@ class Forker:
             with theirs, socket.socket(socket.AF_UNIX) as listener:
                 listener.bind(str(address))
                 listener.listen(100)
+                numbers = [theirs.fileno(), listener.fileno()]
                 process = subprocess.Popen(
-                    [sys.executable, __file__, self._program, str(theirs.fileno()), str(listener.fileno())],
+                    [sys.executable, "-m", "support.forks", self._program, *map(str, numbers), str(address)],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,  # as the commands' are: Python looks at what they are only once
                     stderr=subprocess.PIPE,
-                    pass_fds=[theirs.fileno(), listener.fileno()],
+                    pass_fds=numbers,
+                    cwd=Path(__file__).parents[1],
                     env=self._environment,
                     start_new_session=True,
                 )
@@ -198,186 +196,3 @@ async def read_number(stream: trio.lowlevel.FdStream) -> int:
     assert len(data) == NUMBER.size, "the process that forks the commands has ended"
     (number,) = NUMBER.unpack(data)
     return number
-
-
-# In the other process
-
-
-def serve() -> tuple[str, list[str]]:
-    """Forks for each request. Returns in the forks alone, with the program and its arguments."""
-    gc.collect()
-    gc.freeze()
-    control, listener = (socket.socket(fileno=int(number)) for number in sys.argv[2:])
-    while True:
-        for asking in select.select([control, listener], [], [])[0]:
-            asked = taken(control, listener) if asking is control else accepted(control, listener)
-            if asked is not None:
-                return asked
-        while reaped():
-            pass
-
-
-def taken(control: socket.socket, listener: socket.socket) -> tuple[str, list[str]] | None:
-    """A request of the tests' own process. In the fork alone it is given."""
-    asked, ends, _, _ = socket.recv_fds(control, LONGEST, 3)
-    if not asked:
-        os._exit(0)
-    if os.fork() == 0:
-        control.close()
-        listener.close()
-        program, arguments, environment, folder = json.loads(asked)
-        if watch(*ends):
-            become(environment, folder, *ends)
-            return program, arguments
-    for end in ends:
-        os.close(end)
-    return None
-
-
-def accepted(control: socket.socket, listener: socket.socket) -> tuple[str, list[str]] | None:
-    """A request of a program that stands in for another. In the fork alone it is given."""
-    line, _ = listener.accept()
-    with line:
-        if os.fork() > 0:
-            return None
-        control.close()
-        listener.close()
-        try:
-            asked = take(line)
-        except (OSError, ValueError):
-            os._exit(1)
-        if (pid := os.fork()) > 0:
-            for end in asked.streams.values():
-                os.close(end)
-            stand_behind(pid, line)
-    become_asked(asked)
-    replace_environment(asked.environment)
-    return asked.program, asked.arguments
-
-
-def watch(status: int, out: int, err: int) -> bool:
-    """Forks once more, and tells of the fork's number and its end. Returns in the fork alone: True."""
-    pid = os.fork()
-    if pid == 0:
-        return True
-    os.close(out)
-    os.close(err)
-    try:
-        os.write(status, NUMBER.pack(pid))
-        os.write(status, NUMBER.pack(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
-    except BrokenPipeError:
-        pass  # The test has ended without it.
-    os._exit(0)
-
-
-def become(environment: dict[str, str], folder: str, status: int, out: int, err: int) -> None:
-    """What a new process has of its own."""
-    os.setsid()
-    os.dup2(out, 1)
-    os.dup2(err, 2)
-    for end in (status, out, err):
-        os.close(end)
-    os.chdir(folder)
-    replace_environment(environment)
-
-
-def replace_environment(environment: Mapping[str, str]) -> None:
-    os.environ.clear()
-    os.environ.update(environment)
-    tempfile.tempdir = None  # TMPDIR may be the fork's own
-
-
-def reaped() -> bool:
-    try:
-        return os.waitpid(-1, os.WNOHANG)[0] > 0
-    except ChildProcessError:
-        return False
-
-
-def run_commands() -> NoReturn:
-    # As the installed program has it.
-    scripts = sysconfig.get_path("scripts")
-    sys.path[0] = scripts
-    import rich.table  # noqa: F401 -- by the commands that make tables
-
-    from pulse_trio.cli import main
-
-    program, arguments = serve()
-    if program == "python":
-        run_script(*arguments)
-    sys.argv = [str(Path(scripts) / "pulse-trio"), *arguments]
-    # With which a worker begins anew.
-    sys.orig_argv = [sys.executable, *sys.argv]
-    try:
-        main()
-    except SystemExit as end:
-        if arguments[:1] != ["run"] and isinstance(end.code, int):
-            leave(end.code)
-        raise
-
-
-def run_script(path: str, *arguments: str) -> NoReturn:
-    """`python PATH`: its modules are imported in the fork, but for pulse-trio's own."""
-    sys.path[0] = str(Path(path).resolve().parent)
-    sys.argv = [path, *arguments]
-    sys.orig_argv = [sys.executable, *sys.argv]
-    main = types.ModuleType("__main__")
-    vars(main).update(__file__=str(Path(path).absolute()), __builtins__=builtins)
-    sys.modules["__main__"] = main
-    exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), vars(main))  # noqa: S102 -- as Python does
-    leave(0)
-    sys.exit(0)
-
-
-def run_tests() -> NoReturn:
-    """`python -m pytest`, after a run without tests: that imports the plugins as pytest does, with assertions rewritten."""
-    import psycopg  # noqa: F401 -- by pulse-trio
-    import pytest
-
-    with tempfile.TemporaryDirectory() as empty, contextlib.redirect_stdout(io.StringIO()):
-        os.chdir(empty)
-        pytest.main(["-q", "-p", "no:cacheprovider", "--rootdir", empty, "-c", os.devnull])
-        os.chdir("/")
-    assert "pulse_trio" not in sys.modules
-    _, arguments = serve()
-    sys.path[0] = str(Path.cwd())
-    sys.argv = [pytest.__file__.replace("__init__", "__main__"), *arguments]
-    sys.orig_argv = [sys.executable, "-m", "pytest", *arguments]
-    code = int(pytest.console_main())
-    leave(code)
-    sys.exit(code)
-
-
-def run_goes_on() -> NoReturn:
-    """`python goes_on.py`, which imports a page's modules only once it runs."""
-    import goes_on
-
-    _, arguments = serve()
-    # What stands beside that script is no page's.
-    sys.path[0] = "."
-    sys.argv = [goes_on.__file__, *arguments]
-    sys.orig_argv = [sys.executable, *sys.argv]
-    goes_on.run(arguments)
-    leave(0)
-    sys.exit(0)
-
-
-PROGRAMS = {"pulse-trio": run_commands, "pytest": run_tests, "goes-on": run_goes_on}
-
-
-def leave(code: int) -> None:
-    """Ends as Python does, but takes no module apart: that would copy every page that this process shares with the others."""
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    # What nobody refers to any more warns of what was left open or was not awaited.
-    gc.collect()
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except (OSError, ValueError):
-        return  # Python's own end says so.
-    os._exit(code)
-
-
-if __name__ == "__main__":
-    PROGRAMS[sys.argv[1]]()

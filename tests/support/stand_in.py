@@ -13,6 +13,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
 PASSED_ON = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2")
@@ -60,26 +61,40 @@ def stand_in(address: str, program: str, streams: list[int]) -> int:
 
     line = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     line.connect(address)
-    numbers = [getattr(_signal, name) for name in PASSED_ON]
-    ignored = [number for number in numbers if _signal.getsignal(number) == _signal.SIG_IGN]
+    asked = request([program, *sys.argv[1:]], os.environ, streams, bound=True)
+    send_descriptors(line, len(asked), streams)
+    for number in (getattr(_signal, name) for name in PASSED_ON):
+        if _signal.getsignal(number) != _signal.SIG_IGN:
+            _signal.signal(number, lambda number, _: tell(line, number))
+    line.sendall(asked)
+    if len(line.recv(4)) == 4 and len(told := line.recv(4)) == 4:
+        return int.from_bytes(told, "big", signed=True)
+    os._exit(70)  # what forks has gone
+
+
+def request(command: Sequence[str], environment: Mapping[str, str], numbers: list[int], *, bound: bool) -> bytes:
+    """What is asked of the process that forks. `numbers`: of the descriptors that the fork is to have. `bound`: whether the
+    fork ends with who asks. The answers are the fork's process number and how it ended, of 4 bytes each."""
+    import _signal  # pyright: ignore[reportMissingImports] -- as above
+
+    signals = [getattr(_signal, name) for name in PASSED_ON]
+    ignored = [number for number in signals if _signal.getsignal(number) == _signal.SIG_IGN]
     umask = os.umask(0)
     os.umask(umask)
     words = [
-        program, os.getcwd(), umask, ",".join(map(str, ignored)), ",".join(map(str, streams)), len(sys.argv), *sys.argv,
-        *(f"{name}={value}" for name, value in os.environ.items()),
+        int(bound), os.getcwd(), umask, ",".join(map(str, ignored)), ",".join(map(str, numbers)), len(command), *command,
+        *(f"{name}={value}" for name, value in environment.items()),
     ]  # fmt: skip
-    asked = b"\0".join(os.fsencode(str(word)) for word in words)
-    descriptors = b"".join(number.to_bytes(4, sys.byteorder) for number in streams)
-    with_them = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, descriptors)] if streams else []
-    line.sendmsg([len(asked).to_bytes(4, "big")], with_them)
-    for number in numbers:
-        if number not in ignored:
-            _signal.signal(number, lambda number, _: tell(line, number))
-    line.sendall(asked)
-    told = line.recv(4)
-    if len(told) < 4:
-        os._exit(70)  # what forks has gone
-    return int.from_bytes(told, "big", signed=True)
+    return b"\0".join(os.fsencode(str(word)) for word in words)
+
+
+def send_descriptors(line: Any, length: int, descriptors: list[int]) -> None:
+    """Begins a request of so many bytes."""
+    import _socket
+
+    packed = b"".join(number.to_bytes(4, sys.byteorder) for number in descriptors)
+    with_them = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, packed)] if descriptors else []
+    line.sendmsg([length.to_bytes(4, "big")], with_them)
 
 
 def tell(line: Any, number: int) -> None:

@@ -3,6 +3,7 @@ the process that forks takes their requests."""
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 import shutil
@@ -31,6 +32,8 @@ if {name!r} == "python":
 main({real!r}, {start!r}, address, program)
 """
 STREAMS = range(3)
+MOST = 16
+"""Descriptors that go with a request."""
 
 
 def write_programs(folder: Path, address: Path, start: Mapping[str, str]) -> None:
@@ -51,19 +54,21 @@ def write_programs(folder: Path, address: Path, start: Mapping[str, str]) -> Non
 class Asked(NamedTuple):
     """What a stand-in asks for."""
 
-    program: str
+    bound: bool
+    """Whether the fork ends with who asks."""
     folder: str
     umask: int
     ignored: list[int]
-    streams: dict[int, int]
-    """Its open streams, and what each is here."""
-    arguments: list[str]
+    """Signals."""
+    descriptors: dict[int, int]
+    """Those of the fork, and what each is here."""
+    command: list[str]
     environment: dict[str, str]
 
 
 def take(line: socket.socket) -> Asked:
     """Reads a request. Raises `OSError` or `ValueError` where it has gone."""
-    length, ends, _, _ = socket.recv_fds(line, 4, len(STREAMS))
+    length, ends, _, _ = socket.recv_fds(line, 4, MOST)
     if len(length) < 4:
         raise ConnectionResetError
     data = bytearray()
@@ -71,52 +76,61 @@ def take(line: socket.socket) -> Asked:
         if not (chunk := line.recv(missing)):
             raise ConnectionResetError
         data += chunk
-    program, folder, umask, ignored, streams, count, *words = (os.fsdecode(word) for word in bytes(data).split(b"\0"))
-    arguments, variables = words[: int(count)], words[int(count) :]
+    bound, folder, umask, ignored, numbers, count, *words = (os.fsdecode(word) for word in bytes(data).split(b"\0"))
+    command, variables = words[: int(count)], words[int(count) :]
     return Asked(
-        program,
+        bound == "1",
         folder,
         int(umask),
         [int(number) for number in ignored.split(",") if number],
-        dict(zip([int(number) for number in streams.split(",") if number], ends, strict=True)),
-        arguments[1:],
+        dict(zip([int(number) for number in numbers.split(",") if number], ends, strict=True)),
+        command,
         dict(variable.split("=", 1) for variable in variables),
     )
 
 
-def stand_behind(pid: int, line: socket.socket) -> NoReturn:
-    """Passes the stand-in's signals on to a fork, and the fork's end to it. A stand-in that is killed takes the fork along."""
+def stand_behind(pid: int, line: socket.socket, *, bound: bool) -> NoReturn:
+    """Passes signals on to a fork, and tells who has asked of its number and its end."""
 
     def hear() -> None:
         try:
             while told := line.recv(1):
                 os.kill(pid, told[0])
+        except ConnectionResetError:
+            pass  # what it was told in its last moment it has not read
+        if bound:
             os.kill(pid, signal.SIGKILL)
-        except OSError:
-            pass
 
+    tell(line, pid)
     threading.Thread(target=hear, daemon=True).start()
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    try:
-        line.sendall(code.to_bytes(4, "big", signed=True))
-    except OSError:
-        pass
+    tell(line, code)
     os._exit(0)
 
 
+def tell(line: socket.socket, number: int) -> None:
+    try:
+        line.sendall(number.to_bytes(4, "big", signed=True))
+    except OSError:
+        pass  # Who has asked is gone.
+
+
 def become_asked(asked: Asked) -> None:
-    """What the stand-in has of its own, this process has from now on."""
+    """What a process has that is started by who asks, this process has from now on."""
     os.setsid()
     for number in asked.ignored:
         signal.signal(number, signal.SIG_IGN)
     os.umask(asked.umask)
     os.chdir(asked.folder)
+    # Out of the way: the number of one may be what another is to have.
+    free = max([*asked.descriptors, MOST]) + 1
+    moved = {number: fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, free) for number, end in asked.descriptors.items()}
+    for end in asked.descriptors.values():
+        os.close(end)
     for number in STREAMS:
-        if number in asked.streams:
-            os.dup2(asked.streams[number], number)
-        else:
-            os.close(number)
-    for end in asked.streams.values():
+        os.close(number)
+    for number, end in moved.items():
+        os.dup2(end, number)
         os.close(end)
     sys.stdin = sys.__stdin__ = opened(0, sys.stdin)  # type: ignore[misc]
     sys.stdout = sys.__stdout__ = opened(1, sys.stdout)  # type: ignore[misc]

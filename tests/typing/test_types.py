@@ -1,5 +1,5 @@
-"""What users write is checked by pyright, as in a reader's editor: good calls pass its strict mode, each mistake is reported where
-it is made, and so the examples of the documentation are accepted.
+"""What users write is checked by pyright, as in an editor: good calls pass its strict mode, each mistake is reported where it
+is made, and so the examples of the documentation are accepted.
 
 One run of pyright reads all of it: half of what a run costs is reading pulse-trio and the standard library.
 """
