@@ -13,9 +13,8 @@ import signal
 import socket
 import sys
 from contextlib import suppress
-from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trio
 
@@ -70,13 +69,31 @@ class ForkedChild:
         self.send_signal(signal.SIGKILL)
 
 
-def begin(
-    address: str, command: Sequence[str], environment: Mapping[str, str], descriptors: dict[int, int]
-) -> tuple[socket.socket, int]:
-    """The line to what stands behind a new fork, and the fork's number. `descriptors`: the fork's, and what each is here."""
+class Order(NamedTuple):
+    """What a process shall be."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    folder: str
+    descriptors: Mapping[int, int]
+    """Its own, and what each is here."""
+    bound: bool = False
+    """Whether it ends with this process."""
+
+
+async def begin(address: str, order: Order) -> ForkedChild:
+    """Has a process forked."""
+    with trio.CancelScope(shield=True):
+        return ForkedChild(*await trio.to_thread.run_sync(_begin, address, order))
+    raise AssertionError("this scope is not cancelled")
+
+
+def _begin(address: str, order: Order) -> tuple[socket.socket, int]:
+    """The line to what stands behind a new fork, and the fork's number."""
+    command, environment, folder, descriptors, bound = order
     with socket.socket(socket.AF_UNIX) as line:
         line.connect(address)
-        asked = request(command, environment, list(descriptors), bound=False)
+        asked = request(command, environment, folder, list(descriptors), bound=bound)
         send_descriptors(line, len(asked), list(descriptors.values()))
         line.sendall(asked)
         told = line.recv(4)
@@ -107,10 +124,6 @@ def opens_forks(
         with open(os.devnull) as nothing:  # noqa: ASYNC230 -- which does not block
             if how.get("stdin") is not None:
                 descriptors[0] = nothing.fileno()
-            with trio.CancelScope(shield=True):
-                line, pid = await trio.to_thread.run_sync(
-                    partial(begin, address, command[1:], environment, descriptors)
-                )
-                return ForkedChild(line, pid)
+            return await begin(address, Order(command[1:], environment, os.getcwd(), descriptors))
 
     return open_process

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from support.forked_children import opens_forks
+from support.forked_children import ForkedChild, Order, begin, opens_forks
 from support.stand_in import OF_START
 from support.stand_ins import write_programs
 
@@ -91,6 +91,15 @@ class Forker:
         """What takes the place of `trio.lowlevel.open_process` in this process, for workers in it."""
         folder = self.stand_ins()
         return opens_forks(str(folder / "socket"), variables_of_start(self._environment), UNBUFFERED)
+
+    async def begin(
+        self, command: Sequence[str], environment: Mapping[str, str], folder: Path, streams: tuple[int, int, int]
+    ) -> ForkedChild:
+        """Run `-c CODE` or `-m MODULE` as Python, with arguments and streams. It ends with the tests' process."""
+        assert self.takes(environment)
+        address = str(self.stand_ins() / "socket")
+        order = Order(command, environment, str(folder), dict(enumerate(streams)), bound=True)
+        return await begin(address, order)
 
     def stand_ins(self) -> Path:
         """A folder to be put first on PATH, in which `pulse-trio` and `python` have forks run their commands and scripts."""

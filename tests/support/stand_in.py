@@ -61,7 +61,7 @@ def stand_in(address: str, program: str, streams: list[int]) -> int:
 
     line = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     line.connect(address)
-    asked = request([program, *sys.argv[1:]], os.environ, streams, bound=True)
+    asked = request([program, *sys.argv[1:]], os.environ, os.getcwd(), streams, bound=True)
     send_descriptors(line, len(asked), streams)
     for number in (getattr(_signal, name) for name in PASSED_ON):
         if _signal.getsignal(number) != _signal.SIG_IGN:
@@ -72,7 +72,9 @@ def stand_in(address: str, program: str, streams: list[int]) -> int:
     os._exit(70)  # what forks has gone
 
 
-def request(command: Sequence[str], environment: Mapping[str, str], numbers: list[int], *, bound: bool) -> bytes:
+def request(
+    command: Sequence[str], environment: Mapping[str, str], folder: str, numbers: list[int], *, bound: bool
+) -> bytes:
     """What is asked of the process that forks. `numbers`: of the descriptors that the fork is to have. `bound`: whether the
     fork ends with who asks. The answers are the fork's process number and how it ended, of 4 bytes each."""
     import _signal  # pyright: ignore[reportMissingImports] -- as above
@@ -82,7 +84,7 @@ def request(command: Sequence[str], environment: Mapping[str, str], numbers: lis
     umask = os.umask(0)
     os.umask(umask)
     words = [
-        int(bound), os.getcwd(), umask, ",".join(map(str, ignored)), ",".join(map(str, numbers)), len(command), *command,
+        int(bound), folder, umask, ",".join(map(str, ignored)), ",".join(map(str, numbers)), len(command), *command,
         *(f"{name}={value}" for name, value in environment.items()),
     ]  # fmt: skip
     return b"\0".join(os.fsencode(str(word)) for word in words)
