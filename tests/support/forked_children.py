@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 FORMS = ("-m", "-c")
+IN_EARNEST = {"TESTS_START_CHILDREN": "1"}
+"""A variable with which a fork starts its processes as ever: for those who look for the children of a process."""
 
 
 class ForkedChild:
@@ -116,6 +118,8 @@ def opens_forks(
 
     async def open_process(command: Any, **how: Any) -> Any:
         environment = {**(os.environ if how.get("env") is None else how["env"]), **more}
+        if environment.keys() >= IN_EARNEST.keys():
+            return await in_earnest(command, **how)
         known = {"stdin", "env", "pass_fds", "start_new_session"} >= set(how) and how.get("start_new_session")
         of_start = {name: value for name, value in environment.items() if name.startswith(OF_START)}
         if not known or list(command[:1]) != [sys.executable] or command[1] not in FORMS or of_start != started_with:
