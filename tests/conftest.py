@@ -23,7 +23,7 @@ from pulse_trio.testing.faults.processes import Processes, clean_environment, op
 from pulse_trio.testing.faults.proxy import Proxy, open_proxy
 from support.collecting import has_mark, is_async_test
 from support.databases import Databases
-from support.forking import Forker, open_forker, variables_of_start
+from support.forking import Forker, Scripts, open_forker, variables_of_start
 from support.scheduling import LongestFirst, longest_first
 from support.server import open_server
 
@@ -202,4 +202,17 @@ def forker_of_pytest() -> Generator[Forker]:
 async def processes(tmp_path: Path, forker: Forker) -> AsyncGenerator[Processes]:
     """Starts real processes, in `tmp_path`; whatever still runs at the end of the test is killed."""
     async with open_processes(tmp_path, forker) as processes:
+        yield processes
+
+
+@pytest.fixture
+def forked_children(forker: Forker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes that workers in the test's own process start for their handlers are forks."""
+    monkeypatch.setattr(trio.lowlevel, "open_process", forker.opens_children())
+
+
+@pytest.fixture
+async def scripts(tmp_path: Path, forker: Forker) -> AsyncGenerator[Processes]:
+    """Its `command` runs a script of Python, in `tmp_path`, in a process that has imported pulse-trio already."""
+    async with open_processes(tmp_path, Scripts(forker)) as processes:
         yield processes

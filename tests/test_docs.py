@@ -27,7 +27,7 @@ import pulse_trio
 from pulse_trio import embedded, errors, handlers, migrate, observe, postgres, states
 from pulse_trio.embedded import default_folder, open_embedded
 from pulse_trio.testing.faults.processes import Processes, Running, clean_environment, open_processes
-from support.forking import Forker, open_forker
+from support.forking import Forker, open_forker, search_path
 
 if typing.TYPE_CHECKING:
     from collections.abc import Generator
@@ -102,11 +102,11 @@ def copy_of(made_before: Path, folder: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES_THAT_RUN)
 async def test_the_pages_commands_do_what_the_page_says(
-    page: str, processes: Processes, made_before: Path, forker_of_pytest: Forker
+    page: str, processes: Processes, scripts: Processes, made_before: Path, forker: Forker, forker_of_pytest: Forker
 ) -> None:
     async with AsyncExitStack() as stack:
         tests = await stack.enter_async_context(open_processes(processes.folder, forker_of_pytest))
-        forks = Forks(processes, tests) if page != PAGES_THAT_RUN[0] else None
+        forks = Forks(processes, tests, scripts, search_path(forker)) if page != PAGES_THAT_RUN[0] else None
         if page != PAGES_THAT_RUN[0]:
             await trio.to_thread.run_sync(copy_of, made_before, default_folder(processes.folder))
             # One start of the embedded PostgreSQL a page. Without this user each command starts and stops it, as on the first.
@@ -157,33 +157,37 @@ async def run_console(processes: Processes, body: str, flags: list[str], forks: 
 
 @dataclasses.dataclass(frozen=True)
 class Forks:
-    """What starts commands as forks of a process that has imported what they need: pulse-trio's, and pytest's."""
+    """What starts commands as forks of a process that has imported what they need."""
 
     commands: Processes
+    """Pulse-trio's."""
     tests: Processes
+    """Runs of pytest."""
+    scripts: Processes
+    """Of a page's own."""
+    path: str
+    """Where a shell finds what stands for the programs."""
 
 
 async def start(processes: Processes, command: str, forks: Forks | None) -> Running:
-    """As a reader's shell does it. With `forks`, a command of pulse-trio's or a run of pytest in which there is nothing for the
-    shell to do is a fork of a process that has imported it: on the first page all are the installed program."""
+    """As a reader's shell does it. With `forks`, a command of pulse-trio's, a script or a run of pytest is a fork of a process
+    that has imported what it needs; the shell is left out where there is nothing for it to do. On the first page all are the
+    installed program."""
     if forks is not None and not FOR_THE_SHELL.search(re.sub(r"'[^']*'", "", command)):
         match shlex.split(command):
             case ["pulse-trio", *arguments]:
                 return await forks.commands.command(*arguments)
             case ["python", "-m", "pytest", *arguments]:
                 return await forks.tests.command(*arguments, env={"PATH": search_path()})
-    return await processes.start("bash", "-c", command, env={"PATH": search_path()})
+            case ["python", script, *arguments] if script.endswith(".py"):
+                return await forks.scripts.command(script, *arguments, env={"PATH": search_path()})
+    path = search_path() if forks is None else forks.path
+    return await processes.start("bash", "-c", command, env={"PATH": path})
 
 
 async def waiting(processes: Processes) -> bool:
     found = json.loads(await processes.run("jobs", "list", "--json"))
     return any(job["state"] in ("available", "scheduled", "retryable", "running") for job in found)
-
-
-def search_path() -> str:
-    import sysconfig
-
-    return f"{sysconfig.get_path('scripts')}:{clean_environment()['PATH']}"
 
 
 def matches(expected: str, printed: str) -> bool:

@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pulse_trio.testing.faults.processes import clean_environment
 from support.stores import Window
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from support.forking import Forker
+
 PROGRAM = """
-import signal, sys
+import signal, sys, warnings
+warnings.simplefilter("error")
 import trio
 from pulse_trio import Handlers, Job, Worker, observe
 
@@ -69,15 +73,20 @@ trio.run(main)
 @pytest.mark.parametrize(
     "strikes", ["handler", "child", "WorkerStarted", "JobStarted", "JobEnded", "UnknownKindReleased"]
 )
-def test_wherever_it_strikes_no_lease_is_kept(strikes: str, embedded: str, dsn: str, tmp_path: Path) -> None:
+def test_wherever_it_strikes_no_lease_is_kept(
+    strikes: str, embedded: str, dsn: str, tmp_path: Path, forker: Forker
+) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
+    # Once by Python itself; else by forks, in which a warning is an error as soon as the program begins.
+    command = [sys.executable, "-W", "error"] if strikes == "handler" else [str(forker.stand_ins() / "python")]
     with Window(dsn) as window:
         window.enqueue_many(20)
         for _ in range(20):
             window.enqueue(kind="quick")
             window.enqueue(kind="long")
         ended = subprocess.run(
-            [sys.executable, "-W", "error", str(tmp_path / "program.py"), dsn, strikes, embedded],
+            [*command, str(tmp_path / "program.py"), dsn, strikes, embedded],
+            env=clean_environment(),
             capture_output=True,
             text=True,
             timeout=60,

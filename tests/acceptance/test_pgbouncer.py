@@ -137,7 +137,7 @@ async def test_the_commands_work_through_it_and_doctor_says_what_it_means(
 ) -> None:
     await processes.run("enqueue", "echo", '{"n": 1}', f"--dsn={pooled}")
     assert "echo" in await processes.run("jobs", "list", f"--dsn={pooled}")
-    refused = await processes.pulse_trio("migrate", f"--dsn={pooled}")
+    refused = await processes.command("migrate", f"--dsn={pooled}")
     assert await refused.ended() == 2
     assert "pooler" in refused.stderr
     found = await processes.run("doctor", f"--dsn={pooled}", code=1)  # no worker runs, and a job waits

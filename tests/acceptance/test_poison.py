@@ -98,9 +98,9 @@ async def test_suspects_start_soon_although_every_slot_of_every_worker_has_a_lon
 ) -> None:
     client = SyncClient(dsn)
     busy = [client.enqueue("endless").id for _ in range(2 * processes_of_it)]
-    worker = await processes.pulse_trio(
-        *RUN, f"--dsn={dsn}", f"--processes={processes_of_it}", "--concurrency=2", "--grace=0.5"
-    )
+    # With several processes as an installed program; one process is a fork, and so is what it starts.
+    start = processes.pulse_trio if processes_of_it == 2 else processes.command
+    worker = await start(*RUN, f"--dsn={dsn}", f"--processes={processes_of_it}", "--concurrency=2", "--grace=0.5")
     await until(
         dsn, "SELECT 1 FROM pulse.jobs WHERE state = 'running' HAVING count(*) = %(n)s", {"n": 2 * processes_of_it}
     )
@@ -167,7 +167,8 @@ async def test_a_job_whose_machine_is_switched_off_three_times_in_quarantine_is_
 
 async def test_a_handler_of_every_kind_runs_in_quarantine(dsn: str, processes: Processes) -> None:
     ids = suspects(dsn, "in_trio", "in_asyncio", "in_thread", "in_process")
-    worker = await processes.command(*RUN, f"--dsn={dsn}", "--quarantine-slots=1")
+    # The installed program: the parent of a fork is another.
+    worker = await processes.pulse_trio(*RUN, f"--dsn={dsn}", "--quarantine-slots=1")
     for job_id in ids:
         state, attempt, pid = await settled(dsn, job_id)
         assert (state, attempt) == ("completed", 1)
@@ -319,11 +320,11 @@ trio.run(Worker(handlers, sys.argv[1], app="app:handlers", burst=True, poll=0.2)
 
 
 async def test_an_embedded_worker_that_was_told_where_its_handlers_are_does_the_same(
-    dsn: str, processes: Processes
+    dsn: str, scripts: Processes
 ) -> None:
     poison, innocent = suspects(dsn, "poison", "neighbour")
-    (processes.folder / "program.py").write_text(EMBEDDED)
-    program = await processes.python("program.py", dsn)
+    (scripts.folder / "program.py").write_text(EMBEDDED)
+    program = await scripts.command("program.py", dsn)
     assert await program.ended(within=60) == 0
     assert (await settled(dsn, poison))[:2] == ("dead", 3)
     state, _, pid = await settled(dsn, innocent)

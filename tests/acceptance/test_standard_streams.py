@@ -1,4 +1,8 @@
-"""A worker whose stdout or stderr is closed, full, or read by a program that has gone or never reads goes on as ever."""
+"""A worker whose stdout or stderr is closed, full, or read by a program that has gone or never reads goes on as ever.
+
+Each way in which streams are broken is tried on the installed program once: by one process that works, and by one command.
+What more there is to it, several processes and other commands, starts as forks do (support/stand_in.py).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import re
 import shlex
 import signal
 import sysconfig
+from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -20,8 +25,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pulse_trio.testing.faults.processes import Processes, Running
+    from support.forking import Forker
 
-COMMAND = f"{sysconfig.get_path('scripts')}/pulse-trio"
+Program = Callable[[bool], str]
 APP = """
 import logging
 import os
@@ -62,8 +68,14 @@ def app(tmp_path: Path) -> Path:
     return tmp_path
 
 
-async def run(processes: Processes, dsn: str, redirected: str, *more: str) -> Running:
-    command = shlex.join([COMMAND, *RUN, "--verbose", f"--dsn={dsn}", *more])
+@pytest.fixture
+def program(forker: Forker) -> Program:
+    """The path of `pulse-trio`: of the installed one, or of what stands in for it."""
+    return lambda installed: f"{sysconfig.get_path('scripts') if installed else forker.stand_ins()}/pulse-trio"
+
+
+async def run(processes: Processes, program: str, dsn: str, redirected: str, *more: str) -> Running:
+    command = shlex.join([program, *RUN, "--verbose", f"--dsn={dsn}", *more])
     return await processes.start("bash", "-c", f"exec {command} {redirected}")
 
 
@@ -77,9 +89,9 @@ async def works(dsn: str) -> None:
 @pytest.mark.parametrize("processes_", [1, 2])
 @pytest.mark.parametrize("redirected", BROKEN)
 async def test_a_worker_works_and_ends_well_whatever_its_streams_are(
-    redirected: str, processes_: int, dsn: str, processes: Processes, app: Path
+    redirected: str, processes_: int, program: Program, dsn: str, processes: Processes, app: Path
 ) -> None:
-    worker = await run(processes, dsn, redirected, f"--processes={processes_}")
+    worker = await run(processes, program(processes_ == 1), dsn, redirected, f"--processes={processes_}")
     await works(dsn)
     (files,) = enqueue(dsn, "standard_files")
     _, _, opened = await settled(dsn, files)
@@ -110,19 +122,21 @@ def fill(end: int) -> None:
 @pytest.mark.parametrize("processes_", [1, 2])
 @pytest.mark.parametrize("redirected", ["2>pipe", ">pipe 2>&1"])
 async def test_a_worker_whose_log_nobody_reads_works_and_ends_well(
-    redirected: str, processes_: int, dsn: str, processes: Processes, app: Path
+    redirected: str, processes_: int, program: Program, dsn: str, processes: Processes, app: Path
 ) -> None:
     with fifo(app) as end:
         fill(end)
-        worker = await run(processes, dsn, redirected, f"--processes={processes_}")
+        worker = await run(processes, program(processes_ == 1), dsn, redirected, f"--processes={processes_}")
         await works(dsn)
         worker.send(signal.SIGTERM)
         assert await worker.ended() == 0, worker.report()
 
 
-async def test_a_log_that_is_read_late_says_how_many_lines_it_lacks(dsn: str, processes: Processes, app: Path) -> None:
+async def test_a_log_that_is_read_late_says_how_many_lines_it_lacks(
+    program: Program, dsn: str, processes: Processes, app: Path
+) -> None:
     with fifo(app) as end:
-        worker = await run(processes, dsn, "2>pipe")
+        worker = await run(processes, program(False), dsn, "2>pipe")
         for job_id in enqueue(dsn, "says_much", 20):  # 2 MB
             assert await settled(dsn, job_id) == ("completed", 1, 1)
         heard = b""
@@ -142,9 +156,12 @@ async def test_a_log_that_is_read_late_says_how_many_lines_it_lacks(dsn: str, pr
 
 
 @pytest.mark.parametrize("what", ["jobs list", "jobs list --json", "queues list", "--help"])
-async def test_a_command_whose_stdout_is_closed_says_so(what: str, processes: Processes, dsn: str) -> None:
+async def test_a_command_whose_stdout_is_closed_says_so(
+    what: str, program: Program, processes: Processes, dsn: str
+) -> None:
     enqueue(dsn)
-    running = await processes.start("bash", "-c", f"{COMMAND} {what} >&-", env={"PULSE_TRIO_DSN": dsn})
+    command = f"{program(what == 'jobs list')} {what} >&-"
+    running = await processes.start("bash", "-c", command, env={"PULSE_TRIO_DSN": dsn})
     assert await running.ended() == 1
     assert "the output could not be written to stdout: Bad file descriptor" in running.stderr
     assert "Traceback" not in running.stderr
@@ -152,21 +169,22 @@ async def test_a_command_whose_stdout_is_closed_says_so(what: str, processes: Pr
 
 @pytest.mark.parametrize("redirected", ["2>&-", "2>/dev/full", "<&- 2>&-"])
 async def test_a_command_whose_stderr_is_lost_does_what_it_was_asked_for(
-    redirected: str, processes: Processes, dsn: str
+    redirected: str, program: Program, processes: Processes, dsn: str
 ) -> None:
     enqueue(dsn)
     for what, code in (("jobs list --json", 0), ("jobs show 999999", 2)):
-        running = await processes.start("bash", "-c", f"{COMMAND} {what} {redirected}", env={"PULSE_TRIO_DSN": dsn})
+        command = f"{program(code == 0)} {what} {redirected}"
+        running = await processes.start("bash", "-c", command, env={"PULSE_TRIO_DSN": dsn})
         assert await running.ended() == code, running.report()
         assert ('"kind"' in running.stdout) == (code == 0)
 
 
 @pytest.mark.parametrize("processes_", [1, 2])
 async def test_a_worker_whose_logs_reader_has_gone_works_and_ends_well(
-    processes_: int, dsn: str, processes: Processes, app: Path
+    processes_: int, program: Program, dsn: str, processes: Processes, app: Path
 ) -> None:
     with fifo(app) as end:
-        worker = await run(processes, dsn, "2>pipe", f"--processes={processes_}")
+        worker = await run(processes, program(processes_ == 1), dsn, "2>pipe", f"--processes={processes_}")
         await until(dsn, "SELECT FROM pulse.workers")
         os.close(end)
         await works(dsn)

@@ -629,7 +629,8 @@ async def test_a_worker_of_the_command_line_sends_its_spans_and_those_of_its_chi
     with psycopg.connect(dsn, autocommit=True) as sql:
         for kind in ("greet", "compute"):
             sql.execute("SELECT pulse.enqueue(%s, traceparent => %s)", [kind, PARENT])
-    worker = await processes.pulse_trio(
+    start = processes.pulse_trio if more else processes.command
+    worker = await start(
         "run", "app:handlers", f"--dsn={dsn}", "--poll=0.2", *more,
         env={"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": tracing.endpoint},
     )  # fmt: skip

@@ -18,7 +18,7 @@ FAULTS = [
 
 async def test_no_invariant_breaks_when_workers_are_killed_stopped_and_cut_off_and_postgresql_crashes() -> None:
     # Other tests run beside this one: more slack than `make chaos` has.
-    result = await play(1, 12.0, workers=3, producers=1, rate=4.0, planned=FAULTS, slack=5.0)
+    result = await play(1, 12.0, workers=3, producers=1, rate=4.0, planned=FAULTS, slack=5.0, forks=True)
 
     assert result.violations == []
     counts = result.counts
@@ -41,7 +41,7 @@ HOSTILE_FAULTS = [
 
 
 async def test_no_invariant_breaks_when_other_parties_write_notify_lock_and_deploy() -> None:
-    result = await play(2, 10.0, workers=3, producers=1, rate=4.0, planned=HOSTILE_FAULTS, slack=5.0)
+    result = await play(2, 10.0, workers=3, producers=1, rate=4.0, planned=HOSTILE_FAULTS, slack=5.0, forks=True)
 
     assert result.violations == []
     counts = result.counts

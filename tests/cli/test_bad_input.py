@@ -102,7 +102,7 @@ async def test_an_unreachable_database_exits_1(processes: Processes, arguments: 
 @pytest.mark.usefixtures("app")
 @pytest.mark.parametrize("processes_wanted", ["1", "2"])
 async def test_run_says_that_it_waits_for_the_database(processes: Processes, processes_wanted: str) -> None:
-    running = await processes.pulse_trio(
+    running = await processes.command(
         "run", "app", "--dsn", NOWHERE, "--connect-timeout", "1", "--processes", processes_wanted
     )
     await running.line("waiting for the database, up to 1 s: .*Connection refused")
@@ -119,7 +119,7 @@ async def test_run_says_that_it_waits_for_the_database(processes: Processes, pro
 async def test_a_supervisor_says_what_is_wrong_with_the_module_before_it_waits(
     processes: Processes, target: str, what: str
 ) -> None:
-    running = await processes.pulse_trio("run", target, "--processes", "2", "--dsn", NOWHERE)
+    running = await processes.command("run", target, "--processes", "2", "--dsn", NOWHERE)
     assert await running.ended() == 2, running.report()
     assert_says(running, what)
     assert "waiting for the database" not in running.stderr

@@ -12,12 +12,14 @@ import pytest
 import trio
 
 from pulse_trio.testing.faults.processes import clean_environment
+from support.forking import search_path
 from support.stores import Window
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pulse_trio.testing.faults.processes import Processes
+    from support.forking import Forker
 
     from .conftest import Command
 
@@ -61,7 +63,7 @@ async def test_enqueue_with_an_app_uses_the_handlers_options(command: Command) -
 
 @pytest.mark.usefixtures("app")
 async def test_a_workers_session_is_listed_until_it_has_gone(processes: Processes, command: Command, dsn: str) -> None:
-    worker = await processes.pulse_trio("run", "app", "--queues", "mail,default", env={"PULSE_TRIO_DSN": dsn})
+    worker = await processes.command("run", "app", "--queues", "mail,default", env={"PULSE_TRIO_DSN": dsn})
     await worker.line("started: queue mail, default")
     (listed,) = json.loads((await command("workers", "--json")).stdout)
     assert listed["pid"] == worker.pid
@@ -107,9 +109,10 @@ async def test_arguments_are_read_from_the_standard_input(processes: Processes, 
     assert job["args"] == {"name": "piped"}
 
 
-async def test_output_without_a_reader_ends_quietly(processes: Processes, dsn: str) -> None:
+async def test_output_without_a_reader_ends_quietly(processes: Processes, forker: Forker, dsn: str) -> None:
+    fork = forker.stand_ins() / "pulse-trio"
     script = (
-        "{ pulse-trio jobs list; echo code $? >&2; } | true; { pulse-trio migrate --sql; echo code $? >&2; } | true"
+        f"{{ pulse-trio jobs list; echo code $? >&2; }} | true; {{ {fork} migrate --sql; echo code $? >&2; }} | true"
     )
     running = await processes.start("bash", "-c", script, env={"PULSE_TRIO_DSN": dsn, "PATH": search_path()})
     assert await running.ended() == 0
@@ -119,9 +122,13 @@ async def test_output_without_a_reader_ends_quietly(processes: Processes, dsn: s
 
 
 @pytest.mark.parametrize("what", ["jobs list", "workers --json", "migrate --sql", "doctor", "--help"])
-async def test_output_that_cannot_be_written_is_said_to_be(what: str, processes: Processes, dsn: str) -> None:
+async def test_output_that_cannot_be_written_is_said_to_be(
+    what: str, processes: Processes, forker: Forker, dsn: str
+) -> None:
     script = f"pulse-trio enqueue x >/dev/null; pulse-trio {what} >/dev/full; echo code $? >&2"
-    running = await processes.start("bash", "-c", script, env={"PULSE_TRIO_DSN": dsn, "PATH": search_path()})
+    # The installed program, and forks for the other commands.
+    path = search_path() if what == "jobs list" else search_path(forker)
+    running = await processes.start("bash", "-c", script, env={"PULSE_TRIO_DSN": dsn, "PATH": path})
     assert await running.ended() == 0
     said = [line for line in running.stderr.splitlines() if "(from PULSE_TRIO_DSN)" not in line]
     assert said[-2:] == [
@@ -132,16 +139,12 @@ async def test_output_that_cannot_be_written_is_said_to_be(what: str, processes:
     assert "bug" not in running.stderr
 
 
-def search_path() -> str:
-    import sysconfig
-
-    return f"{sysconfig.get_path('scripts')}:{clean_environment()['PATH']}"
-
-
-async def test_without_a_dsn_the_embedded_database_is_used_said_and_migrated(tmp_path_short: Path) -> None:
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+async def test_without_a_dsn_the_embedded_database_is_used_said_and_migrated(
+    tmp_path_short: Path, forker: Forker
+) -> None:
+    def run(*arguments: str, by: Forker | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            ["pulse-trio", *arguments], cwd=tmp_path_short, env={**clean_environment(), "PATH": search_path()},
+            ["pulse-trio", *arguments], cwd=tmp_path_short, env={**clean_environment(), "PATH": search_path(by)},
             capture_output=True, text=True, check=True,
         )  # fmt: skip
 
@@ -155,8 +158,8 @@ async def test_without_a_dsn_the_embedded_database_is_used_said_and_migrated(tmp
         assert "embedded PostgreSQL" in told
         # Nobody looks on here, so a forgotten setting is likely.
         assert "WARNING no database is configured" in told
-        assert json.loads(run("jobs", "show", done.stdout.strip(), "--json").stdout)["result"] == 1
-        drained = json.loads(run("bench", "drain", "--jobs", "100", "--runs", "1", "--json").stdout)
+        assert json.loads(run("jobs", "show", done.stdout.strip(), "--json", by=forker).stdout)["result"] == 1
+        drained = json.loads(run("bench", "drain", "--jobs", "100", "--runs", "1", "--json", by=forker).stdout)
         assert drained["median"]["jobs_per_second"] > 0
 
     await trio.to_thread.run_sync(all_of_it)
@@ -186,7 +189,8 @@ async def test_a_bench_measures_and_leaves_nothing_behind(
 async def test_a_bench_that_is_told_to_end_drops_its_schema(
     processes: Processes, dsn: str, number: signal.Signals
 ) -> None:
-    running = await processes.pulse_trio("bench", "latency", "--jobs", "100000", env={"PULSE_TRIO_DSN": dsn})
+    start = processes.pulse_trio if number == signal.SIGINT else processes.command
+    running = await start("bench", "latency", "--jobs", "100000", env={"PULSE_TRIO_DSN": dsn})
     await running.line("measuring in the schema pulse_bench_")
     running.send(number)
     assert await running.ended() == 130, running.report()
@@ -226,11 +230,11 @@ main(["bench", "latency"])
 
 @pytest.mark.parametrize("while_it", ["prepares", "measures"])
 async def test_a_bench_in_the_background_whose_sigint_is_ignored_ends_on_sigterm(
-    processes: Processes, dsn: str, while_it: str
+    scripts: Processes, dsn: str, while_it: str
 ) -> None:
     # As a shell without job control starts it: nohup pulse-trio bench latency &
-    (processes.folder / "background.py").write_text(IN_THE_BACKGROUND)
-    running = await processes.python("background.py", while_it, env={"PULSE_TRIO_DSN": dsn})
+    (scripts.folder / "background.py").write_text(IN_THE_BACKGROUND)
+    running = await scripts.command("background.py", while_it, env={"PULSE_TRIO_DSN": dsn})
     await running.line(f"^{while_it}$")
     running.send(signal.SIGTERM)
     assert await running.ended() == 130, running.report()

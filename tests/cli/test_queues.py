@@ -143,7 +143,7 @@ async def test_a_drain_waits_until_nothing_runs_and_says_what_does(
     await worker.line("waiting")
     gave_up = await command("queues", "drain", "slow", "--timeout", "0.6", code=1)
     assert "1 job of queue slow still ran; it stays paused" in gave_up.stderr
-    drain = await processes.pulse_trio("queues", "drain", "slow", env={"PULSE_TRIO_DSN": dsn})
+    drain = await processes.command("queues", "drain", "slow", env={"PULSE_TRIO_DSN": dsn})
     await drain.line("queue slow: 1 job running")
     assert client.cancel(running).state == "running"
     assert await drain.ended() == 0

@@ -1,4 +1,7 @@
-"""`run` and its signals, as real processes. The database is real; order comes from what the processes print."""
+"""`run` and its signals, as real processes. The database is real; order comes from what the processes print.
+
+Signals, supervisors and process numbers are of the installed program's; what a worker says and does otherwise, of forks.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,10 @@ async def start(processes: Processes, dsn: str, *arguments: str) -> Running:
     return await processes.pulse_trio("run", "app:handlers", *arguments, env={"PULSE_TRIO_DSN": dsn})
 
 
+async def fork(processes: Processes, dsn: str, *arguments: str) -> Running:
+    return await processes.command("run", "app:handlers", *arguments, env={"PULSE_TRIO_DSN": dsn})
+
+
 def enqueue_ten(dsn: str) -> None:
     SyncClient(dsn).enqueue_many([request_by_name("greet", {"name": f"n{number}"}) for number in range(10)])
 
@@ -35,7 +42,7 @@ async def state_of(command: Command, job_id: str) -> str:
 
 async def test_a_burst_runs_what_is_due_and_exits_0(processes: Processes, command: Command, dsn: str) -> None:
     ids = [(await command("enqueue", "greet", f'{{"name": "n{n}"}}')).stdout.strip() for n in range(3)]
-    worker = await start(processes, dsn, "--burst", "--verbose")
+    worker = await fork(processes, dsn, "--burst", "--verbose")
     assert await worker.ended() == 0, worker.report()
     assert worker.stderr.count("completed after") == 3
     assert "jobs: 3 completed" in worker.stderr
@@ -59,7 +66,7 @@ async def test_jobs_that_outlast_the_grace_are_released_and_it_exits_3(
     processes: Processes, command: Command, dsn: str
 ) -> None:
     job_id = (await command("enqueue", "wait")).stdout.strip()
-    worker = await start(processes, dsn, "--grace", "0.1")
+    worker = await fork(processes, dsn, "--grace", "0.1")
     await worker.line("waiting")
     worker.send(signal.SIGTERM)
     assert await worker.ended() == 3, worker.report()
@@ -83,7 +90,7 @@ async def test_a_thread_that_does_not_end_is_left_and_it_exits_3(
     processes: Processes, command: Command, dsn: str
 ) -> None:
     job_id = (await command("enqueue", "block")).stdout.strip()
-    worker = await start(processes, dsn, "--grace", "0", "--cleanup", "0")
+    worker = await fork(processes, dsn, "--grace", "0", "--cleanup", "0")
     await worker.line("blocking")
     worker.send(signal.SIGTERM)
     await worker.line(r"1 job\(s\) did not end when cancelled")
@@ -100,7 +107,7 @@ async def test_sigusr1_ends_claiming_and_nothing_else(processes: Processes, comm
     await worker.line("SIGUSR1: no more claims")
     left = (await command("enqueue", "greet", '{"name": "late"}')).stdout.strip()
     # Another worker takes what this one leaves.
-    assert await (await start(processes, dsn, "--burst")).ended() == 0
+    assert await (await fork(processes, dsn, "--burst")).ended() == 0
     assert await state_of(command, left) == "completed"
     assert worker.process.returncode is None
     worker.send(signal.SIGTERM)
@@ -108,7 +115,7 @@ async def test_sigusr1_ends_claiming_and_nothing_else(processes: Processes, comm
 
 
 async def test_a_signal_while_it_waits_for_the_database_exits_0(processes: Processes) -> None:
-    worker = await start(processes, "host=127.0.0.1 port=1")
+    worker = await fork(processes, "host=127.0.0.1 port=1")
     await worker.line("waiting for the database")
     worker.send(signal.SIGTERM)
     assert await worker.ended() == 0, worker.report()
@@ -124,7 +131,7 @@ async def test_the_pid_of_run_is_the_worker_s(processes: Processes, command: Com
 
 async def test_json_logs_are_one_object_a_line(processes: Processes, command: Command, dsn: str) -> None:
     await command("enqueue", "broken", "--max-attempts", "1")
-    worker = await start(processes, dsn, "--burst", "--json")
+    worker = await fork(processes, dsn, "--burst", "--json")
     assert await worker.ended() == 0, worker.report()
     entries = [json.loads(line) for line in worker.stderr.splitlines()]
     events = [entry["event"] for entry in entries if "event" in entry]
@@ -144,7 +151,7 @@ async def test_settings_come_from_the_option_the_variable_and_the_file_in_that_o
     )
     await worker.line("started: queue given, up to 7 jobs at once")
     assert await worker.ended() == 0
-    worker = await processes.pulse_trio(
+    worker = await processes.command(
         "run", "app", "--burst", env={"PULSE_TRIO_DSN": dsn, "PULSE_TRIO_QUEUES": "environ"}
     )
     await worker.line("started: queue environ, up to 7 jobs at once")
@@ -152,7 +159,7 @@ async def test_settings_come_from_the_option_the_variable_and_the_file_in_that_o
 
 
 async def test_a_password_is_not_shown_at_the_start(processes: Processes, dsn: str) -> None:
-    worker = await start(processes, f"{dsn} password=secret", "--burst")
+    worker = await fork(processes, f"{dsn} password=secret", "--burst")
     await worker.line(r"database .*password=\*\*\*.*\(from PULSE_TRIO_DSN\)")
     assert await worker.ended() == 0
     assert "secret" not in worker.stderr
@@ -162,7 +169,7 @@ async def test_several_processes_share_the_work_and_stop_together(
     processes: Processes, command: Command, dsn: str
 ) -> None:
     await trio.to_thread.run_sync(enqueue_ten, dsn)
-    supervisor = await start(processes, dsn, "--processes", "2", "--burst")
+    supervisor = await fork(processes, dsn, "--processes", "2", "--burst")
     assert await supervisor.ended() == 0, supervisor.report()
     assert supervisor.stderr.count("(exit code 0)") == 2
     listed = json.loads((await command("jobs", "list", "--state", "completed", "--json")).stdout)
@@ -181,7 +188,7 @@ async def test_the_second_signal_reaches_every_process(processes: Processes, com
 
 
 async def test_a_module_that_cannot_be_imported_ends_every_process_with_2(processes: Processes, dsn: str) -> None:
-    running = await processes.pulse_trio("run", "nope", "--processes", "3", env={"PULSE_TRIO_DSN": dsn})
+    running = await processes.command("run", "nope", "--processes", "3", env={"PULSE_TRIO_DSN": dsn})
     assert await running.ended() == 2, running.report()
     assert running.stderr.count("There is no module 'nope'") == 1
 

@@ -6,6 +6,9 @@ import json
 import re
 import signal
 import sys
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,27 +20,35 @@ from pulse_trio.records import JobRecord, State
 from pulse_trio.store.glance import MOST, Counters, Glance, QueueGlance, glance, most_of
 from pulse_trio.text import utc_now
 from support.stores import Window, claim, open_store
-from support.terminals import PROGRAM, on_terminal
+from support.terminals import PROGRAM, Terminal, on_terminal
 
 if TYPE_CHECKING:
-    from contextlib import AbstractAsyncContextManager
-
     from pulse_trio.testing.faults.processes import Processes
     from pulse_trio.testing.faults.proxy import Proxy
-    from support.terminals import Terminal
+    from support.forking import Forker
 
     from .conftest import Command
 
 
-def top(dsn: str, *arguments: str, **size: int) -> AbstractAsyncContextManager[Terminal]:
-    return on_terminal(PROGRAM, "top", "--interval", "0.3", *arguments, env={"PULSE_TRIO_DSN": dsn}, **size)
+Top = Callable[..., AbstractAsyncContextManager[Terminal]]
+
+
+def installed_top(dsn: str, *arguments: str, forker: Forker | None = None) -> AbstractAsyncContextManager[Terminal]:
+    command = (PROGRAM, "top", "--interval", "0.3", *arguments)
+    return on_terminal(*command, env={"PULSE_TRIO_DSN": dsn}, forker=forker)
+
+
+@pytest.fixture
+def top(forker: Forker) -> Top:
+    """`pulse-trio top` in a fork. How it leaves the terminal is asked of the installed program."""
+    return partial(installed_top, forker=forker)
 
 
 def state_of(window: Window, job_id: int) -> str:
     return window.value("SELECT state FROM jobs WHERE id = %s", job_id)
 
 
-async def test_it_shows_queues_workers_and_jobs_and_follows_them(dsn: str) -> None:
+async def test_it_shows_queues_workers_and_jobs_and_follows_them(top: Top, dsn: str) -> None:
     with Window(dsn) as window:
         window.enqueue("mail", kind="greet")
         async with open_store(dsn) as store, top(dsn) as terminal:
@@ -49,7 +60,7 @@ async def test_it_shows_queues_workers_and_jobs_and_follows_them(dsn: str) -> No
             await terminal.shows(r"running +mail +greet")
 
 
-async def test_keys_filter_by_state_queue_and_kind(dsn: str) -> None:
+async def test_keys_filter_by_state_queue_and_kind(top: Top, dsn: str) -> None:
     with Window(dsn) as window:
         first = window.enqueue("mail", kind="greet")
         second = window.enqueue("mail", kind="pay")
@@ -77,7 +88,9 @@ async def test_keys_filter_by_state_queue_and_kind(dsn: str) -> None:
         assert await terminal.ended() == 0
 
 
-async def test_an_act_is_done_after_y_on_the_job_under_the_cursor_and_stands_in_the_audit_trail(dsn: str) -> None:
+async def test_an_act_is_done_after_y_on_the_job_under_the_cursor_and_stands_in_the_audit_trail(
+    top: Top, dsn: str
+) -> None:
     with Window(dsn) as window:
         below = window.enqueue("mail", kind="greet")
         above = window.enqueue("mail", kind="greet")
@@ -106,7 +119,7 @@ async def test_an_act_is_done_after_y_on_the_job_under_the_cursor_and_stands_in_
         assert [(row["act"], row["actor"]) for row in found] == [("cancel", "Grace"), ("retry", "Grace")]
 
 
-async def test_a_queue_and_a_kind_are_paused_and_resumed(dsn: str) -> None:
+async def test_a_queue_and_a_kind_are_paused_and_resumed(top: Top, dsn: str) -> None:
     with Window(dsn) as window:
         window.enqueue("mail", kind="greet")
         async with top(dsn, "--state", "all") as terminal:
@@ -143,7 +156,7 @@ main(["top", "--interval", "0.2"])
 )
 async def test_the_terminal_is_as_before_however_it_is_left(dsn: str, how: Any, code: int) -> None:
     crashing = on_terminal(sys.executable, "-c", CRASH, env={"PULSE_TRIO_DSN": dsn})
-    opened = crashing if how == "crash" else top(dsn)
+    opened = crashing if how == "crash" else installed_top(dsn)
     async with opened as terminal:
         await terminal.shows("no worker runs")
         assert ENTER in terminal.raw
@@ -158,7 +171,7 @@ async def test_the_terminal_is_as_before_however_it_is_left(dsn: str, how: Any, 
         assert ("a bug" in after) == (how == "crash")
 
 
-async def test_a_lost_database_is_shown_and_it_goes_on_by_itself(dsn: str, proxy: Proxy) -> None:
+async def test_a_lost_database_is_shown_and_it_goes_on_by_itself(top: Top, dsn: str, proxy: Proxy) -> None:
     with Window(dsn) as window:
         async with top(proxy.dsn, "--state", "all") as terminal:
             await terminal.shows("no job like that")
@@ -173,7 +186,7 @@ async def test_a_lost_database_is_shown_and_it_goes_on_by_itself(dsn: str, proxy
             await terminal.shows("^pulse-trio top")
 
 
-async def test_it_fits_the_terminal_at_every_size(dsn: str) -> None:
+async def test_it_fits_the_terminal_at_every_size(top: Top, dsn: str) -> None:
     with Window(dsn) as window:
         for number in range(40):
             window.enqueue(f"queue-with-a-long-name-{number}", kind="kind_with_a_long_name")
@@ -189,14 +202,14 @@ async def test_it_fits_the_terminal_at_every_size(dsn: str) -> None:
         await terminal.shows("^too small")
 
 
-async def test_without_colour_where_no_color_says_so(dsn: str) -> None:
+async def test_without_colour_where_no_color_says_so(dsn: str, forker: Forker) -> None:
     for env, coloured in (({}, True), ({"NO_COLOR": "1"}, False)):
-        async with on_terminal(PROGRAM, "top", env={"PULSE_TRIO_DSN": dsn, **env}) as terminal:
+        async with on_terminal(PROGRAM, "top", env={"PULSE_TRIO_DSN": dsn, **env}, forker=forker) as terminal:
             await terminal.shows("no worker runs")
             assert bool(re.search("\x1b\\[(\\d+;)*3\\d", terminal.raw)) == coloured
 
 
-async def test_text_from_the_database_is_displayed_and_never_obeyed(dsn: str) -> None:
+async def test_text_from_the_database_is_displayed_and_never_obeyed(top: Top, dsn: str) -> None:
     with Window(dsn) as window:
         job_id = window.enqueue("q")
         window.run("UPDATE job SET attempt = 1, state = 3, run_at = now() + interval '1 h'")
@@ -224,7 +237,7 @@ async def test_once_and_json_print_one_frame_and_need_no_terminal(
     assert "needs a terminal" in refused.stderr
 
 
-async def test_a_database_that_is_away_at_the_start_is_an_error_of_the_command(dsn: str) -> None:
+async def test_a_database_that_is_away_at_the_start_is_an_error_of_the_command(top: Top) -> None:
     async with top("postgresql://127.0.0.1:1/x") as terminal:
         assert await terminal.ended() == 1
         assert ENTER not in terminal.raw

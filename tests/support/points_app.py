@@ -15,3 +15,12 @@ def append(job: Job, name: str) -> int:
     with path.open("a") as file:
         file.write("x")
     return job.attempt  # it was written
+
+
+@handlers.job(runs="process", max_attempts=5, retry=lambda _: 0.0)
+def appends_again_at_once(job: Job, name: str) -> int:
+    with Path(name).open("a") as file:
+        file.write(f"{job.attempt}")
+    if job.attempt == 1:
+        raise ValueError("one failure of its own")
+    return job.attempt

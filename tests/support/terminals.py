@@ -21,12 +21,22 @@ from pulse_trio.testing.faults.processes import WITHIN, clean_environment
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
+    from support.forked_children import ForkedChild
+    from support.forking import Forker
+
 ALONE = """
 import fcntl, os, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.argv[1], sys.argv[1:])
 """
 """Makes the terminal the controlling one, so that Ctrl-C and a new size become signals, and runs the command."""
+IN_A_FORK = """
+import fcntl, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+from pulse_trio.cli import main
+main()
+"""
+"""The same for a command of pulse-trio's."""
 
 
 class Terminal:
@@ -37,7 +47,7 @@ class Terminal:
         self._slave = slave
         self.before: list[Any] = termios.tcgetattr(slave)
         self.raw = ""
-        self.process: trio.Process
+        self.process: trio.Process | ForkedChild
 
     @property
     def modes(self) -> list[Any]:
@@ -95,19 +105,26 @@ class Terminal:
 
 @asynccontextmanager
 async def on_terminal(
-    *command: str, env: Mapping[str, str], columns: int = 80, lines: int = 24
+    *command: str, env: Mapping[str, str], columns: int = 80, lines: int = 24, forker: Forker | None = None
 ) -> AsyncGenerator[Terminal]:
-    """Runs a command on a new terminal; it is killed at the end of the block if it still runs."""
+    """Runs a command on a new terminal; it is killed at the end of the block if it still runs. With a `forker`, what follows
+    `PROGRAM` is run in a fork."""
     master, slave = pty.openpty()
     terminal = Terminal(master, slave)
     terminal.resize(columns, lines)
+    environment = {**clean_environment(), "TERM": "xterm-256color", **env}
     try:
+        if forker is not None and command[0] == PROGRAM:
+            forked = ["-c", IN_A_FORK, *command[1:]]
+            terminal.process = await forker.begin(forked, environment, Path.cwd(), (slave, slave, slave))
+            yield terminal
+            return
         terminal.process = await trio.lowlevel.open_process(
             [sys.executable, "-c", ALONE, *command],
             stdin=slave,
             stdout=slave,
             stderr=slave,
-            env={**clean_environment(), "TERM": "xterm-256color", **env},
+            env=environment,
             start_new_session=True,
         )
         yield terminal

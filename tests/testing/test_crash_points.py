@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import subprocess
 import sys
 from collections.abc import AsyncIterator  # noqa: TC003 -- read where the resource is declared
 from pathlib import Path
@@ -16,12 +15,14 @@ import trio
 from pulse_trio import Discard, Handlers, Job, RetryAfter, Snooze
 from pulse_trio.errors import ConfigurationError, InvalidArguments
 from pulse_trio.testing import CrashRun, crash_points
-from support.points_app import append
+from pulse_trio.testing.faults.processes import open_processes
+from support.points_app import append, appends_again_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pulse_trio.handlers import Handler
+    from support.forking import Forker
 
 handlers = Handlers()
 sent: list[Any] = []
@@ -454,6 +455,7 @@ async def test_a_thread_is_stopped_for_ever_before_a_line() -> None:
     assert len(await runs_of(in_a_thread, 7)) < 40, "a loop's lines are points twice, not a hundred times"
 
 
+@pytest.mark.usefixtures("forked_children")
 async def test_a_process_is_killed_before_a_line(tmp_path: Path) -> None:
     world = tmp_path / "world"
     points: list[str] = []
@@ -463,6 +465,21 @@ async def test_a_process_is_killed_before_a_line(tmp_path: Path) -> None:
     assert f"points_app.py:{line_of(append, 'it was written')} in append" in note
     # The last is before the file is closed: what was written is in the dead process's memory.
     assert points == ["none", "kill@start", "kill@1", "kill@2", "kill@3", "kill@4"]
+
+
+@pytest.mark.usefixtures("forked_children")
+@pytest.mark.parametrize(
+    ("only", "attempts", "written"),
+    [("none", 2, "12"), ("kill@start", 2, "2"), ("kill@start2", 3, "13"), ("kill@2", 2, "2"), ("kill@6", 3, "13")],
+)
+async def test_a_process_is_killed_once_although_its_job_is_retried_by_the_same_worker(
+    only: str, attempts: int, written: str, tmp_path: Path
+) -> None:
+    """Its notes held two attempts, and could not be read: a worker takes a job again whose delay is next to nothing."""
+    world = tmp_path / "world"
+    (run,) = await runs_of(appends_again_at_once, str(world), only=only)
+    assert (run.state, run.attempts, run.reached) == ("completed", attempts, True)
+    assert world.read_text() == written
 
 
 async def writes_once(world: Path, points: list[str]) -> None:
@@ -506,7 +523,7 @@ async def test_a_loop_that_is_left_leaves_no_trace_function_behind() -> None:
     assert sys.gettrace() is before
 
 
-def test_pytest_shows_the_point_even_where_a_tracer_is_at_work(tmp_path: Path) -> None:
+async def test_pytest_shows_the_point_even_where_a_tracer_is_at_work(tmp_path: Path, forker_of_pytest: Forker) -> None:
     (tmp_path / "test_it.py").write_text(
         "import sys\n"
         "import pytest, trio\n"
@@ -524,10 +541,8 @@ def test_pytest_shows_the_point_even_where_a_tracer_is_at_work(tmp_path: Path) -
         "        assert sent == [7]\n"
         "        sent.clear()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
-        capture_output=True, text=True, check=False, cwd=tmp_path,
-    )  # fmt: skip
+    async with open_processes(tmp_path, forker_of_pytest) as processes:
+        done = await processes.command("-q", "-p", "no:cacheprovider", str(tmp_path))
+        assert await done.ended() == 1, done.report()
     assert "test_it.py:9 in send: await trio.sleep(0.001)" in done.stdout
     assert 'crash_points(send, ..., only="kill@1")' in done.stdout
-    assert done.returncode == 1

@@ -81,6 +81,7 @@ async def play(
     planned: Sequence[Planned] | None = None,
     slack: float = 2.0,
     keep: Path | None = None,
+    forks: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> Result:
     """One run.
@@ -92,6 +93,7 @@ async def play(
         kinds: only these faults. `planned`: these very ones instead of the seed's.
         slack: seconds a loaded machine may take for what should take none.
         keep: a folder for all files of the run; default: a temporary one that goes with it.
+        forks: its processes are forks of one, which saves the tests the start of a Python each.
         say: gets a line of progress now and then.
     """
     folder = keep or Path(tempfile.mkdtemp(prefix="pt-chaos-"))
@@ -102,7 +104,9 @@ async def play(
     orphans: set[int] = set()
     try:
         epoch = await trio.to_thread.run_sync(clock_offset, server.dsn)
-        async with open_stage(folder, server, SETTINGS, seed, workers=workers, producers=producers, rate=rate) as stage:
+        async with open_stage(
+            folder, server, SETTINGS, seed, workers=workers, producers=producers, rate=rate, forks=forks
+        ) as stage:
             await stage.working()
             began = time.monotonic()
             async with trio.open_nursery() as nursery:

@@ -19,6 +19,8 @@ from pulse_trio.grants import grant_sync
 from pulse_trio.migrate import migrate_sync
 from pulse_trio.testing.faults.processes import children_of, clean_environment, kill_group, send
 from pulse_trio.testing.faults.proxy import open_proxy
+from support.forked_children import IN_EARNEST
+from support.forking import open_forker
 
 from . import journal
 from .handlers import KINDS
@@ -30,8 +32,12 @@ if TYPE_CHECKING:
 
     from pulse_trio.testing.faults.proxy import Proxy
     from pulse_trio.testing.faults.server import RestartableServer
+    from support.forked_children import ForkedChild
+    from support.forking import Forker
 
     from .history import Fault, Window
+
+    Process = trio.Process | ForkedChild
 
 TESTS = Path(__file__).parents[2]
 SERVER_SETTINGS = {
@@ -55,7 +61,7 @@ class ClaimCursor:
         self.proxy = proxy
         self.skew = skew
         self.processes = processes
-        self.process: trio.Process | None = None
+        self.process: Process | None = None
         self.stopped: int | None = None
         """The process of it that SIGSTOP has stopped."""
 
@@ -64,7 +70,13 @@ class Stage:
     """All that runs, and the record of what was done to it."""
 
     def __init__(
-        self, folder: Path, server: RestartableServer, settings: dict[str, Any], seed: int, nursery: trio.Nursery
+        self,
+        folder: Path,
+        server: RestartableServer,
+        settings: dict[str, Any],
+        seed: int,
+        nursery: trio.Nursery,
+        forker: Forker | None,
     ) -> None:
         self.folder = folder
         self.server = server
@@ -79,21 +91,25 @@ class Stage:
         self._settings = settings
         self._seed = seed
         self._nursery = nursery
-        self._producers: list[trio.Process] = []
-        self._others: list[trio.Process] = []
+        self._forker = forker
+        self._producers: list[Process] = []
+        self._others: list[Process] = []
         self._deployed = 0
 
-    async def start(self, module: str, *arguments: str, name: str) -> trio.Process:
+    async def start(self, module: str, *arguments: str, name: str) -> Process:
         """Starts a module of the harness in the run's folder; what it prints goes to a file there."""
-        path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-        with (self.folder / f"{name}.log").open("ab") as log:
+        command = ["-m", f"support.chaos.{module}", *arguments]
+        with (self.folder / f"{name}.log").open("ab") as log, open(os.devnull) as nothing:  # noqa: ASYNC230 -- does not block
+            if self._forker is not None:
+                streams = (nothing.fileno(), log.fileno(), log.fileno())
+                return await self._forker.begin(command, {**environment(), **IN_EARNEST}, self.folder, streams)
             return await trio.lowlevel.open_process(
-                [sys.executable, "-m", f"support.chaos.{module}", *arguments],
+                [sys.executable, *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd=self.folder,
-                env={**clean_environment(), "PYTHONPATH": path},
+                env=environment(),
                 start_new_session=True,
             )
 
@@ -206,6 +222,11 @@ class Stage:
         await trio.sleep(0.3)
 
 
+def environment() -> dict[str, str]:
+    """Of the harness's processes, and of what they start."""
+    return {**clean_environment(), "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
+
+
 def ask(dsn: str, query: LiteralString, parameters: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     """The rows of a query; none for a command. Blocks."""
     with psycopg.connect(dsn, autocommit=True, application_name="chaos") as connection:
@@ -230,15 +251,18 @@ async def open_stage(
     workers: int,
     producers: int,
     rate: float,
+    forks: bool,
 ) -> AsyncGenerator[Stage]:
-    """A stage on a fresh, journaled schema; whatever runs at the end is killed."""
+    """A stage on a fresh, journaled schema; whatever runs at the end is killed. With `forks` its processes are forks of one
+    that has imported pulse-trio; what they start for themselves is started as ever."""
     await trio.to_thread.run_sync(migrate_sync, server.dsn)
     await trio.to_thread.run_sync(journal.install, server.dsn)
     await trio.to_thread.run_sync(let_strangers_in, server.dsn)
     async with AsyncExitStack() as stack:
         proxies = {n: await stack.enter_async_context(open_proxy(server.dsn)) for n in proxied(workers)}
+        forker = stack.enter_context(open_forker(environment())) if forks else None
         async with trio.open_nursery() as nursery:
-            stage = Stage(folder, server, settings, seed, nursery)
+            stage = Stage(folder, server, settings, seed, nursery, forker)
             try:
                 await stage.open(proxies, workers, producers, rate)
                 yield stage

@@ -1,7 +1,8 @@
 """The crash points of a handler with `runs="process"`: its process is killed, by SIGKILL, before a line of it.
 
 The process finds its function in this module, under a name that says what is to happen, and writes down in a file how far it
-came.
+came. A worker may run the job more than once: it is retried after its process was killed, and its delay may be next to nothing.
+So what an attempt does depends on what those before it, of the same worker, have written there.
 """
 
 from __future__ import annotations
@@ -32,13 +33,16 @@ _made: dict[str, Callable[..., Any]] = {}
 
 
 class _Orders(msgspec.Struct, frozen=True):
-    """What is to happen: the function at `place` has passed `before` points in earlier attempts, and dies at number `dies_at`
-    (0: before its first line; None: not). It notes each point in `notes`."""
+    """What is to happen: the function at `place` has been started `starts` times under earlier workers and has passed
+    `checkpoints` points there. Its first attempt in which that is due dies at point number `dies_at`, or before the first line
+    of start number `dies_at_start`. It notes each start and each point in `notes`."""
 
     place: Importable
     notes: str
-    before: int
+    starts: int
+    checkpoints: int
     dies_at: int | None
+    dies_at_start: int | None
 
 
 class _Struck(msgspec.Struct):
@@ -47,36 +51,60 @@ class _Struck(msgspec.Struct):
     function: str
 
 
+class _Noted(msgspec.Struct):
+    """What the attempts under one worker have noted."""
+
+    starts: int = 0
+    checkpoints: int = 0
+    struck: _Struck | None = None
+
+
+_STARTED, _PASSED = b"started", b"passed"
+
+
+def _read(notes: Path) -> _Noted:
+    """A note is a line. One that a killed process has begun was not noted."""
+    noted = _Noted()
+    for line in notes.read_bytes().split(b"\n")[:-1]:
+        if line == _STARTED:
+            noted.starts += 1
+        elif line == _PASSED:
+            noted.checkpoints += 1
+        else:
+            noted.struck = msgspec.json.decode(line, type=_Struck)
+    return noted
+
+
 class InChild:
-    """One attempt's: `function` for the worker, and `collect` for what its process has noted."""
+    """One worker's: `function` for it, and `collect` for what the attempts under it have noted."""
 
     def __init__(self, function: Callable[..., Any], strikes: Strikes) -> None:
         self._strikes = strikes
         number, self._notes = tempfile.mkstemp(prefix="pulse-trio-points-")
         os.close(number)
         place = Importable(function.__module__, function.__qualname__)
-        orders = _Orders(place, self._notes, strikes.checkpoints, self._dies_at())
+        point = strikes.point
+        kills = point.strike == "kill" and not strikes.struck
+        orders = _Orders(
+            place,
+            self._notes,
+            strikes.starts,
+            strikes.checkpoints,
+            point.number if kills and point.where == "at" else None,
+            point.number if kills and point.where == "start" else None,
+        )
         self._name = _PREFIX + msgspec.json.encode(orders).hex()
         self.function = _made[self._name] = _with_points(self._name, orders, function)
 
-    def _dies_at(self) -> int | None:
-        point = self._strikes.point
-        self._strikes.starts += 1
-        if self._strikes.struck or point.strike != "kill" or point.where == "end":
-            return None
-        if point.where == "at":
-            return point.number
-        return 0 if point.number == self._strikes.starts else None
-
     def collect(self) -> None:
-        """Reads how far the process came."""
+        """Reads how far the processes came."""
         notes = Path(self._notes)
-        passed, _, struck = notes.read_bytes().partition(b"{")
+        noted = _read(notes)
         notes.unlink()
         _made.pop(self._name, None)
-        self._strikes.checkpoints += len(passed)
-        if struck:
-            at = msgspec.json.decode(b"{" + struck, type=_Struck)
+        self._strikes.starts += noted.starts
+        self._strikes.checkpoints += noted.checkpoints
+        if (at := noted.struck) is not None:
             self._strikes.struck, self._strikes.place = True, Place(at.file, at.line, at.function)
 
 
@@ -94,21 +122,26 @@ def __getattr__(name: str) -> Any:
 def _with_points(name: str, orders: _Orders, function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def at_points(*args: Any, **kwargs: Any) -> Any:
+        noted = _read(Path(orders.notes))
         with Path(orders.notes).open("ab", buffering=0) as notes:
-            passed = orders.before
+            passed = orders.checkpoints + noted.checkpoints
+
+            def note(line: bytes) -> None:
+                notes.write(line + b"\n")
 
             def die(place: Place) -> None:
-                notes.write(msgspec.json.encode(_Struck(place.file, place.line, place.function)))
+                note(msgspec.json.encode(_Struck(place.file, place.line, place.function)))
                 os.kill(os.getpid(), signal.SIGKILL)
 
             def at_line(frame: FrameType) -> None:
                 nonlocal passed
                 passed += 1
-                if passed == orders.dies_at:
+                if passed == orders.dies_at and noted.struck is None:
                     die(place_of_frames([(frame, frame.f_lineno)], function))
-                notes.write(b".")
+                note(_PASSED)
 
-            if orders.dies_at == 0:
+            note(_STARTED)
+            if orders.starts + noted.starts + 1 == orders.dies_at_start and noted.struck is None:
                 die(place_of_handler(function))
             with LinesOf(function, at_line):
                 return function(*args, **kwargs)
