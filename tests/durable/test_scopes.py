@@ -685,6 +685,30 @@ async def test_the_calls_after_a_scope_do_not_get_what_was_remembered_for_those_
     assert trees.job(job_id)["result"] == "slept"
 
 
+async def test_a_block_after_a_scope_is_not_one_that_an_earlier_attempt_entered_in_it(trees: Trees) -> None:
+    @trees.handlers.job(queue="elsewhere")
+    async def child() -> None: ...
+
+    @trees.handlers.job(durable=True, suspend_after=0, max_attempts=9)
+    async def order(job: Job) -> None:
+        with job.move_on_after(3600):
+            await trio.lowlevel.checkpoint()
+            if job.attempt == 1:
+                async with job.durable_nursery():
+                    raise ValueError("before a child is started")
+            await trio.sleep_forever()
+        async with job.durable_nursery() as nursery:
+            nursery.start_soon(child)
+
+    job_id = trees.enqueue("order")
+    await trees.burst(queues=("default",))
+    pass_deadlines(trees, job_id, "1:scope")
+    with trio.fail_after(30):
+        await trees.burst(queues=("default",))
+    # Else a later attempt takes it for that one, which it has left behind, and cancels its children.
+    assert trees.window.run("SELECT block FROM member WHERE parent_id = %s", job_id) == [{"block": 3}]
+
+
 async def test_a_scope_after_one_that_struck_keeps_its_deadline_where_no_durable_call_came_after_them(
     trees: Trees,
 ) -> None:

@@ -153,7 +153,7 @@ class Durable:
                         self.hand_out()
                         if replay.next_line != seen:
                             seen, since = replay.next_line, trio.current_time()
-                        if replay.idle and not replay.over:
+                        elif replay.idle and not replay.over:
                             help_on(self, since)
                 if call.line is None:
                     # The last line may have been a cancellation of this very call.

@@ -8,7 +8,8 @@ of it:
 `open`: a step's failure that got its line by another task's call. A block's needs no such mark. `taken`: the task that has the
 exception has gone on to a durable call: the one that made the step, and after its end the task around it. From then on the
 line binds every attempt. `forgotten`: an attempt has failed of it before: the next one does it again. `needed`: without it that
-one did not come to the lines after it, so it got the failure again, and so does every later one.
+one did not come to the lines after it, so it got the failure again, and so does every later one. The line which says that the
+body of a block was cut short for a child's failure is marked `forgotten` and `needed` as that is.
 """
 
 from __future__ import annotations
@@ -34,13 +35,17 @@ Mark = Literal["open", "taken", "forgotten", "needed"]
 
 
 class _Failure:
-    __slots__ = ("ends", "error", "line", "task")
+    __slots__ = ("cut", "ends", "error", "line", "task")
 
-    def __init__(self, error: BaseException, task: trio.lowlevel.Task, line: int | None = None) -> None:
+    def __init__(
+        self, error: BaseException, task: trio.lowlevel.Task, line: int | None = None, cut: int | None = None
+    ) -> None:
         self.error = error
         self.task = task
         self.line = line
         """The number of its line, once it has one."""
+        self.cut = cut
+        """That of the line which says that the block's body was cut short because of it."""
         self.ends = False
         """Whether it has ended a task of the job's own nursery, and so the attempt."""
 
@@ -73,10 +78,11 @@ class Failures:
         if failure in self._open:
             self._mark(line.line, "open")
 
-    def raised_with_line(self, error: BaseException, line: Line) -> None:
-        """This task is about to raise a failure that has its line: a block's, or one that an earlier attempt has written."""
+    def raised_with_line(self, error: BaseException, line: Line, *, cut: int | None = None) -> None:
+        """This task is about to raise a failure that has its line: a block's, or one that an earlier attempt has written.
+        `cut`: the number of the line which says that the block's body was cut short."""
         if not self._binds(line):
-            self._open.append(_Failure(error, trio.lowlevel.current_task(), line.line))
+            self._open.append(_Failure(error, trio.lowlevel.current_task(), line.line, cut))
 
     def _binds(self, line: Line) -> bool:
         """Whether an attempt before has gone on after it, so that none may fail of it and do it again."""
@@ -116,7 +122,8 @@ class Failures:
         failed = [failure for failure in self._open if failure.ends]
         if error is not None:
             failed += self._of(error)
-        lines = [failure.line for failure in failed if failure.line is not None]
+        # The next attempt's body is not cut short for a failure that it has not had.
+        lines = [line for failure in failed for line in (failure.cut, failure.line) if line is not None]
         if lines:
             # The history may be lost, or have no room for lines: then the error is what there is to say.
             with suppress(RuntimeError, BeyondLimit):

@@ -26,7 +26,7 @@ LONGEST = 256
 _DERIVED: Mapping[str, Sequence[str]] = {"block": ("block {}", "{} body"), "scope": ("{} ended",)}
 """What else the history has under names that are made from the key of a call."""
 _OURS = re.compile(r"\d+:[a-z]+")
-_REMEMBERED = re.compile(r"[0-9]{1,7}:(?:event|scope|sleep)")
+_REMEMBERED = re.compile(r"[0-9]{1,7}:(?:event|scope|sleep|block body)")
 """The numbered keys that have moments."""
 KEYED, HIGHEST = 2**20, 2**30
 """The numbers of blocks with a key stand between them; the others have that of their call."""

@@ -260,7 +260,7 @@ class Opened:
 
     def _failed(self, line: Line, failures: list[Any], error: BaseException | None) -> BaseException:
         group = _group(failures, error)
-        self._durable.failures.raised_with_line(group, line)
+        self._durable.failures.raised_with_line(group, line, cut=self._scope.line)
         return group
 
     def _check_deleted(self, failed: list[int]) -> None:

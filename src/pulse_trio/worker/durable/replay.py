@@ -15,7 +15,7 @@ import msgspec
 from ...errors import ReplayMismatch
 from ...lines import CALL_OF, Kind, Line
 from .failures import mark
-from .unopened import Unopened
+from .unopened import Unopened, body_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,7 +57,8 @@ class Replay:
             else:
                 ordered.append(line)
         self._left_out = {line.key: line for line in ordered if self._is_left_out(line)}
-        """Failures that attempts have failed of, by the keys of their calls. Lines of other tasks may rest on them."""
+        """Failures that attempts have failed of, by the keys of their calls, and what says that a block's body was cut short
+        for one, by the key of its scope. Lines of other tasks may rest on them."""
         ordered = [line for line in ordered if not self._is_left_out(line)]
         self._lines = deque(ordered)
         self._by_key = {line.key: line for line in ordered if line.kind in CALL_OF}
@@ -70,7 +71,7 @@ class Replay:
 
     def _is_left_out(self, line: Line) -> bool:
         return (
-            line.kind in (Kind.STEP_FAILED, Kind.BLOCK_FAILED)
+            line.kind in (Kind.STEP_FAILED, Kind.BLOCK_FAILED, Kind.SCOPE_CANCELLED)
             and mark(line.line, "forgotten") in self.moments
             and mark(line.line, "needed") not in self.moments
         )
@@ -118,11 +119,14 @@ class Replay:
             return Turn(next(iter(self._waiting.values())), None) if self._waiting else None
         line = self._lines[0]
         if line.kind in (Kind.SCOPE_CANCELLED, Kind.CANCELLED):
-            # It comes where it came: while the same calls stand.
-            here = line.kind is Kind.CANCELLED or line.key in self.scopes
-            return Turn(None, line) if here and all(key in self._waiting for key in stood(line).at) else None
+            return Turn(None, line) if self._is_here(line) else None
         call = self._waiting.get(line.key)
         return None if call is None else Turn(call, line)
+
+    def _is_here(self, line: Line) -> bool:
+        """Whether a cancellation comes now. It comes where it came: while the same calls stand."""
+        here = line.kind is Kind.CANCELLED or line.key in self.scopes
+        return here and all(key in self._waiting for key in stood(line).at)
 
     def taken(self, call: Call) -> None:
         """The call goes on with what it was given."""
@@ -147,18 +151,29 @@ class Replay:
         """The failure that a call which waits had when the next line was written, and that was left out: that line may rest on
         it. None: there is no such failure."""
         found = [self._left_out[key] for key in self._waiting if key in self._left_out]
-        fit = [line for line in found if self._lines and line.line < self._lines[0].line and self._fits(line)]
+        found = [line for line in found if self._fits(line)]
+        found += [
+            self._left_out[key] for key in self.scopes if key in self._left_out and self._is_here(self._left_out[key])
+        ]
+        fit = [line for line in found if self._lines and line.line < self._lines[0].line]
         return min(fit, key=lambda line: line.line, default=None)
 
     def _fits(self, line: Line) -> bool:
         call = self._waiting[line.key]
-        return (call.kind, call.name) == (CALL_OF[line.kind], line.name)
+        return line.kind in CALL_OF and (call.kind, call.name) == (CALL_OF[line.kind], line.name)
 
-    def recall(self, line: Line) -> None:
-        """The failure is handed out after all, as the next line."""
-        del self._left_out[line.key]
-        self._by_key[line.key] = line
-        self._lines.appendleft(line)
+    def recall(self, line: Line) -> list[Line]:
+        """The failure is handed out after all, as the next line; if that is what cut a block's body short, so is the block's
+        failure, in its place. Returns both."""
+        found = [line]
+        if line.kind is Kind.SCOPE_CANCELLED:
+            found += [one for one in self._left_out.values() if body_key(one.key) == line.key and one.line > line.line]
+        for one in found:
+            del self._left_out[one.key]
+            if one.kind in CALL_OF:
+                self._by_key[one.key] = one
+        self._lines = deque(sorted([*self._lines, *found], key=lambda one: one.line))
+        return found
 
     def stuck(self) -> ReplayMismatch:
         """The error of a handler whose tasks all wait in durable calls, none of which is the history's next line."""

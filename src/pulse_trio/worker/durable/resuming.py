@@ -65,8 +65,8 @@ def help_on(durable: Durable, since: float) -> None:
     # same failure again is no mistake, however slow that is.
     patience = min(_LONG, (durable.running.timeout_deadline - durable.running.sent) / 2)
     if missing is not None and (stuck or trio.current_time() >= since + patience):
-        durable.failures.is_needed(missing)
-        replay.recall(missing)
+        for line in replay.recall(missing):
+            durable.failures.is_needed(line)
         durable.hand_out()
     elif stuck and missing is None:
         durable.fail(replay.stuck())

@@ -46,6 +46,8 @@ class Scope:
         self.inner = trio.CancelScope()
         self.remembered = until < math.inf
         """Not that of a block's body."""
+        self.line: int | None = None
+        """The number of the line that says that it struck, once there is one."""
         self._noted = False
         self._ended = ended_key(key)
         if self._ended in durable.history.replay.moments:
@@ -88,7 +90,10 @@ class Scope:
             if self._in_main:
                 self._count = max(self._durable.keys.count, self._highest_number())
             value = msgspec.json.encode(Stood(at, count=self._count)).decode()
-            self._durable.history.hold(Kind.SCOPE_CANCELLED, self.key, "", value)
+            self._durable.history.hold(Kind.SCOPE_CANCELLED, self.key, "", value, gets=self._gets)
+
+    def _gets(self, line: Line) -> None:
+        self.line = line.line
 
     def _highest_number(self) -> int:
         """Of the calls that earlier attempts made in this scope. This one may be cut short before it makes them, and those
@@ -101,7 +106,7 @@ class Scope:
 
     def strike_again(self, line: Line) -> None:
         """The history has come to where it struck."""
-        self._noted = True
+        self._noted, self.line = True, line.line
         self._count = stood(line).count
         self.inner.cancel(reason="an earlier attempt was cut short here")
 

@@ -1,0 +1,97 @@
+"""A block's body that was cut short for a failure of which its attempt failed: the next one does it again, or fails again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from pulse_trio import Discard, Handler, Job
+
+if TYPE_CHECKING:
+    from support.trees import Trees
+
+ran: list[str] = []
+
+
+@pytest.fixture
+def pack(trees: Trees) -> Handler[[], str]:
+    """A child that dies once."""
+    ran.clear()
+
+    @trees.handlers.job
+    async def pack() -> str:
+        ran.append("pack")
+        if ran.count("pack") == 1:
+            raise Discard("out of stock")
+        return "packed"
+
+    return pack
+
+
+async def undo() -> None:
+    ran.append("undo")
+
+
+async def attempts(count: int, trees: Trees, job_id: int) -> str:
+    for _ in range(count):
+        trees.again()
+        with trio.fail_after(60):
+            await trees.burst()
+    return trees.job(job_id)["state"]
+
+
+async def test_the_body_of_a_block_that_an_attempt_failed_of_is_not_cut_short_in_the_next_one(
+    trees: Trees, pack: Handler[[], str]
+) -> None:
+    @trees.handlers.job
+    async def label() -> str:
+        return "labelled"
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> list[str]:
+        async with job.durable_nursery() as nursery:
+            packed = nursery.start_soon(pack)
+            if job.attempt == 1:
+                await trio.sleep_forever()
+            await job.sleep(0.01)
+            labelled = nursery.start_soon(label)
+        return [packed.result, labelled.result]
+
+    job_id = trees.enqueue("order")
+    assert await attempts(1, trees, job_id) == "retryable"
+    assert await attempts(1, trees, job_id) == "completed"
+    assert trees.job(job_id)["result"] == ["packed", "labelled"]
+
+
+@pytest.mark.parametrize("where", ["in the body", "in another task"])
+async def test_a_block_fails_again_where_lines_rest_on_that_its_body_was_cut_short(
+    where: str, trees: Trees, pack: Handler[[], str]
+) -> None:
+    @trees.handlers.job(durable=True, max_attempts=9)
+    async def order(job: Job) -> str:
+        async def beside() -> None:
+            try:
+                await job.sleep(3600, key="beside")
+            finally:
+                with trio.CancelScope(shield=True):
+                    await job.step(undo, key="undo beside")
+
+        async with trio.open_nursery() as tasks:
+            if where == "in another task":
+                tasks.start_soon(beside)
+            async with job.durable_nursery() as nursery:
+                packed = nursery.start_soon(pack)
+                try:
+                    await job.sleep(7200)
+                except trio.Cancelled:
+                    if where == "in the body":
+                        with trio.CancelScope(shield=True):
+                            await job.step(undo)
+                    raise
+        return packed.result
+
+    job_id = trees.enqueue("order")
+    for _ in range(3):
+        assert (await attempts(1, trees, job_id), ran) == ("retryable", ["pack", "undo"])
