@@ -8,6 +8,7 @@ the calls that wait go on live, in the order in which they began.
 from __future__ import annotations
 
 from collections import deque
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -15,6 +16,7 @@ import msgspec
 from ...errors import ReplayMismatch
 from ...lines import CALL_OF, Kind, Line
 from .failures import mark
+from .keys import is_entry
 from .unopened import Unopened, body_key
 
 if TYPE_CHECKING:
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 
     from ...lines import Resumed
     from .calls import Call
+
+
+_CANCELLATIONS = frozenset((Kind.SCOPE_CANCELLED, Kind.CANCELLED))
 
 
 class Stood(msgspec.Struct, frozen=True):
@@ -56,6 +61,7 @@ class Replay:
                     self.unopened.within[line.key] = line.name
             else:
                 ordered.append(line)
+        self._cancellations = [line for line in ordered if line.kind in _CANCELLATIONS]
         self._left_out = {line.key: line for line in ordered if self._is_left_out(line)}
         """Failures that attempts have failed of, by the keys of their calls, and what says that a block's body was cut short
         for one, by the key of its scope. Lines of other tasks may rest on them."""
@@ -118,7 +124,10 @@ class Replay:
         if not self._lines:
             return Turn(next(iter(self._waiting.values())), None) if self._waiting else None
         line = self._lines[0]
-        if line.kind in (Kind.SCOPE_CANCELLED, Kind.CANCELLED):
+        for key in self._places.keys() & self._waiting.keys():
+            if not self.stands_at(key):
+                return Turn(self._waiting[key], None)
+        if line.kind in _CANCELLATIONS:
             return Turn(None, line) if self._is_here(line) else None
         call = self._waiting.get(line.key)
         return None if call is None else Turn(call, line)
@@ -127,6 +136,15 @@ class Replay:
         """Whether a cancellation comes now. It comes where it came: while the same calls stand."""
         here = line.kind is Kind.CANCELLED or line.key in self.scopes
         return here and all(key in self._waiting for key in stood(line).at)
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        """Where tasks stood when cancellations came, other than in calls that have lines; with the number of the last one."""
+        return {key: line.line for line in self._cancellations for key in stood(line).at if is_entry(key)}
+
+    def stands_at(self, key: str) -> bool:
+        """Whether a cancellation is still to come that came while a task stood at this place, the entry of a block."""
+        return bool(self._lines) and self._lines[0].line <= self._places.get(key, 0)
 
     def taken(self, call: Call) -> None:
         """The call goes on with what it was given."""
