@@ -16,8 +16,8 @@ import msgspec
 from ...errors import ReplayMismatch
 from ...lines import CALL_OF, Kind, Line
 from .failures import mark
-from .keys import is_entry
-from .unopened import Unopened, body_key
+from .keys import highest_number, is_entry
+from .unopened import Unopened, body_key, is_body
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -53,9 +53,10 @@ class Replay:
         self.moments: dict[str, float] = {}
         """The remembered moments by the key of their call."""
         self.unopened = Unopened()
-        ordered: list[Line] = []
+        ordered, moments = list[Line](), list[Line]()
         for line in sorted(lines, key=lambda line: line.line):
             if line.kind is Kind.MOMENT:
+                moments.append(line)
                 self.moments[line.key] = float(line.value or 0)
                 if line.name:
                     self.unopened.within[line.key] = line.name
@@ -66,6 +67,11 @@ class Replay:
         """Failures that attempts have failed of, by the keys of their calls, and what says that a block's body was cut short
         for one, by the key of its scope. Lines of other tasks may rest on them."""
         ordered = [line for line in ordered if not self._is_left_out(line)]
+        self.loose: Line | None = None
+        """What says that a block's body was cut short, if nothing rests on it: a child that has failed still cuts it again, and
+        if a person has started that child again the block would end well without the rest of its body."""
+        if ordered and self._is_loose(ordered[-1], moments):
+            self.loose = ordered.pop()
         self._lines = deque(ordered)
         self._by_key = {line.key: line for line in ordered if line.kind in CALL_OF}
         self._waiting: dict[str, Call] = {}
@@ -81,6 +87,15 @@ class Replay:
             and mark(line.line, "forgotten") in self.moments
             and mark(line.line, "needed") not in self.moments
         )
+
+    def _is_loose(self, last: Line, moments: Iterable[Line]) -> bool:
+        if last.kind is not Kind.SCOPE_CANCELLED or not is_body(last.key) or mark(last.line, "needed") in self.moments:
+            return False
+        # A handler's scope may have such a key; its moment is its deadline.
+        if self.moments.get(last.key, 0.0) > 0.0:
+            return False
+        # What the clean-up waits for is remembered by number. The rest of the body has the same numbers.
+        return not highest_number((line.key for line in moments if line.line > last.line), ())
 
     def leaves_out(self, line: Line) -> bool:
         """Whether the line is a failure that an attempt has failed of, and that has not been needed since."""
