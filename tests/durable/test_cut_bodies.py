@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from pulse_trio import Discard, Handler, Job
+from pulse_trio import Discard, Handler, Job, SyncClient
+from support.stores import open_store
 
 if TYPE_CHECKING:
     from support.trees import Trees
@@ -42,8 +43,9 @@ async def attempts(count: int, trees: Trees, job_id: int) -> str:
     return trees.job(job_id)["state"]
 
 
+@pytest.mark.parametrize("worker", ["that writes marks", "of 1.0.0rc1"])
 async def test_the_body_of_a_block_that_an_attempt_failed_of_is_not_cut_short_in_the_next_one(
-    trees: Trees, pack: Handler[[], str]
+    worker: str, trees: Trees, pack: Handler[[], str]
 ) -> None:
     @trees.handlers.job
     async def label() -> str:
@@ -61,6 +63,9 @@ async def test_the_body_of_a_block_that_an_attempt_failed_of_is_not_cut_short_in
 
     job_id = trees.enqueue("order")
     assert await attempts(1, trees, job_id) == "retryable"
+    if worker == "of 1.0.0rc1":
+        trees.window.run("UPDATE session SET marks = NULL")
+        trees.window.run("DELETE FROM history WHERE job_id = %s AND kind = 10", job_id)
     assert await attempts(1, trees, job_id) == "completed"
     assert trees.job(job_id)["result"] == ["packed", "labelled"]
 
@@ -95,3 +100,51 @@ async def test_a_block_fails_again_where_lines_rest_on_that_its_body_was_cut_sho
     job_id = trees.enqueue("order")
     for _ in range(3):
         assert (await attempts(1, trees, job_id), ran) == ("retryable", ["pack", "undo"])
+
+
+@pytest.mark.parametrize("then", ["goes on", "fails", "is lost"])
+async def test_what_cut_a_body_short_binds_no_attempt_if_its_own_was_lost_before_anything_rested_on_it(
+    then: str, trees: Trees, pack: Handler[[], str]
+) -> None:
+    """A person starts the child again meanwhile, so nothing cuts the body short any more."""
+    lost: list[int] = []
+
+    async def lose(job_id: int) -> None:
+        async with open_store(trees.dsn) as other:
+            lost.append(job_id)
+            rescued = 0
+            while not rescued:  # a beat may have renewed the lease meanwhile
+                trees.window.run("UPDATE job SET lease_until = now() - interval '1 s' WHERE id = %s", job_id)
+                rescued = sum(await other.rescue())
+        if len(lost) == 1:
+            child = trees.window.value("SELECT job_id FROM member WHERE parent_id = %s", job_id)
+            SyncClient(trees.dsn).retry(child)
+        trees.again()
+
+    @trees.handlers.job
+    async def label() -> str:
+        return "labelled"
+
+    @trees.handlers.job(durable=True, max_attempts=9)
+    async def order(job: Job) -> list[str]:
+        async with job.durable_nursery() as nursery:
+            packed = nursery.start_soon(pack)
+            if not lost:
+                try:
+                    await trio.sleep_forever()
+                finally:
+                    with trio.CancelScope(shield=True):
+                        await job.step(lose, job.id)  # what cut the body short has its line when this begins
+            await job.sleep(0.01)
+            labelled = nursery.start_soon(label)
+            await nursery.flush()
+            if job.attempt == 2 and then == "fails":
+                raise ConnectionError("for now")
+            if job.attempt == 2 and then == "is lost":
+                await lose(job.id)
+        return [packed.result, labelled.result]
+
+    job_id = trees.enqueue("order")
+    for _ in range(4):
+        await attempts(1, trees, job_id)
+    assert trees.job(job_id)["result"] == ["packed", "labelled"]

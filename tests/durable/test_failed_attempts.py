@@ -255,6 +255,72 @@ async def test_a_task_that_fails_before_it_has_started_fails_its_caller_who_may_
     assert ((await after(2, trees, job_id))["result"], moody.calls) == ("refused", 1)
 
 
+# The deadline of what is done again
+
+
+@pytest.mark.parametrize("fails", ["a step", "plain code", "a task beside it"])
+async def test_a_deadline_counts_again_where_an_attempt_failed_of_what_has_left_its_scope(
+    trees: Trees, fails: str
+) -> None:
+    """Another task makes a durable call meanwhile, whose line is what the failed attempt leaves."""
+    left, ticked, calls = trio.Event(), trio.Event(), list[int]()
+
+    async def fetch(which: str) -> None:
+        if fails == which and not calls:
+            calls.append(1)
+            raise ConnectionError("the network, for a moment")
+        await trio.sleep_forever()
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> str:
+        async def beats() -> None:
+            await left.wait()
+            await job.step(note, key="tick")
+            ticked.set()
+
+        job.nursery.start_soon(beats)
+        async with trio.open_nursery() as tasks:
+            if fails == "a task beside it" and job.attempt == 1:
+                tasks.start_soon(fetch, "a task beside it")
+            try:
+                with job.move_on_after(3600) as patience:
+                    await (job.step(fetch, "a step") if fails == "a step" else fetch("plain code"))
+            finally:
+                left.set()
+                with trio.CancelScope(shield=True):
+                    await ticked.wait()
+        return f"cut short: {patience.cancelled_caught}"
+
+    job_id = trees.enqueue("order")
+    assert (await after(1, trees, job_id))["state"] == "retryable"
+    trees.window.run("UPDATE history SET value = '0.0' WHERE job_id = %s AND key = '1:scope'", job_id)  # long ago
+    with trio.fail_after(20):
+        assert (await after(1, trees, job_id))["result"] == "cut short: True"
+
+
+@pytest.mark.parametrize("where", ["in the task itself", "in the task around it"])
+async def test_that_a_scope_has_ended_is_remembered_when_its_exception_was_handled(trees: Trees, where: str) -> None:
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> str:
+        async def fetch() -> None:
+            with job.move_on_after(3600, key="fetching"):
+                raise ConnectionError("the network, for a moment")
+
+        try:
+            if where == "in the task itself":
+                await fetch()
+            else:
+                async with trio.open_nursery() as tasks:
+                    tasks.start_soon(fetch)
+        except* ConnectionError:
+            await job.step(note, key="log")
+        return "ok"
+
+    job_id = trees.enqueue("order")
+    assert (await after(1, trees, job_id))["result"] == "ok"
+    assert [key for _, key, _ in trees.lines(job_id)] == ["fetching", "fetching ended", "log"]
+
+
 # What rests on a failure that the attempt failed of
 
 

@@ -222,3 +222,40 @@ def test_a_failure_that_was_needed_is_a_line_like_any_other() -> None:
     again = step("a")
     replay.begin(again)
     assert replay.turn() == Turn(again, line(1, "a", kind=Kind.STEP_FAILED))
+
+
+def test_a_task_waits_at_the_entry_of_a_block_for_the_cancellations_that_found_it_there_and_then_goes_on() -> None:
+    """One of another task, whose lines come after it."""
+    replay = Replay(7, [line(1, "a"), struck(2, "beside", "3:block is entered", "b"), line(3, "c")])
+    replay.scopes.add("beside")
+    first, entry, beside, inside = step("a"), Call("block", "3:block is entered"), step("b"), step("c")
+    assert replay.stands_at(entry.key)
+    for call in (first, entry):
+        replay.begin(call)
+    assert replay.turn() == Turn(first, line(1, "a"))
+    replay.taken(first)
+    assert replay.turn() is None
+    replay.begin(beside)
+    assert replay.turn() == Turn(None, struck(2, "beside", "3:block is entered", "b"))
+    replay.leave(beside)
+    assert replay.turn() == Turn(entry, None)
+    assert not replay.over
+    replay.taken(entry)
+    assert not replay.stands_at(entry.key)
+    replay.begin(inside)
+    assert replay.turn() == Turn(inside, line(3, "c"))
+
+
+def test_what_cut_a_body_short_as_the_last_line_is_loose_unless_the_clean_up_has_begun_to_wait() -> None:
+    cut = struck(2, "1:block body")
+    after = line(3, "3:sleep", "", Kind.MOMENT, "1.5")
+    for lines, loose in (
+        ([cut], cut),
+        ([cut, line(3, "2:open", "", Kind.MOMENT, "2.0")], cut),
+        ([cut, after], None),
+        ([cut, line(3, "2:step")], None),
+        ([line(1, "1:block body", "", Kind.MOMENT, "9.5"), cut], None),  # a scope of the handler's
+        ([struck(2, "1:scope")], None),
+    ):
+        replay = Replay(7, lines)
+        assert (replay.loose, replay.over) == (loose, loose is not None)

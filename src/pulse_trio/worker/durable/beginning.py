@@ -10,6 +10,7 @@ import trio
 from ...errors import UsageError
 from ..jobs.job_states import DurableCallRefused
 from .calls import Call
+from .keys import entry_key
 
 if TYPE_CHECKING:
     from ...jobs import CancelReason
@@ -39,7 +40,11 @@ async def begin(durable: Durable, kind: CallKind, name: str, key: str | None, wh
         if kind == "block":
             # Children are started before the next line.
             await durable.history.written()
-    await _write_what_it_rests_on(durable, reason)
+    # A block's own key says that a task stands at its end. And this task is in no step yet: those beside it start children.
+    stands = Call("block", entry_key(call.key) if kind == "block" else call.key)
+    await _write_what_it_rests_on(durable, reason, stands)
+    if kind == "block" and durable.history.replay.stands_at(stands.key):
+        await durable.replayed(stands)
     return call
 
 
@@ -50,8 +55,9 @@ async def begin_transaction(durable: Durable) -> None:
     reason = await _may_begin(durable, _TRANSACTION)
     if durable.mismatch is not None:
         raise durable.mismatch
-    await _write_what_it_rests_on(durable, reason)
-    await durable.replayed(Call("transaction", "0:transaction"))
+    call = Call("transaction", "0:transaction")
+    await _write_what_it_rests_on(durable, reason, call)
+    await durable.replayed(call)
 
 
 def check_completion(durable: Durable) -> None:
@@ -84,11 +90,13 @@ async def _may_begin(durable: Durable, what: str) -> CancelReason | None:
     return durable.running.cancel_reason
 
 
-async def _write_what_it_rests_on(durable: Durable, reason: CancelReason | None) -> None:
-    """Children are started and lines written that were to come before the next durable call."""
-    if durable.history.replay.over:
-        for block in list(durable.blocks):
-            await block.flush()
+async def _write_what_it_rests_on(durable: Durable, reason: CancelReason | None, call: Call) -> None:
+    """Children are started and lines written that were to come before the next durable call. If the task is cancelled
+    meanwhile, it stood in `call`."""
+    if durable.history.replay.over and durable.blocks:
+        async with durable.awaiting(call):
+            for block in list(durable.blocks):
+                await block.flush()
     if reason is not None and trio.current_effective_deadline() > -math.inf:
         # In a clean-up. What was cut short may have been no durable call, and what is done now rests on the cancellation.
         durable.note_cancellation()

@@ -173,7 +173,8 @@ class Durable:
         self.hand_out()
         if call.line is None:
             # By a scope that the replay has left.
-            await await_left_behind(self)
+            async with self.awaiting(call):
+                await await_left_behind(self)
         return call.line
 
     @asynccontextmanager

@@ -26,7 +26,7 @@ from ...describing import leaves_of
 from ...lines import BeyondLimit, Kind, Line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from ...errors import StepFailed
     from .history import History
@@ -49,23 +49,17 @@ class _Failure:
         self.ends = False
         """Whether it has ended a task of the job's own nursery, and so the attempt."""
 
-    def holder(self, job: trio.Nursery | None) -> trio.lowlevel.Task | None:
-        """The task that has the exception, if any has: what a task of the `job`'s own nursery raises reaches no handler."""
-        task: trio.lowlevel.Task | None = self.task
-        while task is not None and getcoroutinestate(_coroutine(task)) == CORO_CLOSED:
-            opened = task.parent_nursery
-            task = None if opened is None or opened is job else opened.parent_task
-        return task
-
 
 class Failures:
     """Of one attempt: those that may still be what it fails of."""
 
-    __slots__ = ("_history", "_open")
+    __slots__ = ("_history", "_left", "_open")
 
     def __init__(self, history: History) -> None:
         self._history = history
         self._open: list[_Failure] = []
+        self._left: list[tuple[trio.lowlevel.Task, Callable[[], None]]] = []
+        """The tasks with an exception that has left a remembered scope, and what is done when they have gone on after it."""
 
     def raised(self, error: StepFailed, key: str, name: str, value: str) -> None:
         """A step of this task is about to raise."""
@@ -91,13 +85,22 @@ class Failures:
             return True
         return line.kind is Kind.STEP_FAILED and mark(line.line, "open") not in marks
 
+    def leaves_scope(self, gone_on: Callable[[], None]) -> None:
+        """An exception, a failure or another, has left a remembered scope in time. `gone_on` is called when the task that
+        has it makes a durable call. If the attempt fails before, the next one may do again what was in the scope."""
+        self._left.append((trio.lowlevel.current_task(), gone_on))
+
     def call_begins(self) -> bool:
         """This task makes a durable call: it has gone on after what it had. Returns whether a mark is to be written first."""
         # In a scope that is cancelled the call comes to nothing.
-        if not self._open or trio.current_effective_deadline() <= -math.inf:
+        if not (self._open or self._left) or trio.current_effective_deadline() <= -math.inf:
             return False
         task, job = trio.lowlevel.current_task(), self._history.running.scope_nursery
-        taken = [failure for failure in self._open if failure.holder(job) is task]
+        left = [one for one in self._left if _holder(one[0], job) is task]
+        self._left = [one for one in self._left if one not in left]
+        for _, gone_on in left:
+            gone_on()
+        taken = [failure for failure in self._open if _holder(failure.task, job) is task]
         self._open = [failure for failure in self._open if failure not in taken]
         lines = [failure.line for failure in taken if failure.line is not None]
         for line in lines:
@@ -145,6 +148,7 @@ class Failures:
     def forget(self) -> None:
         """The attempt has ended. The exceptions refer to it by their tracebacks."""
         self._open.clear()
+        self._left.clear()
 
 
 def mark(line: int, said: Mark) -> str:
@@ -161,6 +165,15 @@ def _reasons(error: BaseException) -> Iterator[BaseException]:
                 seen.add(id(leaf))
                 yield leaf
                 left += [one for one in (leaf.__cause__, leaf.__context__) if one is not None]
+
+
+def _holder(task: trio.lowlevel.Task | None, job: trio.Nursery | None) -> trio.lowlevel.Task | None:
+    """The task that has an exception which this one had, if any has: what one of the `job`'s own nursery raises reaches no
+    handler."""
+    while task is not None and getcoroutinestate(_coroutine(task)) == CORO_CLOSED:
+        opened = task.parent_nursery
+        task = None if opened is None or opened is job else opened.parent_task
+    return task
 
 
 def _coroutine(task: trio.lowlevel.Task) -> Any:

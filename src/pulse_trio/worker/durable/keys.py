@@ -23,7 +23,8 @@ R = TypeVar("R")
 
 LONGEST = 256
 """Bytes of a key in UTF-8."""
-_DERIVED: Mapping[str, Sequence[str]] = {"block": ("block {}", "{} body"), "scope": ("{} ended",)}
+_ENTRY = "{} is entered"
+_DERIVED: Mapping[str, Sequence[str]] = {"block": ("block {}", "{} body", _ENTRY), "scope": ("{} ended",)}
 """What else the history has under names that are made from the key of a call."""
 _OURS = re.compile(r"\d+:[a-z]+")
 _REMEMBERED = re.compile(r"[0-9]{1,7}:(?:event|scope|sleep|block body)")
@@ -104,6 +105,16 @@ class Keys:
             )
         self._used |= names
         return key
+
+
+def entry_key(key: str) -> str:
+    """The name of the place where a task enters the block with this key. The key itself is that of the block's end."""
+    return _ENTRY.format(key)
+
+
+def is_entry(key: str) -> bool:
+    """Whether it is such a name. No handler has a key like it beside that block's."""
+    return key.endswith(_ENTRY.format(""))
 
 
 def block_number(key: str, moments: Mapping[str, float]) -> int | None:

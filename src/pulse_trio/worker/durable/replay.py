@@ -8,6 +8,7 @@ the calls that wait go on live, in the order in which they began.
 from __future__ import annotations
 
 from collections import deque
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -15,13 +16,17 @@ import msgspec
 from ...errors import ReplayMismatch
 from ...lines import CALL_OF, Kind, Line
 from .failures import mark
-from .unopened import Unopened, body_key
+from .keys import highest_number, is_entry
+from .unopened import Unopened, body_key, is_body
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ...lines import Resumed
     from .calls import Call
+
+
+_CANCELLATIONS = frozenset((Kind.SCOPE_CANCELLED, Kind.CANCELLED))
 
 
 class Stood(msgspec.Struct, frozen=True):
@@ -48,18 +53,25 @@ class Replay:
         self.moments: dict[str, float] = {}
         """The remembered moments by the key of their call."""
         self.unopened = Unopened()
-        ordered: list[Line] = []
+        ordered, moments = list[Line](), list[Line]()
         for line in sorted(lines, key=lambda line: line.line):
             if line.kind is Kind.MOMENT:
+                moments.append(line)
                 self.moments[line.key] = float(line.value or 0)
                 if line.name:
                     self.unopened.within[line.key] = line.name
             else:
                 ordered.append(line)
+        self._cancellations = [line for line in ordered if line.kind in _CANCELLATIONS]
         self._left_out = {line.key: line for line in ordered if self._is_left_out(line)}
         """Failures that attempts have failed of, by the keys of their calls, and what says that a block's body was cut short
         for one, by the key of its scope. Lines of other tasks may rest on them."""
         ordered = [line for line in ordered if not self._is_left_out(line)]
+        self.loose: Line | None = None
+        """What says that a block's body was cut short, if nothing rests on it: a child that has failed still cuts it again, and
+        if a person has started that child again the block would end well without the rest of its body."""
+        if ordered and self._is_loose(ordered[-1], moments):
+            self.loose = ordered.pop()
         self._lines = deque(ordered)
         self._by_key = {line.key: line for line in ordered if line.kind in CALL_OF}
         self._waiting: dict[str, Call] = {}
@@ -75,6 +87,15 @@ class Replay:
             and mark(line.line, "forgotten") in self.moments
             and mark(line.line, "needed") not in self.moments
         )
+
+    def _is_loose(self, last: Line, moments: Iterable[Line]) -> bool:
+        if last.kind is not Kind.SCOPE_CANCELLED or not is_body(last.key) or mark(last.line, "needed") in self.moments:
+            return False
+        # A handler's scope may have such a key; its moment is its deadline.
+        if self.moments.get(last.key, 0.0) > 0.0:
+            return False
+        # What the clean-up waits for is remembered by number. The rest of the body has the same numbers.
+        return not highest_number((line.key for line in moments if line.line > last.line), ())
 
     def leaves_out(self, line: Line) -> bool:
         """Whether the line is a failure that an attempt has failed of, and that has not been needed since."""
@@ -118,7 +139,10 @@ class Replay:
         if not self._lines:
             return Turn(next(iter(self._waiting.values())), None) if self._waiting else None
         line = self._lines[0]
-        if line.kind in (Kind.SCOPE_CANCELLED, Kind.CANCELLED):
+        for key in self._places.keys() & self._waiting.keys():
+            if not self.stands_at(key):
+                return Turn(self._waiting[key], None)
+        if line.kind in _CANCELLATIONS:
             return Turn(None, line) if self._is_here(line) else None
         call = self._waiting.get(line.key)
         return None if call is None else Turn(call, line)
@@ -127,6 +151,15 @@ class Replay:
         """Whether a cancellation comes now. It comes where it came: while the same calls stand."""
         here = line.kind is Kind.CANCELLED or line.key in self.scopes
         return here and all(key in self._waiting for key in stood(line).at)
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        """Where tasks stood when cancellations came, other than in calls that have lines; with the number of the last one."""
+        return {key: line.line for line in self._cancellations for key in stood(line).at if is_entry(key)}
+
+    def stands_at(self, key: str) -> bool:
+        """Whether a cancellation is still to come that came while a task stood at this place, the entry of a block."""
+        return bool(self._lines) and self._lines[0].line <= self._places.get(key, 0)
 
     def taken(self, call: Call) -> None:
         """The call goes on with what it was given."""

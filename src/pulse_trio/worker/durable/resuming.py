@@ -10,6 +10,7 @@ from ...errors import DatabaseUnavailable
 from ...jobs import CancelRequest
 from ...lines import Kind
 from ...states import options_of
+from .failures import mark
 from .keys import block_number
 from .replay import Replay
 
@@ -44,6 +45,10 @@ async def resume(durable: Durable) -> None:
     replay.resumed = found
     replay.unopened.found(set(found.blocks) - _ended(found, replay), replay.moments, found.first_block)
     durable.history.resumed(replay, found.last, size, known=found.known)
+    if replay.loose is not None:
+        # Before a line comes after it: an attempt that finds one would be cut short there.
+        number = replay.loose.line
+        durable.history.hold(Kind.MOMENT, mark(number, "forgotten"), "", repr(float(number)))
     if found.cancelling:
         running.ask(CancelRequest(found.cause or "user", found.message))
     elif _is_overdue(durable):

@@ -2,7 +2,8 @@
 
 The deadline is remembered when the block begins. That it struck is a line, with the calls that stood then: a later attempt is
 cancelled while the same calls stand. That a block ended in time is remembered with the next durable call: its deadline may pass
-before the next attempt, whose replay may end inside the block.
+before the next attempt, whose replay may end inside the block. If an exception has left the block, that is the next call of the
+task which has the exception: until then the attempt may fail of it, and the next one does again what is in the block.
 
 Such a deadline may cut an attempt short before it opens a block again that an earlier one had open. The children of that block
 are cancelled all the same (left_behind.py), and the calls after the scope do not have the numbers of those in it.
@@ -110,12 +111,18 @@ class Scope:
         self._count = stood(line).count
         self.inner.cancel(reason="an earlier attempt was cut short here")
 
-    def _ends_in_time(self) -> None:
+    def _ends_in_time(self, *, raises: bool) -> None:
         """Remembers it before a later call does anything that rests on it."""
+        if self.until < math.inf and self._durable.history.replay.over:
+            if raises:
+                self._durable.failures.leaves_scope(self._has_ended)
+            else:
+                self._has_ended()
+
+    def _has_ended(self) -> None:
         history = self._durable.history
-        if self.until < math.inf and history.replay.over:
-            history.replay.moments[self._ended] = 0.0
-            history.hold(Kind.MOMENT, self._ended, "", "0.0")
+        history.replay.moments[self._ended] = 0.0
+        history.hold(Kind.MOMENT, self._ended, "", "0.0")
 
     def _is_cut_short(self) -> None:
         self._durable.note_cancellation()
@@ -130,14 +137,16 @@ class Scope:
             self._durable.scopes.append(self)
             self._durable.history.replay.scopes.add(self.key)
             self._durable.hand_out()
+            raises = True
             try:
                 yield self
+                raises = False
             finally:
                 # What cut a plain await short is remembered here.
                 if self.inner.cancel_called:
                     self._is_cut_short()
                 else:
-                    self._ends_in_time()
+                    self._ends_in_time(raises=raises)
                 self.inner.deadline = math.inf
                 self._durable.scopes.remove(self)
                 self._durable.history.replay.scopes.discard(self.key)

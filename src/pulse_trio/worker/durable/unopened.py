@@ -23,6 +23,11 @@ def body_key(key: str) -> str:
     return _BODY.format(key)
 
 
+def is_body(key: str) -> bool:
+    """Whether it may be such a name."""
+    return key.endswith(_BODY.format(""))
+
+
 class Unopened:
     """Of one attempt."""
 
