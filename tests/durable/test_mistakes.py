@@ -120,6 +120,34 @@ async def test_a_child_is_not_started_inside_of_a_step(trees: Trees) -> None:
     assert trees.window.value("SELECT count(*) FROM jobs WHERE kind = 'child'") == 2
 
 
+async def test_a_task_beside_a_step_starts_children(trees: Trees) -> None:
+    begun, started = trio.Event(), trio.Event()
+
+    async def fetch() -> None:
+        begun.set()
+        await started.wait()
+
+    @trees.handlers.job
+    async def child() -> None: ...
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> None:
+        async with job.durable_nursery() as nursery, trio.open_nursery() as tasks:
+
+            async def start() -> None:
+                await begun.wait()
+                nursery.start_soon(child.options(child_key="beside"))
+                started.set()
+
+            tasks.start_soon(start)
+            await job.step(fetch)
+
+    job_id = trees.enqueue("order")
+    with trio.fail_after(30):
+        await trees.burst()
+    assert trees.job(job_id)["state"] == "completed"
+
+
 async def _starts(nursery: Any, handler: Any) -> None:
     nursery.start_soon(handler)
 

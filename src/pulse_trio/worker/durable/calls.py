@@ -3,6 +3,7 @@ of an attempt know of its open blocks and of its cancellation."""
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -57,6 +58,10 @@ class Call:
 
     def __repr__(self) -> str:
         return f"{self.kind} {self.name}".rstrip() + f" (key {self.key})"
+
+
+IN_STEP: ContextVar[Call | None] = ContextVar("pulse_trio_in_step", default=None)
+"""The step whose function runs: in its task, and in the tasks that it has started. What runs beside the step has it not."""
 
 
 class Block(Protocol):

@@ -21,7 +21,7 @@ from ...trio_internals import opened_by, waits_for_children
 from ..jobs.running_job import HEARTBEAT
 from . import beginning, entering, scopes, steps, waits
 from .beginning import REFUSED, VERSION
-from .calls import Call, Cancelling
+from .calls import IN_STEP, Call, Cancelling
 from .failures import Failures, mark
 from .history import History
 from .keys import Keys
@@ -183,6 +183,9 @@ class Durable:
         task = trio.lowlevel.current_task()
         outer = self.standing.get(task)
         self.standing[task] = call
+        step = IN_STEP.get()
+        if call.kind == "step":
+            IN_STEP.set(call)
         try:
             yield
         except BaseException as error:
@@ -190,6 +193,7 @@ class Durable:
                 self.note_cancellation()
             raise
         finally:
+            IN_STEP.set(step)
             if outer is None:
                 del self.standing[task]
             else:

@@ -20,6 +20,7 @@ from ...handlers import Handler
 from ...lines import Kind
 from ..jobs.job_states import DurableCallRefused
 from .beginning import refusal
+from .calls import IN_STEP
 from .children import FAILED
 from .scopes import Scope
 from .unopened import body_key
@@ -339,15 +340,10 @@ async def _shielded_from_scopes(durable: Durable, nursery: trio.Nursery) -> Asyn
 def _outside_of_the_handler(durable: Durable) -> str | None:
     """Where the caller runs, if that is a thread or the function of a step (in its task, or in one that it has started)."""
     try:
-        task: trio.lowlevel.Task | None = trio.lowlevel.current_task()
+        trio.lowlevel.current_task()
     except RuntimeError:
         return "in a thread"
-    while task is not None:
-        if (call := durable.standing.get(task)) is not None:
-            return "inside of a step" if call.kind == "step" else None
-        opened = None if task is durable.running.task else task.parent_nursery
-        task = None if opened is None else opened.parent_task
-    return None
+    return "inside of a step" if IN_STEP.get() in durable.standing.values() else None
 
 
 def _group(failures: list[Any], error: BaseException | None) -> BaseException:
