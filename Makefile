@@ -4,7 +4,7 @@
 PYTHON ?= python3
 DIR ?= .
 # Tests at once. Many more than cores: most of their time they wait, for a lease to run out or a process to start.
-SIDE_BY_SIDE ?= 6
+SIDE_BY_SIDE ?= 8
 # The tests start hundreds of processes, and a third of what each costs is reading its modules where no bytecode is kept.
 unexport PYTHONDONTWRITEBYTECODE
 # One for each Python that you use: make VENV=.venv-3.13 PYTHON=python3.13 test

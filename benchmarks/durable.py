@@ -228,7 +228,9 @@ def beside_suspended(server: Server, jobs: int, suspended: int) -> Row:
                 dsn,
                 our_worker(dsn, concurrency=100),
                 jobs,
-                left="SELECT count(*) FROM (SELECT FROM pulse.job WHERE kind = 'noop' LIMIT 1) j",
+                # By the claims' index: a look at all rows of the table took 17 ms of a core where 100,000 wait.
+                left="SELECT count(*) FROM (SELECT FROM pulse.job WHERE queue = 'default' AND priority = 0 AND key IS NULL "
+                "AND run_at <= now() ORDER BY run_at LIMIT 1) j",
             )
         )
 
@@ -305,8 +307,8 @@ def parts(server: Server, quick: bool) -> dict[str, tuple[Ways, dict[str, str]]]
         ),
         "suspended": (
             {
-                "beside suspended parents": partial(beside_suspended, server, 5 * children, suspended),
-                "alone": partial(beside_suspended, server, 5 * children, 0),
+                "beside suspended parents": partial(beside_suspended, server, 15 * children, suspended),
+                "alone": partial(beside_suspended, server, 15 * children, 0),
             },
             COLUMNS,
         ),

@@ -8,7 +8,6 @@ import pytest
 import trio
 
 from pulse_trio import Discard, Handler, Job, SyncClient
-from support.stores import open_store
 
 if TYPE_CHECKING:
     from support.trees import Trees
@@ -110,12 +109,8 @@ async def test_what_cut_a_body_short_binds_no_attempt_if_its_own_was_lost_before
     lost: list[int] = []
 
     async def lose(job_id: int) -> None:
-        async with open_store(trees.dsn) as other:
-            lost.append(job_id)
-            rescued = 0
-            while not rescued:  # a beat may have renewed the lease meanwhile
-                trees.window.run("UPDATE job SET lease_until = now() - interval '1 s' WHERE id = %s", job_id)
-                rescued = sum(await other.rescue())
+        lost.append(job_id)
+        await trees.lose(job_id, due=False)
         if len(lost) == 1:
             child = trees.window.value("SELECT job_id FROM member WHERE parent_id = %s", job_id)
             SyncClient(trees.dsn).retry(child)

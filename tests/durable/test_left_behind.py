@@ -9,7 +9,6 @@ import trio
 
 from pulse_trio import Job, SyncClient
 from pulse_trio.worker.durable import scopes
-from support.stores import open_store
 
 if TYPE_CHECKING:
     from support.trees import Trees
@@ -53,17 +52,9 @@ class Left:
             await job.step(self.note, "refund")  # noqa: ASYNC102
             if "lost" not in self.calls:
                 self.calls.append("lost")
-                await self.lose(job.id)  # noqa: ASYNC102
+                await self.trees.lose(job.id)  # noqa: ASYNC102
             else:
                 await job.step(self.note, "tell")  # noqa: ASYNC102
-
-    async def lose(self, job_id: int) -> None:
-        async with open_store(self.trees.dsn) as other:
-            rescued = 0
-            while not rescued:  # a beat may have renewed the lease meanwhile
-                self.trees.window.run("UPDATE job SET lease_until = now() - interval '1 s' WHERE id = %s", job_id)
-                rescued = sum(await other.rescue())
-        self.trees.again()
 
     def begins_after_its_deadline(self, job_id: int) -> None:
         self.trees.window.run(

@@ -72,24 +72,18 @@ async def test_an_attempt_lost_at_any_line_leaves_a_job_that_ends_the_same(place
     calls = Counter[str]()
     lost: list[str] = []
 
-    async with open_store(trees.dsn) as other:
+    async def lose(at: str) -> None:
+        if at == place and not lost:
+            lost.append(at)
+            await trees.lose(job_id)
+            # As a killed process does no more. Its worker's next beat ends it.
+            await trio.sleep_forever()
 
-        async def lose(at: str) -> None:
-            if at == place and not lost:
-                lost.append(at)
-                rescued = 0
-                while not rescued:  # a beat may have renewed the lease meanwhile
-                    trees.window.run("UPDATE job SET lease_until = now() - interval '1 s' WHERE state = 2")
-                    rescued = sum(await other.rescue())
-                trees.again()
-                # As a killed process does no more. Its worker's next beat ends it.
-                await trio.sleep_forever()
-
-        declare(trees, calls, lose)
-        job_id = trees.enqueue("order")
-        with trio.fail_after(30):
-            while trees.job(job_id)["finished_at"] is None:
-                await trees.burst(watchdog=5, lease=3, heartbeat=0.3)
+    declare(trees, calls, lose)
+    job_id = trees.enqueue("order")
+    with trio.fail_after(30):
+        while trees.job(job_id)["finished_at"] is None:
+            await trees.burst(watchdog=5, lease=3, heartbeat=0.3)
     found = trees.job(job_id)
     assert lost == [place]
     assert (found["state"], found["result"]) == (

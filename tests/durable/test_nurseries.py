@@ -13,7 +13,6 @@ from pulse_trio.store import trees as store_trees
 from pulse_trio.worker.durable import looks
 from pulse_trio.worker.durable.keys import KEYED
 from pulse_trio.worker.durable.looks import Looks
-from support.stores import open_store
 from support.trees import Trees  # noqa: TC001 -- the annotations of handlers are read in this module
 
 if TYPE_CHECKING:
@@ -911,12 +910,7 @@ async def test_a_collecting_block_cuts_a_child_that_only_an_earlier_attempt_star
                 await nursery.flush()
                 while trees.window.run("SELECT FROM jobs WHERE kind = 'bad' AND state <> 'dead'"):  # noqa: ASYNC110 -- the database is asked
                     await trio.sleep(0.01)
-                async with open_store(trees.dsn) as other:
-                    rescued = 0
-                    while not rescued:  # a beat may have renewed the lease meanwhile
-                        trees.window.run("UPDATE job SET lease_until = now() - interval '1 s' WHERE id = %s", job.id)
-                        rescued = sum(await other.rescue())
-                trees.again()
+                await trees.lose(job.id)
                 await trio.sleep_forever()
         return str(one.outcome.state) if one.outcome is not None else "open"
 

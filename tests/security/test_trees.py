@@ -190,4 +190,5 @@ async def test_rows_that_no_version_writes_harm_their_own_jobs_alone(databases: 
             assert client.tree(job_id), what
         window.run("SELECT cancel_jobs_now(ARRAY(SELECT id FROM job))")
         window.run("SELECT recheck_jobs()")
+        window.run("UPDATE maintenance SET maintained_at = '-infinity', swept_at = '-infinity'")
         window.run("SELECT upkeep('7 days')")

@@ -337,6 +337,7 @@ async def test_the_ledger_is_pruned_with_the_jobs(store: WorkerStore, window: Wi
     for job_id in (old, new):
         cancel(window, job_id)
     window.run("UPDATE cancellation SET ended_at = now() - interval '2 h' WHERE job_id = %s", old)
+    window.run("UPDATE maintenance SET maintained_at = '-infinity'")
     await store.maintain(3600.0)
     assert window.do(cancelling.cancellations(old)) == []
     assert ledger(window, new).ended_as is State.CANCELLED

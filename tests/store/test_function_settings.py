@@ -86,6 +86,7 @@ def test_an_archive_is_maintained_for_a_caller_with_other_settings(window: Windo
         "WHERE c.relname ~ '^(job_archive|attempt)_[0-9]{8}$' AND c.relispartition ORDER BY 1"
     )
     window.run("SET TimeZone = 'UTC'")
+    window.run("SELECT maintain('7 days')")
     expected = window.run(bounds)
     for row in expected:
         window.run(f"DROP TABLE {row['relname']}")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pulse_trio import Handlers, SyncClient, Worker
 from support.stage import Recorder
-from support.stores import Window
+from support.stores import Window, open_store
 
 if TYPE_CHECKING:
     from pulse_trio import WorkerReport
@@ -34,6 +34,20 @@ class Trees:
         """The id of a new job."""
         handler: Any = self.handlers[kind].options(**options)
         return SyncClient(self.dsn).enqueue(handler, **(args or {})).id
+
+    async def lose(self, job_id: int, *, due: bool = True) -> None:
+        """The lease of the attempt that runs ends, and another store rescues the job. `due`: it is due at once."""
+        attempt = self.job(job_id)["attempt"]
+        async with open_store(self.dsn) as other:
+            # A beat may have renewed the lease meanwhile, or the worker's own watchdog have been first.
+            while self.window.run(
+                "UPDATE job SET lease_until = now() - interval '1 s' WHERE id = %s AND attempt = %s AND state = 2 RETURNING id",
+                job_id,
+                attempt,
+            ):
+                await other.rescue()
+        if due:
+            self.again()
 
     def again(self) -> None:
         """Makes every waiting job due now."""
