@@ -817,6 +817,8 @@ async def test_a_failure_that_does_not_count_for_an_attempt_wakes_its_suspended_
 
     @trees.handlers.job
     async def bad() -> None:
+        while trees.job(job_id)["state"] != "suspended":  # noqa: ASYNC110 -- the database is asked
+            await trio.sleep(0.01)
         raise Discard("no")
 
     @trees.handlers.job

@@ -71,13 +71,6 @@ async def ear(tmp_path: Path) -> AsyncGenerator[Ear]:
     ear.close()
 
 
-@pytest.fixture(autouse=True)
-def forks_where_kinds_are_compared(request: pytest.FixtureRequest) -> None:
-    """What all kinds have in common is asked of processes that are forks; what is a process's own, of ones that are started."""
-    if "kind" in request.fixturenames:
-        request.getfixturevalue("forked_children")
-
-
 @pytest.fixture
 def stage() -> Stage:
     stage = Stage()
