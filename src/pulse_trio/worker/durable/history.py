@@ -218,6 +218,10 @@ class History:
         if self._next == number + 1:
             self._next = number
             self._written = min(self._written, number - 1)
+            # Who came to wait while the block was open waits for a line that nobody writes.
+            for waiter in self._waiters:
+                waiter.line = min(waiter.line, number - 1)
+            self._wake()
 
     @asynccontextmanager
     async def alone(self) -> AsyncGenerator[int]:
@@ -237,5 +241,6 @@ class History:
             finally:
                 if self._written == number - 1:
                     self._written = number
+                    self._wake()
                 if self.unwritten:
                     self._writer.add(self)
