@@ -67,12 +67,12 @@ async def test_it_is_as_the_program_is(script: str, processes: Processes, forker
 
 
 CHILD = """
-import os, signal, sys, time
+import os, signal, sys
 
 told = [sys.argv, sys.path[0], os.getcwd(), os.environ["WORD"], os.getpid() == os.getsid(0), os.readlink("/proc/self/fd/0")]
 os.write(int(sys.argv[1]), repr(told).encode())
 while sys.argv[2:]:
-    time.sleep(1)
+    signal.pause()
 sys.exit(3)
 """
 
@@ -108,11 +108,12 @@ async def test_a_process_that_is_forked_is_as_one_that_is_started(how: list[str]
 
 
 WAITS = """
-import os, signal, time
+import os, signal
 
 signal.signal(signal.SIGUSR1, lambda *_: print("heard", flush=True))
 print(os.getpid(), flush=True)
-time.sleep(3600)
+while True:
+    signal.pause()
 """
 
 
