@@ -96,11 +96,11 @@ class Failures:
         if not (self._open or self._left) or trio.current_effective_deadline() <= -math.inf:
             return False
         task, job = trio.lowlevel.current_task(), self._history.running.scope_nursery
-        left = [one for one in self._left if _holder(one[0], job) is task]
+        left = [one for one in self._left if goes_on(one[0], job) is task]
         self._left = [one for one in self._left if one not in left]
         for _, gone_on in left:
             gone_on()
-        taken = [failure for failure in self._open if _holder(failure.task, job) is task]
+        taken = [failure for failure in self._open if goes_on(failure.task, job) is task]
         self._open = [failure for failure in self._open if failure not in taken]
         lines = [failure.line for failure in taken if failure.line is not None]
         for line in lines:
@@ -167,9 +167,9 @@ def _reasons(error: BaseException) -> Iterator[BaseException]:
                 left += [one for one in (leaf.__cause__, leaf.__context__) if one is not None]
 
 
-def _holder(task: trio.lowlevel.Task | None, job: trio.Nursery | None) -> trio.lowlevel.Task | None:
-    """The task that has an exception which this one had, if any has: what one of the `job`'s own nursery raises reaches no
-    handler."""
+def goes_on(task: trio.lowlevel.Task | None, job: trio.Nursery | None = None) -> trio.lowlevel.Task | None:
+    """The task that goes on with what this one had, an exception or children: itself, or after its end the one around it. None
+    if none does: what a task of the `job`'s own nursery raises reaches no handler."""
     while task is not None and getcoroutinestate(_coroutine(task)) == CORO_CLOSED:
         opened = task.parent_nursery
         task = None if opened is None or opened is job else opened.parent_task

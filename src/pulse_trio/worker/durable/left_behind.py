@@ -7,12 +7,12 @@ No block cancels them and waits for them, so the attempt does it by the block's 
 from __future__ import annotations
 
 from contextlib import suppress
-from inspect import CORO_CLOSED, getcoroutinestate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import trio
 
 from .block import Block, LeaseGone
+from .failures import goes_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -62,18 +62,10 @@ class LeftBehind:
 
     async def flush(self) -> None:
         """Returns when the children have ended, to the task that goes on after the scope."""
-        if trio.lowlevel.current_task() is self._holder and self._durable.history.replay.over:
+        if trio.lowlevel.current_task() is goes_on(self._task) and self._durable.history.replay.over:
             self.goes_on_live()
             with self._durable.suspension.closes():
                 await self._ended.wait()
-
-    @property
-    def _holder(self) -> trio.lowlevel.Task | None:
-        """The task that left the scope; after its end the one around it."""
-        task: trio.lowlevel.Task | None = self._task
-        while task is not None and getcoroutinestate(_coroutine(task)) == CORO_CLOSED:
-            task = None if task.parent_nursery is None else task.parent_nursery.parent_task
-        return task
 
 
 async def await_left_behind(durable: Durable) -> None:
@@ -89,7 +81,3 @@ def leave_behind(durable: Durable, numbers: Iterable[int]) -> None:
         durable.blocks.append(block)
         if durable.history.replay.over:
             block.goes_on_live()
-
-
-def _coroutine(task: trio.lowlevel.Task) -> Any:
-    return task.coro
