@@ -25,6 +25,7 @@ from .lease_protocol import (
     start,
     without_what_nobody_asks,
 )
+from .reaching import first_stuck
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -272,20 +273,8 @@ def _explore(guards: Guards, budget: Budget, limit: int) -> Found:
                 if known > limit:
                     raise RuntimeError(f"more than {limit:,} worlds: make the budget smaller")
             before[known].append(number)
-    hopeful = _reach_back(finished, before)
-    stuck = next((n for n in range(len(came)) if n not in hopeful), None)
+    stuck = first_stuck(finished, before)
     return Found(len(numbers), None, _path(came, stuck) if stuck is not None else None)
-
-
-def _reach_back(goals: list[int], before: list[list[int]]) -> set[int]:
-    seen = set(goals)
-    todo = list(goals)
-    while todo:
-        for number in before[todo.pop()]:
-            if number not in seen:
-                seen.add(number)
-                todo.append(number)
-    return seen
 
 
 def _path(came: list[tuple[int, str, bool]], number: int) -> list[str]:

@@ -17,6 +17,8 @@ from collections import deque
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, NamedTuple
 
+from .reaching import first_stuck
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -460,20 +462,8 @@ def _explore(guards: Guards, budget: Budget, limit: int) -> Found:
                 if known > limit:
                     raise RuntimeError(f"more than {limit:,} worlds: make the budget smaller")
             before[known].append(number)
-    hopeful = _reach_back(settled, before)
-    stuck = next((n for n in range(len(came)) if n not in hopeful), None)
+    stuck = first_stuck(settled, before)
     return Found(len(numbers), None, _path(came, stuck) if stuck is not None else None)
-
-
-def _reach_back(goals: list[int], before: list[list[int]]) -> set[int]:
-    seen = set(goals)
-    todo = list(goals)
-    while todo:
-        for number in before[todo.pop()]:
-            if number not in seen:
-                seen.add(number)
-                todo.append(number)
-    return seen
 
 
 def _path(came: list[tuple[int, str]], number: int) -> list[str]:
