@@ -24,7 +24,7 @@ from pulse_trio.testing.faults.proxy import Proxy, open_proxy
 from support.collecting import has_mark, is_async_test
 from support.databases import Databases
 from support.forking import Forker, Scripts, open_forker, variables_of_start
-from support.scheduling import LongestFirst, longest_first
+from support.scheduling import LongestFirst, Notes, longest_first
 from support.server import open_server
 
 if TYPE_CHECKING:
@@ -58,10 +58,18 @@ def is_worker(config: pytest.Config) -> bool:
     return hasattr(config, "workerinput")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--note-durations", action="store_true", help="keep how long each test took, for the order of later runs"
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[VARIABLES] = variables_of_start(os.environ)
     if not is_worker(config):
         config.stash[SERVER] = RunServer()
+        if config.getoption("note_durations"):
+            config.pluginmanager.register(Notes())
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
