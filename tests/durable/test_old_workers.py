@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
 import trio
 
 from pulse_trio import Job, SyncClient
@@ -12,6 +11,8 @@ from pulse_trio.worker.durable import scopes
 from pulse_trio.worker.durable.keys import Keys
 
 if TYPE_CHECKING:
+    import pytest
+
     from support.trees import Trees
 
 
