@@ -73,11 +73,15 @@ def check(undoing: Undoing) -> None:
     assert undoing.calls == ["charge", "refund", "notify", "notify"]
 
 
-@pytest.mark.parametrize("around", ["a scope", "a block"])
+@pytest.mark.parametrize("around", ["a scope", "a block", "a block with a child"])
 async def test_in_a_scope_or_a_block_that_was_opened_since_the_last_line(
     around: str, undoing: Undoing, trees: Trees
 ) -> None:
     """The clean-up's calls have numbers above those."""
+
+    @trees.handlers.job
+    async def child() -> None:
+        await trio.sleep_forever()
 
     @trees.handlers.job(durable=True)
     async def order(job: Job) -> None:
@@ -88,7 +92,10 @@ async def test_in_a_scope_or_a_block_that_was_opened_since_the_last_line(
                 with job.move_on_after(3600):
                     await undoing.stand()
             else:
-                async with job.durable_nursery():
+                async with job.durable_nursery() as nursery:
+                    if around == "a block with a child":
+                        nursery.start_soon(child)
+                        await nursery.flush()
                     await undoing.stand()
         finally:
             await undoing.clean_up(job)  # noqa: ASYNC102 -- shielded inside
@@ -185,6 +192,34 @@ async def test_the_clean_up_may_begin_with_a_scope(undoing: Undoing, trees: Tree
             with job.cleanup(), job.move_on_after(60):
                 await job.step(undoing.refund)  # noqa: ASYNC102 -- job.cleanup() is the shield
                 await job.step(undoing.notify)  # noqa: ASYNC102 -- as there
+
+    await undoing.run()
+    check(undoing)
+
+
+async def test_in_a_task_beside_the_main_one_which_stands_in_a_durable_call_and_ends_first(
+    undoing: Undoing, trees: Trees
+) -> None:
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> None:
+        main_ends = trio.Event()
+
+        async def ships() -> None:
+            await job.step(undoing.charge, key="charge")
+            await trio.sleep(0.01)
+            try:
+                await undoing.stand()
+            finally:
+                with job.cleanup():
+                    await main_ends.wait()  # noqa: ASYNC102 -- as there
+                    await job.step(undoing.refund, key="refund")  # noqa: ASYNC102 -- job.cleanup() is the shield
+                    await job.step(undoing.notify, key="notify")  # noqa: ASYNC102 -- as there
+
+        job.nursery.start_soon(ships)
+        try:
+            await job.wait_for_event("never")
+        finally:
+            main_ends.set()
 
     await undoing.run()
     check(undoing)
