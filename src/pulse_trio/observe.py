@@ -344,7 +344,9 @@ class ScheduleBroken:
 @dataclass(frozen=True, slots=True)
 class ClaimRefused:
     """The database refuses to let this worker claim from `queue` (None: to look for due jobs at all), because of a value in a
-    row. The worker goes on with the other queues, and tries this one again in `retry_in` seconds."""
+    row. The worker goes on with the other queues, and tries this one again in `retry_in` seconds. Of a cancelled job that was
+    to clean up in a lent slot (`queue` is None, `error` names the job) it is said again after `retry_in` seconds; the others
+    are claimed."""
 
     queue: str | None
     error: str

@@ -129,13 +129,20 @@ async def test_jobs_with_keys_that_come_due_in_queues_that_nobody_serves_lie_in_
 # A row that makes the database refuse a claim
 
 
-async def test_a_row_that_no_claim_can_take_stops_its_own_slot_only(room_dsn: str, window: Window, queue: str) -> None:
-    other = f"{queue}-other"
-    # A trigger of the owner's, for one that cannot be foreseen.
+@pytest.fixture
+def refuse(window: Window) -> Generator[None]:
+    """No job of the kind `refused` can be claimed, for a trigger of the owner's: as an error that cannot be foreseen."""
     window.run(
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not this one'; END $$;"
         "CREATE TRIGGER refuse BEFORE UPDATE ON job FOR EACH ROW WHEN (NEW.kind = 'refused') EXECUTE FUNCTION refuse()"
     )
+    yield
+    window.run("DROP TRIGGER refuse ON job; DROP FUNCTION refuse")
+
+
+@pytest.mark.usefixtures("refuse")
+async def test_a_row_that_no_claim_can_take_stops_its_own_slot_only(room_dsn: str, window: Window, queue: str) -> None:
+    other = f"{queue}-other"
     window.run("INSERT INTO job (kind, queue) VALUES ('refused', %s)", queue)
     window.run("INSERT INTO job (kind, queue, key) VALUES ('refused', %s, 'a')", queue)
     well = window.enqueue(other)
@@ -151,4 +158,37 @@ async def test_a_row_that_no_claim_can_take_stops_its_own_slot_only(room_dsn: st
         exchange = await store.complete_and_claim(10, [ClaimCursor(queue, 0)], [end(exchange.claims[0])])
         assert len(exchange.settlement.accepted) == 1
         assert exchange.claims == []
-    window.run("DROP TRIGGER refuse ON job; DROP FUNCTION refuse")
+
+
+@pytest.mark.usefixtures("refuse")
+async def test_a_cancelled_job_that_no_claim_can_take_keeps_no_other_from_a_lent_slot(
+    room_dsn: str, window: Window, queue: str
+) -> None:
+    def cancelled(kind: str, ago: int, key: str | None = None) -> int:
+        """A job that runs once more to clean up, due since so many seconds."""
+        (row,) = window.run(
+            "INSERT INTO job (kind, queue, key, cancelling, run_at)"
+            " VALUES (%s, %s, %s, true, now() - %s * interval '1 s') RETURNING id", kind, queue, key, ago,
+        )  # fmt: skip
+        window.run("INSERT INTO cancellation (job_id, cause, requested_by) VALUES (%s, 'parent', 'tree')", row["id"])
+        return row["id"]
+
+    window.run("INSERT INTO queue (name, max_running) VALUES (%s, 1)", queue)
+    bad = [cancelled("refused", 9), cancelled("refused", 8, "a"), cancelled("refused", 6)]
+    good = [cancelled("noop", 7), cancelled("noop", 5, "a"), cancelled("noop", 4)]
+    async with open_store(room_dsn) as store:
+        # Beyond the first, although there is room for one alone.
+        (one,) = (await store.claim_cleanups([queue], 1)).claims
+        assert (one.id, one.attempt, one.session) == (good[0], 1, store.session)
+        # From a queue whose limit is reached, too.
+        assert [c.id for c in (await store.claim_limited(queue, 1)).claims] == [good[1]]
+        assert [c.id for c in (await store.claim_cleanups([queue], 10)).claims] == [good[2]]
+        with pytest.raises(StatementRefused, match=f"job {bad[0]}: not this one"):
+            await store.claim_cleanups([queue], 10)
+        assert (await store.claim_limited(queue, 10)).claims == []
+    left = window.run("SELECT id, state, attempt FROM job WHERE queue = %s AND kind = 'refused' ORDER BY id", queue)
+    assert [(row["id"], row["state"], row["attempt"]) for row in left] == [(job_id, 1, 0) for job_id in bad]
+    # A claim that was undone leaves no permit.
+    permits = window.run("SELECT job_id FROM permit WHERE queue = %s ORDER BY job_id", queue)
+    assert [row["job_id"] for row in permits] == good
+    window.run("DELETE FROM queue WHERE name = %s", queue)

@@ -6,11 +6,15 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from pulse_trio.errors import StatementRefused
+from pulse_trio.observe import ClaimRefused
+from pulse_trio.testing.memory import MemoryStore
 from support.stage import parts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from pulse_trio.store import ClaimResult
     from support.stage import Stage
 
 
@@ -104,6 +108,40 @@ async def test_a_burst_does_not_end_before_the_job_that_has_lent_its_slot(stage:
         parts(worker).jobs.take_back(job)
         play.go_on.set()
     assert sorted(play.ran) == [1, 2]
+
+
+class Refusing(MemoryStore):
+    """There is a cancelled job that PostgreSQL refuses to claim: that is said where there is no other."""
+
+    async def claim_cleanups(self, queues: Sequence[str] | None, limit: int) -> ClaimResult:
+        claimed = await super().claim_cleanups(queues, limit)
+        if not claimed.claims:
+            raise StatementRefused("claiming jobs that clean up: job 7: not this one")
+        return claimed
+
+
+async def test_a_cancelled_job_that_the_database_refuses_is_said_and_the_worker_goes_on(stage: Stage) -> None:
+    play = Play(stage)
+    stage.enqueue("waits")
+    async with stage.working(Refusing(stage.database), concurrency=1) as worker:
+        await play.begun.wait()
+        (job,) = parts(worker).jobs.held
+        parts(worker).jobs.lend(job)
+        for number in range(20):
+            play.cancelled(number)
+            await trio.sleep(1)
+        assert play.ran == list(range(20))
+        # After 5 and 10 seconds, not at every look.
+        assert [(e.queue, e.retry_in) for e in stage.events.of(ClaimRefused)] == [
+            (None, 5.0),
+            (None, 10.0),
+            (None, 20.0),
+        ]
+        # Its own slot comes free: it claims at once.
+        other = stage.enqueue("quick", number=20)
+        play.go_on.set()
+        await trio.sleep(0.1)
+        assert str(stage.database.state(other)) == "completed"
 
 
 class Crowd(Play):

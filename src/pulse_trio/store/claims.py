@@ -177,7 +177,7 @@ class Claims:
 
     async def claim_cleanups(self, queues: Sequence[str] | None, limit: int) -> ClaimResult:
         """Claims up to `limit` cancelled jobs that run once more to clean up, in `queues`, or in all if that is None. They wait
-        for no limit. Raises `StatementRefused` if a row makes PostgreSQL fail."""
+        for no limit. Jobs whose rows make PostgreSQL fail are left out: raises `StatementRefused` if there was no other."""
         try:
             async with self._link.using(patience=self._patience) as connection:
                 await self._sessions.ensure(connection)
@@ -186,7 +186,8 @@ class Claims:
                     "queues": list(queues) if queues is not None else None,
                     "session": session,
                     "lease": self._leases.default,
-                    "leases": self._leases.as_json,
+                    # Never None: the function would not say what it has left out.
+                    "leases": self._leases.as_json or "{}",
                     "limit": limit,
                     "size": self._allowance.size,
                 }

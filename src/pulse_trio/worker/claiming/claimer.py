@@ -6,7 +6,7 @@ beside it: that claim takes PostgreSQL three times as long as they do. The two s
 jobs than there are free slots, neither waits until the other is empty.
 
 A row that makes the database refuse a claim harms its own queue or slot: the worker does not claim from that one for a while
-(`ClaimRefused`), and claims from the others go on.
+(`ClaimRefused`), and claims from the others go on. Among the cancelled jobs that clean up it is left out alone.
 """
 
 from __future__ import annotations
@@ -87,6 +87,8 @@ class Claimer:
         self._refusals = Refusals(observer)
         self._outage = Outage("claimer", observer)
         self._limited_first = False
+        self._cleanups_said_again = -math.inf
+        """When the next refusal of cancelled jobs is reported. They are asked for each second."""
         self._pruning = Pace()
         self._unpruned = 0
         """Jobs claimed from queues with limits since permits were last removed."""
@@ -104,7 +106,13 @@ class Claimer:
     async def claim_cleanups(self, limit: int) -> int:
         """Claims and starts at most `limit` cancelled jobs that run once more, whatever limits their queues have. Returns how
         many."""
-        claims, sent, *_ = await self._store.claim_cleanups(self._limited.listed, limit)
+        try:
+            claims, sent, *_ = await self._store.claim_cleanups(self._limited.listed, limit)
+        except StatementRefused as error:
+            # What may be claimed was claimed before: the next look finds what has come since.
+            if (now := trio.current_time()) >= self._cleanups_said_again:
+                self._cleanups_said_again = now + self._refusals.refused(None, None, str(error))
+            return 0
         # Do not await anything from here to start(): this worker already owns these jobs.
         if claims:
             self._starter.start(claims, sent, beside=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import trio
@@ -13,7 +12,6 @@ from .calls import Call
 from .keys import entry_key
 
 if TYPE_CHECKING:
-    from ...jobs import CancelReason
     from .calls import CallKind
     from .durable import Durable
 
@@ -31,7 +29,7 @@ async def begin(durable: Durable, kind: CallKind, name: str, key: str | None, wh
         UsageError: a second task gave no key.
         DurableCallRefused: the handler unwinds for a reason after which the next attempt comes to this place.
     """
-    reason = await _may_begin(durable, what)
+    await _may_begin(durable, what)
     call = Call(kind, durable.keys.next(kind, key, what), name)
     if durable.mismatch is not None:
         raise durable.mismatch
@@ -42,7 +40,7 @@ async def begin(durable: Durable, kind: CallKind, name: str, key: str | None, wh
             await durable.history.written()
     # A block's own key says that a task stands at its end. And this task is in no step yet: those beside it start children.
     stands = Call("block", entry_key(call.key) if kind == "block" else call.key)
-    await _write_what_it_rests_on(durable, reason, stands)
+    await _write_what_it_rests_on(durable, stands)
     if kind == "block" and durable.history.replay.stands_at(stands.key):
         await durable.replayed(stands)
     return call
@@ -52,11 +50,11 @@ async def begin_transaction(durable: Durable) -> None:
     """`job.transaction()` begins, which completes the job: refused where a durable call is, and it begins when the history is
     used up. It has no line and no number. Raises what `begin` raises, and `ReplayMismatch`."""
     _check_blocks(durable)
-    reason = await _may_begin(durable, _TRANSACTION)
+    await _may_begin(durable, _TRANSACTION)
     if durable.mismatch is not None:
         raise durable.mismatch
     call = Call("transaction", "0:transaction")
-    await _write_what_it_rests_on(durable, reason, call)
+    await _write_what_it_rests_on(durable, call)
     await durable.replayed(call)
 
 
@@ -78,8 +76,7 @@ def refusal(durable: Durable, what: str) -> DurableCallRefused | None:
     )
 
 
-async def _may_begin(durable: Durable, what: str) -> CancelReason | None:
-    """Returns why the job is cancelled, if it is and this is done all the same."""
+async def _may_begin(durable: Durable, what: str) -> None:
     if trio.lowlevel.current_task() in durable.standing:
         raise UsageError(f"{what} inside of a step or another durable call: make it in the handler itself.")
     if durable.running.transaction == "committed":
@@ -87,19 +84,18 @@ async def _may_begin(durable: Durable, what: str) -> CancelReason | None:
     if (refused := refusal(durable, what)) is not None:
         await trio.lowlevel.checkpoint()
         raise refused
-    return durable.running.cancel_reason
+    if durable.cancelling.comes_before_a_call():
+        await trio.lowlevel.checkpoint_if_cancelled()
+    durable.cancelling.clean_up_begins()
 
 
-async def _write_what_it_rests_on(durable: Durable, reason: CancelReason | None, call: Call) -> None:
+async def _write_what_it_rests_on(durable: Durable, call: Call) -> None:
     """Children are started and lines written that were to come before the next durable call. If the task is cancelled
     meanwhile, it stood in `call`."""
     if durable.history.replay.over and durable.blocks:
         async with durable.awaiting(call):
             for block in list(durable.blocks):
                 await block.flush()
-    if reason is not None and trio.current_effective_deadline() > -math.inf:
-        # In a clean-up. What was cut short may have been no durable call, and what is done now rests on the cancellation.
-        durable.note_cancellation()
     marked = durable.failures.call_begins()
     if durable.history.let_go() or marked or durable.history.decided:
         # The handler has taken a branch because of these: each of its tasks goes on when they are written.

@@ -150,7 +150,9 @@ class Block:
             self._pending.popleft()
             if not row.fits:
                 raise self._mismatch(child, row.job_id)
-            self._written(child, row.job_id, adopted=not row.added)
+            if child.known_id is None:
+                self._written(child, row.job_id, adopted=not row.added)
+            # Else `learn` has found it meanwhile, and may have started it again: that was this attempt's.
             if not row.added:
                 adopted.append(child)
         if started.refused == "cancelling" and self.durable.running.cancel_reason is not None:

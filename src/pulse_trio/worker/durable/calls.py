@@ -1,5 +1,5 @@
 """One durable call of a handler: what names it in the history, and what a suspended handler would wait for. And what all calls
-of an attempt know of its open blocks and of its cancellation."""
+of an attempt know of its open blocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
     import trio
 
-    from ...jobs import CancelReason
     from ...lines import Line
 
 CallKind = Literal["step", "block", "event", "sleep", "scope", "transaction"]
@@ -90,13 +89,3 @@ class Block(Protocol):
     def goes_on_live(self) -> None:
         """The replay is over: what waits to be written may be."""
         ...
-
-
-class Cancelling:
-    """The cancellation of the attempt. `noted`: the history has it; `held_back`: it waits for the end of the replay."""
-
-    __slots__ = ("held_back", "noted")
-
-    def __init__(self) -> None:
-        self.noted = False
-        self.held_back: CancelReason | None = None

@@ -8,9 +8,8 @@ goes on.
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-import msgspec
 import trio
 
 from ...describing import leaves_of
@@ -21,12 +20,12 @@ from ...trio_internals import opened_by, waits_for_children
 from ..jobs.running_job import HEARTBEAT
 from . import beginning, entering, scopes, steps, waits
 from .beginning import REFUSED, VERSION
-from .calls import IN_STEP, Call, Cancelling
+from .calls import IN_STEP, Call
+from .cancelling import AGAIN, Cancelling
 from .failures import Failures, mark
 from .history import History
 from .keys import Keys
 from .left_behind import await_left_behind
-from .replay import Stood, stood
 from .resuming import help_on, resume
 from .suspension import Suspension
 
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from .calls import Block
     from .scopes import Scope
 
-_HELD_BACK = frozenset({"user", "parent", "sibling", "deadline"})
 _FIRST_LOOK, _LONGEST_LOOK = 0.05, 1.0
 """Seconds after which a call that waits for its line checks whether all others wait too: Trio does not say when a task ends."""
 
@@ -51,6 +49,8 @@ _FIRST_LOOK, _LONGEST_LOOK = 0.05, 1.0
 _RETURNED = Call("block", "")
 """Where the main task of a handler stands that has returned, while tasks of `job.nursery` run."""
 _RETURNED.suspendable = True
+_OURS = frozenset((HEARTBEAT, AGAIN))
+"""The code of the tasks in the job's nursery that do not belong to its handler."""
 
 
 class Durable:
@@ -68,7 +68,7 @@ class Durable:
         self.scopes: list[Scope] = []
         """The remembered scopes that are open."""
         self.mismatch: ReplayMismatch | None = None
-        self.cancelling = Cancelling()
+        self.cancelling = Cancelling(self)
         self.suspension = Suspension(self)
         self.blocks: list[Block] = []
         """The blocks with children that are open."""
@@ -194,6 +194,7 @@ class Durable:
             raise
         finally:
             IN_STEP.set(step)
+            self.cancelling.moves()
             if outer is None:
                 del self.standing[task]
             else:
@@ -232,7 +233,7 @@ class Durable:
                 tasks.extend(opened.child_tasks)
             if (
                 task not in standing
-                and getattr(task.coro, "cr_code", None) is not HEARTBEAT
+                and getattr(task.coro, "cr_code", None) not in _OURS
                 and not (nurseries and waits_for_children(nurseries[-1]))
             ):
                 return False
@@ -248,23 +249,16 @@ class Durable:
         at = tuple(call.key for call in self.standing.values() if call is not _RETURNED)
         for scope in self.scopes:
             scope.note(at)
-        reason = self.running.cancel_reason
-        if reason is not None and reason not in REFUSED and not self.cancelling.noted:
-            self.cancelling.noted = True
-            self.history.hold(Kind.CANCELLED, "job", "", _text(Stood(at, reason)))
+        self.cancelling.note(at)
 
     def holds_back(self, reason: CancelReason) -> bool:
         """Whether a cancellation of the job must wait: an attempt that still replays has not come to where it is now."""
-        if reason not in _HELD_BACK or self.history.replay.over or self.cancelling.noted:
-            return False
-        self.cancelling.held_back = reason
-        return True
+        return self.cancelling.holds_back(reason)
 
     def _cancel_again(self, line: Line) -> None:
         """The history has come to a cancellation."""
         if line.kind is Kind.CANCELLED:
-            self.cancelling.noted = True
-            self.running.cancel(cast("CancelReason", stood(line).reason))
+            self.cancelling.again(line)
             return
         for scope in self.scopes:
             if scope.key == line.key:
@@ -275,7 +269,7 @@ class Durable:
     def hand_out(self) -> None:
         """Lets the replay go on, as far as it can now."""
         replay = self.history.replay
-        while self.mismatch is None and (turn := replay.turn()) is not None:
+        while self.mismatch is None and (turn := replay.turn(self.cancelling.is_early)) is not None:
             if turn.call is not None:
                 turn.call.line = turn.line
                 assert turn.call.turn is not None  # noqa: S101 -- it waits
@@ -301,9 +295,7 @@ class Durable:
             scope.goes_on_live()
         for block in self.blocks:
             block.goes_on_live()
-        reason, self.cancelling.held_back = self.cancelling.held_back, None
-        if reason is not None:
-            self.running.cancel(reason)
+        self.cancelling.goes_on_live()
 
     def fail(self, error: ReplayMismatch) -> ReplayMismatch:
         """The history does not fit the code: no call of this attempt does anything more, and no line is written. Returns the
@@ -343,6 +335,7 @@ class Durable:
         finally:
             self.keys.forget_unawaited()
             self.failures.forget()
+            self.cancelling.ends()
 
     def _check_version(self) -> None:
         """Raises `UnfitArguments` where a newer version of the handler has begun the job: the author of that version has
@@ -384,7 +377,3 @@ class Durable:
         if self.running.cancel_reason not in REFUSED:
             self.keys.check_awaited()
         return value
-
-
-def _text(value: object) -> str:
-    return msgspec.json.encode(value).decode()

@@ -6,10 +6,11 @@ nobody can tell. So the line is written, and marks beside it (moments, whose key
 of it:
 
 `open`: a step's failure that got its line by another task's call. A block's needs no such mark. `taken`: the task that has the
-exception has gone on to a durable call: the one that made the step, and after its end the task around it. From then on the
-line binds every attempt. `forgotten`: an attempt has failed of it before: the next one does it again. `needed`: without it that
-one did not come to the lines after it, so it got the failure again, and so does every later one. The line which says that the
-body of a block was cut short for a child's failure is marked `forgotten` and `needed` as that is.
+exception has gone on to a durable call: the one that made the step, and after its end the task around it. Where a task has
+ended without raising it, any task has gone on. From then on the line binds every attempt. `forgotten`: an attempt has failed
+of it before: the next one does it again. `needed`: without it that one did not come to the lines after it, so it got the
+failure again, and so does every later one. The line which says that the body of a block was cut short for a child's failure is
+marked `forgotten` and `needed` as that is.
 """
 
 from __future__ import annotations
@@ -91,16 +92,21 @@ class Failures:
         self._left.append((trio.lowlevel.current_task(), gone_on))
 
     def call_begins(self) -> bool:
-        """This task makes a durable call: it has gone on after what it had. Returns whether a mark is to be written first."""
+        """This task makes a durable call: it has gone on after what it had, or a task that ended did not raise it. Returns
+        whether a mark is to be written first."""
         # In a scope that is cancelled the call comes to nothing.
         if not (self._open or self._left) or trio.current_effective_deadline() <= -math.inf:
             return False
         task, job = trio.lowlevel.current_task(), self._history.running.scope_nursery
-        left = [one for one in self._left if goes_on(one[0], job) is task]
+        left = [one for one in self._left if goes_on(one[0], job) is task or _is_caught(one[0], job)]
         self._left = [one for one in self._left if one not in left]
         for _, gone_on in left:
             gone_on()
-        taken = [failure for failure in self._open if goes_on(failure.task, job) is task]
+        taken = [
+            failure
+            for failure in self._open
+            if goes_on(failure.task, job) is task or (not failure.ends and _is_caught(failure.task, job))
+        ]
         self._open = [failure for failure in self._open if failure not in taken]
         lines = [failure.line for failure in taken if failure.line is not None]
         for line in lines:
@@ -174,6 +180,17 @@ def goes_on(task: trio.lowlevel.Task | None, job: trio.Nursery | None = None) ->
         opened = task.parent_nursery
         task = None if opened is None or opened is job else opened.parent_task
     return task
+
+
+def _is_caught(task: trio.lowlevel.Task | None, job: trio.Nursery | None) -> bool:
+    """Whether the task that had an exception, or one around it, has ended and did not raise it: Trio cancels the nursery of a
+    task that raises."""
+    while task is not None and getcoroutinestate(_coroutine(task)) == CORO_CLOSED:
+        opened = task.parent_nursery
+        if opened is not None and not opened.cancel_scope.cancel_called:
+            return True
+        task = None if opened is None or opened is job else opened.parent_task
+    return False
 
 
 def _coroutine(task: trio.lowlevel.Task) -> Any:

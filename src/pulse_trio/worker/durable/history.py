@@ -105,8 +105,9 @@ class History:
         return bool(held)
 
     def forget_held(self) -> None:
-        """The attempt has failed: what is held is not remembered."""
-        self._held.clear()
+        """The handler has ended with an exception: what is held is not remembered. But for the job's cancellation, on which
+        the clean-up of a task in its nursery may still rest."""
+        self._held = [held for held in self._held if held[0] is Kind.CANCELLED]
 
     def add(
         self,

@@ -20,7 +20,7 @@ from .keys import highest_number, is_entry
 from .unopened import Unopened, body_key, is_body
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from ...lines import Resumed
     from .calls import Call
@@ -35,7 +35,9 @@ class Stood(msgspec.Struct, frozen=True):
     at: tuple[str, ...] = ()
     reason: str = ""
     count: int = 0
-    """After that number the main task's calls go on, where a scope of it was cut short."""
+    """After that number the main task's calls go on, where a scope of it was cut short, or the job."""
+    after: float = 0.0
+    """Seconds since the line before, if a task stood in a plain await when the job was cancelled."""
 
 
 class Turn(NamedTuple):
@@ -122,11 +124,12 @@ class Replay:
             raise self._mismatch(line, f"the handler now calls {call}")
         self._waiting[call.key] = call
 
-    def turn(self) -> Turn | None:
-        """Whose turn it is now; None if the calls that wait must go on waiting."""
+    def turn(self, is_early: Callable[[Line], bool] = lambda _: False) -> Turn | None:
+        """Whose turn it is now; None if the calls that wait must go on waiting. `is_early`: whether the code has not come to
+        the plain await in which the job was cancelled (cancelling.py)."""
         if self._given is not None:
             return None
-        turn = self._next()
+        turn = self._next(is_early)
         if turn is not None:
             if turn.line is not None:
                 self._lines.popleft()
@@ -135,7 +138,7 @@ class Replay:
                 self._given = turn
         return turn
 
-    def _next(self) -> Turn | None:
+    def _next(self, is_early: Callable[[Line], bool]) -> Turn | None:
         if not self._lines:
             return Turn(next(iter(self._waiting.values())), None) if self._waiting else None
         line = self._lines[0]
@@ -143,7 +146,8 @@ class Replay:
             if not self.stands_at(key):
                 return Turn(self._waiting[key], None)
         if line.kind in _CANCELLATIONS:
-            return Turn(None, line) if self._is_here(line) else None
+            of_job = line.kind is Kind.CANCELLED
+            return Turn(None, line) if self._is_here(line) and not (of_job and is_early(line)) else None
         call = self._waiting.get(line.key)
         return None if call is None else Turn(call, line)
 

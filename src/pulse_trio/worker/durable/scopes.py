@@ -36,6 +36,9 @@ REOPENED_WITHIN = 5.0
 open: so the scope ends when their children have. A handler comes to such a block at once, unless plain code before it waits
 for something else, and that is what the deadline is for."""
 
+_OF_NOTHING = "0:scope"
+"""The key of a scope that no attempt remembers: the job was cancelled before it. No key of a handler's looks like it."""
+
 
 class Scope:
     """One remembered deadline. `until` is in seconds since 1970, by the database's clock."""
@@ -162,6 +165,11 @@ def ended_key(key: str) -> str:
 @contextmanager
 def open_scope(durable: Durable, seconds: float, key: str | None, *, fail: bool) -> Generator[Scope]:
     """The block of one `job.move_on_after` or `job.fail_after`."""
+    if durable.cancelling.comes_before_a_call():
+        with Scope(durable, _OF_NOTHING, math.inf).opened(fail=fail) as scope:
+            yield scope
+        return
+    durable.cancelling.clean_up_begins()
     name = durable.keys.next("scope", key, "job.fail_after" if fail else "job.move_on_after")
     durable.history.cancellations_come_first()
     until = durable.moment(name, seconds, innermost(durable) or OUTERMOST)
