@@ -147,6 +147,21 @@ async def test_as_many_jobs_are_claimed_ahead_as_end_in_twenty_milliseconds(mock
     assert claims(table, size, 100, ended=0, in_seconds=60, clock=mock_clock) == 0
 
 
+async def test_jobs_that_began_together_and_end_together_are_not_taken_for_short_ones(mock_clock: MockClock) -> None:
+    """100 jobs of 0.25 s end within 4 ms: nothing is claimed ahead of the next 100, which would wait for them that long."""
+    table = Table(100)
+    size = ClaimSize(cast("Any", table))
+    claims(table, size, 50, ended=0, in_seconds=1, clock=mock_clock)
+    claims(table, size, 50, ended=0, in_seconds=1 / 256, clock=mock_clock)
+    for _ in range(8):
+        assert claims(table, size, 50, ended=50, in_seconds=0.25, clock=mock_clock) == 0
+        assert claims(table, size, 50, ended=50, in_seconds=1 / 256, clock=mock_clock) == 0
+    # When they become short, the worker knows it a tenth of a second later.
+    ahead = [claims(table, size, 50, ended=50, in_seconds=1 / 256, clock=mock_clock) for _ in range(80)]
+    assert ahead[0] == 0 < ahead[60]
+    assert ahead[60:] == [256] * 20
+
+
 async def test_a_short_time_tells_no_rate(mock_clock: MockClock) -> None:
     table = Table(100)
     size = ClaimSize(cast("Any", table))

@@ -32,6 +32,9 @@ _FORESEEN = 0.02
 worker can run them."""
 _SPAN = 0.002
 """Seconds over which that rate is taken, at least."""
+_LONG_SPAN = 0.1
+"""Seconds over which it must have been as high: jobs that began together end together. Of 1,000 jobs of 0.2 s at a concurrency
+of 100, which end at the rate of no-ops for 2 ms each time, 458 were claimed ahead and given back."""
 _FEWEST = 32
 """Fewer jobs than these are not claimed ahead: they would not make a claim much larger."""
 _MOST = 1000
@@ -52,6 +55,8 @@ class ClaimSize:
         self._ended = 0
         self._since = -math.inf
         """When so many had `_ended`."""
+        self._marks = (self._since, 0), (self._since, 0)
+        """The same at two earlier moments, of which the first is `_LONG_SPAN` ago or more, or that of the first full claim."""
 
     @property
     def most(self) -> int:
@@ -79,12 +84,19 @@ class ClaimSize:
         self._look_ahead(may_exceed=may_exceed)
 
     def _look_ahead(self, *, may_exceed: bool) -> None:
-        slots, ended = self._jobs.slots, self._claimed - self._jobs.running
+        slots, ended, now = self._jobs.slots, self._claimed - self._jobs.running, self._answered
         if not may_exceed or slots.lenders or slots.beside:
             slots.ahead = 0
-        elif (elapsed := self._answered - self._since) >= _SPAN:
-            ahead = int((ended - self._ended) / elapsed * _FORESEEN)
+        elif self._since == -math.inf:
+            self._ended, self._since = ended, now
+            self._marks = (now, ended), (now, ended)
+        elif (elapsed := now - self._since) >= _SPAN:
+            (marked_at, marked), newer = self._marks
+            rate = min((ended - self._ended) / elapsed, (ended - marked) / (now - marked_at))
+            ahead = int(rate * _FORESEEN)
             slots.ahead = 0 if ahead < _FEWEST else max(0, min(ahead, _MOST - slots.count))
-            self._ended, self._since = ended, self._answered
+            self._ended, self._since = ended, now
+            if now - newer[0] >= _LONG_SPAN:
+                self._marks = newer, (now, ended)
         if self._jobs.running > slots.count:
             slots.claimed_ahead.give()
