@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,6 +24,8 @@ class Undoing:
         self.calls: list[str] = []
         self.stands = trio.Event()
         self.id = 0
+        self.stands_for = 0.0
+        """Seconds until it is cancelled."""
 
     async def charge(self) -> None:
         self.calls.append("charge")
@@ -54,6 +57,7 @@ class Undoing:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._work)
                 await self.stands.wait()
+                await trio.sleep(self.stands_for)
                 SyncClient(self.trees.dsn).cancel(self.id)
 
     async def _work(self) -> None:
@@ -107,6 +111,28 @@ async def test_in_a_scope_or_a_block_that_was_opened_since_the_last_line(
     ]  # fmt: skip
 
 
+async def test_in_a_block_whose_child_is_cancelled_with_the_job(undoing: Undoing, trees: Trees) -> None:
+    """The next attempt has not started it again when its clean-up begins, in the block itself."""
+
+    @trees.handlers.job
+    async def child() -> None:
+        await trio.sleep_forever()
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> None:
+        await job.step(undoing.charge)
+        async with job.durable_nursery() as nursery:
+            nursery.start_soon(child)
+            await nursery.flush()
+            try:
+                await undoing.stand()
+            finally:
+                await undoing.clean_up(job)  # noqa: ASYNC102 -- shielded inside
+
+    await undoing.run()
+    check(undoing)
+
+
 async def test_behind_other_plain_awaits_before_which_nothing_is_to_be_undone(undoing: Undoing, trees: Trees) -> None:
     @trees.handlers.job(durable=True)
     async def order(job: Job) -> None:
@@ -117,6 +143,30 @@ async def test_behind_other_plain_awaits_before_which_nothing_is_to_be_undone(un
         finally:
             await undoing.clean_up(job)  # noqa: ASYNC102 -- shielded inside
 
+    await undoing.run()
+    check(undoing)
+
+
+@pytest.mark.parametrize("inside", ["a scope", "a block"])
+async def test_the_next_attempt_takes_longer_on_its_way_there(inside: str, undoing: Undoing, trees: Trees) -> None:
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> None:
+        await job.step(undoing.charge)
+        if job.attempt > 1:
+            await trio.sleep(2 * undoing.stands_for)
+        async with AsyncExitStack() as stack:
+            if inside == "a scope":
+                stack.enter_context(job.move_on_after(3600))
+            else:
+                await stack.enter_async_context(job.durable_nursery())
+            # Longer than a look that is due meanwhile, and shorter than it stood there.
+            await trio.sleep(undoing.stands_for / 4)
+            try:
+                await undoing.stand()
+            finally:
+                await undoing.clean_up(job)  # noqa: ASYNC102 -- shielded inside
+
+    undoing.stands_for = 0.4
     await undoing.run()
     check(undoing)
 

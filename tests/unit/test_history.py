@@ -9,6 +9,7 @@ import pytest
 import trio
 import trio.testing
 
+from pulse_trio.lines import Kind
 from pulse_trio.worker.durable.history import History
 
 
@@ -25,3 +26,31 @@ async def test_who_came_to_wait_while_a_task_looked_for_an_event_goes_on_after_i
                 await trio.testing.wait_all_tasks_blocked()
             if not found:
                 history.unused(number)
+
+
+async def test_a_line_that_is_added_while_a_task_waits_to_be_alone_is_written() -> None:
+    running: Any = SimpleNamespace(claim=SimpleNamespace(id=1), lease_deadline=trio.current_time() + 3)
+    asked: list[History] = []
+    writer: Any = SimpleNamespace(add=asked.append)
+    history = History(running, writer, 1)
+    numbers: list[int] = []
+
+    async def look() -> None:
+        async with history.alone() as number:
+            numbers.append(number)
+
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            history.moment("1:event", 5.0)
+            history.taken()
+            nursery.start_soon(look)
+            await trio.testing.wait_all_tasks_blocked()
+            asked.clear()
+            # The writer is writing the first line.
+            history.add(Kind.STEP, "charge")
+            history.are_written(1)
+            await trio.testing.wait_all_tasks_blocked()
+            assert asked, "nobody has told the writer of the second line"
+            history.taken()
+            history.are_written(2)
+    assert numbers == [3]

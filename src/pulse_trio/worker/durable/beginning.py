@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 REFUSED = frozenset({"suspended", "shutdown", "fence-lost", "lease-unproven"})
 """While a handler unwinds for one of these reasons durable calls are refused: the next attempt stands where this one did."""
+OF_THE_JOB = frozenset({"user", "parent", "sibling", "deadline"})
+"""The reasons of a cancellation of the job itself, which starts no more children."""
 VERSION = "0:version"
 """The key of the moment that is the version."""
 _TRANSACTION = "job.transaction()"
@@ -31,6 +33,7 @@ async def begin(durable: Durable, kind: CallKind, name: str, key: str | None, wh
     """
     await _may_begin(durable, what)
     call = Call(kind, durable.keys.next(kind, key, what), name)
+    durable.cancelling.moves()
     if durable.mismatch is not None:
         raise durable.mismatch
     if durable.version != 1 and durable.is_first:
@@ -95,7 +98,9 @@ async def _write_what_it_rests_on(durable: Durable, call: Call) -> None:
     if durable.history.replay.over and durable.blocks:
         async with durable.awaiting(call):
             for block in list(durable.blocks):
-                await block.flush()
+                # What a clean-up does in a block rests on no child of it that was not started.
+                if block.left_behind or durable.running.cancel_reason not in OF_THE_JOB:
+                    await block.flush()
     marked = durable.failures.call_begins()
     if durable.history.let_go() or marked or durable.history.decided:
         # The handler has taken a branch because of these: each of its tasks goes on when they are written.

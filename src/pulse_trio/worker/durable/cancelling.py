@@ -1,9 +1,9 @@
 """The cancellation of an attempt, and where it comes again in the next one, which replays.
 
 Its line has the keys of the calls that stood then, and comes again while these stand. A task in a plain await stands in none,
-and no line says how far it had come since the last one. So such a cancellation comes again as long after the last line as it
-came before, when the main task has begun as many calls: sooner, the code would be cut short before the place where its
-clean-up is, or its clean-up's calls would have other numbers.
+and no line says how far it had come since the last one. So such a cancellation comes again as long after a task came to a
+durable call, or out of one, as it came before, when the main task has begun as many calls: sooner, the code would be cut short
+before the place where its clean-up is, or its clean-up's calls would have other numbers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 import trio
 
 from ...lines import Kind
-from .beginning import REFUSED
+from .beginning import OF_THE_JOB, REFUSED
 from .replay import Stood, stood
 
 if TYPE_CHECKING:
@@ -23,17 +23,14 @@ if TYPE_CHECKING:
     from ...lines import Line
     from .durable import Durable
 
-_HELD_BACK = frozenset({"user", "parent", "sibling", "deadline"})
 _LONGEST = 10.0
 """Seconds after which a cancellation comes again wherever the code is (half of the attempt's timeout, if that is less)."""
-_LOOK = 0.05
-"""Seconds between two looks whether the main task has begun as many calls."""
 
 
 class Cancelling:
     """Of one attempt. `noted`: the history has it."""
 
-    __slots__ = ("_beyond", "_came", "_count", "_due", "_durable", "_held_back", "_moved", "_since", "_timer", "noted")
+    __slots__ = ("_beyond", "_came", "_count", "_durable", "_held_back", "_latest", "_moved", "_timer", "noted")
 
     def __init__(self, durable: Durable) -> None:
         self._durable = durable
@@ -43,24 +40,26 @@ class Cancelling:
         self._came = math.inf
         """When the job was cancelled, on Trio's clock."""
         self._moved = trio.current_time()
-        """When a task last came to a durable call, or out of one."""
+        """When a task last came to a durable call, or out of one, before the job was cancelled."""
         self._count = 0
         """How many calls the main task had made, in the attempt that was cancelled."""
-        self._due = 0
-        """The number of the line that comes again now, wherever the code is."""
-        self._since = math.inf
-        """Since when that is the next line, or was."""
         self._timer: trio.CancelScope | None = None
+        """Its deadline is when a cancellation comes again that came in a plain await; None if none is to."""
+        self._latest = math.inf
+        """When it comes again wherever the code is."""
         self._beyond = False
         """Whether the code had gone on behind that place when it came."""
 
     def moves(self) -> None:
         """A task comes to a durable call, or out of one."""
-        self._moved = trio.current_time()
+        if self._durable.running.cancel_reason is None:
+            self._moved = trio.current_time()
+            if (line := self.awaited) is not None:
+                self._set_timer(stood(line))
 
     def holds_back(self, reason: CancelReason) -> bool:
         """Whether a cancellation of the job must wait: an attempt that still replays has not come to where it is now."""
-        if reason not in _HELD_BACK or self._durable.history.replay.over or self.noted:
+        if reason not in OF_THE_JOB or self._durable.history.replay.over or self.noted:
             self._came = min(self._came, trio.current_time())
             return False
         self._held_back = reason
@@ -109,32 +108,34 @@ class Cancelling:
         """Whether the code has not come to where it stood, as far as one can know. The line is the next one, and the calls
         that it names stand."""
         found, running = stood(line), self._durable.running
-        if not found.after or line.line == self._due or running.scope_nursery is None:
+        if not found.after or running.scope_nursery is None:
             return False
         if self._timer is None:
-            self._since, self._timer = trio.current_time(), trio.CancelScope()
-            running.scope_nursery.start_soon(self._later, line, self._timer, name="a cancellation that comes again")
-        return not self._is_there(found)
+            self._moved = trio.current_time()
+            self._latest = self._moved + min(_LONGEST, (running.timeout_deadline - running.sent) / 2)
+            self._timer = trio.CancelScope()
+            self._set_timer(found)
+            running.scope_nursery.start_soon(self._later, self._timer, name="a cancellation that comes again")
+        return trio.current_time() < self._timer.deadline
 
-    def _is_there(self, found: Stood) -> bool:
-        now, running = trio.current_time(), self._durable.running
-        if now >= self._since + min(_LONGEST, (running.timeout_deadline - running.sent) / 2):
-            return True
-        return now >= self._since + found.after and self._durable.keys.count >= found.count
+    def _set_timer(self, found: Stood) -> None:
+        assert self._timer is not None  # noqa: S101 -- the callers have looked
+        here = self._durable.keys.count >= found.count
+        self._timer.deadline = min(self._latest, self._moved + found.after if here else math.inf)
 
-    async def _later(self, line: Line, timer: trio.CancelScope) -> None:
-        found = stood(line)
+    async def _later(self, timer: trio.CancelScope) -> None:
         with timer:
-            await trio.sleep(found.after)
-            while not self._is_there(found):  # noqa: ASYNC110 -- no event tells of it
-                await trio.sleep(_LOOK)
-            self.comes_now(line)
+            await trio.sleep_forever()
+        if self._timer is timer:
+            self.comes_now()
 
     @property
     def awaited(self) -> Line | None:
         """The line, while it is too early for it."""
+        if self._timer is None:
+            return None
         line = self._durable.history.replay.next_line
-        return line if self._timer is not None and line is not None and line.kind is Kind.CANCELLED else None
+        return line if line is not None and line.kind is Kind.CANCELLED else None
 
     def comes_before_a_call(self) -> bool:
         """A call is about to begin. If it is one more than the main task had begun, the cancellation comes before it. Returns
@@ -144,18 +145,20 @@ class Cancelling:
         line = self.awaited
         if line is not None and self._durable.keys.count >= stood(line).count:
             self._beyond = True
-            self.comes_now(line)
+            self.comes_now()
         return self._beyond and trio.current_effective_deadline() == -math.inf
 
-    def comes_now(self, line: Line) -> None:
+    def comes_now(self) -> None:
         """It comes again wherever the code is."""
-        self._due = line.line
+        assert self._timer is not None  # noqa: S101 -- the callers have looked
+        self._latest = self._timer.deadline = -math.inf
         self._durable.hand_out()
 
     def ends(self) -> None:
         """It has come, or the attempt ends."""
-        if self._timer is not None:
-            self._timer.cancel()
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
 
 
 AGAIN = Cancelling._later.__code__  # pyright: ignore[reportPrivateUsage]

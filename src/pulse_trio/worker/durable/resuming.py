@@ -66,9 +66,9 @@ def help_on(durable: Durable, since: float) -> None:
     durable call."""
     replay = durable.history.replay
     stuck, missing = durable.all_stand(), replay.missing()
-    if stuck and (early := durable.cancelling.awaited) is not None:
+    if stuck and durable.cancelling.awaited is not None:
         # No task comes any nearer to where it stood.
-        durable.cancelling.comes_now(early)
+        durable.cancelling.comes_now()
         return
     # A task may stand in a plain await for what comes of the failure. Nothing tells that from a task that does something; the
     # same failure again is no mistake, however slow that is.

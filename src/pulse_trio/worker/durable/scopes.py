@@ -139,6 +139,7 @@ class Scope:
         with self.inner:
             self._durable.scopes.append(self)
             self._durable.history.replay.scopes.add(self.key)
+            self._durable.cancelling.moves()
             self._durable.hand_out()
             raises = True
             try:
@@ -153,6 +154,7 @@ class Scope:
                 self.inner.deadline = math.inf
                 self._durable.scopes.remove(self)
                 self._durable.history.replay.scopes.discard(self.key)
+                self._durable.cancelling.moves()
         if fail and self.inner.cancelled_caught:
             raise trio.TooSlowError
 
