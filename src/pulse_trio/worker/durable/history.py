@@ -230,8 +230,10 @@ class History:
         Raises `BeyondLimit` where a history has its most lines.
         """
         async with self._alone:
-            # What was added before comes first; what is added from now on waits.
+            # What was added before comes first, and what other tasks add while that is being written: it has its number.
             while self._written < self._next - 1 and not self.lost:
+                if self.unwritten:
+                    self._writer.add(self)
                 await self.written()
             self._check_room()
             number = self._next
