@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from ...errors import UsageError
-from ..jobs.job_states import DurableCallRefused
+from ..jobs.job_states import HELD_BACK, DurableCallRefused
 from .calls import Call
 from .keys import entry_key
 
@@ -96,7 +96,9 @@ async def _write_what_it_rests_on(durable: Durable, reason: CancelReason | None,
     if durable.history.replay.over and durable.blocks:
         async with durable.awaiting(call):
             for block in list(durable.blocks):
-                await block.flush()
+                # A job that is being cancelled starts none any more, and what is to be undone is undone all the same.
+                if block.left_behind or reason not in HELD_BACK:
+                    await block.flush()
     if reason is not None and trio.current_effective_deadline() > -math.inf:
         # In a clean-up. What was cut short may have been no durable call, and what is done now rests on the cancellation.
         durable.note_cancellation()

@@ -6,6 +6,8 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from ..jobs.job_states import HELD_BACK
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
 
     from ...jobs import CancelReason
     from ...lines import Line
+    from ..jobs.running_job import RunningJob
 
 CallKind = Literal["step", "block", "event", "sleep", "scope", "transaction"]
 
@@ -93,10 +96,17 @@ class Block(Protocol):
 
 
 class Cancelling:
-    """The cancellation of the attempt. `noted`: the history has it; `held_back`: it waits for the end of the replay."""
+    """The cancellation of the attempt. `noted`: the history has it; `held_back`: it waits for the end of the replay; `resumes`:
+    the history is being read, so it is not known yet where the replay ends."""
 
-    __slots__ = ("held_back", "noted")
+    __slots__ = ("held_back", "noted", "resumes")
 
     def __init__(self) -> None:
-        self.noted = False
+        self.noted = self.resumes = False
         self.held_back: CancelReason | None = None
+
+    def begins(self, running: RunningJob) -> None:
+        """An attempt begins that is to read its history. What was asked for since its claim waits, too."""
+        self.resumes = True
+        if running.reason in HELD_BACK:
+            self.held_back, running.reason = running.reason, None

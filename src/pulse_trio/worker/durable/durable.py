@@ -18,6 +18,7 @@ from ...errors import ReplayMismatch
 from ...handlers import UnfitArguments
 from ...lines import Kind, Line
 from ...trio_internals import opened_by, waits_for_children
+from ..jobs.job_states import HELD_BACK
 from ..jobs.running_job import HEARTBEAT
 from . import beginning, entering, scopes, steps, waits
 from .beginning import REFUSED, VERSION
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from .calls import Block
     from .scopes import Scope
 
-_HELD_BACK = frozenset({"user", "parent", "sibling", "deadline"})
 _FIRST_LOOK, _LONGEST_LOOK = 0.05, 1.0
 """Seconds after which a call that waits for its line checks whether all others wait too: Trio does not say when a task ends."""
 
@@ -126,14 +126,19 @@ class Durable:
 
     # What all calls have in common
 
-    async def replayed(self, call: Call) -> Line | None:
-        """Waits for the call's turn. Returns its line; None: no attempt before came further, and the call does its work.
+    async def replayed(self, call: Call, prepare: Callable[[], Awaitable[object]] | None = None) -> Line | None:
+        """Waits for the call's turn. Returns its line; None: no attempt before came further, and the call does its work. With a
+        line `prepare` is awaited before the replay goes on: no cancellation that came later strikes in it.
 
         Raises `ReplayMismatch`.
         """
         replay = self.history.replay
         if replay.over:
-            await trio.lowlevel.checkpoint_if_cancelled()
+            try:
+                await trio.lowlevel.checkpoint_if_cancelled()
+            except trio.Cancelled:
+                async with self.awaiting(call):  # what struck is remembered: a step of a clean-up may be next
+                    raise
             return None
         try:
             replay.begin(call)
@@ -161,6 +166,8 @@ class Durable:
                 elif mark(call.line.line, "needed") in replay.moments:
                     # It decides which way the handler goes: this is written first.
                     await self.history.written()
+            if call.line is not None and prepare is not None:
+                await prepare()
         except BaseException:
             replay.leave(call)
             self.hand_out()
@@ -172,8 +179,10 @@ class Durable:
         replay.taken(call)
         self.hand_out()
         if call.line is None:
-            # By a scope that the replay has left.
             async with self.awaiting(call):
+                # The replay may have ended here, and a deadline have passed meanwhile.
+                await trio.lowlevel.checkpoint_if_cancelled()
+                # By a scope that the replay has left.
                 await await_left_behind(self)
         return call.line
 
@@ -255,7 +264,8 @@ class Durable:
 
     def holds_back(self, reason: CancelReason) -> bool:
         """Whether a cancellation of the job must wait: an attempt that still replays has not come to where it is now."""
-        if reason not in _HELD_BACK or self.history.replay.over or self.cancelling.noted:
+        replays = self.cancelling.resumes or not self.history.replay.over
+        if reason not in HELD_BACK or not replays or self.cancelling.noted:
             return False
         self.cancelling.held_back = reason
         return True
@@ -280,7 +290,7 @@ class Durable:
                 turn.call.line = turn.line
                 assert turn.call.turn is not None  # noqa: S101 -- it waits
                 turn.call.turn.set()
-                return
+                break
             assert turn.line is not None  # noqa: S101 -- a cancellation
             self._cancel_again(turn.line)
         if replay.over:
@@ -335,6 +345,7 @@ class Durable:
             and '"tree"' in claim.options
             and '"tree": 2' not in claim.options
         ):
+            self.cancelling.begins(self.running)
             await resume(self)
             self._check_version()
             self.hand_out()
