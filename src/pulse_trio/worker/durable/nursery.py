@@ -230,6 +230,10 @@ class Opened:
     async def _end_now(self, error: BaseException | None) -> None:
         block = self.block
         failures = [] if block.collect else block.failures
+        # A step that failed in the body comes before the block's end. Without an exception the body has answered it.
+        if error is None:
+            self._durable.failures.call_begins()
+        self._durable.history.let_go()
         if error is None and not failures:
             await self._durable.record(self._call, Kind.BLOCK)
             return
