@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from ...errors import UsageError
-from ..jobs.job_states import DurableCallRefused
+from ..jobs.job_states import HELD_BACK, DurableCallRefused
 from .calls import Call
 from .keys import entry_key
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 REFUSED = frozenset({"suspended", "shutdown", "fence-lost", "lease-unproven"})
 """While a handler unwinds for one of these reasons durable calls are refused: the next attempt stands where this one did."""
-OF_THE_JOB = frozenset({"user", "parent", "sibling", "deadline"})
-"""The reasons of a cancellation of the job itself, which starts no more children."""
 VERSION = "0:version"
 """The key of the moment that is the version."""
 _TRANSACTION = "job.transaction()"
@@ -98,8 +96,8 @@ async def _write_what_it_rests_on(durable: Durable, call: Call) -> None:
     if durable.history.replay.over and durable.blocks:
         async with durable.awaiting(call):
             for block in list(durable.blocks):
-                # What a clean-up does in a block rests on no child of it that was not started.
-                if block.left_behind or durable.running.cancel_reason not in OF_THE_JOB:
+                # A job that is being cancelled starts none any more, and what is to be undone is undone all the same.
+                if block.left_behind or durable.running.cancel_reason not in HELD_BACK:
                     await block.flush()
     marked = durable.failures.call_begins()
     if durable.history.let_go() or marked or durable.history.decided:

@@ -15,7 +15,8 @@ import msgspec
 import trio
 
 from ...lines import Kind
-from .beginning import OF_THE_JOB, REFUSED
+from ..jobs.job_states import HELD_BACK
+from .beginning import REFUSED
 from .replay import Stood, stood
 
 if TYPE_CHECKING:
@@ -30,11 +31,24 @@ _LONGEST = 10.0
 class Cancelling:
     """Of one attempt. `noted`: the history has it."""
 
-    __slots__ = ("_beyond", "_came", "_count", "_durable", "_held_back", "_latest", "_moved", "_timer", "noted")
+    __slots__ = (
+        "_beyond",
+        "_came",
+        "_count",
+        "_durable",
+        "_held_back",
+        "_latest",
+        "_moved",
+        "_timer",
+        "noted",
+        "resumes",
+    )
 
     def __init__(self, durable: Durable) -> None:
         self._durable = durable
         self.noted = False
+        self.resumes = False
+        """The history is being read, so it is not known yet where the replay ends."""
         self._held_back: CancelReason | None = None
         """It waits for the end of the replay."""
         self._came = math.inf
@@ -50,6 +64,12 @@ class Cancelling:
         self._beyond = False
         """Whether the code had gone on behind that place when it came."""
 
+    def begins(self) -> None:
+        """An attempt begins that is to read its history. What was asked for since its claim waits, too."""
+        running, self.resumes = self._durable.running, True
+        if running.reason in HELD_BACK:
+            self._held_back, running.reason = running.reason, None
+
     def moves(self) -> None:
         """A task comes to a durable call, or out of one."""
         if self._durable.running.cancel_reason is None:
@@ -59,7 +79,8 @@ class Cancelling:
 
     def holds_back(self, reason: CancelReason) -> bool:
         """Whether a cancellation of the job must wait: an attempt that still replays has not come to where it is now."""
-        if reason not in OF_THE_JOB or self._durable.history.replay.over or self.noted:
+        replays = self.resumes or not self._durable.history.replay.over
+        if reason not in HELD_BACK or not replays or self.noted:
             self._came = min(self._came, trio.current_time())
             return False
         self._held_back = reason

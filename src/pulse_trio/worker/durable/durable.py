@@ -126,14 +126,19 @@ class Durable:
 
     # What all calls have in common
 
-    async def replayed(self, call: Call) -> Line | None:
-        """Waits for the call's turn. Returns its line; None: no attempt before came further, and the call does its work.
+    async def replayed(self, call: Call, prepare: Callable[[], Awaitable[object]] | None = None) -> Line | None:
+        """Waits for the call's turn. Returns its line; None: no attempt before came further, and the call does its work. With a
+        line `prepare` is awaited before the replay goes on: no cancellation that came later strikes in it.
 
         Raises `ReplayMismatch`.
         """
         replay = self.history.replay
         if replay.over:
-            await trio.lowlevel.checkpoint_if_cancelled()
+            try:
+                await trio.lowlevel.checkpoint_if_cancelled()
+            except trio.Cancelled:
+                async with self.awaiting(call):  # what struck is remembered: a step of a clean-up may be next
+                    raise
             return None
         try:
             replay.begin(call)
@@ -161,6 +166,8 @@ class Durable:
                 elif mark(call.line.line, "needed") in replay.moments:
                     # It decides which way the handler goes: this is written first.
                     await self.history.written()
+            if call.line is not None and prepare is not None:
+                await prepare()
         except BaseException:
             replay.leave(call)
             self.hand_out()
@@ -172,8 +179,10 @@ class Durable:
         replay.taken(call)
         self.hand_out()
         if call.line is None:
-            # By a scope that the replay has left.
             async with self.awaiting(call):
+                # The replay may have ended here, and a deadline have passed meanwhile.
+                await trio.lowlevel.checkpoint_if_cancelled()
+                # By a scope that the replay has left.
                 await await_left_behind(self)
         return call.line
 
@@ -274,7 +283,7 @@ class Durable:
                 turn.call.line = turn.line
                 assert turn.call.turn is not None  # noqa: S101 -- it waits
                 turn.call.turn.set()
-                return
+                break
             assert turn.line is not None  # noqa: S101 -- a cancellation
             self._cancel_again(turn.line)
         if replay.over:
@@ -327,6 +336,7 @@ class Durable:
             and '"tree"' in claim.options
             and '"tree": 2' not in claim.options
         ):
+            self.cancelling.begins()
             await resume(self)
             self._check_version()
             self.hand_out()

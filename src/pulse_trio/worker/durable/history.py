@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from ..jobs.running_job import RunningJob
 
+    _Held = tuple[Kind, str, str, str | Callable[[int], str] | None, Callable[[Line], None] | None]
+
 MOST_LINES = 10_000
 MOST_SIZE = 64 * 1024 * 1024
 """Bytes of one history."""
@@ -67,7 +69,7 @@ class History:
         """Lines for the writer, in order."""
         self.lost = False
         """Whether the fence was lost: no line is written any more."""
-        self._held: list[tuple[Kind, str, str, str | None, Callable[[Line], None] | None]] = []
+        self._held: list[_Held] = []
         self._next, self._size = 1, 0
         self._waiters = deque[_Waiter]()
         self._alone = trio.Lock()
@@ -88,7 +90,7 @@ class History:
         kind: Kind,
         key: str,
         name: str = "",
-        value: str | None = None,
+        value: str | Callable[[int], str] | None = None,
         *,
         gets: Callable[[Line], None] | None = None,
     ) -> None:

@@ -163,13 +163,13 @@ class Opened:
         if error is not None and any(issubclass(type(leaf), ReplayMismatch) for leaf in leaves_of(error)):
             raise error  # the job is dead, and the database cancels its children
         try:
-            line = await self._durable.replayed(self._call)
+            line = await self._durable.replayed(self._call, self._learn_of_its_end)
         except trio.Cancelled:
             # A deadline that struck while the job was suspended: its children, of an earlier attempt, live.
             await self._cut()  # noqa: ASYNC102 -- shielded inside
             raise
         if line is not None:
-            await self._end_again(line, error)
+            self._end_again(line, error)
             return
         try:
             await self._settle(error)
@@ -230,6 +230,10 @@ class Opened:
     async def _end_now(self, error: BaseException | None) -> None:
         block = self.block
         failures = [] if block.collect else block.failures
+        # A step that failed in the body comes before the block's end. Without an exception the body has answered it.
+        if error is None:
+            self._durable.failures.call_begins()
+        self._durable.history.let_go()
         if error is None and not failures:
             await self._durable.record(self._call, Kind.BLOCK)
             return
@@ -237,11 +241,14 @@ class Opened:
         line = await self._durable.record(self._call, Kind.BLOCK_FAILED, msgspec.json.encode(value).decode())
         raise self._failed(line, failures, error)
 
-    async def _end_again(self, line: Line, error: BaseException | None) -> None:
+    async def _learn_of_its_end(self) -> None:
+        """The block has ended in an earlier attempt."""
+        self.block.closing = True  # none is started again
+        await self.block.learn()
+
+    def _end_again(self, line: Line, error: BaseException | None) -> None:
         """The end of a block that has ended in an earlier attempt."""
         block = self.block
-        block.closing = True  # none is started again
-        await block.learn()
         value: Any = msgspec.json.decode(line.value or "{}")
         failed: list[int] = [] if line.kind is Kind.BLOCK else value.get("failed", [])
         self._check_deleted(failed)

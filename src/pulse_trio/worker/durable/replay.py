@@ -105,8 +105,8 @@ class Replay:
 
     @property
     def over(self) -> bool:
-        """Whether every line has been handed out, and its call has gone on."""
-        return not self._lines and self._given is None
+        """Whether every line has been handed out, and its call has gone on. Calls that have no line may still have to."""
+        return not self._lines and (self._given is None or self._given.line is None)
 
     @property
     def idle(self) -> bool:

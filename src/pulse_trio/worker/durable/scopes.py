@@ -52,7 +52,10 @@ class Scope:
         """Not that of a block's body."""
         self.line: int | None = None
         """The number of the line that says that it struck, once there is one."""
-        self._noted = False
+        self._at: tuple[str, ...] | None = None
+        """The calls that stood when it struck; None if it has not, or that is not noted yet."""
+        self._is_wanted = False
+        """Whether `cancel` was called in the replay: it strikes where it struck, or at the end of the replay."""
         self._ended = ended_key(key)
         if self._ended in durable.history.replay.moments:
             self.until = math.inf
@@ -70,10 +73,13 @@ class Scope:
     @property
     def cancel_called(self) -> bool:
         """Whether its deadline has struck, or `cancel` was called."""
-        return self.inner.cancel_called
+        return self.inner.cancel_called or self._is_wanted
 
     def cancel(self) -> None:
         """Cancels the block now."""
+        if not self._durable.history.replay.over:
+            self._is_wanted = True
+            return
         self.inner.cancel()
         self._durable.note_cancellation()
 
@@ -86,15 +92,25 @@ class Scope:
         if self._durable.history.replay.unopened.hold_back(self.key):
             deadline = max(deadline, self._live_since + REOPENED_WITHIN)
         self.inner.deadline = deadline
+        if self._is_wanted or deadline <= trio.current_time():
+            # Trio looks at deadlines when all tasks have had their turn, and by then the next step would have begun.
+            self.inner.cancel()
 
     def note(self, at: tuple[str, ...]) -> None:
         """Remembers that it struck, if it did, while these calls stood."""
-        if self.inner.cancel_called and not self._noted:
-            self._noted = True
-            if self._in_main:
-                self._count = max(self._durable.keys.count, self._highest_number())
-            value = msgspec.json.encode(Stood(at, count=self._count)).decode()
-            self._durable.history.hold(Kind.SCOPE_CANCELLED, self.key, "", value, gets=self._gets)
+        if self.inner.cancel_called and self._at is None:
+            self._at = at
+            self._durable.history.hold(Kind.SCOPE_CANCELLED, self.key, "", self._stood, gets=self._gets)
+
+    def _stood(self, _: int) -> str:
+        """The value of its line, which is written with the next call. If that call is one of this scope, the replay may strike
+        before it: it has its number all the same."""
+        self._count_calls()
+        return msgspec.json.encode(Stood(self._at or (), count=self._count)).decode()
+
+    def _count_calls(self) -> None:
+        if self._in_main and self.line is None and self in self._durable.scopes:
+            self._count = max(self._durable.keys.count, self._highest_number())
 
     def _gets(self, line: Line) -> None:
         self.line = line.line
@@ -110,7 +126,7 @@ class Scope:
 
     def strike_again(self, line: Line) -> None:
         """The history has come to where it struck."""
-        self._noted, self.line = True, line.line
+        self._at, self.line = (), line.line
         self._count = stood(line).count
         self.inner.cancel(reason="an earlier attempt was cut short here")
 
@@ -129,6 +145,7 @@ class Scope:
 
     def _is_cut_short(self) -> None:
         self._durable.note_cancellation()
+        self._count_calls()
         if self._in_main:
             self._durable.keys.go_on_after(self._count)
         leave_behind(self._durable, self._durable.history.replay.unopened.leave(self.key))

@@ -28,6 +28,10 @@ MOVES: Final[dict[str, dict[JobState, JobState]]] = {
 }
 
 
+HELD_BACK = frozenset({"user", "parent", "sibling", "deadline"})
+"""The reasons of a cancellation that a durable attempt is told of when it has replayed: it undoes what it has done."""
+
+
 def not_durable(kind: str, job_id: int, runs: str = "trio") -> NotDurable:
     """The error of a durable call in a handler that is not durable."""
     without = "" if runs == "trio" else f" and a handler that runs on Trio, and this one has runs={runs!r}"

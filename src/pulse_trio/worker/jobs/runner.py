@@ -290,7 +290,7 @@ class Runner:
             else:
                 if never is not None and not (never == "deadline" and self._calls.cleans_up(job)):
                     return False, Outcome(claim, "cancelled", error=never)
-        if job.reason is not None:
+        if job.reason is not None and not self._calls.replays_first(job):
             return False, self._after_cancel(job)
         if not known:
             self._observer.emit(UnknownKindReleased(claim.id, claim.kind))

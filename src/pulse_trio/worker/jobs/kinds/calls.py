@@ -12,6 +12,7 @@ from ....handlers import death_hooks
 from ....jobs import Job
 from ...diagnosis.stack import task_tree
 from ...durable.attempts import durable_call
+from ..job_states import HELD_BACK
 from ..middleware import around
 from .in_asyncio import AsyncioCalls
 from .in_process import ProcessCalls
@@ -117,6 +118,17 @@ class Calls:
             return False
         job.job_deadline = math.inf
         return True
+
+    def replays_first(self, job: RunningJob) -> bool:
+        """Whether a job that was cancelled between its claim and its beginning begins all the same: its history says where it
+        stands, and what is to be undone (durable/durable.py)."""
+        options = job.claim.options
+        return (
+            job.reason in HELD_BACK
+            and options is not None
+            and '"tree": 2' not in options  # a child without a history
+            and self.cleans_up(job)
+        )
 
     def ends_by_itself(self, job: RunningJob) -> bool:
         """Whether only the job's handler itself can end it now: it keeps its slot, and the process stays."""
