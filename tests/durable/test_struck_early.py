@@ -1,5 +1,6 @@
-"""A deadline or a cancellation that comes before the call that it strikes has begun: between two attempts, between a job's claim
-and its beginning, while its history is read. What is to be undone is undone, once, and later attempts find the same."""
+"""A deadline or a cancellation that comes before the call that it strikes has begun: between two attempts, between a claim
+and its beginning, while its history is read; and what else comes out of its place in a history. What is to be undone is undone,
+once, and later attempts find the same."""
 
 from __future__ import annotations
 

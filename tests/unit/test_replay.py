@@ -140,6 +140,20 @@ def test_a_deadline_strikes_again_while_the_same_calls_stand() -> None:
     assert replay.turn() == Turn(refund, line(3, "4:step", "refund"))
 
 
+def test_a_deadline_does_not_wait_for_a_call_whose_line_had_come_before_it_struck() -> None:
+    """The task of that call had not gone on yet."""
+    cut = struck(2, "scope", "event", "slow")
+    replay = Replay(7, [line(1, "event"), cut])
+    replay.scopes.add("scope")
+    event, slow = step("event"), step("slow")
+    replay.begin(event)
+    assert replay.turn() == Turn(event, line(1, "event"))
+    replay.taken(event)
+    assert replay.turn() is None
+    replay.begin(slow)
+    assert replay.turn() == Turn(None, cut)
+
+
 def test_a_deadline_strikes_again_once_its_block_is_open() -> None:
     replay = Replay(7, [struck(1, "1:scope")])
     assert replay.turn() is None

@@ -137,7 +137,7 @@ class Durable:
             try:
                 await trio.lowlevel.checkpoint_if_cancelled()
             except trio.Cancelled:
-                async with self.awaiting(call):  # what struck is remembered: a step of a clean-up may be next
+                async with self.awaiting(call):  # noqa: ASYNC102 -- what struck is remembered: a clean-up may come next
                     raise
             return None
         try:
@@ -180,10 +180,8 @@ class Durable:
         self.hand_out()
         if call.line is None:
             async with self.awaiting(call):
-                # The replay may have ended here, and a deadline have passed meanwhile.
-                await trio.lowlevel.checkpoint_if_cancelled()
-                # By a scope that the replay has left.
-                await await_left_behind(self)
+                await trio.lowlevel.checkpoint_if_cancelled()  # by a deadline: the replay may have ended here
+                await await_left_behind(self)  # by a scope that the replay has left
         return call.line
 
     @asynccontextmanager

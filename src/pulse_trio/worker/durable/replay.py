@@ -154,7 +154,12 @@ class Replay:
     def _is_here(self, line: Line) -> bool:
         """Whether a cancellation comes now. It comes where it came: while the same calls stand."""
         here = line.kind is Kind.CANCELLED or line.key in self.scopes
-        return here and all(key in self._waiting for key in stood(line).at)
+        return here and all(key in self._waiting or self._came_before(key, line) for key in stood(line).at)
+
+    def _came_before(self, key: str, line: Line) -> bool:
+        """Whether the line of a call was written, and its task had not gone on yet when the cancellation came."""
+        own = self._by_key.get(key)
+        return own is not None and own.line < line.line
 
     @cached_property
     def _places(self) -> dict[str, int]:

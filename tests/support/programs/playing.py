@@ -1,0 +1,341 @@
+"""The handlers that interpret drawn programs, and what one play of a program has done.
+
+Every play has a note of its own in this process, where the workers run: which effects were made, which steps the handler has
+the results of, which attempts are under way.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import trio
+import trio.lowlevel
+
+from pulse_trio import Discard, Handlers, Job, RetryAfter, Snooze
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from .drawing import Node
+
+GIVES_UP = ("user", "parent", "sibling", "deadline", "timeout")
+"""The reasons of a cancellation while which a handler undoes what it has done."""
+
+
+class Planned(Exception):
+    """What a drawn program fails of."""
+
+
+async def nothing(job: Job, spec: str, point: str) -> None:
+    """No fault."""
+
+
+@dataclass
+class Play:
+    """One play of one program."""
+
+    number: int
+    handlers: Mapping[str, str]
+    """The kinds of jobs by what programs call them."""
+    strike: Callable[[Job, str, str], Awaitable[None]] = nothing
+    """Awaited at each point."""
+    send: Callable[[int, str, float], None] = lambda job, name, after: None
+    """Sends an event to a job, some seconds later."""
+    points: dict[str, None] = field(default_factory=dict[str, None])
+    """The points that the play came to, in order."""
+    effects: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
+    """The job's name, the task and the label of each effect that is sure, in order."""
+    all_effects: list[tuple[int, str, int]] = field(default_factory=list[tuple[int, str, int]])
+    """Job, label and attempt of every effect."""
+    remembered: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]])
+    """Steps whose line is written."""
+    spent: set[str] = field(default_factory=set[str])
+    """What fails once, and has."""
+    attempts: dict[int, list[int]] = field(default_factory=lambda: defaultdict[int, list[int]](list))
+    running: dict[int, int] = field(default_factory=dict[int, int])
+    """The attempt of each job that runs."""
+    lost: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
+    """Attempts whose lease was taken from them."""
+    sagas: dict[tuple[int, str], str] = field(default_factory=dict[tuple[int, str], str])
+    """How it stands with what was charged: `open`, `refunded` or `kept`."""
+    charged: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]])
+    """Charges whose line is written."""
+    wrong: list[str] = field(default_factory=list[str])
+    names: dict[int, str] = field(default_factory=dict[int, str])
+    """Of the jobs, by id."""
+
+    def begins(self, job: Job, name: str) -> None:
+        """An attempt begins."""
+        self.names[job.id] = name
+        before = self.running.get(job.id)
+        if before is not None and (job.id, before) not in self.lost:
+            self.wrong.append(f"attempt {job.attempt} of {name} begins while attempt {before} runs")
+        self.attempts[job.id].append(job.attempt)
+        self.running[job.id] = job.attempt
+
+    def ends(self, job: Job) -> None:
+        """An attempt ends."""
+        if self.running.get(job.id) == job.attempt:
+            del self.running[job.id]
+        if job.cancel_reason in GIVES_UP:
+            # It may be started again, from the beginning.
+            self.remembered = {one for one in self.remembered if one[0] != job.id}
+
+    def effect(self, job: Job, name: str, node: Node, task: str) -> None:
+        """A step does its work."""
+        label = node["label"]
+        newest = job.attempt == max(self.attempts[job.id])
+        if newest and (job.id, label) in self.remembered:
+            self.wrong.append(f"{label} of {name} has a line, and attempt {job.attempt} does it again")
+        self.all_effects.append((job.id, label, job.attempt))
+        if node["sure"]:
+            self.effects.append((name, task, label))
+
+
+PLAYS: dict[int, Play] = {}
+
+
+class Interpreter:
+    """One attempt of one job. `task` is the name of the task that makes the calls."""
+
+    def __init__(self, play: Play, job: Job, spec: Node, values: list[Any]) -> None:
+        self.play, self.job, self.spec, self.values = play, job, spec, values
+        self.task = "main"
+        self.failed: list[str] = []
+        """Steps of this task that have failed, and whose failures have no line yet."""
+        self.scopes: list[Any] = []
+
+    def beside(self, task: str) -> Interpreter:
+        """For a second task. What it finds is put into `values` when it ends."""
+        other = Interpreter(self.play, self.job, self.spec, [])
+        other.task = task
+        return other
+
+    async def point(self, label: str, when: str) -> None:
+        """A place where a fault may strike."""
+        name = f"{self.spec['name']} {when} {label}"
+        self.play.points[name] = None
+        await self.play.strike(self.job, self.spec["name"], name)
+
+    async def run(self, nodes: list[Node]) -> None:
+        """A sequence."""
+        for node in nodes:
+            await getattr(self, f"do_{node['do']}")(node)
+
+    def did(self) -> None:
+        """A durable call has returned: what came before it is written."""
+        self.play.remembered |= {(self.job.id, label) for label in self.failed}
+        self.failed.clear()
+
+    # Nodes
+
+    async def do_step(self, node: Node) -> None:
+        label, fail, job, play = node["label"], node["fail"], self.job, self.play
+
+        def work() -> str:
+            play.effect(job, self.spec["name"], node, self.task)
+            if fail == "always" or (fail == "once" and (once := f"{self.spec['name']} {label}") not in play.spent):
+                if fail == "once":
+                    play.spent.add(once)
+                raise Planned(label)
+            return label.upper()
+
+        async def effect() -> str:
+            if node["kind"] == "async":  # a transaction has locked the job's row
+                await self.point(label, "in")
+            return work()
+
+        async def write(tx: Any) -> str:
+            await tx.execute("SELECT 1")
+            return await effect()
+
+        await self.point(label, "before")
+        try:
+            if node["kind"] == "transaction":
+                got = await job.transaction_step(write, key=node["key"])
+            else:
+                got = await job.step(work if node["kind"] == "thread" else effect, key=node["key"])
+        except Exception:
+            self.failed.append(label)
+            await self.point(label, "after the failure of")  # noqa: ASYNC120
+            raise
+        self.did()
+        play.remembered.add((job.id, label))
+        if node["sure"]:
+            self.values.append(got)
+        await self.point(label, "after")
+
+    async def do_sleep(self, node: Node) -> None:
+        await self.point(node["label"], "before")
+        await self.job.sleep(node["seconds"], key=node["key"])
+        self.did()
+        await self.point(node["label"], "after")
+
+    async def do_event(self, node: Node) -> None:
+        label = node["label"]
+        await self.point(label, "before")
+        if node["when"] == "before":
+            self.play.send(self.job.id, label, 0.0)
+        elif node["when"] == "later":
+            self.play.send(self.job.id, label, 0.03)
+        got = await self.job.wait_for_event(label, type=str, timeout=node["timeout"], key=node["key"])
+        self.did()
+        if node["sure"]:
+            self.values.append(got)
+        await self.point(label, "after")
+
+    async def do_end(self, node: Node) -> None:
+        match node["how"]:
+            case "discard":
+                raise Discard("planned")
+            case "error":
+                raise Planned("end")
+            case how:
+                once = f"{self.spec['name']} {node['tag']}"
+                if once not in self.play.spent:
+                    self.play.spent.add(once)
+                    raise Snooze(0.0) if how == "snooze" else RetryAfter(0.0)
+
+    async def do_catch(self, node: Node) -> None:
+        try:
+            await self.run(node["body"])
+        except Exception:
+            await self.point(node["tag"], "answering")
+            if node["then"]:
+                await self.run(node["then"])
+            if node.get("sure"):
+                self.values.append(node["tag"])
+
+    async def do_saga(self, node: Node) -> None:
+        await self.do_step(node["charge"])
+        saga = (self.job.id, node["charge"]["label"])
+        self.play.charged.add(saga)
+        if self.play.sagas.get(saga) != "refunded":
+            self.play.sagas[saga] = "open"
+        try:
+            await self.run(node["body"])
+        except BaseException:
+            with self.job.cleanup():
+                await self.do_step(node["refund"])  # noqa: ASYNC102
+                self.play.sagas[saga] = "refunded"
+            raise
+        self.play.sagas[saga] = "kept"
+
+    async def do_finally(self, node: Node) -> None:
+        try:
+            await self.run(node["body"])
+        finally:
+            with self.job.cleanup():
+                await self.run(node["last"])  # noqa: ASYNC102
+
+    async def do_scope(self, node: Node) -> None:
+        await self.point(node["label"], "before")
+        open_scope = self.job.fail_after if node["fail"] else self.job.move_on_after
+        with open_scope(node["seconds"], key=node["key"]) as scope:
+            self.scopes.append(scope)
+            try:
+                await self.run(node["body"])
+            finally:
+                self.scopes.pop()
+        if node["sure"]:
+            self.values.append([node["label"], scope.cancelled_caught])
+
+    async def do_cut(self, _: Node) -> None:
+        self.scopes[-1].cancel()
+
+    async def do_block(self, node: Node) -> None:
+        label, started = node["label"], list[Any]()
+        await self.point(label, "before")
+        try:
+            async with self.job.durable_nursery(collect=node["collect"], key=node["key"]) as nursery:
+                await self.point(label, "at the beginning of")
+                for index, inner in enumerate([*node["body"], None]):
+                    for child in node["children"]:
+                        if child["at"] == index:
+                            started.append(self.start(nursery, child))
+                    if inner is not None:
+                        await self.run([inner])
+                await self.point(label, "at the end of")
+        except Exception:
+            await self.point(label, "after the failure of")  # noqa: ASYNC120
+            raise
+        self.did()
+        if node["reads"] and node["sure"]:
+            self.values += [[one.state, one.result if one.state == "completed" else None] for one in started]
+        await self.point(label, "after")
+
+    def start(self, nursery: Any, child: Node) -> Any:
+        """Starts a child."""
+        options = {"max_attempts": child["attempts"]} | ({"child_key": child["key"]} if child["key"] else {})
+        handler: Any = HANDLERS[self.play.handlers[child["kind"]]].options(**options)
+        return nursery.start_soon(handler, self.play.number, child)
+
+    async def do_tasks(self, node: Node) -> None:
+        others = [self.beside(f"{node['tag']}.{n}") for n in range(len(node["tasks"]))]
+        async with trio.open_nursery() as nursery:
+            for other, nodes in zip(others, node["tasks"], strict=True):
+                nursery.start_soon(other.run, nodes)
+        for other in others:
+            self.values += other.values
+
+    async def do_background(self, node: Node) -> None:
+        for n, nodes in enumerate(node["tasks"]):
+            self.job.nursery.start_soon(self.beside(f"{node['tag']}.{n}").run, nodes)
+
+
+HANDLERS = Handlers()
+
+
+async def program(job: Job, number: int, spec: dict[str, Any]) -> list[Any]:
+    """Interprets a program."""
+    play = PLAYS[number]
+    play.begins(job, spec["name"])
+    values: list[Any] = []
+    try:
+        await Interpreter(play, job, spec, values).run(spec["body"])
+    finally:
+        play.ends(job)
+    return values
+
+
+@HANDLERS.job(durable=True, suspend_after=0, backoff_base=0.01, backoff_cap=0.02)
+async def quick(job: Job, number: int, spec: dict[str, Any]) -> list[Any]:
+    return await program(job, number, spec)
+
+
+@HANDLERS.job(durable=True, suspend_after=0.04, backoff_base=0.01, backoff_cap=0.02)
+async def middling(job: Job, number: int, spec: dict[str, Any]) -> list[Any]:
+    return await program(job, number, spec)
+
+
+@HANDLERS.job(durable=True, suspend_after=60, backoff_base=0.01, backoff_cap=0.02)
+async def patient(job: Job, number: int, spec: dict[str, Any]) -> list[Any]:
+    return await program(job, number, spec)
+
+
+@HANDLERS.job(backoff_base=0.01, backoff_cap=0.02)
+async def leaf(job: Job, number: int, spec: dict[str, Any]) -> str:
+    """A plain child."""
+    play, name, how = PLAYS[number], spec["name"], spec["how"]
+    play.begins(job, name)
+    try:
+        await play_point(play, job, name)
+        play.effect(job, name, {"label": "leaf", "sure": spec["sure"]}, "main")
+        if how == "forever":
+            await trio.sleep_forever()
+        if how == "dead":
+            raise Discard("planned")
+        if how == "once" and name not in play.spent:
+            play.spent.add(name)
+            raise Planned("leaf")
+        return name
+    finally:
+        play.ends(job)
+
+
+async def play_point(play: Play, job: Job, name: str) -> None:
+    point = f"{name} in leaf"
+    play.points[point] = None
+    await play.strike(job, name, point)

@@ -1,0 +1,289 @@
+"""Plays programs on one database, many at once, by workers in the test's own Trio run, and strikes at drawn points.
+
+A fault is struck at a point that the undisturbed play came to, in the first attempt that comes there:
+
+- `lost`: the lease is over, another worker may have the job, and the handler does no more before it is told;
+- `lost and deaf`: the same, and the handler goes on until the database refuses what it writes;
+- `stopped`: as when its worker stops;
+- `cancelled`: a person cancels the root; `child cancelled`: the job at whose point it strikes.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from pulse_trio import InvalidTransition, UnknownJob, Worker, open_client
+from support.stage import parts
+from support.stores import Window, open_store
+
+from .playing import HANDLERS, PLAYS, Play
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from pulse_trio import Client, Job
+    from pulse_trio.store import WorkerStore
+
+    from .drawing import Node
+
+FAULTS = ("lost", "lost", "lost and deaf", "lost and deaf", "stopped", "cancelled", "cancelled", "child cancelled")
+KINDS = ("quick", "middling", "patient")
+LONGEST = 60.0
+"""Seconds after which a play hangs."""
+EXPECTED = re.compile(
+    "[Pp]lanned|RetryAfter|ChildFailed|StepFailed|TooSlowError|TimeoutError|[Ll]ease|^(parent|user|sibling|shutdown)$"
+    # What a task of a handler is told that is being cancelled at that moment.
+    "|is being cancelled: it starts no more children"
+)
+
+LOOK = """
+SELECT j.id, j.state, j.result, j.error,
+  (SELECT json_agg(json_build_array(m.id, m.state)) FROM jobs m
+   WHERE m.root_id = j.id AND m.id <> j.id AND m.state NOT IN ('completed', 'dead', 'cancelled')) AS living
+FROM jobs j WHERE j.id = ANY(%s) AND j.finished_at IS NOT NULL
+"""
+HASTEN = """
+UPDATE job j SET run_at = clock_timestamp() WHERE state = 1 AND run_at > now() + interval '0.2 s'
+AND run_at < now() + interval '3 hours'
+AND NOT EXISTS (SELECT FROM durable_job d WHERE d.job_id = j.id AND d.suspended = j.attempt)
+"""
+"""What was released or failed comes back at once."""
+LOSE = """
+UPDATE job SET lease_until = now() - interval '1 s' WHERE id =
+(SELECT id FROM job WHERE id = %s AND attempt = %s AND state = 2 FOR UPDATE SKIP LOCKED)
+"""
+ERRORS = """
+SELECT a.job_id, a.attempt, a.outcome, a.error FROM attempt a JOIN jobs j ON j.id = a.job_id
+WHERE %s IN (j.id, j.root_id) AND a.error IS NOT NULL
+"""
+UNFINISHED = "SELECT id, state, run_at, attempt, kind, parent_id, error FROM jobs WHERE %s IN (id, root_id) ORDER BY id"
+
+
+@dataclass
+class Ended:
+    """What has become of a play."""
+
+    play: Play
+    root: int
+    what: str
+    """How it was played, for a person."""
+    state: str = ""
+    result: Any = None
+    error: str | None = None
+    wrong: list[str] = field(default_factory=list[str])
+    cancelled: set[int] = field(default_factory=set[int])
+    struck: bool = False
+
+
+class Stage:
+    """One database, the workers and whoever strikes."""
+
+    def __init__(self, dsn: str, window: Window, other: WorkerStore, client: Client, nursery: trio.Nursery) -> None:
+        self.dsn, self.window, self.other, self.client, self.nursery = dsn, window, other, client, nursery
+        self.workers: list[Worker] = []
+        self.ended: dict[int, trio.Event] = {}
+        self.found: dict[int, Any] = {}
+
+    async def watch(self) -> None:
+        """Looks for plays that have ended."""
+        while True:
+            await trio.sleep(0.02)
+            self.window.run(HASTEN)
+            waited = [root for root, event in self.ended.items() if not event.is_set()]
+            for row in self.window.run(LOOK, waited) if waited else []:
+                self.found[row["id"]] = row
+                self.ended[row["id"]].set()
+
+    def send(self, job_id: int, name: str, after: float) -> None:
+        """Sends an event, once."""
+        self.nursery.start_soon(self._send, job_id, name, after)
+
+    async def _send(self, job_id: int, name: str, after: float) -> None:
+        await trio.sleep(after)
+        try:
+            await self.client.send_event(job_id, name, f"payload of {name}", event_key="once")
+        except (UnknownJob, InvalidTransition):
+            pass
+
+    def running(self, job: Job) -> Any:
+        """The worker's record of a job."""
+        return job._runtime  # pyright: ignore[reportPrivateUsage]
+
+    async def lose(self, play: Play, job: Job, *, told: bool) -> None:
+        """The lease of an attempt is over, and another worker may have the job."""
+        play.lost.add((job.id, job.attempt))
+        while self.window.run("SELECT 1 FROM job WHERE id = %s AND attempt = %s AND state = 2", job.id, job.attempt):
+            self.window.run(LOSE, job.id, job.attempt)
+            await self.other.rescue()
+        if not told:
+            return
+        running = self.running(job)
+        if not running.ended:
+            for worker in self.workers:
+                if running in list(parts(worker).jobs.held):
+                    parts(worker).jobs.lose(running)
+        running.cancel("fence-lost")
+
+    async def strike(self, ended: Ended, fault: str, job: Job) -> None:
+        """A fault strikes where this job's handler stands."""
+        ended.struck = True
+        play = ended.play
+        match fault:
+            case "lost" | "lost and deaf":
+                await self.lose(play, job, told=fault == "lost")
+            case "stopped":
+                self.running(job).cancel("shutdown")
+                await trio.lowlevel.checkpoint()
+            case _:
+                target = ended.root if fault == "cancelled" else job.id
+                ended.cancelled.add(target)
+                try:
+                    await self.client.cancel(target)
+                except InvalidTransition:
+                    ended.cancelled.discard(target)
+
+    async def play(self, spec: Node, kinds: str, fault: str = "", point: str = "") -> Ended:
+        """Plays a program to its end. `kinds` is that of its durable jobs."""
+        number = len(PLAYS) + 1
+        play = PLAYS[number] = Play(number, {"program": kinds, "leaf": "leaf"}, send=self.send)
+        handler: Any = HANDLERS[kinds].options(max_attempts=spec["attempts"])
+        ended = Ended(play, 0, f"{kinds}, {fault} {point}")
+
+        async def strike(job: Job, _: str, at: str) -> None:
+            if at == point and not ended.struck:
+                # The program may stand in a scope that it has cut: it makes the same calls all the same.
+                with trio.CancelScope(shield=True):
+                    while not ended.root:
+                        await trio.lowlevel.checkpoint()
+                    await self.strike(ended, fault, job)
+                if fault == "lost":
+                    await trio.sleep_forever()
+
+        if fault:
+            play.strike = strike
+        ref = await self.client.enqueue(handler, number, spec)
+        ended.root = ref.id
+        self.ended[ref.id] = trio.Event()
+        with trio.move_on_after(LONGEST) as patience:
+            await self.ended[ref.id].wait()
+        if patience.cancelled_caught:
+            ended.wrong.append(
+                f"came to {list(play.points)[-6:]}; attempts {dict(play.attempts)}, running {play.running}"
+            )
+            rows = self.window.run(UNFINISHED, ref.id)
+            ended.wrong.append("hangs: " + "; ".join(str(dict(row)) for row in rows))
+            return ended
+        row = self.found.pop(ref.id)
+        del self.ended[ref.id]
+        ended.state, ended.result, ended.error = row["state"], row["result"], row["error"]
+        if row["living"]:
+            ended.wrong.append(f"the root is settled, and these live: {row['living']}")
+        await self._look_at(ended)
+        return ended
+
+    async def _look_at(self, ended: Ended) -> None:
+        ended.wrong += ended.play.wrong
+        for row in self.window.run(ERRORS, ended.root):
+            if not EXPECTED.search(row["error"]) or "ReplayMismatch" in row["error"]:
+                name = ended.play.names.get(row["job_id"])
+                ended.wrong.append(
+                    f"attempt {row['attempt']} of {name} ended as {row['outcome']}: {row['error'].splitlines()[0][:600]}"
+                )
+        if self.window.run(
+            "SELECT 1 FROM recheck r JOIN job j ON j.id = r.job_id JOIN jobs v ON v.id = j.id WHERE %s IN (v.id, v.root_id)",
+            ended.root,
+        ):
+            ended.wrong.append("a recheck is left")
+        for job_id in ended.play.running:
+            if (job_id, ended.play.running[job_id]) not in ended.play.lost:
+                ended.wrong.append(f"{ended.play.names[job_id]} runs, and the root is settled")
+        states = {
+            row["id"]: row["state"]
+            for row in self.window.run("SELECT id, state FROM jobs WHERE %s IN (id, root_id)", ended.root)
+        }
+        for (job_id, charge), how in ended.play.sagas.items():
+            if states.get(job_id) == "cancelled" and how == "open" and (job_id, charge) in ended.play.charged:
+                ended.wrong.append(f"{charge} of {ended.play.names[job_id]} is not refunded, and the job is cancelled")
+
+
+@asynccontextmanager
+async def open_stage(dsn: str) -> AsyncGenerator[Stage]:
+    """Workers on a database, and what strikes them."""
+    async with open_store(dsn) as other, open_client(dsn) as client, trio.open_nursery() as nursery:
+        with Window(dsn) as window:
+            stage = Stage(dsn, window, other, client, nursery)
+            for _ in range(2):
+                worker = Worker(HANDLERS, dsn, poll=0.1, concurrency=24, watchdog=1.0, grace=0.1, log=False)
+                stage.workers.append(worker)
+                nursery.start_soon(worker.run)
+            nursery.start_soon(stage.watch)
+            yield stage
+            nursery.cancel_scope.cancel()
+
+
+def first_effects(play: Play) -> dict[tuple[str, str], list[str]]:
+    """By job and task the effects that are sure, each once, in the order in which they came first."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, task, label in play.effects:
+        labels = found.setdefault((name, task), [])
+        if label not in labels:
+            labels.append(label)
+    return found
+
+
+def _short(error: str | None) -> str:
+    return (error or "no error").splitlines()[0][:300]
+
+
+def compare(one: Ended, other: Ended) -> list[str]:
+    """What is different."""
+    wrong: list[str] = []
+    if one.state != other.state:
+        wrong.append(
+            f"ended as {other.state} ({_short(other.error)}), undisturbed as {one.state} ({_short(one.error)})"
+        )
+    if one.result != other.result:
+        wrong.append(f"returned {other.result}, undisturbed {one.result}")
+    mine, others = first_effects(one.play), first_effects(other.play)
+    wrong += [
+        f"effects of {key}: {others.get(key)}, undisturbed {mine.get(key)}"
+        for key in sorted({*mine, *others})
+        if mine.get(key) != others.get(key)
+    ]
+    return wrong
+
+
+async def try_program(stage: Stage, spec: Node, seed: int, faults: int) -> list[str]:
+    """Plays one program undisturbed and with drawn faults. Returns what was wrong, a line each."""
+    random = Random(seed)
+    first = await stage.play(spec, random.choice(KINDS))
+    wrong = [f"[{first.what}] {one}" for one in first.wrong]
+    if spec["ends"] == "goes on" and first.state != "completed":
+        wrong.append(f"[{first.what}] ended as {first.state}: {_short(first.error)}")
+    if wrong:
+        return wrong
+    points = list(first.play.points)
+    plays: list[tuple[str, str, str]] = [(kind, "", "") for kind in KINDS if random.random() < 0.2]
+    if points:
+        plays += [(random.choice(KINDS), random.choice(FAULTS), random.choice(points)) for _ in range(faults)]
+    for kinds, fault, point in plays:
+        wrong += await try_fault(stage, spec, first, kinds, fault, point)
+    return wrong
+
+
+async def try_fault(stage: Stage, spec: Node, first: Ended, kinds: str, fault: str, point: str) -> list[str]:
+    """One more play of a program, with a fault. Returns what was wrong."""
+    ended = await stage.play(spec, kinds, fault, point)
+    wrong = list(ended.wrong)
+    if not wrong:
+        if "cancelled" not in fault or not ended.cancelled:
+            wrong = compare(first, ended)
+        elif fault == "cancelled" and ended.state != "cancelled" and compare(first, ended):
+            wrong.append(f"was cancelled, and ended as {ended.state}: {_short(ended.error)}")
+    return [f"[{ended.what}] {one}" for one in wrong]
