@@ -56,7 +56,8 @@ class Scope:
         self._ended = ended_key(key)
         if self._ended in durable.history.replay.moments:
             self.until = math.inf
-        self._in_main = durable.keys.in_main
+        self.in_main = durable.keys.in_main
+        """Whether it is the main task's."""
         self._count = 0
         self._live_since: float | None = None
         if durable.history.replay.over:
@@ -87,13 +88,16 @@ class Scope:
             deadline = max(deadline, self._live_since + REOPENED_WITHIN)
         self.inner.deadline = deadline
 
-    def note(self, at: tuple[str, ...]) -> None:
-        """Remembers that it struck, if it did, while these calls stood."""
+    def note(self, at: tuple[str, ...], *, clean_up: bool = False) -> None:
+        """Remembers that it struck, if it did, while these calls stood. `clean_up`: a clean-up of what it cut short begins, and
+        may not be come to where it strikes earlier again."""
         if self.inner.cancel_called and not self._noted:
             self._noted = True
-            if self._in_main:
-                self._count = max(self._durable.keys.count, self._highest_number())
-            value = msgspec.json.encode(Stood(at, count=self._count)).decode()
+            begun = self._durable.keys.count
+            if self.in_main:
+                self._count = max(begun, self._highest_number())
+            after = self._durable.cancelling.seconds_to(self.inner.deadline) if clean_up else 0.0
+            value = msgspec.json.encode(Stood(at, "", self._count, after, begun)).decode()
             self._durable.history.hold(Kind.SCOPE_CANCELLED, self.key, "", value, gets=self._gets)
 
     def _gets(self, line: Line) -> None:
@@ -129,7 +133,7 @@ class Scope:
 
     def _is_cut_short(self) -> None:
         self._durable.note_cancellation()
-        if self._in_main:
+        if self.in_main:
             self._durable.keys.go_on_after(self._count)
         leave_behind(self._durable, self._durable.history.replay.unopened.leave(self.key))
 
@@ -187,3 +191,9 @@ def innermost(durable: Durable) -> str | None:
             if scope in ours:
                 return ours[scope]
     return None
+
+
+def is_struck(durable: Durable) -> bool:
+    """Whether one of the remembered scopes that the caller is in has struck."""
+    struck = {scope.inner for scope in durable.scopes if scope.cancel_called}
+    return bool(struck) and any(scope in struck for scope in scopes_around(trio.lowlevel.current_task()))
