@@ -50,12 +50,14 @@ class Undoing:
             await job.step(self.refund)
             await job.step(self.notify)
 
-    async def run(self) -> None:
+    async def run(self, *, cancels: bool = True) -> None:
         """A person cancels the job where it stands; it is lost, and another attempt goes on."""
         self.id = self.trees.enqueue("order")
         with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._work)
+                if not cancels:
+                    return
                 await self.stands.wait()
                 await trio.sleep(self.stands_for)
                 SyncClient(self.trees.dsn).cancel(self.id)
@@ -169,6 +171,50 @@ async def test_the_next_attempt_takes_longer_on_its_way_there(inside: str, undoi
     undoing.stands_for = 0.4
     await undoing.run()
     check(undoing)
+
+
+@pytest.mark.parametrize("before", ["a plain await", "a step"])
+async def test_a_scope_strikes_there_and_its_clean_up_is_inside_of_it(
+    before: str, undoing: Undoing, trees: Trees
+) -> None:
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> str:
+        if before == "a plain await":
+            await job.step(undoing.charge)
+        with job.move_on_after(0.3):
+            if before == "a step":
+                await job.step(undoing.charge)
+            await trio.sleep(0.01)
+            try:
+                await undoing.stand()
+            finally:
+                await undoing.clean_up(job)  # noqa: ASYNC102 -- shielded inside
+        return "too late"
+
+    await undoing.run(cancels=False)
+    found = trees.job(undoing.id)
+    assert (found["state"], found["result"]) == ("completed", "too late")
+    assert undoing.calls == ["charge", "refund", "notify", "notify"]
+
+
+async def test_the_next_attempt_leaves_the_scope_before_it_strikes(undoing: Undoing, trees: Trees) -> None:
+    """What it has cut short cannot be undone: that is said."""
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> None:
+        await job.step(undoing.charge)
+        with job.move_on_after(0.3):
+            if job.attempt == 1:
+                try:
+                    await undoing.stand()
+                finally:
+                    await undoing.clean_up(job)  # noqa: ASYNC102 -- shielded inside
+        await job.step(undoing.notify, key="then")
+
+    await undoing.run(cancels=False)
+    found = trees.job(undoing.id)
+    assert found["state"] == "dead"
+    assert found["error"].startswith("ReplayMismatch")
 
 
 async def test_before_a_place_that_the_next_attempt_does_not_come_to_in_time(

@@ -3,7 +3,8 @@
 Its line has the keys of the calls that stood then, and comes again while these stand. A task in a plain await stands in none,
 and no line says how far it had come since the last one. So such a cancellation comes again as long after a task came to a
 durable call, or out of one, as it came before, when the main task has begun as many calls: sooner, the code would be cut short
-before the place where its clean-up is, or its clean-up's calls would have other numbers.
+before the place where its clean-up is, or its clean-up's calls would have other numbers. So does the deadline of a remembered
+scope, if a clean-up inside of it made a durable call.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import trio
 from ...lines import Kind
 from ..jobs.job_states import HELD_BACK
 from .beginning import REFUSED
-from .replay import Stood, stood
+from .replay import CANCELLATIONS, Stood, stood
+from .scopes import is_struck
 
 if TYPE_CHECKING:
     from ...jobs import CancelReason
@@ -99,20 +101,24 @@ class Cancelling:
         if reason is None or reason in REFUSED or self.noted:
             return
         self.noted = True
-        after = 0.0
-        if not self._durable.all_stand():
-            came = min(self._came, running.deadline, trio.current_time())
-            after = min(max(came - self._moved, 0.001), _LONGEST)
+        after = self.seconds_to(min(self._came, running.deadline))
         self._count = self._durable.keys.count
         value = msgspec.json.encode(Stood(at, reason, self._count, after)).decode()
         self._durable.history.hold(Kind.CANCELLED, "job", "", value)
 
+    def seconds_to(self, moment: float) -> float:
+        """How long a task stood in a plain await before it was cancelled at a moment, as far as one can know; 0 if none did."""
+        if self._durable.all_stand():
+            return 0.0
+        return min(max(min(moment, trio.current_time()) - self._moved, 0.001), _LONGEST)
+
     def clean_up_begins(self) -> None:
         """A call begins in a task that was cancelled, in a clean-up: what was cut short may have been no durable call. What is
         done now rests on the cancellation, and has numbers above those of what came before it."""
-        if self._durable.running.cancel_reason is None or trio.current_effective_deadline() == -math.inf:
+        struck = self._durable.running.cancel_reason is not None or is_struck(self._durable)
+        if not struck or trio.current_effective_deadline() == -math.inf:
             return
-        self._durable.note_cancellation()
+        self._durable.note_cancellation(clean_up=True)
         if self.noted and self._durable.keys.in_main:
             self._durable.keys.go_on_after(self._count)
 
@@ -141,7 +147,7 @@ class Cancelling:
 
     def _set_timer(self, found: Stood) -> None:
         assert self._timer is not None  # noqa: S101 -- the callers have looked
-        here = self._durable.keys.count >= found.count
+        here = self._durable.keys.count >= (found.begun or found.count)
         self._timer.deadline = min(self._latest, self._moved + found.after if here else math.inf)
 
     async def _later(self, timer: trio.CancelScope) -> None:
@@ -156,18 +162,23 @@ class Cancelling:
         if self._timer is None:
             return None
         line = self._durable.history.replay.next_line
-        return line if line is not None and line.kind is Kind.CANCELLED else None
+        return line if line is not None and line.kind in CANCELLATIONS else None
 
     def comes_before_a_call(self) -> bool:
         """A call is about to begin. If it is one more than the main task had begun, the cancellation comes before it. Returns
         whether it does, or has come so: the call comes to nothing, and has no number."""
         if not self._durable.keys.in_main:
             return False
-        line = self.awaited
-        if line is not None and self._durable.keys.count >= stood(line).count:
+        if (line := self.awaited) is not None and self._is_of_main(line):
             self._beyond = True
             self.comes_now()
         return self._beyond and trio.current_effective_deadline() == -math.inf
+
+    def _is_of_main(self, line: Line) -> bool:
+        """Whether the main task, which begins a call, would not have begun that one."""
+        found, ours = stood(line), {scope.key for scope in self._durable.scopes if scope.in_main}
+        begun = found.begun or found.count
+        return self._durable.keys.count >= begun and (line.kind is Kind.CANCELLED or line.key in ours)
 
     def comes_now(self) -> None:
         """It comes again wherever the code is."""

@@ -248,14 +248,14 @@ class Durable:
 
     # Cancellation
 
-    def note_cancellation(self) -> None:
-        """A durable call was cancelled, or one begins in a task that was: what struck is remembered, with where the tasks
-        stood."""
+    def note_cancellation(self, *, clean_up: bool = False) -> None:
+        """A durable call was cancelled, or one begins in a task that was, as its `clean_up`: what struck is remembered, with
+        where the tasks stood."""
         if not self.history.replay.over:
             return
         at = tuple(call.key for call in self.standing.values() if call is not _RETURNED)
         for scope in self.scopes:
-            scope.note(at)
+            scope.note(at, clean_up=clean_up)
         self.cancelling.note(at)
 
     def holds_back(self, reason: CancelReason) -> bool:
@@ -267,6 +267,7 @@ class Durable:
         if line.kind is Kind.CANCELLED:
             self.cancelling.again(line)
             return
+        self.cancelling.ends()
         for scope in self.scopes:
             if scope.key == line.key:
                 scope.strike_again(line)

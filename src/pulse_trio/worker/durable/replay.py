@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .calls import Call
 
 
-_CANCELLATIONS = frozenset((Kind.SCOPE_CANCELLED, Kind.CANCELLED))
+CANCELLATIONS = frozenset((Kind.SCOPE_CANCELLED, Kind.CANCELLED))
 
 
 class Stood(msgspec.Struct, frozen=True):
@@ -37,7 +37,10 @@ class Stood(msgspec.Struct, frozen=True):
     count: int = 0
     """After that number the main task's calls go on, where a scope of it was cut short, or the job."""
     after: float = 0.0
-    """Seconds since the line before, if a task stood in a plain await when the job was cancelled."""
+    """Seconds since a task had come to a durable call, or out of one, if it came in a plain await: of the job's, or of a scope
+    with a clean-up in it."""
+    begun: int = 0
+    """How many calls the main task had begun then, if not `count`."""
 
 
 class Turn(NamedTuple):
@@ -64,7 +67,7 @@ class Replay:
                     self.unopened.within[line.key] = line.name
             else:
                 ordered.append(line)
-        self._cancellations = [line for line in ordered if line.kind in _CANCELLATIONS]
+        self._cancellations = [line for line in ordered if line.kind in CANCELLATIONS]
         self._left_out = {line.key: line for line in ordered if self._is_left_out(line)}
         """Failures that attempts have failed of, by the keys of their calls, and what says that a block's body was cut short
         for one, by the key of its scope. Lines of other tasks may rest on them."""
@@ -126,7 +129,7 @@ class Replay:
 
     def turn(self, is_early: Callable[[Line], bool] = lambda _: False) -> Turn | None:
         """Whose turn it is now; None if the calls that wait must go on waiting. `is_early`: whether the code has not come to
-        the plain await in which the job was cancelled (cancelling.py)."""
+        the plain await that the cancellation found (cancelling.py)."""
         if self._given is not None:
             return None
         turn = self._next(is_early)
@@ -145,9 +148,8 @@ class Replay:
         for key in self._places.keys() & self._waiting.keys():
             if not self.stands_at(key):
                 return Turn(self._waiting[key], None)
-        if line.kind in _CANCELLATIONS:
-            of_job = line.kind is Kind.CANCELLED
-            return Turn(None, line) if self._is_here(line) and not (of_job and is_early(line)) else None
+        if line.kind in CANCELLATIONS:
+            return Turn(None, line) if self._is_here(line) and not is_early(line) else None
         call = self._waiting.get(line.key)
         return None if call is None else Turn(call, line)
 

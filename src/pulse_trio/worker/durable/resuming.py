@@ -67,10 +67,11 @@ def help_on(durable: Durable, since: float) -> None:
     durable call."""
     replay = durable.history.replay
     stuck, missing = durable.all_stand(), replay.missing()
-    if stuck and durable.cancelling.awaited is not None:
+    if stuck and (early := durable.cancelling.awaited) is not None:
         # No task comes any nearer to where it stood.
         durable.cancelling.comes_now()
-        return
+        if replay.next_line is not early:
+            return
     # A task may stand in a plain await for what comes of the failure. Nothing tells that from a task that does something; the
     # same failure again is no mistake, however slow that is.
     patience = min(_LONG, (durable.running.timeout_deadline - durable.running.sent) / 2)

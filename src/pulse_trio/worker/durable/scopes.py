@@ -59,7 +59,8 @@ class Scope:
         self._ended = ended_key(key)
         if self._ended in durable.history.replay.moments:
             self.until = math.inf
-        self._in_main = durable.keys.in_main
+        self.in_main = durable.keys.in_main
+        """Whether it is the main task's."""
         self._count = 0
         self._live_since: float | None = None
         if durable.history.replay.over:
@@ -96,20 +97,24 @@ class Scope:
             # Trio looks at deadlines when all tasks have had their turn, and by then the next step would have begun.
             self.inner.cancel()
 
-    def note(self, at: tuple[str, ...]) -> None:
-        """Remembers that it struck, if it did, while these calls stood."""
+    def note(self, at: tuple[str, ...], *, clean_up: bool = False) -> None:
+        """Remembers that it struck, if it did, while these calls stood. `clean_up`: a clean-up of what it cut short begins, and
+        may not be come to where it strikes earlier again."""
         if self.inner.cancel_called and self._at is None:
             self._at = at
-            self._durable.history.hold(Kind.SCOPE_CANCELLED, self.key, "", self._stood, gets=self._gets)
+            begun = self._durable.keys.count
+            after = self._durable.cancelling.seconds_to(self.inner.deadline) if clean_up else 0.0
 
-    def _stood(self, _: int) -> str:
-        """The value of its line, which is written with the next call. If that call is one of this scope, the replay may strike
-        before it: it has its number all the same."""
-        self._count_calls()
-        return msgspec.json.encode(Stood(self._at or (), count=self._count)).decode()
+            def value(_: int) -> str:
+                # It is written with the next call. If that is one of this scope, the replay may strike before it: it has its number
+                # all the same.
+                self._count_calls()
+                return msgspec.json.encode(Stood(at, "", self._count, after, begun)).decode()
+
+            self._durable.history.hold(Kind.SCOPE_CANCELLED, self.key, "", value, gets=self._gets)
 
     def _count_calls(self) -> None:
-        if self._in_main and self.line is None and self in self._durable.scopes:
+        if self.in_main and self.line is None and self in self._durable.scopes:
             self._count = max(self._durable.keys.count, self._highest_number())
 
     def _gets(self, line: Line) -> None:
@@ -146,7 +151,7 @@ class Scope:
     def _is_cut_short(self) -> None:
         self._durable.note_cancellation()
         self._count_calls()
-        if self._in_main:
+        if self.in_main:
             self._durable.keys.go_on_after(self._count)
         leave_behind(self._durable, self._durable.history.replay.unopened.leave(self.key))
 
@@ -204,3 +209,9 @@ def innermost(durable: Durable) -> str | None:
             if scope in ours:
                 return ours[scope]
     return None
+
+
+def is_struck(durable: Durable) -> bool:
+    """Whether one of the remembered scopes that the caller is in has struck."""
+    struck = {scope.inner for scope in durable.scopes if scope.cancel_called}
+    return bool(struck) and any(scope in struck for scope in scopes_around(trio.lowlevel.current_task()))
