@@ -52,13 +52,14 @@ class Scope:
         """Not that of a block's body."""
         self.line: int | None = None
         """The number of the line that says that it struck, once there is one."""
-        self._noted = False
+        self._stood: Stood | None = None
+        """What its line says, once it is noted or has come again."""
+        self._cleans_up = False
         self._ended = ended_key(key)
         if self._ended in durable.history.replay.moments:
             self.until = math.inf
         self.in_main = durable.keys.in_main
         """Whether it is the main task's."""
-        self._count = 0
         self._live_since: float | None = None
         if durable.history.replay.over:
             self.goes_on_live()
@@ -91,14 +92,20 @@ class Scope:
     def note(self, at: tuple[str, ...], *, clean_up: bool = False) -> None:
         """Remembers that it struck, if it did, while these calls stood. `clean_up`: a clean-up of what it cut short begins, and
         may not be come to where it strikes earlier again."""
-        if self.inner.cancel_called and not self._noted:
-            self._noted = True
+        if not self.inner.cancel_called:
+            return
+        self._cleans_up = self._cleans_up or clean_up
+        if self._stood is None:
             begun = self._durable.keys.count
-            if self.in_main:
-                self._count = max(begun, self._highest_number())
-            after = self._durable.cancelling.seconds_to(self.inner.deadline) if clean_up else 0.0
-            value = msgspec.json.encode(Stood(at, "", self._count, after, begun)).decode()
-            self._durable.history.hold(Kind.SCOPE_CANCELLED, self.key, "", value, gets=self._gets)
+            count = max(begun, self._highest_number()) if self.in_main else 0
+            self._stood = Stood(at, "", count, self._durable.cancelling.seconds_to(self.inner.deadline), begun)
+            self._durable.history.hold(Kind.SCOPE_CANCELLED, self.key, "", self._said, gets=self._gets)
+
+    def _said(self, _: int) -> str:
+        """What its line says. Where no clean-up is in it, it strikes at once again."""
+        assert self._stood is not None  # noqa: S101 -- it is noted
+        said = self._stood if self._cleans_up else msgspec.structs.replace(self._stood, after=0.0)
+        return msgspec.json.encode(said).decode()
 
     def _gets(self, line: Line) -> None:
         self.line = line.line
@@ -114,8 +121,7 @@ class Scope:
 
     def strike_again(self, line: Line) -> None:
         """The history has come to where it struck."""
-        self._noted, self.line = True, line.line
-        self._count = stood(line).count
+        self._stood, self.line = stood(line), line.line
         self.inner.cancel(reason="an earlier attempt was cut short here")
 
     def _ends_in_time(self, *, raises: bool) -> None:
@@ -133,8 +139,8 @@ class Scope:
 
     def _is_cut_short(self) -> None:
         self._durable.note_cancellation()
-        if self.in_main:
-            self._durable.keys.go_on_after(self._count)
+        if self.in_main and self._stood is not None:
+            self._durable.keys.go_on_after(self._stood.count)
         leave_behind(self._durable, self._durable.history.replay.unopened.leave(self.key))
 
     @contextmanager
