@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING
 
 import pytest
 import trio
 
-from pulse_trio import Job, SyncClient
+from pulse_trio import Discard, Job, SyncClient
 from pulse_trio.lines import Kind
 from pulse_trio.worker.durable import cancelling
 
@@ -171,6 +171,31 @@ async def test_the_next_attempt_takes_longer_on_its_way_there(inside: str, undoi
     undoing.stands_for = 0.4
     await undoing.run()
     check(undoing)
+
+
+async def test_a_child_fails_while_the_body_of_its_block_stands_there(undoing: Undoing, trees: Trees) -> None:
+    @trees.handlers.job
+    async def child() -> None:
+        await undoing.stands.wait()
+        raise Discard("out of stock")
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> str:
+        await job.step(undoing.charge)
+        with suppress(ExceptionGroup):
+            async with job.durable_nursery() as nursery:
+                nursery.start_soon(child)
+                await trio.sleep(0.01)
+                try:
+                    await undoing.stand()
+                finally:
+                    await undoing.clean_up(job)  # noqa: ASYNC102 -- shielded inside
+        return "not packed"
+
+    await undoing.run(cancels=False)
+    found = trees.job(undoing.id)
+    assert (found["state"], found["result"]) == ("completed", "not packed")
+    assert undoing.calls == ["charge", "refund", "notify", "notify"]
 
 
 @pytest.mark.parametrize("before", ["a plain await", "a step"])

@@ -7,6 +7,7 @@ that step again, or is cancelled again by itself.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,12 +17,12 @@ from ...lines import BeyondLimit, Kind, Line, Lines
 from .replay import Replay
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     from ..jobs.running_job import RunningJob
 
-    _Held = tuple[Kind, str, str, str | Callable[[int], str] | None, Callable[[Line], None] | None]
-
+Value = str | Callable[[int], str] | None
+"""JSON, or what makes it from the line's number."""
 MOST_LINES = 10_000
 MOST_SIZE = 64 * 1024 * 1024
 """Bytes of one history."""
@@ -69,7 +70,7 @@ class History:
         """Lines for the writer, in order."""
         self.lost = False
         """Whether the fence was lost: no line is written any more."""
-        self._held: list[_Held] = []
+        self._held: list[tuple[Kind, str, str, Value, Callable[[Line], None] | None]] = []
         self._next, self._size = 1, 0
         self._waiters = deque[_Waiter]()
         self._alone = trio.Lock()
@@ -90,7 +91,7 @@ class History:
         kind: Kind,
         key: str,
         name: str = "",
-        value: str | Callable[[int], str] | None = None,
+        value: Value = None,
         *,
         gets: Callable[[Line], None] | None = None,
     ) -> None:
@@ -116,7 +117,7 @@ class History:
         kind: Kind,
         key: str,
         name: str = "",
-        value: str | Callable[[int], str] | None = None,
+        value: Value = None,
         *,
         event_id: int | None = None,
     ) -> Line:
@@ -132,9 +133,7 @@ class History:
         if any(held[0] in (Kind.SCOPE_CANCELLED, Kind.CANCELLED) for held in self._held):
             self.let_go()
 
-    def _append(
-        self, kind: Kind, key: str, name: str, value: str | Callable[[int], str] | None, event_id: int | None = None
-    ) -> Line:
+    def _append(self, kind: Kind, key: str, name: str, value: Value, event_id: int | None = None) -> Line:
         self._check_room()
         text = value(self._next) if callable(value) else value
         if self._size + len(text or "") > MOST_SIZE:

@@ -52,8 +52,9 @@ class Scope:
         """Not that of a block's body."""
         self.line: int | None = None
         """The number of the line that says that it struck, once there is one."""
-        self._at: tuple[str, ...] | None = None
-        """The calls that stood when it struck; None if it has not, or that is not noted yet."""
+        self._stood: Stood | None = None
+        """What its line says, once it is noted or has come again."""
+        self._cleans_up = False
         self._is_wanted = False
         """Whether `cancel` was called in the replay: it strikes where it struck, or at the end of the replay."""
         self._ended = ended_key(key)
@@ -61,7 +62,6 @@ class Scope:
             self.until = math.inf
         self.in_main = durable.keys.in_main
         """Whether it is the main task's."""
-        self._count = 0
         self._live_since: float | None = None
         if durable.history.replay.over:
             self.goes_on_live()
@@ -100,22 +100,28 @@ class Scope:
     def note(self, at: tuple[str, ...], *, clean_up: bool = False) -> None:
         """Remembers that it struck, if it did, while these calls stood. `clean_up`: a clean-up of what it cut short begins, and
         may not be come to where it strikes earlier again."""
-        if self.inner.cancel_called and self._at is None:
-            self._at = at
+        if not self.inner.cancel_called:
+            return
+        self._cleans_up = self._cleans_up or clean_up
+        if self._stood is None:
             begun = self._durable.keys.count
-            after = self._durable.cancelling.seconds_to(self.inner.deadline) if clean_up else 0.0
+            self._stood = Stood(at, "", 0, self._durable.cancelling.seconds_to(self.inner.deadline), begun)
+            self._count_calls()
+            self._durable.history.hold(Kind.SCOPE_CANCELLED, self.key, "", self._said, gets=self._gets)
 
-            def value(_: int) -> str:
-                # It is written with the next call. If that is one of this scope, the replay may strike before it: it has its number
-                # all the same.
-                self._count_calls()
-                return msgspec.json.encode(Stood(at, "", self._count, after, begun)).decode()
-
-            self._durable.history.hold(Kind.SCOPE_CANCELLED, self.key, "", value, gets=self._gets)
+    def _said(self, _: int) -> str:
+        """What its line says. Where no clean-up is in it, it strikes at once again."""
+        # It is written with the next call. If that is one of this scope, the replay may strike before it: it has its number all
+        # the same.
+        self._count_calls()
+        assert self._stood is not None  # noqa: S101 -- it is noted
+        said = self._stood if self._cleans_up else msgspec.structs.replace(self._stood, after=0.0)
+        return msgspec.json.encode(said).decode()
 
     def _count_calls(self) -> None:
-        if self.in_main and self.line is None and self in self._durable.scopes:
-            self._count = max(self._durable.keys.count, self._highest_number())
+        if self.in_main and self.line is None and self._stood is not None and self in self._durable.scopes:
+            count = max(self._durable.keys.count, self._highest_number())
+            self._stood = msgspec.structs.replace(self._stood, count=count)
 
     def _gets(self, line: Line) -> None:
         self.line = line.line
@@ -131,8 +137,7 @@ class Scope:
 
     def strike_again(self, line: Line) -> None:
         """The history has come to where it struck."""
-        self._at, self.line = (), line.line
-        self._count = stood(line).count
+        self._stood, self.line = stood(line), line.line
         self.inner.cancel(reason="an earlier attempt was cut short here")
 
     def _ends_in_time(self, *, raises: bool) -> None:
@@ -151,8 +156,8 @@ class Scope:
     def _is_cut_short(self) -> None:
         self._durable.note_cancellation()
         self._count_calls()
-        if self.in_main:
-            self._durable.keys.go_on_after(self._count)
+        if self.in_main and self._stood is not None:
+            self._durable.keys.go_on_after(self._stood.count)
         leave_behind(self._durable, self._durable.history.replay.unopened.leave(self.key))
 
     @contextmanager
