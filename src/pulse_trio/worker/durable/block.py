@@ -59,6 +59,7 @@ class Block:
         self._pending = deque[tuple[Child[Any], NewChild]]()
         self._digests: dict[str, bytes] = {}
         self._flushing = trio.Lock()
+        self._learning = trio.Lock()
         self._flushes = 0
         self.broken: Exception | None = None
         """Why its children cannot be started."""
@@ -267,25 +268,26 @@ class Block:
             return []
         if ids is not None and len(ids) > _WINDOW:
             ids = None
-        members: list[Member] = await self._answer(lambda: trees.members(self.fence, self.number, ids=ids))
-        bad: list[tuple[Child[Any], Member]] = []
-        for member in members:
-            child = self.by_key.get(member.key)
-            if child is None or child.has_ended:
-                continue
-            if member.digest is not None and member.digest != self._digests[member.key]:
-                self.broken = self._mismatch(child, member.job_id)
-                raise self.broken
-            if child.known_id is None:
-                self._written(child, member.job_id, adopted=True)
-            if member.state == "completed":
-                child.completed(member.result)
-            elif member.state in ("dead", "cancelled", "gone"):
-                bad.append((child, member))
-            else:
-                child.is_now(State(member.state))
-        if bad:
-            await self._learn_of_failures(bad)
+        async with self._learning:  # what was read before another task started a child again is no more true of it
+            members: list[Member] = await self._answer(lambda: trees.members(self.fence, self.number, ids=ids))
+            bad: list[tuple[Child[Any], Member]] = []
+            for member in members:
+                child = self.by_key.get(member.key)
+                if child is None or child.has_ended:
+                    continue
+                if member.digest is not None and member.digest != self._digests[member.key]:
+                    self.broken = self._mismatch(child, member.job_id)
+                    raise self.broken
+                if child.known_id is None:
+                    self._written(child, member.job_id, adopted=True)
+                if member.state == "completed":
+                    child.completed(member.result)
+                elif member.state in ("dead", "cancelled", "gone"):
+                    bad.append((child, member))
+                else:
+                    child.is_now(State(member.state))
+            if bad:
+                await self._learn_of_failures(bad)
         return members
 
     async def learn_of_the_living(self) -> None:
