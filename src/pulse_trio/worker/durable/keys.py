@@ -17,6 +17,7 @@ from ...errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 
+    from ..jobs.running_job import RunningJob
     from .calls import CallKind
 
 R = TypeVar("R")
@@ -34,12 +35,14 @@ KEYED, HIGHEST = 2**20, 2**30
 
 
 class Keys:
-    """The keys that one attempt has used; `main` is the task that runs the handler."""
+    """The keys that one attempt has used, and the calls that it has made."""
 
-    __slots__ = ("_count", "_main", "_unawaited", "_used")
+    __slots__ = ("_count", "_main", "_running", "_unawaited", "_used")
 
-    def __init__(self, main: trio.lowlevel.Task | None) -> None:
-        self._main = main
+    def __init__(self, running: RunningJob) -> None:
+        self._running = running
+        self._main = running.task
+        """The task that runs the handler."""
         self._count = 0
         self._used = set[str]()
         self._unawaited: dict[object, tuple[str, Coroutine[Any, Any, Any]]] = {}
@@ -47,10 +50,12 @@ class Keys:
 
     def called(self, what: str, call: Callable[..., Coroutine[Any, Any, R]], *given: Any) -> Coroutine[Any, Any, R]:
         """A durable call is made: `call(*given)` runs when the answer is awaited. `what` is the call as its caller knows it."""
+        self._running.run.check(what)
         made = object()
 
         async def awaited() -> R:
             del self._unawaited[made]
+            self._running.run.check(what)
             return await call(*given)
 
         call_made = awaited()
