@@ -31,7 +31,7 @@ class Asked(Protocol):
     """What a child tells of itself to its block."""
 
     def asked(self) -> None:
-        """The handler reads the state of a child: from now on the block keeps them up to date."""
+        """The handler reads how a child is: the block looks at them within a second."""
         ...
 
     def one_ended(self) -> None:
@@ -108,7 +108,7 @@ class Child(Generic[R]):
 
     @property
     def state(self) -> State:
-        """Its state as last heard, about a second old at most while the block waits for its children."""
+        """Its state as last heard, about a second old at most while the block is open and the handler reads how it is."""
         if not self.has_ended:
             self._block.asked()
         return self._state
@@ -128,6 +128,7 @@ class Child(Generic[R]):
     def outcome(self) -> Ended[R] | None:
         """How it ended; None before. Raises `UsageError` if the result does not fit the return type of the handler."""
         if not self.has_ended:
+            self._block.asked()
             return None
         if self._ended_as is not None:
             member, failed = self._ended_as
