@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -134,6 +134,14 @@ class Child(Generic[R]):
             member, failed = self._ended_as
             return Ended(self._state, None, failed or ChildFailed(_said(self), _only_known(member)))
         return Ended(self._state, cast("R", self._decoded()), None)
+
+    if not TYPE_CHECKING:  # type checkers say it themselves, as long as they do not see this
+
+        def __await__(self) -> NoReturn:
+            raise UsageError(
+                f"nursery.start_soon({self.kind}) is not awaited, for it does not wait: write `child = "
+                "nursery.start_soon(...)`, and read child.result after the block of the durable nursery."
+            )
 
     # What the block says
 
