@@ -117,6 +117,12 @@ def scopes_around(task: trio.lowlevel.Task) -> Iterator[trio.CancelScope]:
         status = status._parent
 
 
+def innermost_scope(owner: trio.lowlevel.Task | trio.Nursery) -> object:
+    """The innermost scope that is open in a task, or was when a nursery was opened. With a Trio that keeps it elsewhere each
+    job gets a new nursery."""
+    return getattr(owner, "_cancel_status", owner)
+
+
 def forget(nursery: trio.Nursery) -> None:
     """Close a nursery for new tasks, as when its parent task has ended."""
     nursery._closed = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import linecache
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,11 @@ async def pack(order: int) -> int:
         (lambda job: job.fail_after(b"1"), "job.fail_after takes .* got b'1'"),
         (lambda job: job.durable_nursery(collect="no"), r"job.durable_nursery\(collect=\) is True or False, got 'no'"),
         (lambda job: job.durable_nursery().__enter__(), "needs `async with job.durable_nursery"),
+        (
+            lambda job: _enter(job.move_on_after(5)),
+            r"job.move_on_after\(...\) needs `with job.move_on_after\(...\) as scope:`",
+        ),
+        (lambda job: _enter(job.fail_after(5)), r"needs `with job.fail_after\(...\) as scope:`, not `async with`"),
     ],
 )
 async def test_a_durable_call_that_cannot_be_is_a_usage_error_that_names_the_call(
@@ -60,6 +66,77 @@ async def test_a_durable_call_that_cannot_be_is_a_usage_error_that_names_the_cal
     job_id = trees.enqueue("order")
     await trees.burst()
     assert (trees.job(job_id)["result"], trees.lines(job_id)) == ("refused", [])
+
+
+async def _enter(block: Any) -> None:
+    async with block:
+        raise AssertionError("it is refused")
+
+
+async def test_a_flush_that_is_not_awaited_fails_the_attempt_and_names_its_line(trees: Trees) -> None:
+    @trees.handlers.job
+    async def child() -> None: ...
+
+    @trees.handlers.job(durable=True, max_attempts=1)
+    async def order(job: Job) -> None:
+        async with job.durable_nursery() as nursery:
+            nursery.start_soon(child)
+            nursery.flush()  # type: ignore[unused-coroutine]
+
+    job_id = trees.enqueue("order")
+    with pytest.warns(RuntimeWarning, match="coroutine 'nursery.flush' was never awaited") as warned:
+        await trees.burst()
+    found = trees.job(job_id)
+    assert found["state"] == "dead"
+    assert "nursery.flush was called and not awaited, so it did nothing: write `await nursery.flush(" in found["error"]
+    (warning,) = warned
+    assert warning.filename == __file__
+    assert "nursery.flush()" in linecache.getline(__file__, warning.lineno)
+
+
+async def test_a_child_is_not_awaited(trees: Trees) -> None:
+    @trees.handlers.job
+    async def child() -> None: ...
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> str:
+        async with job.durable_nursery() as nursery:
+            started: Any = nursery.start_soon(child)
+            with pytest.raises(UsageError) as caught:
+                await started
+        return str(caught.value)
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    assert trees.job(job_id)["result"].startswith(
+        "nursery.start_soon(child) is not awaited, for it does not wait: write"
+    )
+
+
+@pytest.mark.parametrize("key", [None, "patience"])
+async def test_an_end_of_patience_says_which_scope_and_how_long_in_every_attempt(trees: Trees, key: str | None) -> None:
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> str:
+        try:
+            with job.fail_after(timedelta(seconds=0.05), key=key):
+                await job.wait_for_event("never")
+        except trio.TooSlowError as error:
+            said = str(error)
+        await job.step(str)
+        if job.attempt == 1:
+            raise RuntimeError("once more")
+        return said
+
+    job_id = trees.enqueue("order")
+    with trio.fail_after(30):
+        while trees.job(job_id)["finished_at"] is None:
+            await trees.burst()
+            trees.again()
+    name = key or "1:scope"
+    assert (
+        trees.job(job_id)["result"]
+        == f"The block of job.fail_after with the key {name!r} was cut short: it had 0.05 s."
+    )
 
 
 async def test_durations_may_be_of_every_kind_of_number(trees: Trees) -> None:

@@ -527,14 +527,22 @@ async def test_a_durable_call_that_is_not_awaited_fails_the_attempt_by_its_name(
         job.step(charge)  # type: ignore[unused-coroutine]
         return "charged twice"
 
+    made = order.function.__code__.co_firstlineno + 3
+
     @trees.handlers.job(durable=True, max_attempts=1)
     async def sleeper(job: Job) -> None:
         job.sleep(1)  # type: ignore[unused-coroutine]
 
     ids = [trees.enqueue("order"), trees.enqueue("sleeper")]
-    with pytest.warns(RuntimeWarning, match="never awaited"):
+    with pytest.warns(RuntimeWarning, match="never awaited") as warned:
         await trees.burst()
     assert [trees.job(job_id)["state"] for job_id in ids] == ["dead", "dead"]
+    lines = {
+        f"coroutine '{call}' was never awaited": line for call, line in (("job.step", made), ("job.sleep", made + 7))
+    }
+    assert {f"{one.message}": one.lineno for one in warned} == lines
+    assert {one.filename for one in warned} == {__file__}
+    assert f"write `await job.sleep(...)` ({__file__}, line {made + 7})." in trees.job(ids[1])["error"]
     assert (
         "job.step was called and not awaited, so it did nothing: write `await job.step(...)`"
         in trees.job(ids[0])["error"]

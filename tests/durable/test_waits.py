@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 import trio
+from click.testing import CliRunner
 
 from pulse_trio import Job, SyncClient, open_client
+from pulse_trio.cli.jobs import show_job
 from pulse_trio.store.waits import Waits
 from pulse_trio.worker.durable.suspension import Suspension
 from support.stage import parts
@@ -236,7 +238,19 @@ async def test_what_a_suspended_handler_returns_is_ignored_and_said_and_what_it_
     send(trees, first, "approved")
     look(trees)
     await trees.burst()
-    assert trees.job(first)["result"] == "received"
+    assert (trees.job(first)["result"], trees.job(first)["error"]) == ("received", None)
+    # It is told of that attempt, and is no error of the job.
+    shown = await _shown(trees, first)
+    assert "the handler returned a value while it was being suspended" in shown
+    assert "last error" not in shown
+    assert "last error (attempt 1):" in await _shown(trees, second)
+
+
+async def _shown(trees: Trees, job_id: int) -> str:
+    arguments = [str(job_id), "--dsn", trees.dsn]
+    done = await trio.to_thread.run_sync(lambda: CliRunner().invoke(show_job, arguments))
+    assert done.exit_code == 0, done.output
+    return done.output
 
 
 async def test_a_refund_in_a_clean_up_is_not_made_when_the_handler_is_suspended_and_is_made_when_it_is_cancelled(

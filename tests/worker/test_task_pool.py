@@ -294,7 +294,7 @@ async def test_with_a_trio_that_keeps_its_scopes_elsewhere_every_job_gets_a_new_
     async def work() -> None:
         pass
 
-    monkeypatch.setattr(held, "_scopes_of", lambda owner: owner)  # what it gives where the attribute is missing
+    monkeypatch.setattr(held, "innermost_scope", lambda owner: owner)  # what it gives where the attribute is missing
     seen = await nurseries(stage)
     assert len({id(nursery) for nursery in seen}) == len(seen) == 3
 

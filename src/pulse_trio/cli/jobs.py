@@ -152,10 +152,9 @@ def show_job(job_id: int, schema: str | None, dsn: str | None, as_json: bool) ->
     )
     click.echo()
     print_rich(timeline.picture(job, entries, utc_now()))
-    last = next((a for a in reversed(attempts) if a.error is not None), None)
-    error = job.error or (last.error if last is not None else None)
+    error, attempt = life.last_error(job, attempts)
     if error is not None:
-        click.echo(f"\nlast error{f' (attempt {last.attempt})' if last is not None else ''}:")
+        click.echo(f"\nlast error{f' (attempt {attempt})' if attempt is not None else ''}:")
         print_error(error)
 
 

@@ -41,6 +41,8 @@ class Entry:
     detail: str | None = None
 
 
+_NO_FAILURES = frozenset({"suspended", "released", "snoozed", "cancelled", "completed"})
+"""Outcomes of attempts that did not fail. What is noted of them, such as why, is no error of a job that is completed."""
 _LINES = {
     Kind.STEP: "step",
     Kind.STEP_FAILED: "step failed",
@@ -145,6 +147,18 @@ def _attempt(attempt: AttemptRecord, at: datetime) -> Entry:
 def _end(job: JobRecord, attempts: int, took: float) -> str:
     text = f"after {count_of(attempts, 'attempt')}, {duration(took)} after it was enqueued"
     return f"{text}: {job.cancel_reason}" if job.cancel_reason else text
+
+
+def last_error(job: JobRecord, attempts: Sequence[AttemptRecord]) -> tuple[str | None, int | None]:
+    """The last error of a job, with its traceback, and the attempt that had it.
+
+    Of a job that is completed only what its failed attempts had: what is noted of the others stands in their lines.
+    """
+    passed = _NO_FAILURES if job.state is State.COMPLETED else ()
+    last = next((one for one in reversed(attempts) if one.error is not None and one.outcome not in passed), None)
+    if last is None:
+        return job.error, None
+    return job.error or last.error, last.attempt
 
 
 def moment_of(job: JobRecord) -> datetime:

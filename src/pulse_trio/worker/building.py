@@ -36,6 +36,7 @@ from .jobs.common import Common
 from .jobs.job_table import JobTable
 from .jobs.kinds.calls import Calls
 from .jobs.metered import MeteredRunner
+from .jobs.own_run import OwnRun
 from .jobs.runner import Runner
 from .jobs.task_pool import TaskPool
 from .jobs.transactions import Transactions
@@ -136,9 +137,8 @@ def build(
     reports = Reports(jobs, observer, looks)
     progress = ProgressReports(store.progress, observer)
     transactions = Transactions(store.transactions, jobs, codec, plan)
-    common = Common(
-        settings.cleanup, settings.timeout or math.inf, stops, transactions, progress, store.sessions, observer
-    )
+    timeout = settings.timeout or math.inf
+    common = Common(settings.cleanup, timeout, stops, transactions, progress, store.sessions, observer, OwnRun())
     pool = TaskPool(jobs)
     runner = (Runner if plan.meter is None else MeteredRunner)(calls, jobs, pool, reports, common, plan)
 

@@ -85,7 +85,7 @@ class Job:
     @property
     def error(self) -> str | None:
         """The last error, with its traceback."""
-        return self.job.error or next((a.error for a in reversed(self.attempts) if a.error is not None), None)
+        return life.last_error(self.job, self.attempts)[0]
 
 
 async def read(database: Database, job_id: int) -> Job:

@@ -19,7 +19,7 @@ from ...store.trees import CHUNK, Fence, NewChild
 from ...tracing import LONGEST_OF_CHILDREN, carrying
 from .beginning import refusal
 from .children import BY_BLOCK, Child
-from .ear import Ear
+from .ear import WINDOW, Ear
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 _PAUSE, _LONGEST_PAUSE = 0.01, 1.0
 """Seconds until the database is asked again, when a row was locked or the database was away; doubled each time."""
-_WINDOW = 500
-"""Children that are asked for by id. PostgreSQL compares each member of the block with each id."""
 _CANCEL_AGAIN, _LONGEST_CANCEL_AGAIN = 1.0, 60.0
 """Seconds after which a block that closes cancels its children once more; doubled each time."""
 _LOOK = 1.0
@@ -266,7 +264,7 @@ class Block:
         trees = self.durable.parts.trees
         if ids is not None and not ids:
             return []
-        if ids is not None and len(ids) > _WINDOW:
+        if ids is not None and len(ids) > WINDOW:
             ids = None
         async with self._learning:  # what was read before another task started a child again is no more true of it
             members: list[Member] = await self._answer(lambda: trees.members(self.fence, self.number, ids=ids))
@@ -362,23 +360,14 @@ class Block:
 
     @property
     def is_read(self) -> bool:
-        """Whether the handler reads its children's states."""
+        """Whether the handler reads how its children are."""
         return self._ear.interest
 
     async def catch_up(self) -> None:
-        """Keeps `child.state` up to date while the handler reads it.
-
-        Children are claimed in the order in which they were started, mostly, so those that were started first are asked for, a
-        few at a time, until most of them still live.
-        """
-        if not self._ear.take_interest():
-            return
-        alive = [child for child in self.by_key.values() if not child.has_ended and child.known_id is not None]
-        for first in range(0, len(alive), _WINDOW):
-            window = alive[first : first + _WINDOW]
-            await self.learn([child.id for child in window])
-            if sum(child.has_ended for child in window) * 2 < len(window):
-                return
+        """Reads how the children are, if the handler has asked."""
+        if self._ear.take_interest():
+            alive = [child for child in self.by_key.values() if not child.has_ended and child.known_id is not None]
+            await self._ear.catch_up(alive, self.learn)
 
     @property
     def failures(self) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -31,7 +31,7 @@ class Asked(Protocol):
     """What a child tells of itself to its block."""
 
     def asked(self) -> None:
-        """The handler reads the state of a child: from now on the block keeps them up to date."""
+        """The handler reads how a child is: the block looks at them within a second."""
         ...
 
     def one_ended(self) -> None:
@@ -108,7 +108,7 @@ class Child(Generic[R]):
 
     @property
     def state(self) -> State:
-        """Its state as last heard, about a second old at most while the block waits for its children."""
+        """Its state as last heard, about a second old at most while the block is open and the handler reads how it is."""
         if not self.has_ended:
             self._block.asked()
         return self._state
@@ -128,11 +128,20 @@ class Child(Generic[R]):
     def outcome(self) -> Ended[R] | None:
         """How it ended; None before. Raises `UsageError` if the result does not fit the return type of the handler."""
         if not self.has_ended:
+            self._block.asked()
             return None
         if self._ended_as is not None:
             member, failed = self._ended_as
             return Ended(self._state, None, failed or ChildFailed(_said(self), _only_known(member)))
         return Ended(self._state, cast("R", self._decoded()), None)
+
+    if not TYPE_CHECKING:  # type checkers say it themselves, as long as they do not see this
+
+        def __await__(self) -> NoReturn:
+            raise UsageError(
+                f"nursery.start_soon({self.kind}) is not awaited, for it does not wait: write `child = "
+                "nursery.start_soon(...)`, and read child.result after the block of the durable nursery."
+            )
 
     # What the block says
 

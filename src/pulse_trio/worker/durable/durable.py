@@ -60,7 +60,7 @@ class Durable:
         self.running = running
         self.declared = declared
         self.parts = parts
-        self.keys = Keys(running.task)
+        self.keys = Keys(running)
         self.history = History(running, parts.writer, declared.version)
         self.failures = Failures(self.history)
         self.standing: dict[trio.lowlevel.Task, Call] = {}
@@ -101,7 +101,7 @@ class Durable:
         return entering.open_nursery(self, collect=collect, key=key)
 
     def scope(self, seconds: float, key: str | None, *, fail: bool) -> AbstractContextManager[DurableScope]:
-        return scopes.open_scope(self, seconds, key, fail=fail)
+        return scopes.OpenScope(self, seconds, key, fail=fail)
 
     def sleep(self, seconds: float, key: str | None) -> Coroutine[Any, Any, None]:
         return self.keys.called("job.sleep", waits.sleep, self, seconds, key)

@@ -1,17 +1,28 @@
-"""What a block has been told of its children."""
+"""What a block has been told of its children, and what it reads of them while its handler asks how they are."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Any
 
 import trio
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
     from .calls import Call
+    from .children import Child
+
+WINDOW = 500
+"""Children that are asked for together by their ids."""
+_MOST_WINDOWS = 5
+"""Of children that were started later than those whose end is to be expected, in one look."""
+_REST_EVERY = 0.5
+"""Seconds at least between two looks at those. A notification has the first ones read alone, and many may come in a second."""
 
 
 class Ear:
-    """What a block has been told, and whether the handler reads its children's states."""
+    """What a block has been told, and whether the handler reads how its children are."""
 
     def __init__(self) -> None:
         self.event = trio.Event()
@@ -20,6 +31,9 @@ class Ear:
         """Children whose end is not known."""
         self.call: Call | None = None
         """The call that waits for them."""
+        self._read_upto = 0
+        """The id at which the last look at the rest has stopped."""
+        self._rest_due = 0.0
 
     def one_ended(self) -> None:
         self.living -= 1
@@ -32,6 +46,7 @@ class Ear:
         self.living += 1
 
     def asked(self) -> None:
+        # Sets a mark alone, because a handler may read in a thread.
         self.interest = True
 
     def take_interest(self) -> bool:
@@ -40,3 +55,29 @@ class Ear:
 
     def told(self) -> None:
         self.event.set()
+
+    async def catch_up(self, alive: Sequence[Child[Any]], learn: Callable[[Sequence[int]], Awaitable[object]]) -> None:
+        """Reads how the children are that are not known to have ended.
+
+        Most are claimed in the order in which they were started, so those that were started first are read until most of them
+        still live. The others may have ended too, in queues of their own, or before their parent heard that they were written:
+        they are read in turn.
+        """
+        read = 0
+        while read < len(alive):
+            window = alive[read : read + WINDOW]
+            read += len(window)
+            await learn([child.id for child in window])
+            if sum(child.has_ended for child in window) * 2 < len(window):
+                break
+        if rest := [child.id for child in alive[read:]]:
+            if trio.current_time() < self._rest_due:
+                self.interest = True
+                return
+            self._rest_due = trio.current_time() + _REST_EVERY
+            rest.sort()
+            first = bisect_right(rest, self._read_upto)
+            chosen = (rest[first:] + rest[:first])[: WINDOW * _MOST_WINDOWS]
+            self._read_upto = chosen[-1]
+            for start in range(0, len(chosen), WINDOW):
+                await learn(chosen[start : start + WINDOW])

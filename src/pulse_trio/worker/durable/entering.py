@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from .durable import Durable
     from .nursery import DurableNursery
 
+_WHAT = "job.durable_nursery"
+
 
 class _Entering:
     """The awaitable part of opening a block: its call is named and its number found when the block is entered."""
@@ -30,7 +32,8 @@ class _Entering:
         self._opened: Opened | None = None
 
     async def __aenter__(self) -> DurableNursery:
-        call = await begin(self._durable, "block", "", self._key, "job.durable_nursery")
+        self._durable.running.run.check(_WHAT)
+        call = await begin(self._durable, "block", "", self._key, _WHAT)
         number = await _number(self._durable, call.key)
         self._opened = Opened(self._durable, call, Block(self._durable, number, collect=self._collect))
         return await self._opened.__aenter__()
@@ -38,6 +41,7 @@ class _Entering:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
+        self._durable.running.run.check(_WHAT)
         assert self._opened is not None  # noqa: S101 -- it was entered
         return await self._opened.__aexit__(kind, error, traceback)  # noqa: ASYNC102 -- as there
 

@@ -7,8 +7,11 @@ key from their code.
 from __future__ import annotations
 
 import re
+import sys
+import warnings
+from contextlib import suppress
 from inspect import CORO_CLOSED, getcoroutinestate
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import trio
 
@@ -17,6 +20,7 @@ from ...errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 
+    from ..jobs.running_job import RunningJob
     from .calls import CallKind
 
 R = TypeVar("R")
@@ -33,41 +37,72 @@ KEYED, HIGHEST = 2**20, 2**30
 """The numbers of blocks with a key stand between them; the others have that of their call."""
 
 
+class _Made(NamedTuple):
+    """A call that is not awaited yet: `what` as its caller knows it, and where it was made."""
+
+    what: str
+    call: Coroutine[Any, Any, Any]
+    file: str
+    line: int
+    module: dict[str, Any]
+
+    @property
+    def is_left(self) -> bool:
+        """One that was closed is not meant to run."""
+        return getcoroutinestate(self.call) != CORO_CLOSED
+
+
 class Keys:
-    """The keys that one attempt has used; `main` is the task that runs the handler."""
+    """The keys that one attempt has used, and the calls that it has made."""
 
-    __slots__ = ("_count", "_main", "_unawaited", "_used")
+    __slots__ = ("_count", "_main", "_running", "_unawaited", "_used")
 
-    def __init__(self, main: trio.lowlevel.Task | None) -> None:
-        self._main = main
+    def __init__(self, running: RunningJob) -> None:
+        self._running = running
+        self._main = running.task
+        """The task that runs the handler."""
         self._count = 0
         self._used = set[str]()
-        self._unawaited: dict[object, tuple[str, Coroutine[Any, Any, Any]]] = {}
-        """Calls that were made and are not awaited yet, each with its name."""
+        self._unawaited: dict[object, _Made] = {}
 
     def called(self, what: str, call: Callable[..., Coroutine[Any, Any, R]], *given: Any) -> Coroutine[Any, Any, R]:
         """A durable call is made: `call(*given)` runs when the answer is awaited. `what` is the call as its caller knows it."""
+        self._running.run.check(what)
         made = object()
 
         async def awaited() -> R:
             del self._unawaited[made]
+            self._running.run.check(what)
             return await call(*given)
 
-        call_made = awaited()
-        # Python's own warning says what was not awaited.
+        call_made, frame = awaited(), sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+        while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("pulse_trio."):
+            frame = frame.f_back
         call_made.__qualname__ = what
-        self._unawaited[made] = what, call_made
+        self._unawaited[made] = _Made(what, call_made, frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
         return call_made
 
     def check_awaited(self) -> None:
-        """Raises `UsageError` if a durable call was made and not awaited: it did nothing, and the handler takes it for done.
-        One that was closed is not meant to run."""
-        left = [what for what, made in self._unawaited.values() if getcoroutinestate(made) != CORO_CLOSED]
-        for what in left:
-            raise UsageError(f"{what} was called and not awaited, so it did nothing: write `await {what}(...)`.")
+        """Raises `UsageError` if a durable call was made and not awaited: it did nothing, and the handler takes it for done."""
+        for made in self._unawaited.values():
+            if made.is_left:
+                raise UsageError(
+                    f"{made.what} was called and not awaited, so it did nothing: write `await {made.what}(...)` "
+                    f"({made.file}, line {made.line})."
+                )
 
     def forget_unawaited(self) -> None:
-        """The attempt has ended. These calls refer to this object, and would stay until the collector of garbage comes."""
+        """The attempt has ended. These calls refer to this object, and would stay until the collector of garbage comes. Python
+        would warn of them with a line of this file; this warns with the one that made the call."""
+        for made in self._unawaited.values():
+            if made.is_left:
+                made.call.close()
+                # Where warnings are errors, the attempt still ends as it did.
+                with suppress(RuntimeWarning):
+                    warnings.warn_explicit(
+                        f"coroutine '{made.what}' was never awaited", RuntimeWarning, made.file, made.line,
+                        module=made.module.get("__name__"), registry=made.module.setdefault("__warningregistry__", {}),
+                    )  # fmt: skip
         self._unawaited.clear()
 
     @property

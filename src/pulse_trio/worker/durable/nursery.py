@@ -26,7 +26,7 @@ from .scopes import Scope
 from .unopened import body_key
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Coroutine
     from types import TracebackType
 
     from ...lines import Line
@@ -92,8 +92,12 @@ class DurableNursery:
             key = f"#{self._count}"
         return self._block.add(handler, key, args, kwargs)
 
-    async def flush(self) -> None:
+    def flush(self) -> Coroutine[Any, Any, None]:
         """Returns when all children that were started are written, and so have an `id`. Raises what `start_soon` does."""
+        # No `async def`, as in `Job`: a call that is not awaited fails the attempt.
+        return self._block.durable.keys.called("nursery.flush", self._flush)
+
+    async def _flush(self) -> None:
         await trio.lowlevel.checkpoint()
         if (refused := refusal(self._block.durable, "nursery.flush")) is not None:
             raise refused
@@ -125,7 +129,7 @@ class Opened:
         self._nursery = DurableNursery(block)
         self._scope = Scope(durable, body_key(call.key), math.inf)
         self._in_body = True
-        self._body = self._scope.opened(fail=False)
+        self._body = self._scope.opened()
 
     def enter(self) -> DurableNursery:
         """The body begins."""
@@ -345,11 +349,10 @@ async def _shielded_from_scopes(durable: Durable, nursery: trio.Nursery) -> Asyn
 
 
 def _outside_of_the_handler(durable: Durable) -> str | None:
-    """Where the caller runs, if that is a thread or the function of a step (in its task, or in one that it has started)."""
-    try:
-        trio.lowlevel.current_task()
-    except RuntimeError:
-        return "in a thread"
+    """Where the caller runs, if that is a thread, another run of Trio, or the function of a step (in its task, or in one
+    that it has started)."""
+    if (where := durable.running.run.where_else()) is not None:
+        return where
     return "inside of a step" if IN_STEP.get() in durable.standing.values() else None
 
 

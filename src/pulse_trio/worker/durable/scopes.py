@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 import trio
 
+from ...errors import UsageError
 from ...lines import Kind
+from ...text import spelled
 from ...trio_internals import scopes_around
 from .keys import highest_number
 from .left_behind import leave_behind
@@ -27,6 +29,8 @@ from .unopened import OUTERMOST
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+    from contextlib import AbstractContextManager
+    from types import TracebackType
 
     from ...lines import Line
     from .durable import Durable
@@ -74,10 +78,13 @@ class Scope:
     @property
     def cancel_called(self) -> bool:
         """Whether its deadline has struck, or `cancel` was called."""
+        # Trio cancels a scope whose deadline it finds passed when it is asked.
+        self._durable.running.run.check("scope.cancel_called")
         return self.inner.cancel_called or self._is_wanted
 
     def cancel(self) -> None:
         """Cancels the block now."""
+        self._durable.running.run.check("scope.cancel")
         if not self._durable.history.replay.over:
             self._is_wanted = True
             return
@@ -161,8 +168,8 @@ class Scope:
         leave_behind(self._durable, self._durable.history.replay.unopened.leave(self.key))
 
     @contextmanager
-    def opened(self, *, fail: bool) -> Generator[Scope]:
-        """The block."""
+    def opened(self, *, too_slow: str = "") -> Generator[Scope]:
+        """The block. `too_slow`: what the `trio.TooSlowError` says that is raised if it was cut short."""
         with self.inner:
             self._durable.scopes.append(self)
             self._durable.history.replay.scopes.add(self.key)
@@ -182,8 +189,8 @@ class Scope:
                 self._durable.scopes.remove(self)
                 self._durable.history.replay.scopes.discard(self.key)
                 self._durable.cancelling.moves()
-        if fail and self.inner.cancelled_caught:
-            raise trio.TooSlowError
+        if too_slow and self.inner.cancelled_caught:
+            raise trio.TooSlowError(too_slow)
 
 
 def ended_key(key: str) -> str:
@@ -191,19 +198,49 @@ def ended_key(key: str) -> str:
     return f"{key} ended"
 
 
-@contextmanager
-def open_scope(durable: Durable, seconds: float, key: str | None, *, fail: bool) -> Generator[Scope]:
-    """The block of one `job.move_on_after` or `job.fail_after`."""
-    if durable.cancelling.comes_before_a_call():
-        with Scope(durable, _OF_NOTHING, math.inf).opened(fail=fail) as scope:
-            yield scope
-        return
-    durable.cancelling.clean_up_begins()
-    name = durable.keys.next("scope", key, "job.fail_after" if fail else "job.move_on_after")
-    durable.history.cancellations_come_first()
-    until = durable.moment(name, seconds, innermost(durable) or OUTERMOST)
-    with Scope(durable, name, until).opened(fail=fail) as scope:
-        yield scope
+class OpenScope:
+    """The block of one `job.move_on_after`, or of one `job.fail_after`, which raises."""
+
+    __slots__ = ("_block", "_durable", "_key", "_seconds", "_what")
+
+    def __init__(self, durable: Durable, seconds: float, key: str | None, *, fail: bool) -> None:
+        self._durable = durable
+        self._seconds = seconds
+        self._key = key
+        self._what = "job.fail_after" if fail else "job.move_on_after"
+        self._block: AbstractContextManager[Scope] | None = None
+
+    def __enter__(self) -> Scope:
+        self._durable.running.run.check(self._what)
+        self._block = self._opened()
+        return self._block.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        self._durable.running.run.check(self._what)
+        assert self._block is not None  # noqa: S101 -- it was entered
+        return self._block.__exit__(kind, error, traceback)
+
+    async def __aenter__(self) -> NoReturn:
+        raise UsageError(f"{self._what}(...) needs `with {self._what}(...) as scope:`, not `async with`.")
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    def _opened(self) -> AbstractContextManager[Scope]:
+        durable = self._durable
+        if durable.cancelling.comes_before_a_call():
+            return Scope(durable, _OF_NOTHING, math.inf).opened(too_slow=self._too_slow(_OF_NOTHING))
+        durable.cancelling.clean_up_begins()
+        name = durable.keys.next("scope", self._key, self._what)
+        durable.history.cancellations_come_first()
+        until = durable.moment(name, self._seconds, innermost(durable) or OUTERMOST)
+        return Scope(durable, name, until).opened(too_slow=self._too_slow(name))
+
+    def _too_slow(self, key: str) -> str:
+        if self._what == "job.move_on_after":
+            return ""
+        return f"The block of job.fail_after with the key {key!r} was cut short: it had {spelled(self._seconds)}."
 
 
 def innermost(durable: Durable) -> str | None:

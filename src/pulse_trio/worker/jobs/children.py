@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
 from ...describing import Carried, CarriedBase, carried
 from .interrupts import as_users
+
+if TYPE_CHECKING:
+    from .own_run import OwnRun
 
 ENDED = "job.nursery can be used only while the job runs: until its handler and its last child have ended."
 
@@ -19,6 +22,9 @@ class NurseryOwner(Protocol):
     def scope_nursery(self) -> trio.Nursery | None: ...
 
     def end_heartbeat(self) -> None: ...
+
+    @property
+    def run(self) -> OwnRun: ...
 
 
 class Children:
@@ -41,25 +47,27 @@ class Children:
 
     @property
     def cancel_scope(self) -> trio.CancelScope:
+        self._job.run.check("job.nursery.cancel_scope")
         self.scope_shown = True
         return self._nursery.cancel_scope
 
     def start_soon(self, async_fn: Any, /, *args: Any, name: object = None) -> None:
         """Starts a child of the job; see `trio.Nursery.start_soon`."""
-        self._check_open()
+        self._check_open("job.nursery.start_soon")
         self._nursery.start_soon(self._run, async_fn, args, name=name or async_fn)
         self.running += 1  # here, and not where it begins: the handler may return before that
 
     async def start(self, async_fn: Any, /, *args: Any, name: object = None) -> Any:
         """Starts a child and waits until it reports that it has started; see `trio.Nursery.start`."""
-        self._check_open()
+        self._check_open("job.nursery.start")
         try:
             return await self._nursery.start(self._run_started, async_fn, args, name=name or async_fn)
         except (Carried, CarriedBase) as carrier:
             error = carrier.original
         raise error
 
-    def _check_open(self) -> None:
+    def _check_open(self, what: str) -> None:
+        self._job.run.check(what)
         if self._job.scope_nursery is None:
             raise RuntimeError(ENDED)
 

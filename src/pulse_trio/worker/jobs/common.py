@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ...jobs import CancelReason, Claim, JobTransaction, Outcome
     from ...observe import Observer
     from .cleanup import CleanUp
+    from .own_run import OwnRun
     from .running_job import RunningJob
 
 
@@ -57,7 +58,7 @@ class DatabaseClock(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """What all jobs of a worker share: one reference for each job instead of seven. `cleanup` and `timeout` in seconds
+    """What all jobs of a worker share: one reference for each job instead of eight. `cleanup` and `timeout` in seconds
     (infinity: no timeout)."""
 
     cleanup: float
@@ -67,6 +68,7 @@ class Common:
     progress: ProgressSink
     clock: DatabaseClock
     observer: Observer
+    run: OwnRun
 
 
 class Attempt(DurableCalls, Protocol):

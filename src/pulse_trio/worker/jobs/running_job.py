@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import trio
 
 from ...states import options_of
+from ...trio_internals import innermost_scope
 from .children import ENDED as NURSERY_ENDED
 from .children import Children
 from .cleanup import CleanUp
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from ..metrics.meter import Pair
     from .common import Attempt, Common
     from .job_states import JobState
+    from .own_run import OwnRun
 
 _NEVER = math.inf
 
@@ -170,7 +172,7 @@ class RunningJob:
             (self._children is None or not self._children.scope_shown)
             and not self._heartbeat_joined
             and not nursery.child_tasks
-            and _scopes_of(task) is _scopes_of(nursery)
+            and innermost_scope(task) is innermost_scope(nursery)
             and not nursery.cancel_scope.cancel_called
         )
 
@@ -201,9 +203,14 @@ class RunningJob:
     def children_left(self, nursery: trio.Nursery, task: trio.lowlevel.Task) -> Children | None:
         """The handler's children, if they run and nothing else is left of it."""
         left = self._children
-        return left if left is not None and left.running and _scopes_of(task) is _scopes_of(nursery) else None
+        return left if left is not None and left.running and innermost_scope(task) is innermost_scope(nursery) else None
+
+    @property
+    def run(self) -> OwnRun:
+        return self._common.run
 
     def cleanup(self) -> AbstractContextManager[trio.CancelScope]:
+        self.run.check("job.cleanup()")
         self._cleanup = self._cleanup or CleanUp(self, self._common)
         return self._cleanup.block()
 
@@ -214,6 +221,7 @@ class RunningJob:
 
     def begin_transaction(self) -> Attempt | None:
         """Returns the attempt of a durable handler, which says when the transaction may begin."""
+        self.run.check("job.transaction()")
         if self.transaction == "committed":
             raise RuntimeError("The job is completed by its first job.transaction(); there can be no second.")
         if self.transaction is not None:
@@ -299,6 +307,7 @@ class RunningJob:
     # Progress
 
     def progress(self, fraction: float, message: str | None) -> None:
+        self.run.check("job.progress")
         self._progressed = True
         self._common.progress.say(self.claim, fraction, message)
 
@@ -333,12 +342,10 @@ class RunningJob:
     def time_stopped(self) -> Generator[None]:
         """The handler waits for a slot: its timeout begins at the end of the block."""
         limit = self.timeout_deadline - self.sent
-        self._limit_to(math.inf)
+        self.timeout_deadline = math.inf
+        self._deadline_moved()
         yield
-        self._limit_to(trio.current_time() + limit)
-
-    def _limit_to(self, timeout_deadline: float) -> None:
-        self.timeout_deadline = timeout_deadline
+        self.timeout_deadline = trio.current_time() + limit
         self._deadline_moved()
 
     def _deadline_moved(self) -> None:
@@ -351,6 +358,8 @@ class RunningJob:
     def cancel_reason(self) -> CancelReason | None:
         if self.reason is None:
             try:
+                if not self.run.is_current:
+                    return self.reason_at(self.run.now())
                 self.reason = self._deadline_reason()
             except RuntimeError:
                 # A handler in a thread, which no Cancelled reaches, asks whether to go on.
@@ -378,12 +387,6 @@ class RunningJob:
         if first == self.timeout_deadline:
             return "timeout"
         return "deadline" if first == self.job_deadline else "lease-unproven"
-
-
-def _scopes_of(owner: trio.lowlevel.Task | trio.Nursery) -> object:
-    """The innermost scope that is open in a task, or was when a nursery was opened. Trio does not publish it. With a Trio that
-    keeps it elsewhere each job gets a new nursery."""
-    return getattr(owner, "_cancel_status", owner)
 
 
 def _not_cancelled(_: object) -> trio.lowlevel.Abort:
