@@ -13,7 +13,7 @@ import pytest
 from pulse_trio.cli.doctor import doctor
 from pulse_trio.doctor import RUNBOOK, Finding, diagnose, judge_line, judge_server
 from pulse_trio.store import health
-from pulse_trio.store.family import StuckMember
+from pulse_trio.store.family import StuckJobs, StuckTree, StuckTrees
 from pulse_trio.store.health import Failing, Health, Holder, PutBack, Quarantined, Server, Storage
 from pulse_trio.store.operations import WorkerRecord
 from pulse_trio.store.queues import QueueRecord
@@ -53,19 +53,58 @@ def of_health(**changes: Any) -> list[Finding]:
 
 
 @pytest.mark.parametrize(
-    ("why", "what", "do"),
+    ("waits", "what", "do"),
     [
-        ("paused queue", "whose queue packers is paused", "queues resume packers"),
-        ("paused kind", "whose kind pack is paused", "queues resume --kind pack"),
-        ("unserved queue", "which no live worker serves", "Start a worker that serves packers"),
-        ("unwatched", "nothing would tell it", "jobs tree 12"),
+        (
+            StuckJobs("paused queue", "packers", None, 1, 12),
+            "waits for job 12 of the queue packers, which is paused",
+            "pulse-trio queues resume packers; or: pulse-trio jobs cancel 7",
+        ),
+        (
+            StuckJobs("paused kind", None, "pack", 300, 12),
+            "waits for 300 jobs (the first is 12) of the kind pack, which is paused",
+            "pulse-trio queues resume --kind pack; or: pulse-trio jobs cancel 7",
+        ),
+        (
+            StuckJobs("unserved queue", "packers", None, 1_200, 12),
+            "waits for 1,200 jobs (the first is 12) of the queue packers, which no live worker serves",
+            "Start a worker that serves packers; or: pulse-trio jobs cancel 7",
+        ),
+        (
+            StuckJobs("unwatched", "packers", None, 1, 12),
+            "waits for job 12, and nothing would tell it that it may go on (rows deleted by hand?)",
+            "Any worker's watchdog looks at job 12 within minutes (see: pulse-trio jobs tree 12); or: pulse-trio jobs cancel 7",
+        ),
     ],
+    ids=lambda value: value.why.replace(" ", "-") if isinstance(value, StuckJobs) else "",
 )
-def test_a_job_that_holds_up_its_tree_is_named(why: str, what: str, do: str) -> None:
-    (found,) = of_health(stuck=[StuckMember(7, 12, "packers", "pack", why)])
+def test_what_a_tree_waits_for_is_one_finding(waits: StuckJobs, what: str, do: str) -> None:
+    (found,) = of_health(stuck=StuckTrees([StuckTree(7, [waits])], 1))
     assert (found.level, found.check) == ("warning", "trees")
-    assert what in found.what
-    assert do in (found.do or "")
+    assert found.what == f"the tree of job 7 {what}"
+    assert found.do == do
+
+
+def test_a_tree_that_waits_for_several_things_is_one_finding_and_the_trees_that_are_left_out_are_counted() -> None:
+    waits = [
+        StuckJobs("unserved queue", "packers", None, 9, 12),
+        StuckJobs("paused kind", None, "label", 2, 30),
+    ]
+    first = [StuckTree(7, waits, others=2), StuckTree(8, waits[:1])]
+    one, two, rest = of_health(stuck=StuckTrees(first, 4_321))
+    assert one.what == (
+        "the tree of job 7 waits for 9 jobs (the first is 12) of the queue packers, which no live worker serves; "
+        "waits for 2 jobs (the first is 30) of the kind label, which is paused; and for 2 more reasons"
+    )
+    assert one.do == (
+        "Start a worker that serves packers; pulse-trio queues resume --kind label; or: pulse-trio jobs cancel 7"
+    )
+    assert two.what.startswith("the tree of job 8 waits for 9 jobs")
+    assert rest.what == "4,319 more trees wait like that"
+    *_, rest = of_health(stuck=StuckTrees(first, 3, at_least=True))
+    assert rest.what == "at least 1 more tree waits like that"
+    *_, rest = of_health(stuck=StuckTrees(first, 2, at_least=True))
+    assert rest.what == "not all jobs that wait were read: more trees may wait like that, and more jobs of these"
 
 
 def test_nothing_is_wrong_with_what_is_healthy() -> None:

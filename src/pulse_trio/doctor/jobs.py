@@ -8,11 +8,11 @@ from ..store import health as looking
 from ..text import count_of, duration
 from .findings import BACKLOG, ENOUGH_ATTEMPTS, FAILING, FULL, LATE, RESCUED, WAITED, Finding
 from .tables import holders, storage_of
+from .trees import judge_trees
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..store.family import StuckMember
     from ..store.health import Health, PutBack, Quarantined
 
 _UNFIT = "UnfitArguments: "
@@ -45,7 +45,7 @@ def diagnose(found: Health) -> Iterator[Finding]:
     yield from _slots(found)
     yield from _attempts(found)
     yield from _schedules(found)
-    yield from (Finding("warning", "trees", *_advice(stuck)) for stuck in found.stuck)
+    yield from judge_trees(found.stuck)
     for job in found.quarantined:
         since = f"for {duration(job.age)}" if job.since is not None else "since before this version"
         where = f"process {job.host}:{job.pid} runs it" if job.pid is not None else "it waits"
@@ -222,25 +222,3 @@ def _more(queue: str, found: Health) -> str:
     if not any(queue in w.queues or w.queues == ["*"] for w in found.workers if w.state == "running"):
         return f"No running worker serves that queue: start one with --queues {queue}"
     return "Add workers or raise --concurrency, unless a limit holds the queue back (pulse-trio queues list)."
-
-
-def _advice(stuck: StuckMember) -> tuple[str, str]:
-    """What keeps a job of a tree from going on, and what to do about it."""
-    tree = f"the tree of job {stuck.root_id}"
-    match stuck.why:
-        case "paused queue":
-            return f"{tree} waits for job {stuck.job_id}, whose queue {stuck.queue} is paused", (
-                f"pulse-trio queues resume {stuck.queue}; or: pulse-trio jobs cancel {stuck.root_id}"
-            )
-        case "paused kind":
-            return f"{tree} waits for job {stuck.job_id}, whose kind {stuck.kind} is paused", (
-                f"pulse-trio queues resume --kind {stuck.kind}; or: pulse-trio jobs cancel {stuck.root_id}"
-            )
-        case "unserved queue":
-            return f"{tree} waits for job {stuck.job_id} on {stuck.queue}, which no live worker serves", (
-                f"Start a worker that serves {stuck.queue}; or: pulse-trio jobs cancel {stuck.root_id}"
-            )
-        case _:
-            return f"job {stuck.job_id} waits, and nothing would tell it that it may go on (rows deleted by hand?)", (
-                f"Any worker's watchdog looks at it within minutes; see: pulse-trio jobs tree {stuck.job_id}"
-            )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .family import stuck
+from .family import StuckTrees, stuck
 from .needed import missing_rights
 from .operations import Query, workers
 from .watching import MOST, listed
@@ -13,7 +13,6 @@ from .watching import MOST, listed
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from .family import StuckMember
     from .operations import Operation, WorkerRecord
     from .queues import QueueRecord
 
@@ -143,8 +142,8 @@ class Health:
     ids_behind: int | None = 0
     """How many ids the sequence is behind the highest job; None if this role may not ask."""
     row_security: list[RowSecurity] = field(default_factory=list[RowSecurity])
-    stuck: list[StuckMember] = field(default_factory=list["StuckMember"])
-    """Jobs of trees that do not go on by themselves."""
+    stuck: StuckTrees = field(default_factory=StuckTrees)
+    """Trees that do not go on by themselves."""
     failing: list[Failing] = field(default_factory=list[Failing])
     rescued: int = 0
     """Attempts of workers that died, within the last quarter of an hour; at least so many."""
@@ -176,7 +175,7 @@ def health(known: Server) -> Operation[Health]:
         behind = (yield Query("doctor_ids", {}, PATIENCE))[0][0]
     suspects = yield from quarantined()
     hidden = yield from row_security()
-    still = (yield from stuck()) if may_look else []
+    still = (yield from stuck()) if may_look else StuckTrees()
     *kinds, (_, _, rescued, _, _) = yield Query("doctor_recent", {}, PATIENCE)
     failing = [Failing(*row) for row in kinds]
     rows = yield Query("metrics_schedules", {"most": SCHEDULES}, PATIENCE)
