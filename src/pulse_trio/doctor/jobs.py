@@ -13,12 +13,15 @@ from .trees import judge_trees
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..store.health import Health, PutBack, Quarantined
+    from ..store.health import Health, Left, PutBack, Quarantined
+    from ..store.operations import WorkerRecord
 
 _UNFIT = "UnfitArguments: "
 """What the error of a job begins with that its worker's handler cannot take."""
 RUNS_LONG = 3600.0
 """Seconds after which the doctor reports a running attempt."""
+NAMED = 5
+"""How many stale workers are named."""
 
 
 def diagnose(found: Health) -> Iterator[Finding]:
@@ -90,14 +93,7 @@ def _released(back: PutBack) -> Finding:
 
 
 def _workers(found: Health) -> Iterator[Finding]:
-    for worker in found.workers:
-        if worker.state == "stale":
-            yield Finding(
-                "warning",
-                "stale worker",
-                f"{worker.host}:{worker.pid} shows no sign of life; its jobs are rescued when their leases run out",
-                "Was it killed, stopped (SIGSTOP), or cut off? If its process still exists: pulse-trio stack, or kill it.",
-            )
+    yield from _stale([worker for worker in found.workers if worker.state == "stale"], found.left)
     live = [worker for worker in found.workers if worker.state in ("running", "draining")]
     waiting = sum(queue.available for queue in found.queues)
     more = any(queue.at_least for queue in found.queues)
@@ -124,6 +120,33 @@ def _workers(found: Health) -> Iterator[Finding]:
             "Start one: pulse-trio run app:handlers",
             alert="PulseNoWorkers",
         )
+
+
+def _stale(workers: list[WorkerRecord], left: Left | None) -> Iterator[Finding]:
+    """The workers that are silent, and what they hold now."""
+    if not workers:
+        return
+    names = ", ".join(f"{worker.host}:{worker.pid}" for worker in workers[:NAMED])
+    if len(workers) > NAMED:
+        names += f" and {len(workers) - NAMED:,} more"
+    one = len(workers) == 1
+    silent = "1 worker shows" if one else f"{len(workers):,} workers show"
+    yield Finding(
+        "warning",
+        "stale worker",
+        f"{silent} no sign of life ({names}); {_held(left, 'it' if one else 'them')}",
+        "Were they killed, stopped (SIGSTOP), or cut off? If a process still exists: pulse-trio stack, or kill it.",
+    )
+
+
+def _held(left: Left | None, whom: str) -> str:
+    if left is None or not left.jobs or left.seconds is None:
+        return f"nothing is held by {whom} any more"
+    jobs = _at_least(left.jobs, left.jobs >= looking.MOST_LEFT)
+    verb = "is" if left.jobs == 1 else "are"
+    if left.seconds > 0:
+        return f"{jobs} {verb} held by {whom} until the last lease runs out, in {duration(left.seconds)}"
+    return f"{jobs} {verb} still held by {whom}, with leases that have run out: a live worker's watchdog rescues them"
 
 
 def _queues(found: Health) -> Iterator[Finding]:
