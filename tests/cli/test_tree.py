@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,25 @@ async def test_a_jobs_timeline_has_its_history_and_its_place_in_the_tree(command
     assert "child key    parcel-0" in shown
     listed = (await command("queues", "list")).stdout
     assert "suspended" in listed
+
+
+async def test_the_day_that_a_suspended_job_never_sees_is_shown_nowhere(command: Command, dsn: str) -> None:
+    root, _ = plant(dsn)
+    for arguments in (("jobs", "show", str(root)), ("jobs", "list"), ("top", "--once", "--state", "all")):
+        shown = (await command(*arguments)).stdout
+        assert str(root) in shown
+        assert "9999" not in shown
+        assert not re.search(r"in \d+ d", shown)
+    assert re.search(
+        r"^waits  +It waits for jobs that it started", (await command("jobs", "show", str(root))).stdout, re.MULTILINE
+    )
+    assert json.loads((await command("jobs", "show", str(root), "--json")).stdout)["run_at"] is None
+    (listed,) = json.loads((await command("jobs", "list", "--state", "suspended", "--json")).stdout)
+    assert listed["run_at"] is None
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("UPDATE pulse.job SET run_at = now() + interval '3 days' WHERE id = %s", [root])
+    assert re.search(r"suspended .* in 3 d ", (await command("jobs", "list")).stdout)
+    assert "run          " in (await command("jobs", "show", str(root))).stdout
 
 
 async def test_refusals_name_the_root(command: Command, dsn: str) -> None:

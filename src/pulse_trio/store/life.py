@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from ..lines import Kind
+from ..records import FAR
 from ..states import State
 from ..text import count_of, duration
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 SHORT = 100
 """Characters of a step's value, or of a payload, in a line of the timeline."""
-NEVER = 9999
-"""The year until which a job is suspended that waits for no moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +83,8 @@ def life_of(
     if job.finished_at is not None:
         took = (job.finished_at - job.created_at).total_seconds()
         entries.append(Entry(job.finished_at, str(job.state), detail=_end(job, len(attempts), took)))
-    elif job.state is not State.RUNNING and not (job.state is State.SUSPENDED and job.run_at.year == NEVER):
-        entries.append(Entry(job.run_at, "due", detail=str(job.state)))
+    elif job.state is not State.RUNNING and (due := due_of(job)) is not None:
+        entries.append(Entry(due, "due", detail=str(job.state)))
     return entries
 
 
@@ -147,8 +146,13 @@ def _end(job: JobRecord, attempts: int, took: float) -> str:
     return f"{text}: {job.cancel_reason}" if job.cancel_reason else text
 
 
-def moment_of(job: JobRecord) -> datetime:
+def due_of(job: JobRecord) -> datetime | None:
+    """When a job is or was due; None for one that is suspended until what it waits for is there."""
+    return None if job.run_at == FAR else job.run_at
+
+
+def moment_of(job: JobRecord) -> datetime | None:
     """The most relevant time of a job in its state: when it ended, began, or is due."""
     if job.state is State.RUNNING and job.started_at is not None:
         return job.started_at
-    return job.finished_at or job.run_at
+    return job.finished_at or due_of(job)
