@@ -49,7 +49,7 @@ _LINES = {
     Kind.BLOCK: "children ended",
     Kind.BLOCK_FAILED: "children failed",
     Kind.SCOPE_CANCELLED: "deadline struck",
-    Kind.CANCELLED: "cancelled",
+    Kind.CANCELLED: "clean-up begins",
 }
 """What a line of a history says. A kind that is not here is no event of its own."""
 
@@ -72,7 +72,7 @@ def life_of(
         why = f"by {asked.requested_by}" + (f": {said}" if said else "")
         entries.append(Entry(asked.requested_at, "cancel asked", detail=why))
         if asked.delivered_at is not None:
-            entries.append(Entry(asked.delivered_at, "cancel delivered"))
+            entries.append(Entry(_delivered(asked.requested_at, asked.delivered_at, lines), "cancel delivered"))
     entries += [
         Entry(line.written_at, _LINES[kind], detail=_said(kind, line)) for line in lines for kind in _kinds(line)
     ]
@@ -86,6 +86,13 @@ def life_of(
     elif job.state is not State.RUNNING and (due := due_of(job)) is not None:
         entries.append(Entry(due, "due", detail=str(job.state)))
     return entries
+
+
+def _delivered(asked: datetime, noted: datetime, lines: Sequence[HistoryLine]) -> datetime:
+    """When a cancellation had reached the handler. The worker notes it a little later, and the handler's clean-up may have
+    begun by then."""
+    began = [one.written_at for one in lines if one.kind == Kind.CANCELLED and one.written_at >= asked]
+    return min([noted, *began])
 
 
 def _kinds(line: HistoryLine) -> list[Kind]:
