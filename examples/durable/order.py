@@ -11,6 +11,7 @@ person's `pulse-trio jobs cancel`, the refund is paid once: it is a step, and it
 from __future__ import annotations
 
 from datetime import timedelta
+from uuid import uuid4
 
 import msgspec
 
@@ -26,8 +27,14 @@ class Approval(msgspec.Struct):
     yes: bool = True
 
 
-async def charge_card(order_id: int) -> str:
-    """Stands for a call of the payment provider. Its name for the charge is the key that makes a repetition harmless."""
+async def new_key() -> str:
+    """A key for the payment provider: as a step's result the same in all attempts, and another when the job begins anew."""
+    return str(uuid4())
+
+
+async def charge_card(order_id: int, key: str) -> str:
+    """Stands for a call of the payment provider: a second one with the same key charges nothing. Returns its name for the
+    charge."""
     return f"charge-{order_id}"
 
 
@@ -50,7 +57,8 @@ async def pack(order_id: int, parcel: int) -> str:
 @handlers.job(durable=True)
 async def order(job: Job, order_id: int, parcels: int = 2) -> str:
     """One order, from the payment to the approval. Returns the name of the label's file."""
-    charge = await job.step(charge_card, order_id)
+    key = await job.step(new_key)
+    charge = await job.step(charge_card, order_id, key)
     try:
         label = await packed(job, order_id, parcels)
         await approved(job)

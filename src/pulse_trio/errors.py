@@ -86,7 +86,7 @@ class NoCurrentJob(UsageError, LookupError):
 
 
 class UnknownJob(UsageError):
-    """No job has that id (or its retention has passed)."""
+    """No job has that id (it was deleted, or ended longer ago than its retention)."""
 
 
 class NotDurable(UsageError):

@@ -227,7 +227,8 @@ class JobTransaction(Protocol):
 
 
 class Job(Labelled):
-    """A handler's view of its job. Deduplicate remote effects on `(job.id, job.attempt)`."""
+    """A handler's view of its job. Deduplicate remote effects on `(job.id, job.attempt)`; in a durable job, which may undo them
+    and begin anew, on a key that its first step draws."""
 
     __slots__ = ("_claim", "_runtime")
     _claim: Claim

@@ -28,5 +28,7 @@ def plain(value: object) -> object:
 
 
 def _field(field: dataclasses.Field[Any], value: object) -> object:
+    if value is not None and value == field.metadata.get("never"):
+        return None
     # A number, but as text: JavaScript and jq round numbers above 2^53, and the rounded session would match no worker.
     return str(value) if "session" in field.metadata and value is not None else plain(value)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from datetime import datetime
+
+FAR: Final = datetime(9999, 12, 30, tzinfo=UTC)
+"""When a suspended job is due that waits for no moment: `far()` in the database. Nobody is told of that day."""
+
+DUE: Mapping[str, datetime] = {"never": FAR}
+"""A field that is null in JSON where it has this value."""
 
 SESSION: Mapping[str, bool] = {"session": True}
 """A field that holds a worker's session: 63 bits, more than many JSON readers keep of a number (JavaScript and jq keep 53)."""
@@ -41,7 +47,8 @@ class JobRecord:
     priority: int
     attempt: int
     max_attempts: int
-    run_at: datetime
+    run_at: datetime = field(metadata=DUE)
+    """When it is or was due. The year 9999 (null in JSON) for a job that is suspended and waits for no moment."""
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None

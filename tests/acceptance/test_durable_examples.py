@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -66,6 +67,10 @@ def calls(processes: Processes) -> list[str]:
     return (processes.folder / "calls.txt").read_text().splitlines()
 
 
+def without_keys(processes: Processes) -> list[str]:
+    return [re.sub(r"'[0-9a-f-]{36}'", "KEY", call) for call in calls(processes)]
+
+
 def enqueue(dsn: str, kind: str, **args: Any) -> int:
     return SyncClient(dsn).enqueue(kind, args).id
 
@@ -104,7 +109,7 @@ async def test_an_order_that_is_approved_is_charged_once_and_completes_with_its_
     SyncClient(dsn).send_event(job_id, "approved", {"by": "Ada"})
     state, _, result = await settled(dsn, job_id)
     assert (state, result) == ("completed", "label-42.pdf")
-    assert calls(processes) == ["charge_card (42,)"]
+    assert without_keys(processes) == ["charge_card (42, KEY)"]
     assert rows(
         dsn, "SELECT kind, state::text FROM pulse.jobs WHERE parent_id = %(id)s ORDER BY 1", {"id": job_id}
     ) == [
@@ -118,7 +123,7 @@ async def test_an_order_that_is_refused_is_refunded_once(dsn: str, processes: Pr
     job_id = await paid(dsn, processes)
     SyncClient(dsn).send_event(job_id, "approved", {"by": "Ada", "yes": False})
     assert (await settled(dsn, job_id))[0] == "dead"
-    assert calls(processes) == ["charge_card (42,)", "refund ('charge-42',)"]
+    assert without_keys(processes) == ["charge_card (42, KEY)", "refund ('charge-42',)"]
 
 
 async def test_an_order_that_is_cancelled_while_it_waits_runs_once_more_and_is_refunded_once(
@@ -127,7 +132,29 @@ async def test_an_order_that_is_cancelled_while_it_waits_runs_once_more_and_is_r
     job_id = await paid(dsn, processes)
     SyncClient(dsn).cancel(job_id)
     assert (await settled(dsn, job_id))[0] == "cancelled"
-    assert calls(processes) == ["charge_card (42,)", "refund ('charge-42',)"]
+    assert without_keys(processes) == ["charge_card (42, KEY)", "refund ('charge-42',)"]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_the_key_of_a_charge_is_the_same_after_a_crash_and_another_when_the_job_begins_anew(
+    dsn: str, processes: Processes, when: str
+) -> None:
+    take(processes, "order", "charge_card", "refund")
+    job_id = enqueue(dsn, "order", order_id=42)
+    first = await worker(processes, dsn, "order_killed", "--queues=default,packers", KILL_AT="1", KILLED=when)
+    assert await first.ended() == -signal.SIGKILL
+    await worker(processes, dsn, "order_killed", "--queues=default,packers")
+    waits = "SELECT 1 FROM pulse.jobs WHERE id = %(id)s AND state = 'suspended'"
+    await until(dsn, waits, {"id": job_id})
+    SyncClient(dsn).cancel(job_id)
+    assert (await settled(dsn, job_id))[0] == "cancelled"
+    SyncClient(dsn).retry(job_id)
+    await until(dsn, waits, {"id": job_id})
+    killed, again, refund, anew = calls(processes)
+    assert killed == again
+    assert refund == "refund ('charge-42',)"
+    assert anew != again
+    assert anew.startswith("charge_card (42, ")
 
 
 async def test_a_fan_out_of_ten_thousand_is_cancelled_half_way_and_nothing_of_it_runs_on(

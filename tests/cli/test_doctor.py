@@ -13,10 +13,12 @@ import pytest
 from pulse_trio.cli.doctor import doctor
 from pulse_trio.doctor import RUNBOOK, Finding, diagnose, judge_line, judge_server
 from pulse_trio.store import health
-from pulse_trio.store.family import StuckMember
-from pulse_trio.store.health import Failing, Health, Holder, PutBack, Quarantined, Server, Storage
+from pulse_trio.store.family import StuckJobs, StuckTree, StuckTrees
+from pulse_trio.store.health import MOST_LEFT, Failing, Health, Holder, Left, PutBack, Quarantined, Server, Storage
 from pulse_trio.store.operations import WorkerRecord
 from pulse_trio.store.queues import QueueRecord
+from pulse_trio.store.watching import Depths
+from pulse_trio.web.reading import overview
 from support.stores import Window, claim, end, open_store
 
 if TYPE_CHECKING:
@@ -53,19 +55,58 @@ def of_health(**changes: Any) -> list[Finding]:
 
 
 @pytest.mark.parametrize(
-    ("why", "what", "do"),
+    ("waits", "what", "do"),
     [
-        ("paused queue", "whose queue packers is paused", "queues resume packers"),
-        ("paused kind", "whose kind pack is paused", "queues resume --kind pack"),
-        ("unserved queue", "which no live worker serves", "Start a worker that serves packers"),
-        ("unwatched", "nothing would tell it", "jobs tree 12"),
+        (
+            StuckJobs("paused queue", "packers", None, 1, 12),
+            "waits for job 12 of the queue packers, which is paused",
+            "pulse-trio queues resume packers; or: pulse-trio jobs cancel 7",
+        ),
+        (
+            StuckJobs("paused kind", None, "pack", 300, 12),
+            "waits for 300 jobs (the first is 12) of the kind pack, which is paused",
+            "pulse-trio queues resume --kind pack; or: pulse-trio jobs cancel 7",
+        ),
+        (
+            StuckJobs("unserved queue", "packers", None, 1_200, 12),
+            "waits for 1,200 jobs (the first is 12) of the queue packers, which no live worker serves",
+            "Start a worker that serves packers; or: pulse-trio jobs cancel 7",
+        ),
+        (
+            StuckJobs("unwatched", "packers", None, 1, 12),
+            "waits for job 12, and nothing would tell it that it may go on (rows deleted by hand?)",
+            "Any worker's watchdog looks at job 12 within minutes (see: pulse-trio jobs tree 12); or: pulse-trio jobs cancel 7",
+        ),
     ],
+    ids=lambda value: value.why.replace(" ", "-") if isinstance(value, StuckJobs) else "",
 )
-def test_a_job_that_holds_up_its_tree_is_named(why: str, what: str, do: str) -> None:
-    (found,) = of_health(stuck=[StuckMember(7, 12, "packers", "pack", why)])
+def test_what_a_tree_waits_for_is_one_finding(waits: StuckJobs, what: str, do: str) -> None:
+    (found,) = of_health(stuck=StuckTrees([StuckTree(7, [waits])], 1))
     assert (found.level, found.check) == ("warning", "trees")
-    assert what in found.what
-    assert do in (found.do or "")
+    assert found.what == f"the tree of job 7 {what}"
+    assert found.do == do
+
+
+def test_a_tree_that_waits_for_several_things_is_one_finding_and_the_trees_that_are_left_out_are_counted() -> None:
+    waits = [
+        StuckJobs("unserved queue", "packers", None, 9, 12),
+        StuckJobs("paused kind", None, "label", 2, 30),
+    ]
+    first = [StuckTree(7, waits, others=2), StuckTree(8, waits[:1])]
+    one, two, rest = of_health(stuck=StuckTrees(first, 4_321))
+    assert one.what == (
+        "the tree of job 7 waits for 9 jobs (the first is 12) of the queue packers, which no live worker serves; "
+        "waits for 2 jobs (the first is 30) of the kind label, which is paused; and for 2 more reasons"
+    )
+    assert one.do == (
+        "Start a worker that serves packers; pulse-trio queues resume --kind label; or: pulse-trio jobs cancel 7"
+    )
+    assert two.what.startswith("the tree of job 8 waits for 9 jobs")
+    assert rest.what == "4,319 more trees wait like that"
+    *_, rest = of_health(stuck=StuckTrees(first, 3, at_least=True))
+    assert rest.what == "at least 1 more tree waits like that"
+    *_, rest = of_health(stuck=StuckTrees(first, 2, at_least=True))
+    assert rest.what == "not all jobs that wait were read: more trees may wait like that, and more jobs of these"
 
 
 def test_nothing_is_wrong_with_what_is_healthy() -> None:
@@ -109,6 +150,56 @@ def test_every_trouble_of_a_server_is_told_with_what_to_do(
 
 def test_a_difference_of_clocks_that_a_slow_answer_explains_is_none() -> None:
     assert of_server(difference=3.0, unsure=1.5) == []
+
+
+@pytest.mark.parametrize(
+    ("left", "what"),
+    [
+        (None, "nothing is held by them any more"),
+        (Left(0, None), "nothing is held by them any more"),
+        (Left(1, 21.5), "1 job is held by them until the last lease runs out, in 21.5 s"),
+        (
+            Left(12, -3.0),
+            "12 jobs are still held by them, with leases that have run out: a live worker's watchdog rescues them",
+        ),
+        (Left(MOST_LEFT, 4.0), "at least 10,000 jobs are held by them until the last lease runs out, in 4 s"),
+    ],
+    ids=["unread", "nothing", "one", "expired", "many"],
+)
+def test_stale_workers_are_one_finding_that_says_what_they_hold_now(left: Left | None, what: str) -> None:
+    stale = [replace(WORKER, state="stale", pid=n) for n in range(1, 21)]
+    (found,) = of_health(workers=[WORKER, *stale], left=left)
+    names = "web-1:1, web-1:2, web-1:3, web-1:4, web-1:5 and 15 more"
+    assert found.what == f"20 workers show no sign of life ({names}); {what}"
+
+
+def test_stale_workers_are_one_trouble_of_the_web_page() -> None:
+    stale = [replace(WORKER, state="stale", pid=n) for n in range(1, 21)]
+    (found,) = overview.troubles(Depths([], 0, False, False), [WORKER, *stale], [])
+    assert found.what == "20 workers show no sign of life: web-1:1, web-1:2, web-1:3 and 17 more."
+    (found,) = overview.troubles(Depths([], 0, False, False), [WORKER, stale[0]], [])
+    assert found.what == "The worker web-1:1 shows no sign of life."
+
+
+async def test_what_a_stale_worker_holds_is_read_and_what_was_rescued_is_not(dsn: str) -> None:
+    with Window(dsn) as window:
+        window.run("SELECT upkeep('7 days')")
+        window.enqueue_many(3, "q")
+        async with open_store(dsn) as dead, open_store(dsn) as live:
+            assert look(window).left is None
+            held = await claim(dead, "q", limit=2)
+            await claim(live, "q")
+            silent = "UPDATE session SET seen_at = now() - interval '1 min' WHERE id = %s RETURNING id"
+            assert window.run(silent, dead.session)
+            left = look(window).left
+            assert left is not None
+            assert (left.jobs, left.seconds is not None and left.seconds > 0) == (2, True)
+            window.expire(*(job.id for job in held))
+            left = look(window).left
+            assert left is not None
+            assert (left.jobs, left.seconds is not None and left.seconds < 0) == (2, True)
+            await live.upkeep.rescue()
+            assert look(window).left == Left(0, None)
 
 
 PAUSED = replace(QUEUE, paused=True, oldest_available_age=900.0)

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,10 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from pulse_trio.cli import timeline
+from pulse_trio.lines import Kind
 from pulse_trio.states import State
+from pulse_trio.store.cancelling import CancellationRecord
+from pulse_trio.store.family import HistoryLine
 from pulse_trio.store.life import life_of
 from pulse_trio.store.operations import AttemptRecord, JobRecord
 from pulse_trio.text import parse_duration, parse_moment
@@ -279,6 +283,30 @@ def test_what_runs_goes_on_to_the_edge_and_what_waits_is_due(monkeypatch: pytest
     assert bars(lines)[1] == "█"
     assert "due" in lines[2]
     assert "in 60 min  " in lines[2]
+
+
+def test_a_cancellation_is_told_in_the_order_in_which_it_happened() -> None:
+    """The worker notes after the fact that the handler was cancelled: its clean-up has lines by then."""
+    job = record(state=State.CANCELLED, finished_at=at(8), cancel_reason="user")
+    asked = CancellationRecord(1, job.id, 1, "enough", "ada", at(4), at(6.5), at(8), State.CANCELLED)
+    lines = [
+        HistoryLine(1, Kind.STEP, "1:step", "charge", 1, at(1.5)),
+        HistoryLine(2, Kind.CANCELLED, "", None, 1, at(5), '{"at": [], "reason": "user"}'),
+        HistoryLine(3, Kind.STEP, "2:step", "refund", 1, at(6)),
+    ]
+    entries = life_of(job, [tried(1, 1, 8, "cancelled")], [asked], lines)
+    assert [(entry.event, entry.detail) for entry in entries[:-1]] == [
+        ("enqueued", None), ("attempt", None), ("step", "charge"), ("cancel asked", "by ada: enough"),
+        ("cancel delivered", None), ("clean-up begins", "user"), ("step", "refund"),
+    ]  # fmt: skip
+    assert entries[-1].event == "cancelled"
+    assert [entry.at for entry in entries] == sorted(entry.at for entry in entries)
+    # Noted before a clean-up makes its first call: that is when it was.
+    early = replace(asked, delivered_at=at(4.5))
+    assert next(e.at for e in life_of(job, [], [early], lines) if e.event == "cancel delivered") == at(4.5)
+    # An earlier clean-up, of a run before the retry, is not its own.
+    late = replace(asked, requested_at=at(5.5))
+    assert next(e.at for e in life_of(job, [], [late], lines) if e.event == "cancel delivered") == at(6.5)
 
 
 def test_a_job_of_a_thousand_attempts_stays_readable(monkeypatch: pytest.MonkeyPatch) -> None:

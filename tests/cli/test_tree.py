@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +80,25 @@ async def test_a_jobs_timeline_has_its_history_and_its_place_in_the_tree(command
     assert "suspended" in listed
 
 
+async def test_the_day_that_a_suspended_job_never_sees_is_shown_nowhere(command: Command, dsn: str) -> None:
+    root, _ = plant(dsn)
+    for arguments in (("jobs", "show", str(root)), ("jobs", "list"), ("top", "--once", "--state", "all")):
+        shown = (await command(*arguments)).stdout
+        assert str(root) in shown
+        assert "9999" not in shown
+        assert not re.search(r"in \d+ d", shown)
+    assert re.search(
+        r"^waits  +It waits for jobs that it started", (await command("jobs", "show", str(root))).stdout, re.MULTILINE
+    )
+    assert json.loads((await command("jobs", "show", str(root), "--json")).stdout)["run_at"] is None
+    (listed,) = json.loads((await command("jobs", "list", "--state", "suspended", "--json")).stdout)
+    assert listed["run_at"] is None
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("UPDATE pulse.job SET run_at = now() + interval '3 days' WHERE id = %s", [root])
+    assert re.search(r"suspended .* in 3 d ", (await command("jobs", "list")).stdout)
+    assert "run          " in (await command("jobs", "show", str(root))).stdout
+
+
 async def test_refusals_name_the_root(command: Command, dsn: str) -> None:
     root, children = plant(dsn)
     refused = await command("jobs", "retry", str(root), code=2)
@@ -98,6 +118,48 @@ async def test_a_settled_root_is_deleted_with_its_tree_only_on_request(command: 
     assert "1 job started 3 others, which will be deleted too" in asked.stderr
     assert "give --yes" in asked.stderr
     assert (await command("jobs", "delete", str(root), "--yes")).stdout == "1 job deleted\n"
+
+
+async def test_a_deletion_of_trees_is_rehearsed_as_it_would_be(command: Command, dsn: str) -> None:
+    root, children = plant(dsn)
+    live = await command("jobs", "delete", str(root), str(children[1]), "--dry-run", code=2)
+    assert live.stdout == "0 jobs would be deleted\n"
+    assert f"Job {root} is the root of a live tree: cancel job {root} first" in live.stderr
+    assert f"Job {children[1]} is part of the live tree of job {root}" in live.stderr
+    settle(dsn, root, children)
+    alone = await command("jobs", "delete", str(root), "--dry-run")
+    assert alone.stdout == "1 job would be deleted, and 3 others that it started: 4 jobs in all\n"
+    both = await command("jobs", "delete", str(root), str(children[0]), "--dry-run")
+    assert both.stdout == "2 jobs would be deleted, and 2 others that they started: 4 jobs in all\n"
+    member = await command("jobs", "delete", str(children[0]), "--dry-run", code=2)
+    assert f"delete job {root}, which takes all of its tree along" in member.stderr
+    found = json.loads((await command("jobs", "delete", "--state", "cancelled", "--dry-run", "--json")).stdout)
+    assert found == {"would_be_deleted": [root], "members": 3, "refused": {}}
+    found = json.loads((await command("jobs", "delete", "--state", "completed", "--dry-run", "--json", code=2)).stdout)
+    assert (found["would_be_deleted"], set(found["refused"])) == ([], set(map(str, children)))
+    # Nothing was done; what is done is what was said.
+    done = json.loads((await command("jobs", "delete", str(root), str(children[0]), "--yes", "--json")).stdout)
+    assert done == {"deleted": [root, children[0]], "refused": {}}
+
+
+async def test_a_deletion_of_plain_jobs_is_rehearsed_as_it_would_be(command: Command, dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("SET search_path = pulse")
+        ((waits,),) = connection.execute("SELECT enqueue('mail', '{}', 'q')")
+        ((runs,),) = connection.execute("SELECT enqueue('mail', '{}', 'q')")
+        connection.execute(
+            "UPDATE job SET state = 2, attempt = 1, locked_by = 7, lease_until = now() + interval '1 h' WHERE id = %s",
+            [runs],
+        )
+    dry = await command("jobs", "delete", str(waits), str(runs), "4711", "--dry-run", code=2)
+    assert dry.stdout == "1 job would be deleted\n"
+    assert f"Job {runs} is running: cancel it first" in dry.stderr
+    assert "There is no job 4711 (it was deleted, or ended longer ago than its retention" in dry.stderr
+    running = await command("jobs", "delete", "--state", "running", "--dry-run", code=2)
+    assert running.stdout == "0 jobs would be deleted\n"
+    assert (await command("jobs", "delete", str(waits))).stdout == "1 job deleted\n"
+    assert "it was deleted, or ended" in (await command("jobs", "show", str(waits), code=2)).stderr
+    assert "it was deleted, or ended" in (await command("jobs", "cancel", str(waits), code=2)).stderr
 
 
 def settle(dsn: str, root: int, children: list[int]) -> None:

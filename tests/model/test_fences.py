@@ -878,6 +878,7 @@ HARMLESS = {
     "look_through_jobs": "a person's list of jobs",
     "live_ids": "a person's list of jobs",
     "running_of": "a count",
+    "doctor_left": "a count",
     "queue_keys": "a count",
     "slots": "says where to look; the claim decides",
     "suspects_due": "says where to look; the claim decides",

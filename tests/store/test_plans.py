@@ -34,6 +34,7 @@ STATEMENTS: dict[str, dict[str, Any]] = {
     "settled": FENCE | {"traceless": "{t,f,t}"},
     "doctor_put_back": {},
     "doctor_recent": {},
+    "doctor_left": {"sessions": "{7,8}", "most": 100},
     "cancel_delivered": FENCE,
     "cancel_requested": {"ids": "{1,2,3}"},
     "running_fences": {"ids": "{1,2,3}"},
@@ -76,6 +77,7 @@ STATEMENTS: dict[str, dict[str, Any]] = {
 CLIENTS = {
     "doctor_put_back",
     "doctor_recent",
+    "doctor_left",
     "jobs",
     "cancel_ended",
     "enqueue_unique",

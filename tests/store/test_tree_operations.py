@@ -11,6 +11,8 @@ import pytest
 
 from pulse_trio import InvalidTransition, SyncClient
 from pulse_trio.sql import statement
+from pulse_trio.store.family import StuckJobs, stuck
+from pulse_trio.store.operations import run_sync
 
 from .test_tree_design import Teller, settle, three_tellers, wait_for_lock
 
@@ -619,6 +621,56 @@ def test_children_that_nobody_serves_are_named(workers: list[Teller]) -> None:
     ]
     watch.run("INSERT INTO queue (name, paused_at) VALUES ('children', now())")
     assert watch.run("SELECT why FROM stuck_trees()") == [("paused queue",)]
+
+
+def test_a_tree_of_many_jobs_that_wait_hides_no_other_tree(workers: list[Teller]) -> None:
+    a, _, watch = workers
+    large, small = a.root("q"), a.root("q")
+    of_large = start(a, large, *map(str, range(300)))
+    (paused,) = start(a, large, "paused", queue="other", block=1)
+    (of_small,) = start(a, small, "0", queue="printers")
+    for n in range(3):
+        start(a, large, f"more {n}", queue=f"unserved{n}", block=2 + n)
+    watch.run("UPDATE job SET run_at = now() - interval '1 hour' WHERE state = 1")
+    watch.run("INSERT INTO queue (name, paused_at) VALUES ('other', now())")
+    found = run_sync(watch.connection, "pulse", stuck())
+    assert (found.trees, found.at_least) == (2, False)
+    assert [(tree.root_id, tree.others) for tree in found.first] == [(large[0], 2), (small[0], 0)]
+    first, second, third = found.first[0].waits
+    assert first == StuckJobs("unserved queue", "children", None, 300, of_large[0])
+    assert second == StuckJobs("paused queue", "other", None, 1, paused)
+    assert third.queue == "unserved0"
+    assert found.first[1].waits == [StuckJobs("unserved queue", "printers", None, 1, of_small)]
+    found = run_sync(watch.connection, "pulse", stuck(trees=1))
+    assert ([tree.root_id for tree in found.first], found.trees, found.at_least) == ([large[0]], 2, False)
+    found = run_sync(watch.connection, "pulse", stuck(most=100))
+    assert (found.first[0].waits[0].jobs, found.trees, found.at_least) == (100, 1, True)
+
+
+def test_many_trees_that_wait_are_read_up_to_a_bound(workers: list[Teller]) -> None:
+    *_, watch = workers
+    watch.run(
+        "INSERT INTO job (id, kind, queue, run_at, options) SELECT n, 'child', 'packers', now() - interval '1 hour', "
+        "'{\"tree\": 2}' FROM generate_series(10001, 30000) n"
+    )
+    watch.run(
+        "INSERT INTO member (job_id, root_id, parent_id, block, child_key, watched, failed) "
+        "SELECT n, n / 2, n / 2, 0, n::text, false, false FROM generate_series(10001, 30000) n"
+    )
+    watch.run("ANALYZE job")
+    watch.run("ANALYZE member")
+    explain: Any = b"EXPLAIN (ANALYZE, FORMAT JSON) " + statement("stuck_trees", "pulse")
+    ((plan,),) = watch.connection.execute(explain, {"trees": 20, "most": 1000}).fetchall()
+    nodes = [plan[0]["Plan"]]
+    for node in nodes:
+        nodes += node.get("Plans", [])
+    (read,) = [node for node in nodes if node["Node Type"] == "Function Scan"]
+    assert read["Actual Loops"] == 1
+    assert read["Actual Rows"] == 1000
+    assert max(node["Actual Rows"] * node["Actual Loops"] for node in nodes) == 1000
+    assert plan[0]["Plan"]["Actual Rows"] == 20
+    found = run_sync(watch.connection, "pulse", stuck())
+    assert (found.trees, len(found.first), found.at_least) == (10_001, 20, False)
 
 
 def test_waiting_plain_jobs_are_cancelled_retried_and_deleted_as_before(workers: list[Teller]) -> None:

@@ -41,13 +41,15 @@ def pulse_handlers() -> Handlers:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What an order's steps did. The provider knows its charges and refunds by name: a repetition is none."""
+    """What an order's steps did. The provider knows charges by their keys and refunds by name: a repetition is none."""
     made: list[str] = []
+    seen: set[str] = set()
 
-    async def charge_card(order_id: int) -> str:
-        if (charge := f"charge-{order_id}") not in made:
-            made.append(charge)
-        return charge
+    async def charge_card(order_id: int, key: str) -> str:
+        if key not in seen:
+            seen.add(key)
+            made.append(f"charge-{order_id}")
+        return f"charge-{order_id}"
 
     async def refund(charge: str) -> None:
         if f"refund of {charge}" not in made:

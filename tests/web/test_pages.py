@@ -55,6 +55,22 @@ async def test_a_page_and_its_twin_show_the_same_jobs(site: httpx.AsyncClient, w
     assert [job["id"] for job in twin.json()["jobs"]] == [job_id]
 
 
+async def test_the_day_that_a_suspended_job_never_sees_is_shown_nowhere(
+    site: httpx.AsyncClient, window: Window
+) -> None:
+    job_id = window.enqueue("mail", kind="send")
+    window.run("UPDATE job SET attempt = 1, run_at = far() WHERE id = %s", job_id)
+    window.run("SELECT FROM make_durable(%s)", job_id)
+    window.run("UPDATE durable_job SET suspended = 1, events = '{paid}' WHERE job_id = %s", job_id)
+    for address in ("/jobs", f"/jobs/{job_id}", "/api/jobs", f"/api/jobs/{job_id}"):
+        answer = await site.get(address)
+        assert "suspended" in answer.text
+        assert "9999" not in answer.text
+        assert not re.search(r"in \d+ d\b", answer.text)
+    (job,) = (await site.get("/api/jobs")).json()["jobs"]
+    assert job["run_at"] is None
+
+
 async def test_jobs_are_filtered_by_tag_and_a_job_shows_its_tags_and_its_metadata(
     site: httpx.AsyncClient, window: Window
 ) -> None:

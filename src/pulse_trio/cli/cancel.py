@@ -61,7 +61,7 @@ def cancel_jobs(
 def _say(job_ids: Sequence[int], results: Sequence[CancelResult]) -> None:
     found = {result.job_id for result in results}
     for job_id in sorted(set(job_ids) - found):
-        notice(f"There is no job {job_id} (finished jobs are removed when their retention has passed).")
+        notice(f"There is no job {job_id} (it was deleted, or ended longer ago than its retention).")
     for result in results:
         if result.cancellation is None and result.state in FINISHED:
             notice(f"job {result.job_id} is {result.state} already; nothing was changed")

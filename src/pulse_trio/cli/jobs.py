@@ -10,7 +10,7 @@ import click
 
 from ..errors import TookTooLong, UsageError
 from ..plain import plain
-from ..states import FINISHED
+from ..states import FINISHED, State
 from ..store import family, health, history, life, operations
 from ..text import ago, count_of, duration, headline, utc_now
 from . import timeline
@@ -18,6 +18,7 @@ from .database import open_store
 from .filters import RATE, described, filter_of, filter_options, parsed_retention
 from .options import Number, WholeNumber, actor_option, dsn_option, json_option, page_limit_option, schema_option
 from .output import notice, print_fields, print_json, print_rich, print_table
+from .rehearsing import rehearse_deletion
 from .roots import anew, on_trees, said_of_anew
 from .showing import compact, fields_of, in_quarantine, print_error, reasons_of, unreceived_of, whole
 
@@ -298,8 +299,7 @@ class _Action:
             if by_filter:
                 ids = client.run(history.chosen_for_action(chosen, limit=given["limit"]))
             if given["dry_run"]:
-                self._rehearse(ids, as_json)
-                return 0, []
+                return self._rehearse(client, ids, chosen, as_json=as_json), []
             again = anew(client, ids) if self._verb == "retry" and not self._afresh else []
             trees = on_trees(client, ids, self._verb, afresh=self._afresh, begin_anew=again)
             if again:
@@ -323,11 +323,19 @@ class _Action:
         if not job_ids and chosen.get("state") is None:
             raise UsageError("Say which state of jobs is meant, as in --state dead.")
 
-    def _rehearse(self, ids: Sequence[int], as_json: bool) -> None:
+    def _rehearse(self, client: SyncClient, ids: Sequence[int], chosen: JobFilter, *, as_json: bool) -> int:
+        if self._verb != "delete":
+            would = {f"would_be_{self._past}": ids}
+            print_json(would) if as_json else click.echo(f"{count_of(len(ids), 'job')} would be {self._past}")
+            return 0
+        state = chosen.get("state")
+        done = rehearse_deletion(client, ids, None if state is None else State(state))
         if as_json:
-            print_json({f"would_be_{self._past}": ids})
+            print_json({"would_be_deleted": done.deleted, "members": done.along, "refused": done.refused})
         else:
-            click.echo(f"{count_of(len(ids), 'job')} would be {self._past}")
+            click.echo(done)
+        self._say(done.refused)
+        return UsageError.exit_code if done.refused else 0
 
     def _agreed(self, count: int, chosen: JobFilter) -> bool:
         if not sys.stdin.isatty():
@@ -357,6 +365,9 @@ class _Action:
             print_json({self._past: moved, "refused": refused})
         elif by_filter or self._verb == "delete":
             click.echo(f"{count_of(len(moved), 'job')} {self._past}")
+        self._say(refused)
+
+    def _say(self, refused: dict[int, str]) -> None:
         for reason in list(refused.values())[:REASONS]:
             notice(reason)
         if len(refused) > REASONS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..store import family, operations
+from ..store.places import COUNTED
 from ..text import count_of
 
 if TYPE_CHECKING:
@@ -12,7 +13,6 @@ if TYPE_CHECKING:
 
     from ..client import SyncClient
 
-_COUNTED = 100_000
 _AT_ONCE = 1000
 _EVENTS = "; received events are received again, before new ones"
 _NAMED = 10
@@ -49,8 +49,8 @@ def on_trees(
         for place in client.run(operations.places_of(ids[start : start + _AT_ONCE])).values():
             if place.parent_id is None and place.members and not place.root_lives:
                 roots.append(place.id)
-                members += min(place.members, _COUNTED)
-                more = more or place.members > _COUNTED
+                members += min(place.members, COUNTED)
+                more = more or place.members > COUNTED
     if not roots:
         return None
     whose = f"{count_of(len(roots), 'job')} started {'more than ' if more else ''}{count_of(members, 'other')}"

@@ -13,6 +13,7 @@ from ..lines import Kind
 from ..plain import plain
 from ..states import State
 from ..store import family, operations, why
+from ..store.life import due_of
 from ..text import local_time, shown
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def compact(value: object) -> str:
 
 
 def fields_of(job: JobRecord) -> dict[str, object]:
-    times = {name: local_time(getattr(job, name)) for name in _TIMES}
+    times = {name: local_time(getattr(job, name)) for name in _TIMES} | {"run_at": local_time(due_of(job))}
     return {
         "id": job.id,
         "kind": job.kind,

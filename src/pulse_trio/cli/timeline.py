@@ -35,6 +35,7 @@ STYLES = {
     "retryable": "yellow",
     "cancel asked": "yellow",
     "cancel delivered": "yellow",
+    "clean-up begins": "yellow",
 }
 """Of states and of outcomes."""
 _FIRST, _LAST = 10, 90

@@ -35,6 +35,11 @@ _WIDE, _DEEP = 15, 10
 _NAMED = 3
 """How many of a group's exceptions its first line names; the rest are counted."""
 _NAMED_LENGTH = 300
+_CAUSE_LENGTH = 200
+"""Of that, what went wrong at the end of a chain of children."""
+_DEAD = " is dead: "
+"""What stands between the name of a child and the cause (worker/durable/children.py)."""
+_LEFT_OUT = "... "
 _TRACE = re.compile(r"\n\n[ +|]*(?:Exception Group )?Traceback \(most")
 _FRAMES = 2000
 _NOTES = 20
@@ -79,7 +84,25 @@ def _on_one_line(error: BaseException) -> str:
     # The message of a child's failure goes on with the child's traceback.
     message = " ".join(_TRACE.split(message_of(error), maxsplit=1)[0].split())
     said = f"{type_name(error)}: {message}" if message else type_name(error)
-    return said if len(said) <= _NAMED_LENGTH else f"{said[:_NAMED_LENGTH]}..."
+    return said if len(said) <= _NAMED_LENGTH else _shortened(said)
+
+
+def _shortened(said: str) -> str:
+    """A long line. Of a child that is dead of a child of its own, and so on, it keeps the first names, and the cause at the
+    end."""
+    names, dead, cause = said.rpartition(_DEAD)
+    if not dead:
+        return f"{said[:_NAMED_LENGTH]}..."
+    # Its own line, which was shortened before, has the mark already.
+    left_out = cause.startswith(_LEFT_OUT)
+    cause = cause.removeprefix(_LEFT_OUT)
+    if len(cause) > _CAUSE_LENGTH:
+        cause = f"{cause[:_CAUSE_LENGTH]}..."
+    room = _NAMED_LENGTH - len(cause)
+    if len(names) > room:
+        left_out = True
+        names = names[:room].rpartition(_DEAD)[0] or names[:room]
+    return f"{names}{_DEAD}{_LEFT_OUT if left_out else ''}{cause}"
 
 
 def message_of(error: BaseException) -> str:

@@ -8,17 +8,20 @@ from ..store import health as looking
 from ..text import count_of, duration
 from .findings import BACKLOG, ENOUGH_ATTEMPTS, FAILING, FULL, LATE, RESCUED, WAITED, Finding
 from .tables import holders, storage_of
+from .trees import judge_trees
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..store.family import StuckMember
-    from ..store.health import Health, PutBack, Quarantined
+    from ..store.health import Health, Left, PutBack, Quarantined
+    from ..store.operations import WorkerRecord
 
 _UNFIT = "UnfitArguments: "
 """What the error of a job begins with that its worker's handler cannot take."""
 RUNS_LONG = 3600.0
 """Seconds after which the doctor reports a running attempt."""
+NAMED = 5
+"""How many stale workers are named."""
 
 
 def diagnose(found: Health) -> Iterator[Finding]:
@@ -45,7 +48,7 @@ def diagnose(found: Health) -> Iterator[Finding]:
     yield from _slots(found)
     yield from _attempts(found)
     yield from _schedules(found)
-    yield from (Finding("warning", "trees", *_advice(stuck)) for stuck in found.stuck)
+    yield from judge_trees(found.stuck)
     for job in found.quarantined:
         since = f"for {duration(job.age)}" if job.since is not None else "since before this version"
         where = f"process {job.host}:{job.pid} runs it" if job.pid is not None else "it waits"
@@ -90,14 +93,7 @@ def _released(back: PutBack) -> Finding:
 
 
 def _workers(found: Health) -> Iterator[Finding]:
-    for worker in found.workers:
-        if worker.state == "stale":
-            yield Finding(
-                "warning",
-                "stale worker",
-                f"{worker.host}:{worker.pid} shows no sign of life; its jobs are rescued when their leases run out",
-                "Was it killed, stopped (SIGSTOP), or cut off? If its process still exists: pulse-trio stack, or kill it.",
-            )
+    yield from _stale([worker for worker in found.workers if worker.state == "stale"], found.left)
     live = [worker for worker in found.workers if worker.state in ("running", "draining")]
     waiting = sum(queue.available for queue in found.queues)
     more = any(queue.at_least for queue in found.queues)
@@ -124,6 +120,33 @@ def _workers(found: Health) -> Iterator[Finding]:
             "Start one: pulse-trio run app:handlers",
             alert="PulseNoWorkers",
         )
+
+
+def _stale(workers: list[WorkerRecord], left: Left | None) -> Iterator[Finding]:
+    """The workers that are silent, and what they hold now."""
+    if not workers:
+        return
+    names = ", ".join(f"{worker.host}:{worker.pid}" for worker in workers[:NAMED])
+    if len(workers) > NAMED:
+        names += f" and {len(workers) - NAMED:,} more"
+    one = len(workers) == 1
+    silent = "1 worker shows" if one else f"{len(workers):,} workers show"
+    yield Finding(
+        "warning",
+        "stale worker",
+        f"{silent} no sign of life ({names}); {_held(left, 'it' if one else 'them')}",
+        "Were they killed, stopped (SIGSTOP), or cut off? If a process still exists: pulse-trio stack, or kill it.",
+    )
+
+
+def _held(left: Left | None, whom: str) -> str:
+    if left is None or not left.jobs or left.seconds is None:
+        return f"nothing is held by {whom} any more"
+    jobs = _at_least(left.jobs, left.jobs >= looking.MOST_LEFT)
+    verb = "is" if left.jobs == 1 else "are"
+    if left.seconds > 0:
+        return f"{jobs} {verb} held by {whom} until the last lease runs out, in {duration(left.seconds)}"
+    return f"{jobs} {verb} still held by {whom}, with leases that have run out: a live worker's watchdog rescues them"
 
 
 def _queues(found: Health) -> Iterator[Finding]:
@@ -222,25 +245,3 @@ def _more(queue: str, found: Health) -> str:
     if not any(queue in w.queues or w.queues == ["*"] for w in found.workers if w.state == "running"):
         return f"No running worker serves that queue: start one with --queues {queue}"
     return "Add workers or raise --concurrency, unless a limit holds the queue back (pulse-trio queues list)."
-
-
-def _advice(stuck: StuckMember) -> tuple[str, str]:
-    """What keeps a job of a tree from going on, and what to do about it."""
-    tree = f"the tree of job {stuck.root_id}"
-    match stuck.why:
-        case "paused queue":
-            return f"{tree} waits for job {stuck.job_id}, whose queue {stuck.queue} is paused", (
-                f"pulse-trio queues resume {stuck.queue}; or: pulse-trio jobs cancel {stuck.root_id}"
-            )
-        case "paused kind":
-            return f"{tree} waits for job {stuck.job_id}, whose kind {stuck.kind} is paused", (
-                f"pulse-trio queues resume --kind {stuck.kind}; or: pulse-trio jobs cancel {stuck.root_id}"
-            )
-        case "unserved queue":
-            return f"{tree} waits for job {stuck.job_id} on {stuck.queue}, which no live worker serves", (
-                f"Start a worker that serves {stuck.queue}; or: pulse-trio jobs cancel {stuck.root_id}"
-            )
-        case _:
-            return f"job {stuck.job_id} waits, and nothing would tell it that it may go on (rows deleted by hand?)", (
-                f"Any worker's watchdog looks at it within minutes; see: pulse-trio jobs tree {stuck.job_id}"
-            )

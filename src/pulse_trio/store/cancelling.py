@@ -60,7 +60,7 @@ def cancel(
     """Cancels one job; a finished one stays as it is. Raises `UnknownJob`, or `InvalidArguments` for the reason."""
     results = yield from cancel_many([job_id], reason=reason, by=by, now=now)
     if not results:
-        raise UnknownJob(f"There is no job {job_id} (finished jobs are removed when their retention has passed).")
+        raise UnknownJob(f"There is no job {job_id} (it was deleted, or ended longer ago than its retention).")
     return results[0]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..errors import UnknownJob
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 MOST = 10_000
 """How many members of a tree are listed."""
+MOST_STUCK = 100_000
+"""How many jobs that hold up their trees are read: less than a second's work for PostgreSQL."""
+PATIENCE = 10.0
+"""Seconds that looking for them may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +80,37 @@ class SentEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class StuckMember:
-    """A job of a tree that does not go on by itself, and why: `paused queue`, `paused kind`, `unserved queue`, `unwatched`."""
+class StuckJobs:
+    """Jobs of one tree that wait for the same: how many, and the first of them.
+
+    `why` is `paused queue` or `unserved queue` (of `queue`), `paused kind` (of `kind`), or `unwatched`: nothing would tell them
+    that they may go on.
+    """
+
+    why: str
+    queue: str | None
+    kind: str | None
+    jobs: int
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class StuckTree:
+    """A tree that does not go on by itself: what most of its jobs wait for, and how many `others` they wait for."""
 
     root_id: int
-    job_id: int
-    queue: str
-    kind: str
-    why: str
+    waits: list[StuckJobs]
+    others: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StuckTrees:
+    """The oldest trees that do not go on by themselves, and how many there are in all. `at_least`: not all jobs that wait were
+    read, so there may be more of them and more trees."""
+
+    first: list[StuckTree] = field(default_factory=list[StuckTree])
+    trees: int = 0
+    at_least: bool = False
 
 
 def tree(job_id: int, *, limit: int = MOST) -> Operation[list[TreeJob]]:
@@ -118,7 +145,11 @@ def compensated(job_ids: Sequence[int]) -> Operation[list[int]]:
     return [row[0] for row in rows]
 
 
-def stuck(*, limit: int = 20) -> Operation[list[StuckMember]]:
-    """Jobs of trees that do not go on by themselves."""
-    rows = yield Query("stuck_trees", {"limit": limit})
-    return [StuckMember(*row) for row in rows]
+def stuck(*, trees: int = 20, most: int = MOST_STUCK) -> Operation[StuckTrees]:
+    """Trees that do not go on by themselves: the first `trees` of them, among at most `most` jobs that wait for each reason."""
+    rows = yield Query("stuck_trees", {"trees": trees, "most": most}, PATIENCE)
+    found: dict[int, StuckTree] = {}
+    for root_id, why, queue, kind, jobs, first, others, *_ in rows:
+        tree = found.setdefault(root_id, StuckTree(root_id, [], others))
+        tree.waits.append(StuckJobs(why, queue, kind, jobs, first))
+    return StuckTrees(list(found.values()), rows[0][7], rows[0][8]) if rows else StuckTrees()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .family import stuck
+from .arrays import numbers
+from .family import StuckTrees, stuck
 from .needed import missing_rights
 from .operations import Query, workers
 from .watching import MOST, listed
@@ -13,7 +14,6 @@ from .watching import MOST, listed
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from .family import StuckMember
     from .operations import Operation, WorkerRecord
     from .queues import QueueRecord
 
@@ -23,6 +23,8 @@ PATIENCE = 10.0
 """Seconds that each look may take."""
 SCHEDULES = 100
 """How many schedules are looked at, as by the metrics."""
+MOST_LEFT = 10_000
+"""How many jobs of stale workers are counted."""
 LIFT = (
     "Take it back (DROP POLICY ... ON ...; ALTER TABLE ... NO FORCE ROW LEVEL SECURITY; on tables but job_archive, attempt"
     " and cancellation also DISABLE ROW LEVEL SECURITY), or let the workers' roles and the schema's owner pass: ALTER ROLE ..."
@@ -115,6 +117,15 @@ class Failing:
 
 
 @dataclass(frozen=True, slots=True)
+class Left:
+    """How many jobs stale workers still hold (at most `MOST_LEFT` are counted), and in how many seconds the last
+    of their leases runs out; None for no job."""
+
+    jobs: int
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class RowSecurity:
     """A table with row-level security that is not pulse-trio's own: `policies` are those that pulse-trio does not know.
     `hides`: rows may be hidden from this role, or (`forced`) from the schema's functions."""
@@ -143,13 +154,15 @@ class Health:
     ids_behind: int | None = 0
     """How many ids the sequence is behind the highest job; None if this role may not ask."""
     row_security: list[RowSecurity] = field(default_factory=list[RowSecurity])
-    stuck: list[StuckMember] = field(default_factory=list["StuckMember"])
-    """Jobs of trees that do not go on by themselves."""
+    stuck: StuckTrees = field(default_factory=StuckTrees)
+    """Trees that do not go on by themselves."""
     failing: list[Failing] = field(default_factory=list[Failing])
     rescued: int = 0
     """Attempts of workers that died, within the last quarter of an hour; at least so many."""
     late: dict[str, float] = field(default_factory=dict[str, float])
     """For how many seconds each schedule is late; the first hundred by name."""
+    left: Left | None = None
+    """What stale workers still hold; None if there is no such worker."""
 
 
 def server() -> Operation[Server]:
@@ -176,13 +189,30 @@ def health(known: Server) -> Operation[Health]:
         behind = (yield Query("doctor_ids", {}, PATIENCE))[0][0]
     suspects = yield from quarantined()
     hidden = yield from row_security()
-    still = (yield from stuck()) if may_look else []
+    still = (yield from stuck()) if may_look else StuckTrees()
     *kinds, (_, _, rescued, _, _) = yield Query("doctor_recent", {}, PATIENCE)
     failing = [Failing(*row) for row in kinds]
     rows = yield Query("metrics_schedules", {"most": SCHEDULES}, PATIENCE)
     late = {name: max(0.0, seconds) for name, seconds in rows}
+    left: Left | None = None
+    if stale := [worker.id for worker in found if worker.state == "stale"]:
+        rows = yield Query("doctor_left", {"sessions": numbers(stale), "most": MOST_LEFT}, PATIENCE)
+        left = Left(*rows[0])
     return Health(
-        known, storage, holders, put_back, found, found_queues, suspects, behind, hidden, still, failing, rescued, late
+        known,
+        storage,
+        holders,
+        put_back,
+        found,
+        found_queues,
+        suspects,
+        behind,
+        hidden,
+        still,
+        failing,
+        rescued,
+        late,
+        left,
     )
 
 

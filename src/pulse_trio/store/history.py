@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from ..codec import coded_result
 from ..errors import InvalidArguments, InvalidTransition, UnknownJob, UsageError
 from ..handlers import check_queue, encode_result
-from ..states import FINISHED, State, storable
+from ..states import State, storable
 from .arrays import numbers, texts
 from .operations import Query, missing, places_of, record_of, unmoved
-from .places import undeleted, unretried
+from .places import undeleted, undeleted_in, unretried
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -311,15 +311,8 @@ def delete_batch(ids: Sequence[int], *, chosen: JobFilter | None = None) -> Oper
         elif deleted:
             done.deleted.append(job_id)
         else:
-            done.refused[job_id] = missing(job_id) if state is None else _undeleted(job_id, State(state))
+            done.refused[job_id] = missing(job_id) if state is None else undeleted_in(job_id, State(state))
     return done
-
-
-def _undeleted(job_id: int, state: State) -> str:
-    if state is State.RUNNING:
-        return f"Job {job_id} is running: cancel it first (pulse-trio jobs cancel {job_id}), then delete it."
-    what = "is being retried" if state in FINISHED else "is being claimed"
-    return f"Job {job_id} {what} at this moment: look again."
 
 
 def delete_many(chosen: JobFilter, *, limit: int | None = None) -> Operation[Deleted]:

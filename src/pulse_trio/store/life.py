@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from ..lines import Kind
+from ..records import FAR
 from ..states import State
 from ..text import count_of, duration
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 SHORT = 100
 """Characters of a step's value, or of a payload, in a line of the timeline."""
-NEVER = 9999
-"""The year until which a job is suspended that waits for no moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ _LINES = {
     Kind.BLOCK: "children ended",
     Kind.BLOCK_FAILED: "children failed",
     Kind.SCOPE_CANCELLED: "deadline struck",
-    Kind.CANCELLED: "cancelled",
+    Kind.CANCELLED: "clean-up begins",
 }
 """What a line of a history says. A kind that is not here is no event of its own."""
 
@@ -75,7 +74,7 @@ def life_of(
         why = f"by {asked.requested_by}" + (f": {said}" if said else "")
         entries.append(Entry(asked.requested_at, "cancel asked", detail=why))
         if asked.delivered_at is not None:
-            entries.append(Entry(asked.delivered_at, "cancel delivered"))
+            entries.append(Entry(_delivered(asked.requested_at, asked.delivered_at, lines), "cancel delivered"))
     entries += [
         Entry(line.written_at, _LINES[kind], detail=_said(kind, line)) for line in lines for kind in _kinds(line)
     ]
@@ -86,9 +85,16 @@ def life_of(
     if job.finished_at is not None:
         took = (job.finished_at - job.created_at).total_seconds()
         entries.append(Entry(job.finished_at, str(job.state), detail=_end(job, len(attempts), took)))
-    elif job.state is not State.RUNNING and not (job.state is State.SUSPENDED and job.run_at.year == NEVER):
-        entries.append(Entry(job.run_at, "due", detail=str(job.state)))
+    elif job.state is not State.RUNNING and (due := due_of(job)) is not None:
+        entries.append(Entry(due, "due", detail=str(job.state)))
     return entries
+
+
+def _delivered(asked: datetime, noted: datetime, lines: Sequence[HistoryLine]) -> datetime:
+    """When a cancellation had reached the handler. The worker notes it a little later, and the handler's clean-up may have
+    begun by then."""
+    began = [one.written_at for one in lines if one.kind == Kind.CANCELLED and one.written_at >= asked]
+    return min([noted, *began])
 
 
 def _kinds(line: HistoryLine) -> list[Kind]:
@@ -161,8 +167,13 @@ def last_error(job: JobRecord, attempts: Sequence[AttemptRecord]) -> tuple[str |
     return job.error or last.error, last.attempt
 
 
-def moment_of(job: JobRecord) -> datetime:
+def due_of(job: JobRecord) -> datetime | None:
+    """When a job is or was due; None for one that is suspended until what it waits for is there."""
+    return None if job.run_at == FAR else job.run_at
+
+
+def moment_of(job: JobRecord) -> datetime | None:
     """The most relevant time of a job in its state: when it ended, began, or is due."""
     if job.state is State.RUNNING and job.started_at is not None:
         return job.started_at
-    return job.finished_at or job.run_at
+    return job.finished_at or due_of(job)

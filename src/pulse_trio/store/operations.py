@@ -111,8 +111,8 @@ def is_refusal(error: UsageError) -> bool:
 def missing(job_id: int) -> str:
     """The error for a job that does not exist."""
     return (
-        f"There is no job {job_id} (finished jobs are removed when their retention has passed; workers that keep no "
-        "completed jobs remove them at once)."
+        f"There is no job {job_id} (it was deleted, or ended longer ago than its retention; workers that keep no completed "
+        "jobs remove them at once)."
     )
 
 

@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..states import FINISHED, State
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+COUNTED = 100_000
+"""Up to how many members of a root are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +62,10 @@ def unretried(place: Place, state: str) -> str | None:
     )
 
 
-def undeleted(place: Place) -> str | None:
-    """Why a job of a tree was not deleted; None for another reason than its tree."""
+def undeleted(place: Place, deleted: Container[int] = ()) -> str | None:
+    """Why a job of a tree was not deleted; None for another reason than its tree. `deleted`: roots that go with it."""
     if not place.root_lives:
-        if place.parent_id is None:
+        if place.parent_id is None or place.root_id in deleted or not place.root_is_there:
             return None
         return (
             f"Job {place.id} belongs to the tree of job {place.root_id}, which may be retried, and then asks for its result: "
@@ -67,3 +76,11 @@ def undeleted(place: Place) -> str | None:
         f"Job {place.id} is {whose}: cancel job {place.root_id} first (pulse-trio jobs cancel {place.root_id}), and delete it "
         "when its tree is settled."
     )
+
+
+def undeleted_in(job_id: int, state: State) -> str:
+    """Why a job in this state was not deleted, where its tree has nothing against it."""
+    if state is State.RUNNING:
+        return f"Job {job_id} is running: cancel it first (pulse-trio jobs cancel {job_id}), then delete it."
+    what = "is being retried" if state in FINISHED else "is being claimed"
+    return f"Job {job_id} {what} at this moment: look again."

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
+from ..records import FAR
 from ..text import count_of, duration, shown
-from .life import NEVER
 from .operations import Query
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def reasons_of(facts: Facts) -> Iterator[Reason]:
 
 
 def _suspended(facts: Facts) -> Iterator[Reason]:
-    until = facts.run_at if facts.run_at.year < NEVER else None
+    until = facts.run_at if facts.run_at != FAR else None
     for event in facts.events or ():
         yield Reason("event", f"It waits for the event {shown(event)}.", until)
     if facts.blocks:

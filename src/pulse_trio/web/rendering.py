@@ -11,7 +11,7 @@ from starlette.responses import HTMLResponse, Response
 from ..plain import plain
 from ..store import watching
 from ..store.branches import standing
-from ..store.life import moment_of
+from ..store.life import due_of, moment_of
 from ..text import count_of, duration, headline, one_line, shown
 from . import words
 from .addresses import segment, static_url, url
@@ -65,6 +65,7 @@ def _environment() -> Any:
         "static": _static,
         "navigation": NAVIGATION,
         "most": watching.MOST,
+        "due_of": due_of,
         "moment_of": moment_of,
         "standing": standing,
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from ...states import State
+from ...store.life import moment_of
 from ...text import ago, duration, headline, local_time, shown
 from ..timeline import STYLES
 
@@ -139,7 +139,7 @@ def _jobs(model: Model, frame: Frame, room: int, columns: int) -> RenderableType
             "queue": job.queue,
             "kind": job.kind,
             "attempt": f"{job.attempt}/{job.max_attempts}",
-            "when": ago(job.started_at if job.state is State.RUNNING else job.finished_at or job.run_at, frame.at),
+            "when": ago(moment_of(job), frame.at),
             "progress": "" if job.progress is None else f"{job.progress:.0%}",
             "error or arguments": headline(job.error) or json.dumps(job.args, ensure_ascii=False)[:200],
         }

@@ -95,16 +95,15 @@ def troubles(depths: Depths, workers: list[WorkerRecord], kinds: list[PausedKind
     waiting = [q for q in depths.queues if q.available]
     if waiting and not alive:
         found.append(Trouble("error", "No worker runs, and jobs are due.", "Start one: pulse-trio run", "/workers"))
-    found += [
-        Trouble(
-            "error",
-            f"The worker {worker.host}:{worker.pid} shows no sign of life.",
-            "Its jobs are rescued when their leases run out. Look at its log.",
-            "/workers",
+    if silent := [f"{w.host}:{w.pid}" for w in workers if w.state == "stale"]:
+        names = ", ".join(silent[:3]) + (f" and {len(silent) - 3:,} more" if len(silent) > 3 else "")
+        many = f"{len(silent):,} workers show no sign of life: {names}."
+        what = f"The worker {names} shows no sign of life." if len(silent) == 1 else many
+        found.append(
+            Trouble(
+                "error", what, "What is still held is rescued when its lease runs out. Look at the logs.", "/workers"
+            )
         )
-        for worker in workers
-        if worker.state == "stale"
-    ]
     served = {queue for w in alive for queue in w.queues}
     for queue in waiting:
         found += _of_queue(queue, alive=bool(alive), served="*" in served or queue.name in served)
