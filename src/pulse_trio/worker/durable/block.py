@@ -56,8 +56,9 @@ class Block:
         """The children that this attempt has started."""
         self._pending = deque[tuple[Child[Any], NewChild]]()
         self._digests: dict[str, bytes] = {}
-        self._flushing = trio.Lock()
-        self._learning = trio.Lock()
+        self._asking = trio.Lock()
+        """Held by who starts children, or reads how they are: no answer is true of a child that another task has started again
+        since."""
         self._flushes = 0
         self.broken: Exception | None = None
         """Why its children cannot be started."""
@@ -123,7 +124,7 @@ class Block:
             return  # the next attempt starts them
         self._flushes += 1
         try:
-            async with self._flushing:
+            async with self._asking:
                 adopted: list[Child[Any]] = []
                 try:
                     while self._pending:
@@ -209,7 +210,7 @@ class Block:
     async def cancel(self, cause: Cause) -> None:
         """Cancels all children that live, and what they have started. It starts none any more."""
         self.closing = True
-        async with self._flushing:  # what is being written is cancelled too
+        async with self._asking:  # what is being written is cancelled too
             self._pending.clear()
         trees = self.durable.parts.trees
         while True:
@@ -266,7 +267,7 @@ class Block:
             return []
         if ids is not None and len(ids) > WINDOW:
             ids = None
-        async with self._learning:  # what was read before another task started a child again is no more true of it
+        async with self._asking:
             members: list[Member] = await self._answer(lambda: trees.members(self.fence, self.number, ids=ids))
             bad: list[tuple[Child[Any], Member]] = []
             for member in members:
