@@ -118,6 +118,12 @@ def compensated(job_ids: Sequence[int]) -> Operation[list[int]]:
     return [row[0] for row in rows]
 
 
+def unfinished_clean_ups(job_ids: Sequence[int]) -> Operation[list[int]]:
+    """Those of these jobs that were cancelled and have not undone all that they did, so that a retry does the rest of it."""
+    rows = yield Query("unfinished_clean_ups", {"ids": numbers(job_ids)})
+    return [row[0] for row in rows]
+
+
 def stuck(*, limit: int = 20) -> Operation[list[StuckMember]]:
     """Jobs of trees that do not go on by themselves."""
     rows = yield Query("stuck_trees", {"limit": limit})

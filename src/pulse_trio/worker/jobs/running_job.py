@@ -58,6 +58,7 @@ class RunningJob:
         "cancel_message",
         "claim",
         "committed",
+        "cut",
         "durability",
         "ended",
         "job_deadline",
@@ -118,6 +119,7 @@ class RunningJob:
         self.reason: CancelReason | None = None  # that was requested; `cancel_reason` knows of deadlines too
         self.transaction: Literal["open", "settling", "committed"] | None = None
         self.committed: Outcome | None = None
+        self.cut: str | None = None  # what is reported of a clean-up that was cut short
         self._children: Children | None = None
         self._cleanup: CleanUp | None = None  # made by the first one
         self._heartbeat_joined = False
