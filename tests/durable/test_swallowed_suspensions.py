@@ -10,7 +10,7 @@ import trio
 from pulse_trio import HandlerStuck, Job
 from pulse_trio.doctor import diagnose
 from pulse_trio.observe import HandlerOverran
-from pulse_trio.store import health, why
+from pulse_trio.store import health, life, operations, why
 
 if TYPE_CHECKING:
     from support.trees import Trees
@@ -64,6 +64,9 @@ async def test_a_handler_that_swallows_its_suspension_fails_of_it_and_its_neighb
         "released",
         f"the handler of job {stuck} (stubborn) did not end when it was cancelled, so its worker was replaced",
     )
+    # It is no error of its own.
+    assert life.last_failure(trees.window.do(operations.attempts(beside))) is None
+    assert life.last_failure(trees.window.do(operations.attempts(stuck))) is not None
 
 
 async def test_who_asks_why_a_job_was_released_is_not_sent_to_look_for_its_handler(trees: Trees) -> None:

@@ -153,7 +153,7 @@ def show_job(job_id: int, schema: str | None, dsn: str | None, as_json: bool) ->
     )
     click.echo()
     print_rich(timeline.picture(job, entries, utc_now()))
-    last = next((a for a in reversed(attempts) if a.error is not None), None)
+    last = life.last_failure(attempts)
     error = job.error or (last.error if last is not None else None)
     if error is not None:
         click.echo(f"\nlast error{f' (attempt {last.attempt})' if last is not None else ''}:")

@@ -41,6 +41,7 @@ class Entry:
     detail: str | None = None
 
 
+_TO_MEND = ("UnfitArguments", "released by force")
 _LINES = {
     Kind.STEP: "step",
     Kind.STEP_FAILED: "step failed",
@@ -145,6 +146,16 @@ def _attempt(attempt: AttemptRecord, at: datetime) -> Entry:
 def _end(job: JobRecord, attempts: int, took: float) -> str:
     text = f"after {count_of(attempts, 'attempt')}, {duration(took)} after it was enqueued"
     return f"{text}: {job.cancel_reason}" if job.cancel_reason else text
+
+
+def last_failure(attempts: Sequence[AttemptRecord]) -> AttemptRecord | None:
+    """The last attempt that has an error. Why a worker gave a job back is none, but for what a person may have to mend."""
+    found = (
+        a
+        for a in reversed(attempts)
+        if a.error is not None and (a.outcome != "released" or a.error.startswith(_TO_MEND))
+    )
+    return next(found, None)
 
 
 def moment_of(job: JobRecord) -> datetime:

@@ -87,7 +87,10 @@ class Job:
     @property
     def error(self) -> str | None:
         """The last error, with its traceback."""
-        return self.job.error or next((a.error for a in reversed(self.attempts) if a.error is not None), None)
+        if self.job.error is not None:
+            return self.job.error
+        last = life.last_failure(self.attempts)
+        return last.error if last is not None else None
 
 
 async def read(database: Database, job_id: int) -> Job:
