@@ -152,6 +152,7 @@ FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
         "history_of",
         "unreceived_of",
         "compensated",
+        "unfinished_clean_ups",
         "stuck_trees",
         "retry_jobs",
         "forget_history",

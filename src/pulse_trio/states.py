@@ -285,11 +285,17 @@ def _short(error: BaseException) -> str:
     return cut(error_text(error), 4096)
 
 
+STOPPED = "the worker stopped before the job had ended"
+UNPROVEN = "the worker could not prove its lease in time"
+GIVEN_BACK = "claimed before a slot was free, and given back"
+"""Why an attempt was released. A release that says nothing is that of a worker which does not know the kind."""
+
+
 def outcome_of_cancel(
     claim: Claim, reason: CancelReason, retries: Retries | None = None, message: str | None = None
 ) -> Outcome | None:
     """The outcome of a cancelled handler that has ended; None when there is nothing left to report (the job is no longer ours,
-    or cannot be proven to be). `message` is the reason that the person gave who asked for it."""
+    or cannot be proven to be). `message` is the reason that the person gave who asked for it; or why the worker stops."""
     match reason:
         case "timeout":
             limit = options_of(claim).timeout
@@ -301,7 +307,7 @@ def outcome_of_cancel(
             return Outcome(claim, "cancelled", error=reason)
         case "suspended" | "shutdown" | "lease-unproven":
             # An unproven lease may still be ours: the fenced release then gives the job back sooner than the watchdog.
-            return Outcome(claim, "released", error=None)
+            return Outcome(claim, "released", error=UNPROVEN if reason == "lease-unproven" else message or STOPPED)
         case "fence-lost":
             return None
 

@@ -236,6 +236,12 @@ PAUSED = replace(QUEUE, paused=True, oldest_available_age=900.0)
             "other version",
             "2 jobs of kind 'order' were released 5 times within the hour. version 2 of 'order' has begun job 99.",
         ),
+        (
+            {"put_back": [PutBack("mail", 6, 2, 99, "the worker stopped before the job had ended")]},
+            "warning",
+            "released jobs",
+            "2 jobs of kind 'mail' were released 6 times within the hour: the worker stopped before the job had ended",
+        ),
     ],
     ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else "",
 )

@@ -11,6 +11,7 @@ import psycopg
 
 from pulse_trio.store.branches import branches
 from pulse_trio.store.family import TreeJob
+from pulse_trio.worker.durable.cancelling import COMPENSATED
 
 if TYPE_CHECKING:
     from .conftest import Command
@@ -219,6 +220,19 @@ async def test_who_retries_a_root_that_has_compensated_is_told_that_it_begins_an
     goes_on = await command("jobs", "retry", str(root), code=2)
     assert "1 job started 3 others: a retried root goes on after the last line of its history" in goes_on.stderr
     history(dsn, root, (9, "", {"at": [], "reason": "user"}))
+    rest = await command("jobs", "retry", str(root), code=2)
+    assert (
+        f"job {root} was cancelled and its clean-up did not end: a retry does the rest of it, and no more"
+        in rest.stderr
+    )
+    assert "1 job started 3 others: a root that does the rest of its clean-up starts none of them" in rest.stderr
+    assert f"job {root} was cancelled and its clean-up did not end" in (await command("jobs", "show", str(root))).stderr
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO pulse.history (job_id, line, kind, key, value, attempt) VALUES (%s, 99, 10, %s, '1.0', 1)",
+            (root, COMPENSATED),
+        )
+    assert "clean-up" not in (await command("jobs", "show", str(root))).stderr
     anew = await command("jobs", "retry", str(root), code=2)
     assert (
         f"job {root} has undone what it had done: a retry begins it anew, and every step is done again" in anew.stderr

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from pulse_trio import Job, SyncClient, open_client
 from pulse_trio.cli.jobs import show_job
+from pulse_trio.states import STOPPED
 from pulse_trio.store.waits import Waits
 from pulse_trio.worker.durable.suspension import Suspension
 from support.stage import parts
@@ -325,7 +326,7 @@ async def test_a_worker_that_stops_suspends_nothing_and_refuses_the_refund(trees
         await waiting.wait()
         worker.stop()
     assert calls == ["charge"]
-    assert attempts(trees, job_id) == [(1, "released", None)]
+    assert attempts(trees, job_id) == [(1, "released", STOPPED)]
 
 
 @pytest.mark.parametrize("call", ["start_soon", "flush"])
@@ -365,7 +366,7 @@ async def test_a_handler_that_unwinds_starts_no_children(trees: Trees, reason: s
         worker.stop()
     assert refused == [f"nursery.{call} is refused while the handler unwinds ({reason})"]
     assert trees.window.run("SELECT FROM member") == []
-    assert attempts(trees, job_id) == [(1, "suspended" if reason == "suspended" else "released", None)]
+    assert attempts(trees, job_id) == [(1, "suspended", None) if reason == "suspended" else (1, "released", STOPPED)]
 
 
 async def test_a_handler_with_a_task_that_does_something_else_is_not_suspended_until_that_has_ended(

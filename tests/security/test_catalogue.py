@@ -145,6 +145,8 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
     "function history_of": called_by("operator"),
     "function unreceived_of": called_by("operator"),
     "function compensated": called_by("operator"),
+    "function unfinished_clean_ups": called_by("operator"),
+    "function owes_clean_up": {},
     "function live_below": {},
     "function live_child": {},
     "function look_at": {},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pulse_trio import Handlers, SyncClient, Worker
+from pulse_trio.worker.durable.cancelling import COMPENSATED
 from support.stage import Recorder
 from support.stores import Window, open_store
 
@@ -59,8 +60,10 @@ class Trees:
         return row
 
     def lines(self, job_id: int) -> list[tuple[int, str, str]]:
-        """Kind, key and name of each line of its history, in order."""
+        """Kind, key and name of each line of its history, in order; without the one which says that a clean-up ended well."""
         found = self.window.run(
-            "SELECT kind, key, coalesce(name, '') AS name FROM history WHERE job_id = %s ORDER BY line", job_id
+            "SELECT kind, key, coalesce(name, '') AS name FROM history WHERE job_id = %s AND key <> %s ORDER BY line",
+            job_id,
+            COMPENSATED,
         )
         return [(row["kind"], row["key"], row["name"]) for row in found]

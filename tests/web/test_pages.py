@@ -10,6 +10,7 @@ import pytest
 from starlette.routing import Route
 
 from pulse_trio.web import create_app
+from pulse_trio.worker.durable.cancelling import COMPENSATED
 from support.sites import open_site
 
 if TYPE_CHECKING:
@@ -84,6 +85,23 @@ async def test_jobs_are_filtered_by_tag_and_a_job_shows_its_tags_and_its_metadat
     assert 'href="/jobs?tag=eu%2F1"' in page.text
     assert "&lt;i&gt;shop" in page.text
     assert "<i>shop" not in page.text
+
+
+async def test_the_page_of_a_cancelled_job_says_that_its_clean_up_did_not_end(
+    site: httpx.AsyncClient, window: Window
+) -> None:
+    job_id = window.enqueue("mail")
+    window.run("SELECT FROM make_durable(%s)", job_id)
+    lines = "INSERT INTO history (job_id, line, kind, key, value, attempt) VALUES (%s, %s, %s, %s, %s, 1)"
+    window.run(lines, job_id, 1, 9, "job", '{"reason": "user"}')
+    window.run("SELECT FROM cancel_jobs_now(ARRAY[%s::bigint])", job_id)
+
+    page, twin = await site.get(f"/jobs/{job_id}"), await site.get(f"/api/jobs/{job_id}")
+    assert "A retry does the rest of it" in page.text
+    assert twin.json()["owes_clean_up"] is True
+
+    window.run(lines, job_id, 2, 10, COMPENSATED, "1.0")
+    assert "A retry does the rest of it" not in (await site.get(f"/jobs/{job_id}")).text
 
 
 async def test_every_address_of_a_page_is_under_the_prefix(dsn: str) -> None:

@@ -19,8 +19,8 @@ from .filters import RATE, described, filter_of, filter_options, parsed_retentio
 from .options import Number, WholeNumber, actor_option, dsn_option, json_option, page_limit_option, schema_option
 from .output import notice, print_fields, print_json, print_rich, print_table
 from .rehearsing import rehearse_deletion
-from .roots import anew, on_trees, said_of_anew
-from .showing import compact, fields_of, in_quarantine, print_error, reasons_of, unreceived_of, whole
+from .roots import anew, on_trees, said_of_anew, said_of_unfinished, unfinished
+from .showing import compact, fields_of, in_quarantine, owes_clean_up, print_error, reasons_of, unreceived_of, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -129,6 +129,7 @@ def show_job(job_id: int, schema: str | None, dsn: str | None, as_json: bool) ->
         lines = [] if job.root_id is None else client.run(family.history(job_id, longest=longest))
         unreceived = unreceived_of(client, job_id, longest)
         reasons = [] if job.state in FINISHED else reasons_of(client, job_id)
+        owes = owes_clean_up(client, job)
     entries = life.life_of(job, attempts, cancellations, lines, unreceived)
     if as_json:
         print_json(
@@ -157,6 +158,8 @@ def show_job(job_id: int, schema: str | None, dsn: str | None, as_json: bool) ->
     if error is not None:
         click.echo(f"\nlast error{f' (attempt {attempt})' if attempt is not None else ''}:")
         print_error(error)
+    if owes:
+        notice(said_of_unfinished([job_id]))
 
 
 def _as_dict(job: JobRecord) -> dict[str, Any]:
@@ -301,7 +304,10 @@ class _Action:
             if given["dry_run"]:
                 return self._rehearse(client, ids, chosen, as_json=as_json), []
             again = anew(client, ids) if self._verb == "retry" and not self._afresh else []
-            trees = on_trees(client, ids, self._verb, afresh=self._afresh, begin_anew=again)
+            rest = unfinished(client, ids) if self._verb == "retry" and not self._afresh else []
+            trees = on_trees(client, ids, self._verb, afresh=self._afresh, begin_anew=again, unfinished=rest)
+            if rest:
+                notice(said_of_unfinished(rest))
             if again:
                 notice(said_of_anew(again))
             if trees is not None:

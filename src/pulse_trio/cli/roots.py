@@ -19,6 +19,28 @@ _NAMED = 10
 """How many jobs a message names."""
 
 
+def unfinished(client: SyncClient, ids: Sequence[int]) -> list[int]:
+    """Those of these jobs that were cancelled and whose clean-up did not end: a retry does the rest of it."""
+    found: list[int] = []
+    for start in range(0, len(ids), _AT_ONCE):
+        found += client.run(family.unfinished_clean_ups(ids[start : start + _AT_ONCE]))
+    return found
+
+
+def said_of_unfinished(ids: Sequence[int]) -> str:
+    """The same in words."""
+    if len(ids) == 1:
+        return f"job {ids[0]} was cancelled and its clean-up did not end: a retry does the rest of it, and no more"
+    return (
+        f"jobs {_named(ids)} were cancelled and their clean-ups did not end: a retry does the rest of each, and no more"
+    )
+
+
+def _named(ids: Sequence[int]) -> str:
+    more = f" and {len(ids) - _NAMED:,} more" if len(ids) > _NAMED else ""
+    return f"{', '.join(map(str, ids[:_NAMED]))}{more}"
+
+
 def anew(client: SyncClient, ids: Sequence[int]) -> list[int]:
     """Those of these jobs that a retry begins anew, because they have compensated."""
     found: list[int] = []
@@ -29,8 +51,7 @@ def anew(client: SyncClient, ids: Sequence[int]) -> list[int]:
 
 def said_of_anew(ids: Sequence[int]) -> str:
     """The same in words."""
-    more = f" and {len(ids) - _NAMED:,} more" if len(ids) > _NAMED else ""
-    named = f"{', '.join(map(str, ids[:_NAMED]))}{more}"
+    named = _named(ids)
     if len(ids) == 1:
         return f"job {named} has undone what it had done: a retry begins it anew, and every step is done again{_EVENTS}"
     return (
@@ -39,10 +60,16 @@ def said_of_anew(ids: Sequence[int]) -> str:
 
 
 def on_trees(
-    client: SyncClient, ids: Sequence[int], verb: str, *, afresh: bool = False, begin_anew: Sequence[int] = ()
+    client: SyncClient,
+    ids: Sequence[int],
+    verb: str,
+    *,
+    afresh: bool = False,
+    begin_anew: Sequence[int] = (),
+    unfinished: Sequence[int] = (),
 ) -> str | None:
     """What the act does to the trees whose settled roots are among these jobs; None if there are none. `begin_anew`: those
-    whose history a retry forgets."""
+    whose history a retry forgets; `unfinished`: those of which it does the rest of a clean-up."""
     roots: list[int] = []
     members, more = 0, False
     for start in range(0, len(ids), _AT_ONCE):
@@ -60,7 +87,15 @@ def on_trees(
         return (
             f"{whose}: with --afresh a root forgets its history, does every step again and starts new children{_EVENTS}"
         )
+    if set(roots) <= set(unfinished):
+        return f"{whose}: a root that does the rest of its clean-up starts none of them"
     if set(roots) <= set(begin_anew):
         return f"{whose}: a root that begins anew starts new children"
-    which = "a root that does not begin anew" if begin_anew else "a retried root"
+    which = (
+        "a root that does neither"
+        if unfinished
+        else "a root that does not begin anew"
+        if begin_anew
+        else "a retried root"
+    )
     return f"{whose}: {which} goes on after the last line of its history, and may start its failed children again"

@@ -11,7 +11,7 @@ from ..doctor import crashes_of
 from ..errors import UsageError
 from ..lines import Kind
 from ..plain import plain
-from ..states import State
+from ..states import FINISHED, State
 from ..store import family, operations, why
 from ..store.life import due_of
 from ..text import local_time, shown
@@ -43,6 +43,18 @@ def unreceived_of(client: SyncClient, job_id: int, longest: int | None) -> list[
     except UsageError as error:
         if operations.is_refusal(error):
             return []
+        raise
+
+
+def owes_clean_up(client: SyncClient, job: JobRecord) -> bool:
+    """Whether a finished job was cancelled, and its clean-up did not end; False where this role may not ask."""
+    if job.root_id is None or job.state not in FINISHED:
+        return False
+    try:
+        return bool(client.run(family.unfinished_clean_ups([job.id])))
+    except UsageError as error:
+        if operations.is_refusal(error):
+            return False
         raise
 
 

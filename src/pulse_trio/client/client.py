@@ -283,7 +283,8 @@ class Client:
 
     async def retry(self, job_id: int, *, afresh: bool = False) -> State:
         """Runs a finished job again, or a waiting one now. With `afresh` a finished durable job forgets its history and begins
-        anew: every step is done again. Raises `UnknownJob` or `InvalidTransition`."""
+        anew: every step is done again. A durable job that was cancelled, and whose clean-up did not end well, does the rest of
+        that and ends as cancelled; one whose clean-up did begins anew. Raises `UnknownJob` or `InvalidTransition`."""
         return await self._run(operations.retry(job_id, afresh=afresh))
 
     async def cancel(

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ..store.health import Health, Left, PutBack, Quarantined
     from ..store.operations import WorkerRecord
 
+_ENDED = "did not end when it was cancelled"
+"""In what is said of a job that was released because its worker was replaced."""
 _UNFIT = "UnfitArguments: "
 """What the error of a job begins with that its worker's handler cannot take."""
 RUNS_LONG = 3600.0
@@ -76,19 +78,18 @@ def _released(back: PutBack) -> Finding:
         f"{count_of(back.jobs, 'job')} of kind {back.kind!r} {'was' if back.jobs == 1 else 'were'} released "
         f"{count_of(back.times, 'time')} within the hour"
     )
-    if back.why is None or not back.why.startswith(_UNFIT):
-        return Finding(
-            "warning",
-            "unknown kind",
-            times,
-            f"Does a worker of its queue have that handler? See: pulse-trio jobs show {back.first}",
-        )
+    see = f"See: pulse-trio jobs show {back.first}"
+    if back.why is None:
+        return Finding("warning", "unknown kind", times, f"Does a worker of its queue have that handler? {see}")
+    if not back.why.startswith(_UNFIT):
+        stuck = "Mend that handler: one that is cancelled has to end. " if _ENDED in back.why else ""
+        return Finding("warning", "released jobs", f"{times}: {back.why.splitlines()[0]}", f"{stuck}{see}")
     return Finding(
         "warning",
         "other version",
         f"{times}. {back.why.removeprefix(_UNFIT).splitlines()[0]}",
         f"Start a worker with the code that they are for. After a rollback for good: pulse-trio jobs cancel, and enqueue them "
-        f"anew. See: pulse-trio jobs show {back.first}",
+        f"anew. {see}",
     )
 
 

@@ -28,8 +28,9 @@ SELECT t.state = :state.running AS running, t.queue, t.kind, t.key, t.attempt, :
        (SELECT count(*) FROM serving s WHERE s.serves AND NOT s.draining) AS serving_workers,
        (SELECT count(*) FROM serving s WHERE s.serves AND s.draining) AS draining_workers,
        (SELECT coalesce(sum(s.free), 0)::bigint FROM serving s WHERE s.serves AND NOT s.draining) AS free_slots,
-       (SELECT count(*) FILTER (WHERE a.outcome = 'released') = count(*) AND count(*) >= 3
-        FROM (SELECT a.outcome FROM :"schema".attempt a
+       -- A worker that knows the kind says why it releases a job.
+       (SELECT count(*) FILTER (WHERE a.outcome = 'released' AND (a.error IS NULL OR a.error LIKE 'UnfitArguments:%%')) = count(*) AND count(*) >= 3
+        FROM (SELECT a.outcome, a.error FROM :"schema".attempt a
               WHERE a.job_id = t.id AND a.ended_at > statement_timestamp() - interval '1 hour' ORDER BY a.attempt DESC LIMIT 100) a)
          AS put_back,
        CASE WHEN t.key IS NULL THEN (

@@ -145,6 +145,12 @@ def compensated(job_ids: Sequence[int]) -> Operation[list[int]]:
     return [row[0] for row in rows]
 
 
+def unfinished_clean_ups(job_ids: Sequence[int]) -> Operation[list[int]]:
+    """Those of these jobs that were cancelled and have not undone all that they did, so that a retry does the rest of it."""
+    rows = yield Query("unfinished_clean_ups", {"ids": numbers(job_ids)})
+    return [row[0] for row in rows]
+
+
 def stuck(*, trees: int = 20, most: int = MOST_STUCK) -> Operation[StuckTrees]:
     """Trees that do not go on by themselves: the first `trees` of them, among at most `most` jobs that wait for each reason."""
     rows = yield Query("stuck_trees", {"trees": trees, "most": most}, PATIENCE)

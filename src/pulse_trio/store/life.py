@@ -42,6 +42,8 @@ class Entry:
 
 _NO_FAILURES = frozenset({"suspended", "released", "snoozed", "cancelled", "completed"})
 """Outcomes of attempts that did not fail. What is noted of them, such as why, is no error of a job that is completed."""
+_TO_MEND = ("UnfitArguments", "released by force")
+"""Beginnings of what is noted of a released attempt that a person may have to mend."""
 _LINES = {
     Kind.STEP: "step",
     Kind.STEP_FAILED: "step failed",
@@ -158,13 +160,19 @@ def _end(job: JobRecord, attempts: int, took: float) -> str:
 def last_error(job: JobRecord, attempts: Sequence[AttemptRecord]) -> tuple[str | None, int | None]:
     """The last error of a job, with its traceback, and the attempt that had it.
 
-    Of a job that is completed only what its failed attempts had: what is noted of the others stands in their lines.
+    Why a worker gave a job back is none, but for what a person may have to mend. Of a completed job only what its failed
+    attempts had: what is noted of the others stands in their lines.
     """
-    passed = _NO_FAILURES if job.state is State.COMPLETED else ()
-    last = next((one for one in reversed(attempts) if one.error is not None and one.outcome not in passed), None)
+    last = next((one for one in reversed(attempts) if one.error is not None and _is_failure(job, one)), None)
     if last is None:
         return job.error, None
     return job.error or last.error, last.attempt
+
+
+def _is_failure(job: JobRecord, attempt: AttemptRecord) -> bool:
+    if job.state is State.COMPLETED and attempt.outcome in _NO_FAILURES:
+        return False
+    return attempt.outcome != "released" or (attempt.error or "").startswith(_TO_MEND)
 
 
 def due_of(job: JobRecord) -> datetime | None:

@@ -21,6 +21,8 @@ class Stops:
         """Set when running jobs get their grace and are then cancelled."""
         self.now = trio.Event()
         """Set when running jobs are cancelled without any grace."""
+        self.because: str | None = None
+        """Why running jobs are released, if it is not that the worker was told to stop."""
         self.draining = False
         """Whether the worker has ceased to claim."""
         self.jobs_scope: trio.CancelScope | None = None
@@ -38,8 +40,9 @@ class Stops:
         self.hushed.set()
         self.stopping.set()
 
-    def stop_now(self) -> None:
-        """Stops claiming; cancels running jobs."""
+    def stop_now(self, because: str | None = None) -> None:
+        """Stops claiming; cancels running jobs. `because`: what their released attempts say."""
+        self.because = self.because or because
         self.stop()
         self.now.set()
 

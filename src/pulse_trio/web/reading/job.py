@@ -39,7 +39,8 @@ class Job:
     """Everything that one page shows of a job.
 
     `timeline` are its events in order, `waits_for` what keeps it, the most decisive first. `tree` has the members of its tree,
-    the root first, none for a job without one; `tree_is_cut` says that there are more.
+    the root first, none for a job without one; `tree_is_cut` says that there are more. `owes_clean_up`: it was cancelled, and
+    its clean-up did not end.
     """
 
     job: JobRecord
@@ -50,6 +51,7 @@ class Job:
     timeline: list[Entry]
     tree: list[TreeJob]
     tree_is_cut: bool
+    owes_clean_up: bool
     read_at: datetime
 
     @property
@@ -101,6 +103,9 @@ async def read(database: Database, job_id: int) -> Job:
     if job.root_id is not None:
         lines = await _allowed(database, family.lines(job_id, limit=LINES), lines)
         tree = await _allowed(database, family.tree(job_id, limit=MEMBERS + 1), tree)
+    owing: list[int] = []
+    if job.root_id is not None and job.state in FINISHED:
+        owing = await _allowed(database, family.unfinished_clean_ups([job_id]), owing)
     return Job(
         job,
         attempts,
@@ -110,6 +115,7 @@ async def read(database: Database, job_id: int) -> Job:
         life.life_of(job, attempts, asked, lines),
         tree[: MEMBERS + 1] if len(tree) > 1 or lines else [],
         len(tree) > MEMBERS + 1,
+        bool(owing),
         utc_now(),
     )
 

@@ -20,6 +20,7 @@ import trio
 
 from ...jobs import Outcome
 from ...observe import SuspectAlone
+from ...states import GIVEN_BACK
 from ..jobs.kept import BeatStore, Kept
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class InlineQuarantine:
             begun = True
         finally:
             if not begun:
-                self._reports.add(Outcome(claim, "released"))
+                self._reports.add(Outcome(claim, "released", error=GIVEN_BACK))
         if not beside:
             await self._jobs.until_none_runs()
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Stopping(Protocol):
     """Stops the worker at once."""
 
-    def stop_now(self) -> None: ...
+    def stop_now(self, because: str | None = None) -> None: ...
 
 
 class StuckHandlers:
@@ -67,5 +67,7 @@ class StuckHandlers:
         job.stuck = f"HandlerStuck: did not end within {seconds:.3g} s of its cancellation ({reason})\n\n{stack}"
         job.plain = False
         self.jobs.append(job)
-        self._stops.stop_now()
+        self._stops.stop_now(
+            f"the handler of job {claim.id} ({claim.kind}) did not end when it was cancelled, so its worker was replaced"
+        )
         self.found.set()

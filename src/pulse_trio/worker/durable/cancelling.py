@@ -10,12 +10,14 @@ scope, if a clean-up inside of it made a durable call.
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 import msgspec
 import trio
 
-from ...lines import Kind
+from ...describing import leaves_of
+from ...lines import BeyondLimit, Kind
 from ..jobs.job_states import HELD_BACK
 from .beginning import REFUSED
 from .replay import CANCELLATIONS, Stood, stood
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 _LONGEST = 10.0
 """Seconds after which a cancellation comes again wherever the code is (half of the attempt's timeout, if that is less)."""
+COMPENSATED = "0:compensated"
+"""The key of the moment at which a clean-up has ended well. See migrations/0095_clean_ups_that_did_not_end.sql."""
 
 
 class Cancelling:
@@ -38,6 +42,7 @@ class Cancelling:
         "_came",
         "_count",
         "_durable",
+        "_failed",
         "_held_back",
         "_latest",
         "_moved",
@@ -65,6 +70,8 @@ class Cancelling:
         """When it comes again wherever the code is."""
         self._beyond = False
         """Whether the code had gone on behind that place when it came."""
+        self._failed = False
+        """Whether a task of the job's nursery has failed."""
 
     def begins(self) -> None:
         """An attempt begins that is to read its history. What was asked for since its claim waits, too."""
@@ -121,6 +128,29 @@ class Cancelling:
         self._durable.note_cancellation(clean_up=True)
         if self.noted and self._durable.keys.in_main:
             self._durable.keys.go_on_after(self._count)
+
+    def task_failed(self, error: BaseException) -> None:
+        """A task of the job's own nursery ends with an exception."""
+        self._failed = self._failed or not _is_a_cancellation(error)
+
+    async def ended(self, error: BaseException | None = None) -> None:
+        """The handler has ended, with `error` or a value. If its clean-up has ended well, the history says so: only then a
+        retry begins the job anew. Any other does the rest of it."""
+        durable, history = self._durable, self._durable.history
+        reason = durable.running.cancel_reason
+        if reason is None or reason in REFUSED or (error is not None and not _is_a_cancellation(error)):
+            return
+        # Tasks in `job.nursery` may still clean up. One that never ends is found as other stuck handlers are.
+        with trio.CancelScope(shield=True):
+            await durable.running.children_ended()
+        failed = self._failed or durable.running.cut is not None or durable.mismatch is not None
+        # Without a durable call since the cancellation no line tells of it, and no retry comes to it.
+        if failed or not self.noted or not history.replay.over or history.holds(Kind.CANCELLED):
+            return
+        # The lease may be lost, or the history have no room: then a retry does the rest, which is nothing.
+        with suppress(RuntimeError, BeyondLimit):
+            history.moment(COMPENSATED, trio.current_time() + durable.parts.clock.epoch_offset, anew=True)
+            await history.written()
 
     # Again
 
@@ -191,6 +221,10 @@ class Cancelling:
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
+
+
+def _is_a_cancellation(error: BaseException) -> bool:
+    return all(issubclass(type(leaf), trio.Cancelled) for leaf in leaves_of(error))
 
 
 AGAIN = Cancelling._later.__code__  # pyright: ignore[reportPrivateUsage]

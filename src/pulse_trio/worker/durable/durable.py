@@ -320,6 +320,7 @@ class Durable:
     def task_failed(self, error: BaseException) -> None:
         """A task of `job.nursery` ends with an exception: the attempt fails of it."""
         self.failures.task_failed(error)
+        self.cancelling.task_failed(error)
 
     async def run(self, call: Callable[[], Awaitable[Any]]) -> Any:
         """Calls the handler. Raises `ReplayMismatch` if it returned before its history was used up, whatever it has caught, and
@@ -367,8 +368,11 @@ class Durable:
                     await await_left_behind(self)
         except BaseException as error:
             self.history.forget_held()
-            if self.mismatch is None and self.running.cancel_reason in (None, "timeout"):
-                await self.failures.forget_those_of(error)  # noqa: ASYNC102 -- waits as long as the lease is proven
+            reason = self.running.cancel_reason
+            if self.mismatch is None and reason not in REFUSED:
+                steps = reason not in (None, "timeout")
+                await self.failures.forget_those_of(error, steps_alone=steps)  # noqa: ASYNC102 -- waits as long as the lease is proven
+                await self.cancelling.ended(error)  # noqa: ASYNC102 -- the same
             # A group around it would be a failure, which is retried.
             if (
                 self.mismatch is not None
@@ -379,6 +383,7 @@ class Durable:
             raise
         if self.mismatch is None and self.running.cancel_reason is None:
             await self.failures.forget_those_of()
+        await self.cancelling.ended()
         mismatch = self.mismatch or self.history.replay.left()
         if mismatch is not None:
             raise mismatch

@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import trio
 
 from ...describing import leaves_of
+from ...errors import StepFailed
 from ...lines import BeyondLimit, Kind, Line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ...errors import StepFailed
     from .history import History
 
 Mark = Literal["open", "taken", "forgotten", "needed"]
@@ -125,12 +125,14 @@ class Failures:
         for failure in self._of(error):
             failure.ends = True
 
-    async def forget_those_of(self, error: BaseException | None = None) -> None:
+    async def forget_those_of(self, error: BaseException | None = None, *, steps_alone: bool = False) -> None:
         """The attempt fails of `error`, or of what a task of the job's own nursery has ended with: the next one does again what
-        has raised it."""
+        has raised it. `steps_alone`: the job is being cancelled, and its blocks stay as they ended."""
         failed = [failure for failure in self._open if failure.ends]
         if error is not None:
             failed += self._of(error)
+        if steps_alone:
+            failed = [failure for failure in failed if issubclass(type(failure.error), StepFailed)]
         # The next attempt's body is not cut short for a failure that it has not had.
         lines = [line for failure in failed for line in (failure.cut, failure.line) if line is not None]
         if lines:

@@ -98,6 +98,10 @@ class History:
         """Keeps a line until the next durable call begins. `gets` is called with it then."""
         self._held.append((kind, key, name, value, gets))
 
+    def holds(self, kind: Kind) -> bool:
+        """Whether a line of this kind is held."""
+        return any(held[0] is kind for held in self._held)
+
     def let_go(self) -> bool:
         """Adds the lines that are held. Returns whether there were some."""
         held, self._held = self._held, []
@@ -153,10 +157,10 @@ class History:
         if self._next > MOST_LINES:
             raise BeyondLimit(f"A history has at most {MOST_LINES:,} lines; put loops into children.")
 
-    def moment(self, key: str, until: float, within: str = "") -> float:
-        """The moment that an earlier attempt remembered for the call `key`; `until`, from now on, if none did. `within`: the
-        key of the remembered scope around it, where that is to be remembered too."""
-        if key in self.replay.moments:
+    def moment(self, key: str, until: float, within: str = "", *, anew: bool = False) -> float:
+        """The moment that an earlier attempt remembered for the call `key`; `until`, from now on, if none did, or `anew`.
+        `within`: the key of the remembered scope around it, where that is to be remembered too."""
+        if key in self.replay.moments and not anew:
             return self.replay.moments[key]
         self.replay.moments[key] = until
         if within:

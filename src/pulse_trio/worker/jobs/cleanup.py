@@ -54,7 +54,12 @@ class CleanUp:
             if not self._follows and not self._fixed:
                 self._common.stops.cleaning.discard(self)
         if scope.cancelled_caught:
-            claim = self._job.claim
+            claim, reason = self._job.claim, self._job.cancel_reason
+            if reason is not None:
+                self._job.cut = (
+                    f"CleanupCut: job.cleanup() was cut short, {self._common.cleanup:.3g} s after the cancellation ({reason}): "
+                    "what it would still have done is not done"
+                )
             self._common.observer.emit(CleanupCut(claim.id, claim.kind, claim.attempt, self._common.cleanup))
 
     def _shield(self) -> trio.CancelScope:

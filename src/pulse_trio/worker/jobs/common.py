@@ -48,6 +48,11 @@ class ParentState(Protocol):
         """The jobs that are in a `job.cleanup()`."""
         ...
 
+    @property
+    def because(self) -> str | None:
+        """Why the worker stops, if nobody has told it to."""
+        ...
+
 
 class DatabaseClock(Protocol):
     @property

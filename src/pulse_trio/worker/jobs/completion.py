@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from ...codec import coded_result
 from ...handlers import encode_result
 from ...jobs import Outcome
+from ...states import retry_delay
 
 if TYPE_CHECKING:
     from ...codec import Codec
@@ -38,7 +39,19 @@ def in_view_of(job: RunningJob, outcome: Outcome | None) -> Outcome | None:
         if job.reason == "suspended":
             return job.durability.suspended(returned=True)
         return replace(outcome, cancelling=True) if job.asked else outcome
+    if job.cut is not None:
+        outcome = _cut(job, outcome, job.cut)
     # A retry that would begin after the job's deadline is due at the deadline, and is cancelled then: clients that wait for the
     # job wait no longer than that, and the failure is on record.
     left = max(0.0, job.job_deadline - trio.current_time())
     return replace(outcome, delay=left) if outcome.delay > left else outcome
+
+
+def _cut(job: RunningJob, outcome: Outcome, said: str) -> Outcome:
+    """The outcome of a job whose clean-up was cut short: the list of attempts says so, as of one that failed. A job without a
+    history ends with its deadline all the same."""
+    if outcome.kind == "timeout":
+        return replace(outcome, error=f"{outcome.error}\n\n{said}")
+    if outcome.kind != "cancelled" or not (job.asked or hasattr(job, "durability")):
+        return outcome
+    return Outcome(job.claim, "failed", delay=retry_delay(job.claim), error=said)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import trio
-from msgspec.structs import force_setattr, replace
+from msgspec.structs import force_setattr
 
 from ...codec import same_result
 from ...current import Given, enter
@@ -30,10 +30,11 @@ from ...observe import (
     UnfitArgumentsReleased,
     UnknownKindReleased,
 )
-from ...states import UnreadableOptions, outcome_of_cancel, outcome_of_error, retry_delay, storable
+from ...states import GIVEN_BACK, STOPPED, UnreadableOptions, outcome_of_error, retry_delay, storable
 from .completion import completed, in_view_of
+from .cut_short import outcome_of_cancelled, outcome_of_stuck
 from .events import JobEvents
-from .job_states import COMMITTED, LOST, DurableCallRefused
+from .job_states import LOST, DurableCallRefused
 from .running_job import RunningJob
 from .tasks import abandon_what_is_left_open, start_task
 
@@ -105,7 +106,7 @@ class Runner:
     def give_back(self, job: RunningJob) -> None:
         """Releases a due job that has not begun."""
         job.plain = False
-        self._end(job, Outcome(job.claim, "released"))
+        self._end(job, Outcome(job.claim, "released", error=GIVEN_BACK))
 
     async def serve(self, place: Turns) -> None:
         """Runs due jobs in the task of `place`, as long as it may take one."""
@@ -204,7 +205,7 @@ class Runner:
             # Not the job's exception: the worker is being cancelled (or the program ends). The job is released unharmed.
             if not job.ended:
                 job.plain = False
-                self._end(job, job.outcome or Outcome(claim, "released"))
+                self._end(job, job.outcome or Outcome(claim, "released", error=STOPPED))
             raise
         return None
 
@@ -337,20 +338,12 @@ class Runner:
 
     def outcome_of_cancelled(self, job: RunningJob) -> Outcome | None:
         """The outcome of a cancelled job; None when there is nothing left to report."""
-        reason = job.cancel_reason or "shutdown"
-        if reason == "suspended" and job.stuck is None:
-            return job.durability.suspended()
-        return outcome_of_cancel(job.claim, reason, self._calls.retries.get(job.claim.kind), job.cancel_message)
+        return outcome_of_cancelled(job, self._calls.retries.get(job.claim.kind), self._common.stops)
 
     def outcome_of_stuck(self, job: RunningJob) -> Outcome | None:
         """The outcome of a job whose handler did not end when it was cancelled, whatever it may return later; None if there is
         nothing left to report."""
-        if job.state in (LOST, COMMITTED):
-            return None
-        outcome = self.outcome_of_cancelled(job)
-        if outcome is None or outcome.kind == "released" or job.stuck is None:
-            return outcome
-        return replace(outcome, error=storable(job.stuck))
+        return outcome_of_stuck(job, self._calls.retries.get(job.claim.kind), self._common.stops)
 
     def _failed(self, job: RunningJob, error: BaseException) -> Outcome:
         job.plain = False

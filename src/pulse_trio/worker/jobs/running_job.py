@@ -60,6 +60,7 @@ class RunningJob:
         "cancel_message",
         "claim",
         "committed",
+        "cut",
         "durability",
         "ended",
         "job_deadline",
@@ -120,6 +121,7 @@ class RunningJob:
         self.reason: CancelReason | None = None  # that was requested; `cancel_reason` knows of deadlines too
         self.transaction: Literal["open", "settling", "committed"] | None = None
         self.committed: Outcome | None = None
+        self.cut: str | None = None  # what is reported of a clean-up that was cut short
         self._children: Children | None = None
         self._cleanup: CleanUp | None = None  # made by the first one
         self._heartbeat_joined = False
@@ -335,7 +337,7 @@ class RunningJob:
     def take_cancellation(self) -> CancelReason:
         """A cancellation has reached the call of a handler. If no deadline or request of the job's own caused it, it is the
         worker's."""
-        self.reason = self.reason or self._deadline_reason() or "shutdown"
+        self.reason = self.reason or self._reason_of_deadline(trio.current_time()) or "shutdown"
         return self.reason
 
     @contextmanager
@@ -360,7 +362,7 @@ class RunningJob:
             try:
                 if not self.run.is_current:
                     return self.reason_at(self.run.now())
-                self.reason = self._deadline_reason()
+                self.reason = self._reason_of_deadline(trio.current_time())
             except RuntimeError:
                 # A handler in a thread, which no Cancelled reaches, asks whether to go on.
                 return trio.from_thread.run_sync(lambda: self.cancel_reason)
@@ -373,9 +375,6 @@ class RunningJob:
         """`cancel_reason` for another thread than Trio's, as of `now` on Trio's clock. Changes nothing. A cancellation of the
         program shows only after it has reached the handler's call."""
         return self.reason or self._reason_of_deadline(now)
-
-    def _deadline_reason(self) -> CancelReason | None:
-        return self._reason_of_deadline(trio.current_time())
 
     def _reason_of_deadline(self, now: float) -> CancelReason | None:
         if self.task is None:

@@ -12,6 +12,7 @@ from ...errors import DatabaseUnavailable
 from ...jobs import Outcome
 from ...observe import QuarantineEnded, QuarantineNotStarted
 from ...postgres import reconnect_delay
+from ...states import GIVEN_BACK
 from .ward import how_it_ended
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class Verdicts:
 
     async def give_back(self, patient: Patient, delay: float) -> None:
         """Releases the job unfinished; it is due again after `delay` seconds."""
-        released = Outcome(patient.claim, "released", delay=delay)
+        released = Outcome(patient.claim, "released", delay=delay, error=GIVEN_BACK)
         await self._until_written(patient, lambda: self._settle([released]))
 
     async def _settle(self, outcomes: Sequence[Outcome]) -> bool | None:

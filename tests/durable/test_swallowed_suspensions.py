@@ -1,0 +1,100 @@
+"""A durable handler that swallows its suspension: it is stuck as one that swallows its cancellation is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from pulse_trio import HandlerStuck, Job
+from pulse_trio.doctor import diagnose
+from pulse_trio.observe import HandlerOverran
+from pulse_trio.store import health, life, operations, why
+
+if TYPE_CHECKING:
+    from support.trees import Trees
+
+
+async def replaced(trees: Trees, over: trio.Event) -> None:
+    """Runs a worker until it would be replaced. `over` stands for the end of its process."""
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def run() -> None:
+                with pytest.raises(HandlerStuck):
+                    await trees.worker(cleanup=0.1, grace=1000.0).run()
+
+            await trees.events.first(HandlerOverran)
+            over.set()
+
+
+@pytest.mark.parametrize("max_attempts", [1, 2])
+async def test_a_handler_that_swallows_its_suspension_fails_of_it_and_its_neighbours_do_not(
+    max_attempts: int, trees: Trees
+) -> None:
+    over, both = trio.Event(), trio.Event()
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def stubborn(job: Job) -> None:
+        await both.wait()
+        while not over.is_set():
+            try:
+                await job.wait_for_event("go")
+            except BaseException:  # noqa: ASYNC103 -- what is tried
+                await trio.lowlevel.cancel_shielded_checkpoint()
+
+    @trees.handlers.job
+    async def innocent() -> None:
+        both.set()
+        await trio.sleep_forever()
+
+    stuck, beside = trees.enqueue("stubborn", max_attempts=max_attempts), trees.enqueue("innocent")
+    await replaced(trees, over)
+    job, neighbour = trees.job(stuck), trees.job(beside)
+    assert (job["state"], job["max_attempts"]) == ("dead" if max_attempts == 1 else "retryable", max_attempts)
+    (attempt,) = trees.window.run("SELECT outcome, error FROM attempts WHERE job_id = %s", stuck)
+    assert attempt["outcome"] == "failed"
+    assert attempt["error"].startswith("HandlerStuck: did not end within")
+    assert "(suspended)" in attempt["error"]
+    assert (neighbour["state"], neighbour["attempt"], neighbour["max_attempts"]) == ("available", 1, 21)
+    (attempt,) = trees.window.run("SELECT outcome, error FROM attempts WHERE job_id = %s", beside)
+    assert (attempt["outcome"], attempt["error"]) == (
+        "released",
+        f"the handler of job {stuck} (stubborn) did not end when it was cancelled, so its worker was replaced",
+    )
+    # It is no error of its own.
+    failed = [
+        life.last_error(trees.window.do(operations.job(job_id)), trees.window.do(operations.attempts(job_id)))[1]
+        for job_id in (beside, stuck)
+    ]
+    assert failed == [None, 1]
+
+
+async def test_who_asks_why_a_job_was_released_is_not_sent_to_look_for_its_handler(trees: Trees) -> None:
+    begun: list[int] = []
+    runs = trio.Event()
+
+    @trees.handlers.job
+    async def innocent(job: Job) -> None:
+        begun.append(job.attempt)
+        runs.set()
+        await trio.sleep_forever()
+
+    job_id = trees.enqueue("innocent")
+    said = "the handler of job 7 (stubborn) did not end when it was cancelled, so its worker was replaced"
+    for _ in range(3):
+        worker, runs = trees.worker(), trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(worker.run)
+            await runs.wait()
+            worker._stops.stop_now(said)  # pyright: ignore[reportPrivateUsage]
+        trees.again()
+    assert begun == [1, 2, 3]
+    found = trees.window.do(health.health(trees.window.do(health.server())))
+    (finding,) = [each for each in diagnose(found) if each.check in ("released jobs", "unknown kind")]
+    assert finding.check == "released jobs"
+    assert said in finding.what
+    assert "Mend that handler" in (finding.do or "")
+    assert [reason.code for reason in trees.window.do(why.why(job_id))] == ["no_worker"]

@@ -1,0 +1,317 @@
+"""A cancelled job whose clean-up did not end well keeps its history: a retry does the rest of it, and charges nobody twice."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from pulse_trio import Discard, Job, SyncClient
+from pulse_trio.observe import CleanupCut
+from pulse_trio.store import family
+
+if TYPE_CHECKING:
+    from support.trees import Trees
+
+CLEANUP = 0.3
+
+
+class Shop:
+    """An order that charges, waits, and refunds if it is cancelled. `refunds`: what each call of the refund does, in order."""
+
+    def __init__(self, trees: Trees, *refunds: str, timeout: float | None = None, in_nursery: bool = False) -> None:
+        self.trees = trees
+        self.client = SyncClient(trees.dsn)
+        self.bank: list[str] = []
+        self.refunds = list(refunds)
+        self.stands = trio.Event()
+        """Set when the order has been charged."""
+        self.refunding = trio.Event()
+
+        @trees.handlers.job(durable=True, suspend_after=0, timeout=timeout, max_attempts=2)
+        async def order(job: Job) -> str:
+            charged = await job.step(self.charge)
+            try:
+                self.stands.set()
+                await job.wait_for_event("approved")
+            except BaseException:
+                with job.cleanup():
+                    await job.step(self.note)  # noqa: ASYNC102 -- job.cleanup() is the shield
+                    await job.step(self.refund, charged)  # noqa: ASYNC102 -- the same
+                raise
+            return charged
+
+        @trees.handlers.job(durable=True, suspend_after=0)
+        async def in_a_task(job: Job) -> None:
+            charged = await job.step(self.charge)
+
+            async def gives_back() -> None:
+                try:
+                    await job.wait_for_event("approved", key="approval")
+                finally:
+                    if job.cancel_reason == "user":
+                        with job.cleanup():
+                            await job.step(self.refund, charged, key="refund")  # noqa: ASYNC102 -- the same
+
+            job.nursery.start_soon(gives_back)
+            await job.wait_for_event("never")
+
+    async def charge(self) -> str:
+        self.bank.append("charged")
+        return f"charge {self.bank.count('charged')}"
+
+    async def note(self) -> None:
+        self.bank.append("noted")
+
+    async def refund(self, charged: str) -> None:
+        self.refunding.set()
+        match self.refunds.pop(0) if self.refunds else "":
+            case "fails":
+                raise ConnectionError("the bank is down for a moment")
+            case "takes too long":
+                await trio.sleep_forever()
+            case "dies":
+                await self.trees.lose(self.job_id)
+                await trio.sleep_forever()
+            case _:
+                self.bank.append(f"refunded {charged}")
+
+    async def ordered(self, kind: str = "order") -> int:
+        """The id of an order that waits, suspended."""
+        self.job_id = self.trees.enqueue(kind)
+        await self.burst()
+        assert self.state == "suspended"
+        return self.job_id
+
+    async def burst(self) -> None:
+        with trio.fail_after(30):
+            await self.trees.burst(cleanup=CLEANUP)
+
+    @property
+    def state(self) -> str:
+        return str(self.trees.job(self.job_id)["state"])
+
+    @property
+    def attempt(self) -> tuple[str, str]:
+        """The outcome of the last attempt, and the first line of its error."""
+        last = self.trees.window.run(
+            "SELECT outcome, error FROM attempts WHERE job_id = %s ORDER BY attempt DESC LIMIT 1", self.job_id
+        )[0]
+        return last["outcome"], (last["error"] or "").partition("\n")[0]
+
+    @property
+    def after_a_retry(self) -> str:
+        """What a retry would do with it."""
+        do = self.trees.window.do
+        found = {
+            "anew": do(family.compensated([self.job_id])) == [self.job_id],
+            "the rest": do(family.unfinished_clean_ups([self.job_id])) == [self.job_id],
+        }
+        return " and ".join(name for name, is_so in found.items() if is_so)
+
+
+@pytest.mark.parametrize("why", ["fails", "takes too long"])
+async def test_a_retry_does_the_rest_of_a_clean_up_that_failed_or_was_cut_and_the_next_one_begins_anew(
+    why: str, trees: Trees
+) -> None:
+    shop = Shop(trees, why)
+    job_id = await shop.ordered()
+    shop.client.cancel(job_id, reason="the customer is gone")
+    await shop.burst()
+    assert (shop.state, shop.bank) == ("cancelled", ["charged", "noted"])
+    outcome, error = shop.attempt
+    assert outcome == "failed"
+    if why == "fails":
+        assert "Step refund failed: ConnectionError" in error
+    else:
+        assert error == (
+            "CleanupCut: job.cleanup() was cut short, 0.3 s after the cancellation (user): what it would still have done is "
+            "not done"
+        )
+        assert len(trees.events.of(CleanupCut)) == 1
+    assert shop.after_a_retry == "the rest"
+
+    shop.client.retry(job_id)
+    assert [row["requested_by"] for row in trees.window.run("SELECT * FROM cancellations WHERE ended_at IS NULL")] == [
+        "retry"
+    ]
+    await shop.burst()
+    assert (shop.state, shop.bank) == ("cancelled", ["charged", "noted", "refunded charge 1"])
+    assert trees.job(job_id)["cancel_reason"] == "the customer is gone"
+    assert trees.window.run("SELECT * FROM cancellations WHERE ended_at IS NULL") == []
+    assert shop.after_a_retry == "anew"
+
+    shop.client.retry(job_id)
+    await shop.burst()
+    assert (shop.state, shop.bank[3:]) == ("suspended", ["charged"])
+    shop.client.send_event(job_id, "approved", None)
+    await shop.burst()
+    assert (shop.state, trees.job(job_id)["result"]) == ("completed", "charge 2")
+
+
+async def test_a_clean_up_that_fails_again_in_a_retry_is_tried_once_in_each(trees: Trees) -> None:
+    shop = Shop(trees, "fails", "fails", "fails")
+    job_id = await shop.ordered()
+    shop.client.cancel(job_id)
+    await shop.burst()
+    for _ in range(2):
+        shop.client.retry(job_id)
+        await shop.burst()
+        assert (shop.state, shop.attempt[0], shop.after_a_retry) == ("cancelled", "failed", "the rest")
+    shop.client.retry(job_id)
+    await shop.burst()
+    assert shop.bank == ["charged", "noted", "refunded charge 1"]
+    assert shop.after_a_retry == "anew"
+
+
+async def test_a_clean_up_whose_process_was_lost_for_good_is_finished_by_a_retry(trees: Trees) -> None:
+    shop = Shop(trees, *["dies"] * 9)
+    job_id = await shop.ordered()
+    shop.client.cancel(job_id)
+    with trio.fail_after(60):
+        while shop.state != "cancelled":
+            await trees.burst(watchdog=5, lease=3, heartbeat=0.1, cleanup=CLEANUP, process_slots=0)
+            trees.again()
+    assert shop.bank == ["charged", "noted"]
+    assert shop.after_a_retry == "the rest"
+    shop.refunds.clear()
+    shop.client.retry(job_id)
+    await shop.burst()
+    assert (shop.state, shop.bank) == ("cancelled", ["charged", "noted", "refunded charge 1"])
+    assert shop.after_a_retry == "anew"
+
+
+async def test_whoever_ends_a_clean_up_at_once_leaves_the_rest_to_a_retry(trees: Trees) -> None:
+    shop = Shop(trees, "fails")
+    job_id = await shop.ordered()
+    shop.client.cancel(job_id)
+    await shop.burst()
+    shop.client.retry(job_id)
+    assert shop.client.cancel(job_id, now=True).state == "cancelled"
+    assert shop.after_a_retry == "the rest"
+    # Who knows better may begin anew all the same.
+    shop.client.retry(job_id, afresh=True)
+    await shop.burst()
+    assert (shop.state, shop.bank) == ("suspended", ["charged", "noted", "charged"])
+
+
+async def test_a_worker_of_the_version_before_leaves_no_word_and_a_retry_does_the_rest_which_is_nothing(
+    trees: Trees,
+) -> None:
+    shop = Shop(trees)
+    job_id = await shop.ordered()
+    shop.client.cancel(job_id)
+    await shop.burst()
+    trees.window.run("DELETE FROM history WHERE key = '0:compensated'")
+    assert shop.after_a_retry == "the rest"
+    shop.client.retry(job_id)
+    await shop.burst()
+    assert (shop.state, shop.bank) == ("cancelled", ["charged", "noted", "refunded charge 1"])
+    assert shop.after_a_retry == "anew"
+
+
+@pytest.mark.parametrize("why", ["fails", "takes too long", ""])
+async def test_a_clean_up_in_a_task_of_the_jobs_nursery_counts_too(why: str, trees: Trees) -> None:
+    shop = Shop(trees, *[why] * bool(why))
+    job_id = await shop.ordered("in_a_task")
+    shop.client.cancel(job_id)
+    await shop.burst()
+    assert shop.state == "cancelled"
+    assert shop.after_a_retry == ("the rest" if why else "anew")
+    if why:
+        shop.client.retry(job_id)
+        await shop.burst()
+    assert (shop.state, shop.bank, shop.after_a_retry) == ("cancelled", ["charged", "refunded charge 1"], "anew")
+
+
+async def test_a_timeout_whose_clean_up_fails_is_cleaned_up_by_the_next_attempt_and_not_forgotten_by_a_retry(
+    trees: Trees,
+) -> None:
+    bank: list[str] = []
+    down = [True, True]
+
+    async def charge() -> None:
+        bank.append("charged")
+
+    async def refund() -> None:
+        if down:
+            down.pop()
+            raise ConnectionError("the bank is down for a moment")
+        bank.append("refunded")
+
+    @trees.handlers.job(durable=True, timeout=0.5, max_attempts=2)
+    async def order(job: Job) -> None:
+        await job.step(charge)
+        try:
+            await job.wait_for_event("approved")
+        except BaseException:
+            with job.cleanup():
+                await job.step(refund)  # noqa: ASYNC102 -- job.cleanup() is the shield
+            raise
+
+    client = SyncClient(trees.dsn)
+    job_id = trees.enqueue("order")
+    for _ in range(2):
+        await trees.burst()
+        trees.again()
+    assert (trees.job(job_id)["state"], bank) == ("dead", ["charged"])
+    client.retry(job_id)
+    await trees.burst()
+    assert (trees.job(job_id)["state"], bank) == ("dead", ["charged", "refunded"])
+    assert trees.window.do(family.compensated([job_id])) == [job_id]
+
+
+@pytest.mark.parametrize("failures", [1, 3])
+async def test_a_parent_starts_a_child_again_only_when_it_has_cleaned_up(failures: int, trees: Trees) -> None:
+    """It was cut short because of its sibling. Each attempt of the parent tries its clean-up once."""
+    bank: list[str] = []
+    down = [True] * failures
+    stands = trio.Event()
+
+    async def charge() -> None:
+        bank.append("charged")
+
+    async def refund() -> None:
+        if down:
+            down.pop()
+            bank.append("down")
+            raise ConnectionError("the bank is down for a moment")
+        bank.append("refunded")
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> str:
+        await job.step(charge)
+        if bank.count("charged") == 1:
+            try:
+                stands.set()
+                await job.wait_for_event("approved")
+            except BaseException:
+                with job.cleanup():
+                    await job.step(refund)  # noqa: ASYNC102 -- job.cleanup() is the shield
+                raise
+        return "shipped"
+
+    @trees.handlers.job
+    async def sibling(job: Job) -> None:
+        await stands.wait()
+        if job.attempt == 1:
+            raise Discard("the first time")
+
+    @trees.handlers.job(durable=True, max_attempts=10)
+    async def parent(job: Job) -> str:
+        async with job.durable_nursery() as nursery:
+            ordered = nursery.start_soon(order)
+            nursery.start_soon(sibling)
+        return ordered.result
+
+    root = trees.enqueue("parent")
+    attempts = 0
+    with trio.fail_after(60):
+        while trees.job(root)["finished_at"] is None:
+            trees.window.run("UPDATE job SET run_at = clock_timestamp() WHERE id = %s AND state = 3", root)
+            await trees.burst()
+            attempts += 1
+    assert (trees.job(root)["state"], trees.job(root)["result"]) == ("completed", "shipped")
+    assert bank == ["charged", *["down"] * failures, "refunded", "charged"]
+    assert attempts == failures + 2
