@@ -287,7 +287,7 @@ class RunningJob:
     def renew(self, sent: float) -> None:
         """The beat that was sent at `sent` was accepted: the lease counts from then."""
         # A deadline that has struck stays the reason, though the lease is still renewed while the handler cleans up.
-        self.reason = self.reason or self._deadline_reason()
+        self.reason = self.reason or self._reason_of_deadline(trio.current_time())
         self.lease_deadline = sent + self.terms.proven_for
         self.beat_due = sent + self.terms.heartbeat
         if self.reason is not None:
