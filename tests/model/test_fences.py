@@ -901,6 +901,7 @@ HARMLESS = {
     "make_due()": "what was told is locked; what waits becomes due (tests/store/test_tree_operations.py)",
     "end_overdue()": "what runs is left to its worker, by a locked row (tests/store/test_tree_operations.py)",
     "look_slowly()": "says where to look; the look decides",
+    "begin_anew()": "a part of a retry, which has put the row back before (tests/durable/test_unfinished_clean_ups.py)",
     "tree_places()": "why something was refused",
     "stuck_trees()": "a person's list",
     "look_at()": "its caller has locked the job; what runs is left alone (tests/store/test_trees.py)",

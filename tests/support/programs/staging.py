@@ -38,6 +38,7 @@ LONGEST = 60.0
 """Seconds after which a play hangs."""
 EXPECTED = re.compile(
     "[Pp]lanned|RetryAfter|ChildFailed|StepFailed|TooSlowError|TimeoutError|[Ll]ease|^(parent|user|sibling|shutdown)$"
+    "|^the worker stopped before the job had ended$"
     # What a task of a handler is told that is being cancelled at that moment.
     "|is being cancelled: it starts no more children"
 )

@@ -92,7 +92,8 @@ class Children:
     async def none_runs(self) -> None:
         """Waits until no child runs."""
         while self.running:
-            self._emptied = self._emptied or trio.Event()
+            if self._emptied is None:
+                self._emptied = trio.Event()
             await self._emptied.wait()
 
     async def last_ended(self) -> None:
