@@ -59,6 +59,7 @@ class Undoing:
                 if not cancels:
                     return
                 await self.stands.wait()
+                # How long it stood there is in the history, and decides when the next attempt is cut short: it must pass.
                 await trio.sleep(self.stands_for)
                 SyncClient(self.trees.dsn).cancel(self.id)
 
@@ -155,6 +156,7 @@ async def test_the_next_attempt_takes_longer_on_its_way_there(inside: str, undoi
     async def order(job: Job) -> None:
         await job.step(undoing.charge)
         if job.attempt > 1:
+            # The plain code of the next attempt is slower, which is what is tested: no event says so.
             await trio.sleep(2 * undoing.stands_for)
         async with AsyncExitStack() as stack:
             if inside == "a scope":

@@ -36,6 +36,7 @@ async def _in_two_workers(trees: Trees, job_id: int, queues: list[str]) -> None:
     async def elsewhere() -> None:
         while True:
             await trees.burst(queues=queues)
+            # The other worker is a burst, which ends where nothing is due yet: it begins again soon.
             await trio.sleep(0.05)
 
     with trio.fail_after(60):
@@ -117,6 +118,7 @@ async def test_the_ends_of_2000_children_on_the_same_worker_are_noticed(trees: T
             children = [nursery.start_soon(pack) for _ in range(2000)]
             known = 0
             with trio.move_on_after(30):
+                # Reading again and again is what is tested: a handler's own loop, as the docs show it.
                 while known < len(children):
                     await trio.sleep(0.1)
                     known = sum(READS[reads](child) for child in children)

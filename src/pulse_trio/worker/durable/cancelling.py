@@ -83,8 +83,8 @@ class Cancelling:
         """A task comes to a durable call, or out of one."""
         if self._durable.running.cancel_reason is None:
             self._moved = trio.current_time()
-            if (line := self.awaited) is not None:
-                self._set_timer(stood(line))
+            if self._timer is not None and (line := self.awaited) is not None:
+                self._set(self._timer, stood(line))
 
     def holds_back(self, reason: CancelReason) -> bool:
         """Whether a cancellation of the job must wait: an attempt that still replays has not come to where it is now."""
@@ -171,14 +171,13 @@ class Cancelling:
             self._moved = trio.current_time()
             self._latest = self._moved + min(_LONGEST, (running.timeout_deadline - running.sent) / 2)
             self._timer = trio.CancelScope()
-            self._set_timer(found)
+            self._set(self._timer, found)
             running.scope_nursery.start_soon(self._later, self._timer, name="a cancellation that comes again")
         return trio.current_time() < self._timer.deadline
 
-    def _set_timer(self, found: Stood) -> None:
-        assert self._timer is not None  # noqa: S101 -- the callers have looked
+    def _set(self, timer: trio.CancelScope, found: Stood) -> None:
         here = self._durable.keys.count >= (found.begun or found.count)
-        self._timer.deadline = min(self._latest, self._moved + found.after if here else math.inf)
+        timer.deadline = min(self._latest, self._moved + found.after if here else math.inf)
 
     async def _later(self, timer: trio.CancelScope) -> None:
         with timer:
@@ -212,7 +211,7 @@ class Cancelling:
 
     def comes_now(self) -> None:
         """It comes again wherever the code is."""
-        assert self._timer is not None  # noqa: S101 -- the callers have looked
+        assert self._timer is not None  # noqa: S101 -- a line is awaited only while there is one
         self._latest = self._timer.deadline = -math.inf
         self._durable.hand_out()
 
@@ -227,5 +226,5 @@ def _is_a_cancellation(error: BaseException) -> bool:
     return all(issubclass(type(leaf), trio.Cancelled) for leaf in leaves_of(error))
 
 
-AGAIN = Cancelling._later.__code__  # pyright: ignore[reportPrivateUsage]
+AGAIN = Cancelling._later.__code__  # pyright: ignore[reportPrivateUsage] -- of this file's own class
 """The code of the task that waits for its moment."""

@@ -75,7 +75,7 @@ class Keys:
             self._running.run.check(what)
             return await call(*given)
 
-        call_made, frame = awaited(), sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+        call_made, frame = awaited(), sys._getframe(1)  # pyright: ignore[reportPrivateUsage] -- inspect.stack reads files
         while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("pulse_trio."):
             frame = frame.f_back
         call_made.__qualname__ = what
