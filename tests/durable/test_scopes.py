@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 import trio
 import trio.lowlevel
 
-from pulse_trio import Job, SyncClient, UsageError
+from pulse_trio import Discard, Job, SyncClient, UsageError
 from pulse_trio.observe import CancellationDelivered
 from pulse_trio.worker.durable import scopes
 from support.stage import Recorder
@@ -759,3 +760,50 @@ async def test_a_person_who_cancels_a_job_whose_deadline_has_passed_finds_its_co
     with trio.fail_after(30):
         await trees.burst(queues=("default",))
     assert (trees.job(job_id)["state"], states(trees, job_id), calls) == ("cancelled", ["cancelled"], ["refund"])
+
+
+async def test_a_deadline_that_passes_while_a_failure_leaves_the_scope_has_cut_nothing_short(trees: Trees) -> None:
+    """The attempt fails of it, and another task has undone something because of it."""
+    done: list[str] = []
+
+    async def act(what: str) -> None:
+        done.append(what)
+
+    @trees.handlers.job(max_attempts=1)
+    async def child() -> None:
+        raise Discard("out of stock")
+
+    async def charges(job: Job) -> None:
+        await job.step(act, "charge", key="charge")
+        try:
+            await job.sleep(3600, key="sleep")
+        finally:
+            with job.cleanup():
+                await job.step(act, "refund", key="refund")  # noqa: ASYNC102 -- job.cleanup() is the shield
+
+    async def packs(job: Job) -> None:
+        with job.move_on_after(3600, key="outer"):
+            with job.move_on_after(0.3, key="patience") as patience:
+                try:
+                    async with job.durable_nursery(key="packing") as nursery:
+                        nursery.start_soon(child.options(child_key="child"))
+                finally:
+                    while job.attempt == 1 and not patience.cancel_called:
+                        time.sleep(0.01)  # noqa: ASYNC251 -- so that no task goes on before the deadline passes
+            await job.step(act, "after", key="after")
+
+    @trees.handlers.job(durable=True, max_attempts=2)
+    async def order(job: Job) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(charges, job)
+            nursery.start_soon(packs, job)
+
+    job_id = trees.enqueue("order")
+    with trio.fail_after(30):
+        while trees.job(job_id)["finished_at"] is None:
+            await trees.burst(log=False)
+            trees.again()
+    found = trees.job(job_id)
+    assert found["state"] == "dead"
+    assert "ChildFailed" in found["error"]
+    assert done == ["charge", "refund"]

@@ -149,6 +149,10 @@ class Drawing:
         when, limit = self.random.choice(("before", "later")), self.random.choice((None, FAR))
         return self.called(around, "event", when=when, timeout=limit)
 
+    def finds(self, around: Around) -> Node:
+        """A plain await, and a value that it brings."""
+        return {"do": "finds", "tag": self.tag(), "seconds": self.random.choice((0.0, 0.01)), "sure": around.sure}
+
     def wait(self, around: Around) -> Node:
         """What nothing ends."""
         if self.chance(0.5):
@@ -216,8 +220,8 @@ class Drawing:
                 body, ends = self.sequence(inner, 1)
                 if ends == "raises":
                     body = [{"do": "catch", "body": body, "then": [self.step(inner)], "tag": self.tag()}]
-                # The replay strikes right after the last line before the cut.
-                body, seconds = [*body, self.step(inner), {"do": "cut"}, self.step(unsure)], FAR
+                cut = [self.finds(inner), {"do": "cut"}, self.wait(unsure) if self.chance(0.3) else self.step(unsure)]
+                body, seconds = [*body, self.saga(inner, cut)] if self.chance(0.3) else [*body, *cut], FAR
             case 2 if around.levels > 0:  # around a block that does not end
                 children = [{**self.child(unsure, self.random.choice(("waits", "goes on"))), "at": 0} for _ in range(2)]
                 children.append({**self.child(unsure, "waits"), "at": 0})

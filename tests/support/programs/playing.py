@@ -65,6 +65,8 @@ class Play:
     wrong: list[str] = field(default_factory=list[str])
     names: dict[int, str] = field(default_factory=dict[int, str])
     """Of the jobs, by id."""
+    newest: dict[int, Job] = field(default_factory=dict[int, Job])
+    """The newest attempt of each job, by id."""
 
     def begins(self, job: Job, name: str) -> None:
         """An attempt begins."""
@@ -72,6 +74,10 @@ class Play:
         before = self.running.get(job.id)
         if before is not None and (job.id, before) not in self.lost:
             self.wrong.append(f"attempt {job.attempt} of {name} begins while attempt {before} runs")
+        # A task in `job.nursery` may be cancelled when the handler has returned.
+        if (last := self.newest.get(job.id)) is not None and last.cancel_reason in GIVES_UP:
+            self._starts_anew(job)
+        self.newest[job.id] = job
         self.attempts[job.id].append(job.attempt)
         self.running[job.id] = job.attempt
 
@@ -80,8 +86,11 @@ class Play:
         if self.running.get(job.id) == job.attempt:
             del self.running[job.id]
         if job.cancel_reason in GIVES_UP:
-            # It may be started again, from the beginning.
-            self.remembered = {one for one in self.remembered if one[0] != job.id}
+            self._starts_anew(job)
+
+    def _starts_anew(self, job: Job) -> None:
+        """It may be started again, from the beginning."""
+        self.remembered = {one for one in self.remembered if one[0] != job.id}
 
     def effect(self, job: Job, name: str, node: Node, task: str) -> None:
         """A step does its work."""
@@ -241,6 +250,11 @@ class Interpreter:
                 self.scopes.pop()
         if node["sure"]:
             self.values.append([node["label"], scope.cancelled_caught])
+
+    async def do_finds(self, node: Node) -> None:
+        await trio.sleep(node["seconds"])
+        if node["sure"]:
+            self.values.append(node["tag"])
 
     async def do_cut(self, _: Node) -> None:
         self.scopes[-1].cancel()

@@ -4,7 +4,8 @@ Its line has the keys of the calls that stood then, and comes again while these 
 and no line says how far it had come since the last one. So such a cancellation comes again as long after a task came to a
 durable call, or out of one, as it came before, when the main task has begun as many calls: sooner, the code would be cut short
 before the place where its clean-up is, or its clean-up's calls would have other numbers. So does the deadline of a remembered
-scope, if a clean-up inside of it made a durable call.
+scope, if a clean-up inside of it made a durable call. A scope that its own task has cut short comes again when that task
+cuts it short again, or goes beyond that place.
 """
 
 from __future__ import annotations
@@ -165,18 +166,30 @@ class Cancelling:
         """Whether the code has not come to where it stood, as far as one can know. The line is the next one, and the calls
         that it names stand."""
         found, running = stood(line), self._durable.running
-        if not found.after or running.scope_nursery is None:
+        if not (found.after or found.asked) or running.scope_nursery is None or self._is_asked_again(line):
             return False
         if self._timer is None:
             self._moved = trio.current_time()
-            self._latest = self._moved + min(_LONGEST, (running.timeout_deadline - running.sent) / 2)
+            # The code comes to its own call however long that takes; a guess would leave out what it does before.
+            patience = math.inf if found.asked else min(_LONGEST, (running.timeout_deadline - running.sent) / 2)
+            self._latest = self._moved + patience
             self._timer = trio.CancelScope()
             self._set(self._timer, found)
             running.scope_nursery.start_soon(self._later, self._timer, name="a cancellation that comes again")
         return trio.current_time() < self._timer.deadline
 
+    @property
+    def awaits_the_handler(self) -> bool:
+        """Whether the replay waits until the handler cuts its scope short again."""
+        line = self.awaited
+        return line is not None and stood(line).asked
+
+    def _is_asked_again(self, line: Line) -> bool:
+        """Whether the handler has called `cancel` of the scope that the line tells of."""
+        return any(scope.key == line.key and scope.remembered and scope.asked for scope in self._durable.scopes)
+
     def _set(self, timer: trio.CancelScope, found: Stood) -> None:
-        here = self._durable.keys.count >= (found.begun or found.count)
+        here = not found.asked and self._durable.keys.count >= (found.begun or found.count)
         timer.deadline = min(self._latest, self._moved + found.after if here else math.inf)
 
     async def _later(self, timer: trio.CancelScope) -> None:

@@ -36,11 +36,13 @@ Mark = Literal["open", "taken", "forgotten", "needed"]
 
 
 class _Failure:
-    __slots__ = ("cut", "ends", "error", "line", "task")
+    __slots__ = ("binds", "cut", "ends", "error", "line", "task")
 
     def __init__(
         self, error: BaseException, task: trio.lowlevel.Task, line: int | None = None, cut: int | None = None
     ) -> None:
+        self.binds = False
+        """Whether an attempt before has gone on after it, so that this one is not what it fails of."""
         self.error = error
         self.task = task
         self.line = line
@@ -52,7 +54,7 @@ class _Failure:
 
 
 class Failures:
-    """Of one attempt: those that may still be what it fails of."""
+    """Of one attempt: those after which their task has not gone on."""
 
     __slots__ = ("_history", "_left", "_open")
 
@@ -76,8 +78,9 @@ class Failures:
     def raised_with_line(self, error: BaseException, line: Line, *, cut: int | None = None) -> None:
         """This task is about to raise a failure that has its line: a block's, or one that an earlier attempt has written.
         `cut`: the number of the line which says that the block's body was cut short."""
-        if not self._binds(line):
-            self._open.append(_Failure(error, trio.lowlevel.current_task(), line.line, cut))
+        failure = _Failure(error, trio.lowlevel.current_task(), line.line, cut)
+        failure.binds = self._binds(line)
+        self._open.append(failure)
 
     def _binds(self, line: Line) -> bool:
         """Whether an attempt before has gone on after it, so that none may fail of it and do it again."""
@@ -85,6 +88,10 @@ class Failures:
         if mark(line.line, "taken") in marks or mark(line.line, "needed") in marks:
             return True
         return line.kind is Kind.STEP_FAILED and mark(line.line, "open") not in marks
+
+    def is_failure(self, error: BaseException) -> bool:
+        """Whether an exception comes from a step or a block that has failed in this attempt, and from no cancellation."""
+        return bool(self._of(error)) and not any(issubclass(type(leaf), trio.Cancelled) for leaf in leaves_of(error))
 
     def leaves_scope(self, gone_on: Callable[[], None]) -> None:
         """An exception, a failure or another, has left a remembered scope in time. `gone_on` is called when the task that
@@ -108,7 +115,7 @@ class Failures:
             if goes_on(failure.task, job) is task or (not failure.ends and _is_caught(failure.task, job))
         ]
         self._open = [failure for failure in self._open if failure not in taken]
-        lines = [failure.line for failure in taken if failure.line is not None]
+        lines = [failure.line for failure in taken if failure.line is not None and not failure.binds]
         for line in lines:
             self._mark(line, "taken")
         return bool(lines)
@@ -131,6 +138,7 @@ class Failures:
         failed = [failure for failure in self._open if failure.ends]
         if error is not None:
             failed += self._of(error)
+        failed = [failure for failure in failed if not failure.binds]
         if steps_alone:
             failed = [failure for failure in failed if issubclass(type(failure.error), StepFailed)]
         # The next attempt's body is not cut short for a failure that it has not had.

@@ -151,7 +151,13 @@ class Opened:
 
     async def peek(self) -> None:
         """Looks whether a child has failed while the body runs: then the body is cancelled."""
-        if self._in_body and self._durable.history.replay.over and self.block.by_key:
+        if not (self._in_body and self.block.by_key):
+            return
+        if not self._durable.history.replay.over:
+            # What the body reads may be what it cuts its scope short for.
+            if self._durable.cancelling.awaits_the_handler and self.block.is_read:
+                await self.block.learn()
+        else:
             await self.block.flush()
             if (await self.block.look()).failed:
                 await self.block.learn()

@@ -41,6 +41,8 @@ class Stood(msgspec.Struct, frozen=True):
     with a clean-up in it."""
     begun: int = 0
     """How many calls the main task had begun then, if not `count`."""
+    asked: bool = False
+    """Whether the task that had opened the scope called `scope.cancel()`: it comes to that call again."""
 
 
 class Turn(NamedTuple):

@@ -5,6 +5,9 @@ cancelled while the same calls stand. That a block ended in time is remembered w
 before the next attempt, whose replay may end inside the block. If an exception has left the block, that is the next call of the
 task which has the exception: until then the attempt may fail of it, and the next one does again what is in the block.
 
+A task that cuts its own scope short, by `scope.cancel()`, comes to that call again: the replay waits for it, so that the code
+before it has run.
+
 Such a deadline may cut an attempt short before it opens a block again that an earlier one had open. The children of that block
 are cancelled all the same (left_behind.py), and the calls after the scope do not have the numbers of those in it.
 """
@@ -13,7 +16,7 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 import msgspec
 import trio
@@ -59,13 +62,11 @@ class Scope:
         self._stood: Stood | None = None
         """What its line says, once it is noted or has come again."""
         self._cleans_up = False
-        self._is_wanted = False
-        """Whether `cancel` was called in the replay: it strikes where it struck, or at the end of the replay."""
-        self._ended = ended_key(key)
-        if self._ended in durable.history.replay.moments:
+        self.asked: Literal["", "by its task", "by another"] = ""
+        """Who called `cancel` before it struck. In a replay it strikes where it struck, or at the end of the replay."""
+        self._task = trio.lowlevel.current_task()
+        if ended_key(key) in durable.history.replay.moments:
             self.until = math.inf
-        self.in_main = durable.keys.in_main
-        """Whether it is the main task's."""
         self._live_since: float | None = None
         if durable.history.replay.over:
             self.goes_on_live()
@@ -80,13 +81,21 @@ class Scope:
         """Whether its deadline has struck, or `cancel` was called."""
         # Trio cancels a scope whose deadline it finds passed when it is asked.
         self._durable.running.run.check("scope.cancel_called")
-        return self.inner.cancel_called or self._is_wanted
+        return self.inner.cancel_called or bool(self.asked)
+
+    @property
+    def in_main(self) -> bool:
+        """Whether it is the main task's."""
+        return self._task is self._durable.running.task
 
     def cancel(self) -> None:
         """Cancels the block now."""
         self._durable.running.run.check("scope.cancel")
+        if not self.inner.cancel_called:
+            self.asked = "by its task" if trio.lowlevel.current_task() is self._task else "by another"
         if not self._durable.history.replay.over:
-            self._is_wanted = True
+            if self.remembered:
+                self._durable.hand_out()
             return
         self.inner.cancel()
         self._durable.note_cancellation()
@@ -100,7 +109,7 @@ class Scope:
         if self._durable.history.replay.unopened.hold_back(self.key):
             deadline = max(deadline, self._live_since + REOPENED_WITHIN)
         self.inner.deadline = deadline
-        if self._is_wanted or deadline <= trio.current_time():
+        if self.asked or deadline <= trio.current_time():
             # Trio looks at deadlines when all tasks have had their turn, and by then the next step would have begun.
             self.inner.cancel()
 
@@ -112,7 +121,9 @@ class Scope:
         self._cleans_up = self._cleans_up or clean_up
         if self._stood is None:
             begun = self._durable.keys.count
-            self._stood = Stood(at, "", 0, self._durable.cancelling.seconds_to(self.inner.deadline), begun)
+            after = self._durable.cancelling.seconds_to(self.inner.deadline)
+            asked = self.remembered and self.asked == "by its task"
+            self._stood = Stood(at, "", 0, after, begun, asked)
             self._count_calls()
             self._durable.history.hold(Kind.SCOPE_CANCELLED, self.key, "", self._said, gets=self._gets)
 
@@ -137,7 +148,7 @@ class Scope:
         """Of the calls that earlier attempts made in this scope. This one may be cut short before it makes them, and those
         after the scope must not have their numbers: they would find what was remembered for those, moments and children."""
         replay = self._durable.history.replay
-        if self._ended in replay.moments or replay.resumed is None:
+        if ended_key(self.key) in replay.moments or replay.resumed is None:
             return 0
         first = replay.resumed.first_block
         return highest_number(replay.moments, (number - first for number in replay.resumed.blocks))
@@ -156,9 +167,14 @@ class Scope:
                 self._has_ended()
 
     def _has_ended(self) -> None:
-        history = self._durable.history
-        history.replay.moments[self._ended] = 0.0
-        history.hold(Kind.MOMENT, self._ended, "", "0.0")
+        history, ended = self._durable.history, ended_key(self.key)
+        history.replay.moments[ended] = 0.0
+        history.hold(Kind.MOMENT, ended, "", "0.0")
+
+    def _is_left_by_a_failure(self, error: BaseException | None) -> bool:
+        """Whether a step or a block in it has failed, and the deadline struck on the way out: it has cut nothing short. The
+        attempt may fail of that failure; the next one does without it then, and is not to be cut short in its place."""
+        return error is not None and self._stood is None and self._durable.failures.is_failure(error)
 
     def _is_cut_short(self) -> None:
         self._durable.note_cancellation()
@@ -175,16 +191,18 @@ class Scope:
             self._durable.history.replay.scopes.add(self.key)
             self._durable.cancelling.moves()
             self._durable.hand_out()
-            raises = True
+            error: BaseException | None = None
             try:
                 yield self
-                raises = False
+            except BaseException as raised:
+                error = raised
+                raise
             finally:
                 # What cut a plain await short is remembered here.
-                if self.inner.cancel_called:
+                if self.inner.cancel_called and not self._is_left_by_a_failure(error):
                     self._is_cut_short()
                 else:
-                    self._ends_in_time(raises=raises)
+                    self._ends_in_time(raises=error is not None)
                 self.inner.deadline = math.inf
                 self._durable.scopes.remove(self)
                 self._durable.history.replay.scopes.discard(self.key)
