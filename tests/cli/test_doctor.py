@@ -106,7 +106,16 @@ def test_a_tree_that_waits_for_several_things_is_one_finding_and_the_trees_that_
     *_, rest = of_health(stuck=StuckTrees(first, 3, at_least=True))
     assert rest.what == "at least 1 more tree waits like that"
     *_, rest = of_health(stuck=StuckTrees(first, 2, at_least=True))
-    assert rest.what == "not all jobs that wait were read: more trees may wait like that, and more jobs of these"
+    assert rest.what == "not all trees were looked at: more may wait like that"
+
+
+def test_of_a_tree_of_very_many_jobs_that_wait_not_all_are_counted() -> None:
+    waits = [StuckJobs("unserved queue", "packers", None, 5_000, 12), StuckJobs("paused kind", None, "label", 1, 30)]
+    (found,) = of_health(stuck=StuckTrees([StuckTree(7, waits, at_least=True)], 1))
+    assert found.what == (
+        "the tree of job 7 waits for at least 5,000 jobs (one is 12) of the queue packers, which no live worker serves; "
+        "waits for at least 1 job (one is 30) of the kind label, which is paused"
+    )
 
 
 def test_nothing_is_wrong_with_what_is_healthy() -> None:

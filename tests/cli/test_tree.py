@@ -244,6 +244,30 @@ async def test_who_retries_a_root_that_has_compensated_is_told_that_it_begins_an
     assert "received events are received again" in afresh.stderr
 
 
+async def test_who_retries_many_jobs_by_a_filter_is_told_how_many_do_the_rest_of_their_clean_up(
+    command: Command, dsn: str
+) -> None:
+    roots: list[int] = []
+    for _ in range(2):
+        root, children = plant(dsn)
+        settle(dsn, root, children)
+        history(dsn, root, (9, "", {"at": [], "reason": "user"}))
+        roots.append(root)
+    said = (
+        f"2 jobs ({roots[0]}, {roots[1]}) were cancelled and their clean-ups did not end: a retry does the rest of each, "
+        "and no more"
+    )
+    cancelled = "jobs", "retry", "--state", "cancelled"
+    assert said in (await command(*cancelled, code=2)).stderr
+    dry = await command(*cancelled, "--dry-run")
+    assert dry.stdout == "2 jobs would be retried\n"
+    assert said in dry.stderr
+    assert "2 jobs started 6 others: a root that does the rest of its clean-up starts none of them" in dry.stderr
+    assert "clean-up" not in (await command(*cancelled, "--dry-run", "--afresh")).stderr
+    done = await command(*cancelled, "--yes")
+    assert (done.stdout, said in done.stderr) == ("2 jobs retried\n", True)
+
+
 async def test_a_member_of_a_deleted_root_cannot_be_retried_and_nobody_is_sent_to_that_root(
     command: Command, dsn: str
 ) -> None:

@@ -904,6 +904,7 @@ HARMLESS = {
     "begin_anew()": "a part of a retry, which has put the row back before (tests/durable/test_unfinished_clean_ups.py)",
     "tree_places()": "why something was refused",
     "stuck_trees()": "a person's list",
+    "trees_that_wait()": "a person's list",
     "look_at()": "its caller has locked the job; what runs is left alone (tests/store/test_trees.py)",
 }
 

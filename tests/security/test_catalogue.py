@@ -167,6 +167,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
     "function sweep_children": {},
     "function start_children": called_by("worker"),
     "function stuck_trees": called_by("operator", "worker"),
+    "function trees_that_wait": called_by("operator", "worker"),
     "function tree_of": called_by("operator"),
     "function tree_places": called_by("operator"),
     "function begin_anew": {},

@@ -6,14 +6,14 @@ import os
 import socket
 from datetime import timedelta
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
 from pulse_trio import InvalidTransition, State, SyncClient, UnknownJob, open_client
 from pulse_trio.jobs import Progress
-from pulse_trio.states import FINISHED
-from pulse_trio.store import history, operations
+from pulse_trio.states import FINISHED, STOPPED
+from pulse_trio.store import history, life, operations, searching
 from support.stores import Window, claim, claim_one, end, open_store
 
 if TYPE_CHECKING:
@@ -214,3 +214,52 @@ async def test_a_retry_wakes_idle_workers(store: WorkerStore, window: Window, qu
     assert [n.payload for n in window.connection.notifies(timeout=10, stop_after=1)] == [queue]
     window.run("UNLISTEN pulse")
     await store.withdraw_idle()
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "counts"),
+    [
+        ("failed", "ValueError: no", True),
+        ("rescued", "the lease expired", True),
+        ("released", STOPPED, False),
+        ("suspended", "the handler returned a value while it was being suspended", False),
+        ("cancelled", "asked for by a person", False),
+        ("released", "UnfitArguments: Arguments do not fit", True),
+        ("released", "HandlerStuck: did not end within 7 s of its cancellation", True),
+    ],
+)
+async def test_why_an_attempt_that_did_not_fail_had_ended_is_no_error_of_a_live_job(
+    kind: OutcomeKind | Literal["suspended"], said: str, counts: bool, store: WorkerStore, window: Window, queue: str
+) -> None:
+    job_id = window.enqueue(queue)
+    claimed = await claim_one(store, queue)
+    if kind == "suspended":
+        window.value(
+            "SELECT suspend(%s, %s, %s, '{}', '{}', '{go}', NULL, %s)", job_id, claimed.attempt, claimed.session, said
+        )
+    else:
+        await store.settle([end(claimed, kind, error=said)])
+    if kind == "cancelled":
+        window.do(operations.retry(job_id))
+    job, attempts = window.do(operations.job(job_id)), window.do(operations.attempts(job_id))
+    assert job.state not in FINISHED
+    expected = said if counts else None
+    assert (job.error, life.last_error(job, attempts)) == (expected, (expected, 1 if counts else None))
+    # The filter goes by what is shown; the attempt's own line has it.
+    assert window.do(history.matching({"queue": queue, "error": said})) == [job_id] * counts
+    page = window.do(searching.search({"queue": queue, "error": said}, limit=5))
+    assert [found.id for found in page.jobs] == [job_id] * counts
+    assert attempts[0].error == said
+
+
+async def test_a_job_that_was_given_back_shows_what_it_failed_of_before(
+    store: WorkerStore, window: Window, queue: str
+) -> None:
+    job_id = window.enqueue(queue)
+    ends: list[tuple[OutcomeKind, str]] = [("failed", "ValueError: no"), ("released", STOPPED)]
+    for kind, said in ends:
+        await store.settle([end(await claim_one(store, queue), kind, error=said)])
+        window.make_due(job_id)
+    job = window.do(operations.job(job_id))
+    assert job.error == "ValueError: no"
+    assert life.last_error(job, window.do(operations.attempts(job_id))) == ("ValueError: no", 1)

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pulse_trio.client import request_by_name
+from pulse_trio.lines import Kind
 from pulse_trio.store import queues, schedules
 from pulse_trio.timing import Timing
 from pulse_trio.web import User
 from pulse_trio.web.actions import ROUTES, bulk
 from pulse_trio.web.addresses import segment
+from pulse_trio.worker.durable.cancelling import COMPENSATED
 from support.sites import open_site
 
 if TYPE_CHECKING:
@@ -294,6 +296,73 @@ async def test_many_jobs_are_counted_confirmed_and_retried_and_no_other_one_is(
     assert window.value("SELECT details->>'filter' FROM audit LIMIT 1") == "state scheduled, queue mail"
     twice = await post(site, "/actions/jobs/bulk", plan=plan_in(shown.text))
     assert "was sent already" in await told(site, twice)
+
+
+def cancelled_with_a_history(window: Window, *, ended_well: bool) -> int:
+    """A durable job that was cancelled where it stood."""
+    job_id = window.enqueue("mail")
+    window.run("SELECT FROM make_durable(%s)", job_id)
+    lines = "INSERT INTO history (job_id, line, kind, key, value, attempt) VALUES (%s, %s, %s, %s, %s, 1)"
+    window.run(lines, job_id, 1, Kind.CANCELLED, "job", '{"reason": "user"}')
+    if ended_well:
+        window.run(lines, job_id, 2, Kind.MOMENT, COMPENSATED, "1.0")
+    window.run("SELECT FROM cancel_jobs_now(ARRAY[%s::bigint])", job_id)
+    return job_id
+
+
+@pytest.mark.parametrize("by_filter", [True, False])
+async def test_who_retries_many_jobs_is_told_how_many_do_the_rest_of_their_clean_up(
+    by_filter: bool, site: httpx.AsyncClient, window: Window
+) -> None:
+    ids = [cancelled_with_a_history(window, ended_well=n == 2) for n in range(3)]
+    ids.append(window.enqueue("mail"))
+    window.run("SELECT FROM cancel_jobs(ARRAY[%s::bigint])", ids[-1])
+    chosen: dict[str, Any] = {"state": "cancelled"} if by_filter else {"ids": [str(each) for each in ids]}
+
+    shown = (await post(site, "/actions/jobs/preview", verb="retry", **chosen)).text
+    assert "Retry 4 jobs?" in shown
+    assert (
+        "2 jobs of them were cancelled and their clean-ups did not end: a retry does the rest of each, and no more."
+        in shown
+    )
+    assert "1 job of them has undone what it had done: a retry begins it anew, and every step is done again;" in shown
+    for other in ({"verb": "delete"}, {"verb": "retry", "afresh": "on"}):
+        assert "did not end" not in (await post(site, "/actions/jobs/preview", **chosen, **other)).text
+
+    one = (await post(site, "/actions/jobs/preview", verb="retry", ids=[str(ids[0]), str(ids[3])])).text
+    assert "1 job of them was cancelled and its clean-up did not end: a retry does the rest of it, and no more." in one
+    assert "undone" not in one
+
+
+async def test_what_becomes_of_trees_is_foretold_of_what_their_roots_do(
+    site: httpx.AsyncClient, window: Window
+) -> None:
+    owing, anew, goes_on = (
+        cancelled_with_a_history(window, ended_well=ended_well) for ended_well in (False, True, True)
+    )
+    window.run("DELETE FROM history WHERE job_id = %s", goes_on)
+    for n, root in enumerate((owing, anew, goes_on), 1):
+        window.run(
+            "INSERT INTO member (job_id, root_id, parent_id, block, child_key, watched, failed) "
+            "SELECT %s * 1000 + n, %s, %s, 0, n::text, false, false FROM generate_series(1, %s) n",
+            root, root, root, n,
+        )  # fmt: skip
+
+    async def foretold(*ids: int, **more: str) -> str:
+        fields: dict[str, Any] = {"verb": "retry", "ids": [str(each) for each in ids]} | more
+        return (await post(site, "/actions/jobs/preview", **fields)).text
+
+    assert "1 job of them started 1 other. A root that does the rest of its clean-up starts none" in await foretold(
+        owing
+    )
+    assert "1 job of them started 2 others. A root that begins anew starts new children." in await foretold(anew)
+    assert "1 job of them started 3 others. A retried root goes on after the last line" in await foretold(goes_on)
+    assert "2 jobs of them started 5 others. A root that does not begin anew goes on" in await foretold(anew, goes_on)
+    every = owing, anew, goes_on
+    assert "3 jobs of them started 6 others. A root that does neither goes on after" in await foretold(*every)
+    assert "started 6 others. A root forgets its history" in await foretold(*every, afresh="on")
+    assert "started 6 others, which are deleted too" in await foretold(*every, verb="delete")
+    assert "started" not in await foretold(*every, verb="cancel")
 
 
 async def test_selected_jobs_are_cancelled_and_those_that_have_ended_are_counted_apart(

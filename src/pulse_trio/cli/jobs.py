@@ -303,21 +303,26 @@ class _Action:
                 ids = client.run(history.chosen_for_action(chosen, limit=given["limit"]))
             if given["dry_run"]:
                 return self._rehearse(client, ids, chosen, as_json=as_json), []
-            again = anew(client, ids) if self._verb == "retry" and not self._afresh else []
-            rest = unfinished(client, ids) if self._verb == "retry" and not self._afresh else []
-            trees = on_trees(client, ids, self._verb, afresh=self._afresh, begin_anew=again, unfinished=rest)
-            if rest:
-                notice(said_of_unfinished(rest))
-            if again:
-                notice(said_of_anew(again))
-            if trees is not None:
-                notice(trees)
+            trees = self._say_before(client, ids)
             if (by_filter or trees) and ids and not given["yes"] and not self._agreed(len(ids), chosen):
                 notice("nothing was done")
                 return 0, []
             moved, refused = self._work(client, ids)
         self._report(moved, refused, as_json=as_json, by_filter=by_filter)
         return UsageError.exit_code if refused else 0, moved
+
+    def _say_before(self, client: SyncClient, ids: Sequence[int]) -> bool:
+        """Says what the act does to histories and trees. Returns whether it does something to a tree."""
+        again = anew(client, ids) if self._verb == "retry" and not self._afresh else []
+        rest = unfinished(client, ids) if self._verb == "retry" and not self._afresh else []
+        trees = on_trees(client, ids, self._verb, afresh=self._afresh, begin_anew=again, unfinished=rest)
+        if rest:
+            notice(said_of_unfinished(rest))
+        if again:
+            notice(said_of_anew(again))
+        if trees is not None:
+            notice(trees)
+        return trees is not None
 
     def _check(self, job_ids: Sequence[int], chosen: JobFilter) -> None:
         if job_ids and chosen:
@@ -331,6 +336,7 @@ class _Action:
 
     def _rehearse(self, client: SyncClient, ids: Sequence[int], chosen: JobFilter, *, as_json: bool) -> int:
         if self._verb != "delete":
+            self._say_before(client, ids)
             would = {f"would_be_{self._past}": ids}
             print_json(would) if as_json else click.echo(f"{count_of(len(ids), 'job')} would be {self._past}")
             return 0

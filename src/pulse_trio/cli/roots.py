@@ -32,7 +32,8 @@ def said_of_unfinished(ids: Sequence[int]) -> str:
     if len(ids) == 1:
         return f"job {ids[0]} was cancelled and its clean-up did not end: a retry does the rest of it, and no more"
     return (
-        f"jobs {_named(ids)} were cancelled and their clean-ups did not end: a retry does the rest of each, and no more"
+        f"{len(ids):,} jobs ({_named(ids)}) were cancelled and their clean-ups did not end: a retry does the rest of each, "
+        "and no more"
     )
 
 
@@ -55,7 +56,8 @@ def said_of_anew(ids: Sequence[int]) -> str:
     if len(ids) == 1:
         return f"job {named} has undone what it had done: a retry begins it anew, and every step is done again{_EVENTS}"
     return (
-        f"jobs {named} have undone what they had done: a retry begins them anew, and every step is done again{_EVENTS}"
+        f"{len(ids):,} jobs ({named}) have undone what they had done: a retry begins them anew, and every step is done "
+        f"again{_EVENTS}"
     )
 
 

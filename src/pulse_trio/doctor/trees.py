@@ -22,7 +22,7 @@ def judge_trees(stuck: StuckTrees) -> Iterator[Finding]:
         least = "at least " if stuck.at_least else ""
         rest = f"{least}{count_of(more, 'more tree')} {'waits' if more == 1 else 'wait'} like that"
     elif stuck.at_least:
-        rest = "not all jobs that wait were read: more trees may wait like that, and more jobs of these"
+        rest = "not all trees were looked at: more may wait like that"
     else:
         return
     yield Finding("warning", "trees", rest, "The next ones are named when these go on.")
@@ -30,14 +30,17 @@ def judge_trees(stuck: StuckTrees) -> Iterator[Finding]:
 
 def _waits(tree: StuckTree) -> str:
     """The root, and for how many of its jobs it waits, and why."""
-    reasons = [_reason(jobs) for jobs in tree.waits]
+    reasons = [_reason(jobs, at_least=tree.at_least) for jobs in tree.waits]
     if tree.others:
         reasons.append(f"and for {count_of(tree.others, 'more reason')}")
     return f"the tree of job {tree.root_id} {'; '.join(reasons)}"
 
 
-def _reason(jobs: StuckJobs) -> str:
-    some = f"job {jobs.first}" if jobs.jobs == 1 else f"{count_of(jobs.jobs, 'job')} (the first is {jobs.first})"
+def _reason(jobs: StuckJobs, *, at_least: bool) -> str:
+    if at_least:
+        some = f"at least {count_of(jobs.jobs, 'job')} (one is {jobs.first})"
+    else:
+        some = f"job {jobs.first}" if jobs.jobs == 1 else f"{count_of(jobs.jobs, 'job')} (the first is {jobs.first})"
     match jobs.why:
         case "paused queue":
             return f"waits for {some} of the queue {jobs.queue}, which is paused"

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 MOST = 10_000
 """How many members of a tree are listed."""
 MOST_STUCK = 100_000
-"""How many jobs that hold up their trees are read: less than a second's work for PostgreSQL."""
+"""How many jobs that hold up their trees are read: less than a second's work for PostgreSQL. Of one tree as many as let the
+trees that are named have their share."""
 PATIENCE = 10.0
 """Seconds that looking for them may take."""
 
@@ -96,17 +97,21 @@ class StuckJobs:
 
 @dataclass(frozen=True, slots=True)
 class StuckTree:
-    """A tree that does not go on by itself: what most of its jobs wait for, and how many `others` they wait for."""
+    """A tree that does not go on by itself: what most of its jobs wait for, and how many `others` they wait for.
+
+    `at_least`: not all of its jobs that wait were read, so there may be more of them, and more reasons.
+    """
 
     root_id: int
     waits: list[StuckJobs]
     others: int = 0
+    at_least: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class StuckTrees:
-    """The oldest trees that do not go on by themselves, and how many there are in all. `at_least`: not all jobs that wait were
-    read, so there may be more of them and more trees."""
+    """The oldest trees that do not go on by themselves, and how many there are in all. `at_least`: not all trees were
+    looked at, so there may be more that wait."""
 
     first: list[StuckTree] = field(default_factory=list[StuckTree])
     trees: int = 0
@@ -152,10 +157,14 @@ def unfinished_clean_ups(job_ids: Sequence[int]) -> Operation[list[int]]:
 
 
 def stuck(*, trees: int = 20, most: int = MOST_STUCK) -> Operation[StuckTrees]:
-    """Trees that do not go on by themselves: the first `trees` of them, among at most `most` jobs that wait for each reason."""
-    rows = yield Query("stuck_trees", {"trees": trees, "most": most}, PATIENCE)
+    """Trees that do not go on by themselves: the first `trees` of them.
+
+    At most `most` jobs that wait are read, and of each tree an equal share of that: these trees are found however many jobs of
+    each wait.
+    """
+    rows = yield Query("stuck_trees", {"trees": trees, "most": most, "each": max(1, most // trees)}, PATIENCE)
     found: dict[int, StuckTree] = {}
-    for root_id, why, queue, kind, jobs, first, others, *_ in rows:
-        tree = found.setdefault(root_id, StuckTree(root_id, [], others))
+    for root_id, why, queue, kind, jobs, first, others, cut, *_ in rows:
+        tree = found.setdefault(root_id, StuckTree(root_id, [], others, cut))
         tree.waits.append(StuckJobs(why, queue, kind, jobs, first))
-    return StuckTrees(list(found.values()), rows[0][7], rows[0][8]) if rows else StuckTrees()
+    return StuckTrees(list(found.values()), rows[0][8], rows[0][9]) if rows else StuckTrees()

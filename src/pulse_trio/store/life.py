@@ -41,9 +41,10 @@ class Entry:
 
 
 _NO_FAILURES = frozenset({"suspended", "released", "snoozed", "cancelled", "completed"})
-"""Outcomes of attempts that did not fail. What is noted of them, such as why, is no error of a job that is completed."""
-_TO_MEND = ("UnfitArguments", "released by force")
-"""Beginnings of what is noted of a released attempt that a person may have to mend."""
+"""Outcomes of attempts that did not fail. What is noted of them, such as why, is no error of the job. The view `jobs` has the
+same lists (migrations/0096_remarks_are_no_errors.sql)."""
+_TO_MEND = ("UnfitArguments:", "HandlerStuck:", "released by force by ")
+"""Beginnings of what is noted of such an attempt that a person may have to mend."""
 _LINES = {
     Kind.STEP: "step",
     Kind.STEP_FAILED: "step failed",
@@ -160,8 +161,8 @@ def _end(job: JobRecord, attempts: int, took: float) -> str:
 def last_error(job: JobRecord, attempts: Sequence[AttemptRecord]) -> tuple[str | None, int | None]:
     """The last error of a job, with its traceback, and the attempt that had it.
 
-    Why a worker gave a job back is none, but for what a person may have to mend. Of a completed job only what its failed
-    attempts had: what is noted of the others stands in their lines.
+    Why an attempt that did not fail had ended is none: it stands in its line. But what a person may have to mend is one, as
+    long as the job is not completed.
     """
     last = next((one for one in reversed(attempts) if one.error is not None and _is_failure(job, one)), None)
     if last is None:
@@ -170,9 +171,9 @@ def last_error(job: JobRecord, attempts: Sequence[AttemptRecord]) -> tuple[str |
 
 
 def _is_failure(job: JobRecord, attempt: AttemptRecord) -> bool:
-    if job.state is State.COMPLETED and attempt.outcome in _NO_FAILURES:
-        return False
-    return attempt.outcome != "released" or (attempt.error or "").startswith(_TO_MEND)
+    if attempt.outcome not in _NO_FAILURES:
+        return True
+    return job.state is not State.COMPLETED and (attempt.error or "").startswith(_TO_MEND)
 
 
 def due_of(job: JobRecord) -> datetime | None:

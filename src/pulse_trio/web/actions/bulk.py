@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING, Any, cast
 from starlette.responses import JSONResponse
 
 from ...errors import InvalidArguments, UsageError
-from ...store import cancelling, history, operations
+from ...store import cancelling, history
 from ...text import count_of, parse_moment
 from ..rendering import page
 from ..security import passage_of, within
 from ..site import site_of
 from .common import SENT_ALREADY, act, back, form_of, is_given, route, text_of, user_of
+from .foretold import foretell
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from starlette.requests import Request
     from starlette.responses import Response
 
@@ -88,13 +87,13 @@ class Plan:
 @dataclass(frozen=True)
 class Preview:
     """The page before: the plan, signed; whether there are more jobs than one act takes; the first of them; what becomes of
-    trees."""
+    histories and trees, in sentences."""
 
     plan: Plan
     signed: str
     more: bool
     sample: list[Any]
-    trees: str | None
+    told: list[str]
 
 
 async def preview(request: Request) -> Response:
@@ -117,8 +116,8 @@ async def preview(request: Request) -> Response:
         return back(request, "/jobs", "No job matches: nothing was changed.")
     plan = Plan(verb, ids, said, total=len(ids), back=where, afresh=is_given(request, "afresh"))
     sample = await database.read(history.page(ids[:_SAMPLE]))
-    trees = None if verb == "cancel" else await _trees(database, verb, ids)
-    asked = Preview(plan, passage_of(request).plan(plan.packed()), more, sample, trees)
+    told = await foretell(database, verb, ids, afresh=plan.afresh)
+    asked = Preview(plan, passage_of(request).plan(plan.packed()), more, sample, told)
     return page(request, "bulk_preview.html", asked, live=False)
 
 
@@ -147,22 +146,6 @@ async def _matching(database: Database, said: dict[str, str]) -> list[int]:
     return await database.read(found, patience=PATIENCE)
 
 
-async def _trees(database: Database, verb: str, ids: Sequence[int]) -> str | None:
-    roots = members = 0
-    for start in range(0, len(ids), history.BATCH * 2):
-        for place in (await database.read(operations.places_of(ids[start : start + history.BATCH * 2]))).values():
-            if place.parent_id is None and place.members and not place.root_lives:
-                roots, members = roots + 1, members + place.members
-    if not roots:
-        return None
-    whose = f"{count_of(roots, 'job')} of them started {count_of(members, 'other')}"
-    if verb == "delete":
-        return f"{whose}, which are deleted too, with their histories."
-    return (
-        f"{whose}. A retried root goes on after the last line of its history, and may start its failed children again."
-    )
-
-
 async def bulk(request: Request) -> Response:
     """Acts on the jobs that were confirmed, for as long as one request may take."""
     passage = passage_of(request)
@@ -185,7 +168,7 @@ async def bulk(request: Request) -> Response:
     signed = passage.plan(plan.packed())
     if as_json:
         return JSONResponse({"plan": signed, "done": plan.done, "total": plan.total, "past": plan.past})
-    return page(request, "bulk.html", Preview(plan, signed, False, [], None), live=False)
+    return page(request, "bulk.html", Preview(plan, signed, False, [], []), live=False)
 
 
 async def _step(request: Request, plan: Plan) -> Plan:

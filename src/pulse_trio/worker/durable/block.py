@@ -364,11 +364,11 @@ class Block:
         """Whether the handler reads how its children are."""
         return self._ear.interest
 
-    async def catch_up(self) -> None:
-        """Reads how the children are, if the handler has asked."""
-        if self._ear.take_interest():
+    async def catch_up(self, *, failed: bool = False) -> None:
+        """Reads how the children are that are not known to have ended, if the handler has asked, or one has `failed`."""
+        if self._ear.take_interest() or failed:
             alive = [child for child in self.by_key.values() if not child.has_ended and child.known_id is not None]
-            await self._ear.catch_up(alive, self.learn)
+            await self._ear.catch_up(alive, self.learn, failed=failed)
 
     @property
     def failures(self) -> list[Any]:

@@ -34,6 +34,10 @@ class Ear:
         self._read_upto = 0
         """The id at which the last look at the rest has stopped."""
         self._rest_due = 0.0
+        self._is_new = True
+        """Whether it was told of something since a failure was last looked for."""
+        self._round = 0
+        """How many children are left to be read, in turn, until that failure has been found."""
 
     def one_ended(self) -> None:
         self.living -= 1
@@ -54,10 +58,14 @@ class Ear:
         return interest
 
     def told(self) -> None:
+        self._is_new = True
         self.event.set()
 
-    async def catch_up(self, alive: Sequence[Child[Any]], learn: Callable[[Sequence[int]], Awaitable[object]]) -> None:
-        """Reads how the children are that are not known to have ended.
+    async def catch_up(
+        self, alive: Sequence[Child[Any]], learn: Callable[[Sequence[int]], Awaitable[object]], *, failed: bool = False
+    ) -> None:
+        """Reads how the children are that are not known to have ended. `failed`: a child has failed, which may be one of these;
+        then all of them are read once, in as many looks as that takes.
 
         Most are claimed in the order in which they were started, so those that were started first are read until most of them
         still live. The others may have ended too, in queues of their own, or before their parent heard that they were written:
@@ -70,7 +78,10 @@ class Ear:
             await learn([child.id for child in window])
             if sum(child.has_ended for child in window) * 2 < len(window):
                 break
-        if rest := [child.id for child in alive[read:]]:
+        rest = [child.id for child in alive[read:]]
+        if failed and self._is_new:
+            self._is_new, self._round = False, len(rest)
+        if rest:
             if trio.current_time() < self._rest_due:
                 self.interest = True
                 return
@@ -81,3 +92,5 @@ class Ear:
             self._read_upto = chosen[-1]
             for start in range(0, len(chosen), WINDOW):
                 await learn(chosen[start : start + WINDOW])
+            self._round -= len(chosen)
+            self.interest = self.interest or self._round > 0

@@ -150,18 +150,22 @@ class Opened:
         return None if caught else error
 
     async def peek(self) -> None:
-        """Looks whether a child has failed while the body runs: then the body is cancelled."""
+        """Looks whether a child has failed while the body runs: then the body is cancelled.
+
+        Those whose end is known are not asked for again: in a block that collects, a failure stays one until the block's end.
+        """
         if not (self._in_body and self.block.by_key):
             return
         if not self._durable.history.replay.over:
             # What the body reads may be what it cuts its scope short for.
             if self._durable.cancelling.awaits_the_handler and self.block.is_read:
-                await self.block.learn()
+                await self.block.learn_of_the_living()
         else:
             await self.block.flush()
-            if (await self.block.look()).failed:
-                await self.block.learn()
-            await self.block.catch_up()
+            failed = (await self.block.look()).failed
+            if failed and not self.block.collect:
+                await self.block.learn_of_the_living()
+            await self.block.catch_up(failed=failed and self.block.collect)
             if self.block.failures and not self.block.collect and self._in_body:
                 self._scope.cancel()
 
