@@ -73,6 +73,8 @@ class Drawing:
                 wait = [self.wait(around)]
                 program["body"].append(self.saga(replace(around, undoes=False), wait) if self.chance(0.5) else wait[0])
             else:
+                # Whose tasks beside it may be cut short by that.
+                program["body"] = [node for node in program["body"] if node["do"] != "background"]
                 program["body"].append({"do": "end", "how": self.random.choice(("discard", "error"))})
             program["ends"] = ends
         elif program["ends"] == "raises" and ends != "raises" and once:

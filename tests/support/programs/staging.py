@@ -39,8 +39,6 @@ LONGEST = 60.0
 EXPECTED = re.compile(
     "[Pp]lanned|RetryAfter|ChildFailed|StepFailed|TooSlowError|TimeoutError|[Ll]ease|^(parent|user|sibling|shutdown)$"
     "|^the worker stopped before the job had ended$"
-    # What a task of a handler is told that is being cancelled at that moment.
-    "|is being cancelled: it starts no more children"
 )
 
 LOOK = """

@@ -117,6 +117,7 @@ class Block:
             UsageError: a limit of trees is reached, or the job is being cancelled.
         """
         if self.broken is not None:
+            await trio.lowlevel.checkpoint_if_cancelled()
             raise self.broken
         if not self._pending or not self.durable.history.replay.over or self.durable.mismatch is not None:
             return
@@ -156,6 +157,8 @@ class Block:
             if not row.added:
                 adopted.append(child)
         if started.refused == "cancelling" and self.durable.running.cancel_reason is not None:
+            # The caller is told of the cancellation, unless it cleans up, or writes for a handler that does something else.
+            await trio.lowlevel.checkpoint_if_cancelled()
             raise UsageError(f"Job {self.fence.id} is being cancelled: it starts no more children.")
         await self._rest(started.refused)
         return adopted
