@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from pulse_trio import Job, SyncClient
+from pulse_trio import Discard, Job, SyncClient
 from pulse_trio.store import family
 from pulse_trio.worker.durable import cancelling, scopes
 from pulse_trio.worker.durable.keys import Keys
@@ -104,3 +104,47 @@ async def test_what_it_has_cancelled_in_a_plain_await_is_cancelled_there_again(
     again = ["the first step"] * (lost_in == "the first step")
     assert calls == ["charge", *again, "the first step", "the second step", *["the second step"] * (not again)]
     assert trees.window.do(family.compensated([job_id])) == [job_id]
+
+
+async def test_a_body_that_a_childs_failure_cut_in_a_plain_await_is_cut_there_again(
+    trees: Trees, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cancelling, "_LONGEST", 0.5)
+    calls: list[str] = []
+
+    async def note(what: str) -> None:
+        calls.append(what)
+        if calls == ["undo", "close"]:
+            old_line = '{"at": [], "reason": ""}'
+            trees.window.run("UPDATE history SET value = %s WHERE job_id = %s AND kind = 8", old_line, job_id)
+            await trees.lose(job_id)
+            await trio.sleep_forever()  # as a killed process does no more
+
+    @trees.handlers.job
+    async def child() -> None:
+        raise Discard("at once")
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> str:
+        try:
+            async with job.durable_nursery() as nursery:
+                nursery.start_soon(child)
+                await nursery.flush()
+                await trio.lowlevel.checkpoint()
+                try:
+                    await trio.sleep_forever()
+                finally:
+                    with job.cleanup():
+                        await job.step(note, "undo")  # noqa: ASYNC102 -- job.cleanup() is the shield
+                        await job.step(note, "close")  # noqa: ASYNC102 -- the same
+        except ExceptionGroup:
+            await job.step(note, "tell")
+        return "told"
+
+    job_id = trees.enqueue("order")
+    with trio.fail_after(60):
+        while trees.job(job_id)["finished_at"] is None:
+            await trees.burst(cleanup=0.5)
+            trees.again()
+    assert (trees.job(job_id)["state"], trees.job(job_id)["result"]) == ("completed", "told")
+    assert calls == ["undo", "close", "close", "tell"]

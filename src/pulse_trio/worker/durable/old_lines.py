@@ -8,14 +8,16 @@ many calls came before it. Pure: no I/O, no Trio.
 from __future__ import annotations
 
 import re
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ...lines import CALL_OF, Kind, Line
+from .unopened import body_key, is_body
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 _NUMBERED = re.compile(r"([1-9][0-9]*):(?:step|event|sleep|block|scope)(?: body)?")
 _LONG = 1e9
@@ -27,21 +29,32 @@ _UNKNOWN = 2**30
 def completed(lines: Sequence[Line]) -> list[Line]:
     """The lines of a history in order, with what those of older workers do not say of a cancellation in a plain await."""
     ordered = sorted(lines, key=lambda line: line.line)
-    return [
-        _completed(line, ordered[index + 1 :]) if line.kind is Kind.CANCELLED else line
-        for index, line in enumerate(ordered)
-    ]
+    return [_completed(line, ordered, index + 1) for index, line in enumerate(ordered)]
 
 
-def _completed(line: Line, later: Sequence[Line]) -> Line:
+def _completed(line: Line, ordered: Sequence[Line], following: int) -> Line:
+    if line.kind is Kind.CANCELLED:
+        begun = _begun(ordered[following:])
+    elif line.kind is Kind.SCOPE_CANCELLED and is_body(line.key) and not _is_of_a_scope(line, ordered):
+        # Where no clean-up is in the body, it is cut short at once again.
+        begun = _begun(takewhile(lambda later: body_key(later.key) != line.key, ordered[following:]))
+        if begun == _UNKNOWN:
+            return line
+    else:
+        return line
     said: dict[str, Any] = msgspec.json.decode(line.value or "{}")
     if "after" in said or any(_NUMBERED.fullmatch(key) for key in said.get("at", ())):
         return line
-    value = {**said, "after": _LONG, "begun": _begun(later)}
+    value = {**said, "after": _LONG, "begun": begun}
     return msgspec.structs.replace(line, value=msgspec.json.encode(value).decode())
 
 
-def _begun(later: Sequence[Line]) -> int:
+def _is_of_a_scope(line: Line, ordered: Sequence[Line]) -> bool:
+    """Whether a handler has given its scope such a key: it has a deadline."""
+    return any(one.kind is Kind.MOMENT and one.key == line.key and float(one.value or 0) > 0.0 for one in ordered)
+
+
+def _begun(later: Iterable[Line]) -> int:
     """How many calls the main task had begun before its clean-up, which wrote these lines."""
     with_a_key = 0
     for line in later:
