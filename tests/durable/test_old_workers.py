@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from pulse_trio import Discard, Job, SyncClient
+from pulse_trio import Discard, Job, Snooze, SyncClient
 from pulse_trio.store import family
 from pulse_trio.worker.durable import cancelling, scopes
 from pulse_trio.worker.durable.keys import Keys
@@ -148,3 +148,22 @@ async def test_a_body_that_a_childs_failure_cut_in_a_plain_await_is_cut_there_ag
             trees.again()
     assert (trees.job(job_id)["state"], trees.job(job_id)["result"]) == ("completed", "told")
     assert calls == ["undo", "close", "close", "tell"]
+
+
+async def test_a_body_that_snoozed_under_it_does_its_work_in_the_next_attempt(trees: Trees) -> None:
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> str:
+        async with job.durable_nursery():
+            if job.attempt == 1:
+                raise Snooze(3600)
+        return "done"
+
+    job_id = trees.enqueue("order")
+    with trio.fail_after(60):
+        await trees.burst()
+        assert trees.job(job_id)["state"] == "scheduled"
+        trees.window.run("UPDATE session SET marks = NULL")
+        trees.window.run("DELETE FROM history WHERE job_id = %s AND kind = 10", job_id)
+        trees.again()
+        await trees.burst()
+    assert (trees.job(job_id)["state"], trees.job(job_id)["result"]) == ("completed", "done")
