@@ -12,6 +12,7 @@ from ...lines import Kind
 from ...states import options_of
 from .failures import mark
 from .keys import block_number
+from .old_lines import completed
 from .replay import Replay
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ async def resume(durable: Durable) -> None:
         await trio.lowlevel.checkpoint()
         raise RuntimeError(f"job {running.claim.id} lost its lease before its handler began")
     size = sum(len(line.value or "") for line in found.lines)
-    replay = Replay(running.claim.id, found.lines)
+    replay = Replay(running.claim.id, completed(found.lines))
     replay.resumed = found
     replay.unopened.found(set(found.blocks) - _ended(found, replay), replay.moments, found.first_block)
     durable.history.resumed(replay, found.last, size, known=found.known)
