@@ -224,7 +224,8 @@ class Interpreter:
         """Awaits something that is not durable, and computes what later steps use."""
         await self.point(node["tag"], "before")
         await trio.sleep(node["seconds"])
-        self.plain = (self.plain * 31 + len(self.values) + node["number"]) % 997
+        if node["sure"]:
+            self.plain = (self.plain * 31 + len(self.values) + node["number"]) % 997
         await self.point(node["tag"], "after")
 
     async def do_sleep(self, node: Node) -> None:
