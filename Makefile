@@ -47,6 +47,7 @@ test-long: export PULSE_TRIO_LOCKSTEP = 200
 test-long: export PULSE_TRIO_FUZZ_ROWS = 200000
 test-long: export PULSE_TRIO_CALLS = 400
 test-long: export PULSE_TRIO_PROGRAMS = 400
+test-long: export PULSE_TRIO_KILLED_PROGRAMS = 200
 test-long: export PULSE_TRIO_CRON = full
 test-long: export CRON_EXPRESSIONS = 60
 test-long: export LIMITS_SECONDS = 60

@@ -112,6 +112,7 @@ class Drawing:
         draws: list[tuple[int, Any]] = [
             (8, lambda: (self.step(around), "goes on")),
             (3, lambda: (self.sleep(around), "goes on")),
+            (3, lambda: (self.plain(around), "goes on")),
             (4, lambda: (self.event(around), "goes on")),
             (4, lambda: self.catch(around)),
             (3, lambda: self.sagas(around)),
@@ -142,6 +143,11 @@ class Drawing:
         """A step; some run in a thread, some write in their line's transaction."""
         kind = self.random.choices(("async", "thread", "transaction"), (6, 1, 1))[0]
         return self.called(around, "step", fail=fail, kind=kind)
+
+    def plain(self, around: Around) -> Node:
+        """Something plain that is awaited, and a value that later steps use."""
+        seconds, number = self.random.choice((0.0, 0.01)), self.number()
+        return {"do": "plain", "tag": self.tag(), "seconds": seconds, "number": number, "sure": around.sure}
 
     def sleep(self, around: Around) -> Node:
         return self.called(around, "sleep", seconds=self.random.choice((0.0, 0.0, 0.02)))

@@ -1,14 +1,15 @@
 """The handlers that interpret drawn programs, and what one play of a program has done.
 
-Every play has a note of its own in this process, where the workers run: which effects were made, which steps the handler has
-the results of, which attempts are under way.
+Every play has a note of its own in the test's process: which effects were made, which steps the handler has the results of,
+which attempts are under way. Where the workers run in that process, their handlers write into it; in other processes they have
+a `Play` that tells it what happens (dying.py).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 import trio.lowlevel
@@ -22,6 +23,19 @@ if TYPE_CHECKING:
 
 GIVES_UP = ("user", "parent", "sibling", "deadline", "timeout")
 """The reasons of a cancellation while which a handler undoes what it has done."""
+
+
+class Attempt(Protocol):
+    """What a play must know of a job: its attempt, too."""
+
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def attempt(self) -> int: ...
+
+    @property
+    def cancel_reason(self) -> str | None: ...
 
 
 class Planned(Exception):
@@ -65,34 +79,51 @@ class Play:
     wrong: list[str] = field(default_factory=list[str])
     names: dict[int, str] = field(default_factory=dict[int, str])
     """Of the jobs, by id."""
-    newest: dict[int, Job] = field(default_factory=dict[int, Job])
-    """The newest attempt of each job, by id."""
 
-    def begins(self, job: Job, name: str) -> None:
+    def came_to(self, point: str) -> None:
+        """A point where a fault may strike."""
+        self.points[point] = None
+
+    def first(self, what: str) -> bool:
+        """Whether this is the first time: what fails once fails now."""
+        if what in self.spent:
+            return False
+        self.spent.add(what)
+        return True
+
+    def remember(self, job: Attempt, labels: list[str]) -> None:
+        """The lines of these steps are written."""
+        self.remembered |= {(job.id, label) for label in labels}
+
+    def saga(self, job: Attempt, charge: str, how: str) -> None:
+        """How it stands with a charge whose line is written."""
+        saga = (job.id, charge)
+        self.charged.add(saga)
+        if how != "open" or self.sagas.get(saga) != "refunded":
+            self.sagas[saga] = how
+
+    def begins(self, job: Attempt, name: str) -> None:
         """An attempt begins."""
         self.names[job.id] = name
         before = self.running.get(job.id)
         if before is not None and (job.id, before) not in self.lost:
             self.wrong.append(f"attempt {job.attempt} of {name} begins while attempt {before} runs")
-        # A task in `job.nursery` may be cancelled when the handler has returned.
-        if (last := self.newest.get(job.id)) is not None and last.cancel_reason in GIVES_UP:
-            self._starts_anew(job)
-        self.newest[job.id] = job
         self.attempts[job.id].append(job.attempt)
         self.running[job.id] = job.attempt
 
-    def ends(self, job: Job) -> None:
+    def ends(self, job: Attempt) -> None:
         """An attempt ends."""
         if self.running.get(job.id) == job.attempt:
             del self.running[job.id]
+        self.went(job)
+
+    def went(self, job: Attempt) -> None:
+        """A task of an attempt ends."""
         if job.cancel_reason in GIVES_UP:
-            self._starts_anew(job)
+            # The job may be started again, from the beginning.
+            self.remembered = {one for one in self.remembered if one[0] != job.id}
 
-    def _starts_anew(self, job: Job) -> None:
-        """It may be started again, from the beginning."""
-        self.remembered = {one for one in self.remembered if one[0] != job.id}
-
-    def effect(self, job: Job, name: str, node: Node, task: str) -> None:
+    def effect(self, job: Attempt, name: str, node: Node, task: str) -> None:
         """A step does its work."""
         label = node["label"]
         newest = job.attempt == max(self.attempts[job.id])
@@ -103,7 +134,19 @@ class Play:
             self.effects.append((name, task, label))
 
 
-PLAYS: dict[int, Play] = {}
+class Plays(dict[int, Play]):
+    """By number. A process that only runs workers opens each when it first hears of it."""
+
+    opens: Callable[[int], Play] | None = None
+
+    def __missing__(self, number: int) -> Play:
+        if self.opens is None:
+            raise KeyError(number)
+        play = self[number] = self.opens(number)
+        return play
+
+
+PLAYS = Plays()
 
 
 class Interpreter:
@@ -115,17 +158,19 @@ class Interpreter:
         self.failed: list[str] = []
         """Steps of this task that have failed, and whose failures have no line yet."""
         self.scopes: list[Any] = []
+        self.plain = 0
+        """What plain code has computed."""
 
     def beside(self, task: str) -> Interpreter:
         """For a second task. What it finds is put into `values` when it ends."""
         other = Interpreter(self.play, self.job, self.spec, [])
-        other.task = task
+        other.task, other.plain = task, self.plain
         return other
 
     async def point(self, label: str, when: str) -> None:
         """A place where a fault may strike."""
         name = f"{self.spec['name']} {when} {label}"
-        self.play.points[name] = None
+        self.play.came_to(name)
         await self.play.strike(self.job, self.spec["name"], name)
 
     async def run(self, nodes: list[Node]) -> None:
@@ -135,21 +180,20 @@ class Interpreter:
 
     def did(self) -> None:
         """A durable call has returned: what came before it is written."""
-        self.play.remembered |= {(self.job.id, label) for label in self.failed}
-        self.failed.clear()
+        if self.failed:
+            self.play.remember(self.job, self.failed)
+            self.failed.clear()
 
     # Nodes
 
     async def do_step(self, node: Node) -> None:
-        label, fail, job, play = node["label"], node["fail"], self.job, self.play
+        label, fail, job, play, plain = node["label"], node["fail"], self.job, self.play, self.plain
 
         def work() -> str:
             play.effect(job, self.spec["name"], node, self.task)
-            if fail == "always" or (fail == "once" and (once := f"{self.spec['name']} {label}") not in play.spent):
-                if fail == "once":
-                    play.spent.add(once)
+            if fail == "always" or (fail == "once" and play.first(f"{self.spec['name']} {label}")):
                 raise Planned(label)
-            return label.upper()
+            return f"{label.upper()} of {plain}" if plain else label.upper()
 
         async def effect() -> str:
             if node["kind"] == "async":  # a transaction has locked the job's row
@@ -171,10 +215,18 @@ class Interpreter:
             await self.point(label, "after the failure of")  # noqa: ASYNC120
             raise
         self.did()
-        play.remembered.add((job.id, label))
+        play.remember(job, [label])
         if node["sure"]:
             self.values.append(got)
         await self.point(label, "after")
+
+    async def do_plain(self, node: Node) -> None:
+        """Awaits something that is not durable, and computes what later steps use."""
+        await self.point(node["tag"], "before")
+        await trio.sleep(node["seconds"])
+        if node["sure"]:
+            self.plain = (self.plain * 31 + len(self.values) + node["number"]) % 997
+        await self.point(node["tag"], "after")
 
     async def do_sleep(self, node: Node) -> None:
         await self.point(node["label"], "before")
@@ -202,9 +254,7 @@ class Interpreter:
             case "error":
                 raise Planned("end")
             case how:
-                once = f"{self.spec['name']} {node['tag']}"
-                if once not in self.play.spent:
-                    self.play.spent.add(once)
+                if self.play.first(f"{self.spec['name']} {node['tag']}"):
                     raise Snooze(0.0) if how == "snooze" else RetryAfter(0.0)
 
     async def do_catch(self, node: Node) -> None:
@@ -219,18 +269,16 @@ class Interpreter:
 
     async def do_saga(self, node: Node) -> None:
         await self.do_step(node["charge"])
-        saga = (self.job.id, node["charge"]["label"])
-        self.play.charged.add(saga)
-        if self.play.sagas.get(saga) != "refunded":
-            self.play.sagas[saga] = "open"
+        charge = node["charge"]["label"]
+        self.play.saga(self.job, charge, "open")
         try:
             await self.run(node["body"])
         except BaseException:
             with self.job.cleanup():
                 await self.do_step(node["refund"])  # noqa: ASYNC102
-                self.play.sagas[saga] = "refunded"
+                self.play.saga(self.job, charge, "refunded")
             raise
-        self.play.sagas[saga] = "kept"
+        self.play.saga(self.job, charge, "kept")
 
     async def do_finally(self, node: Node) -> None:
         try:
@@ -296,10 +344,19 @@ class Interpreter:
 
     async def do_background(self, node: Node) -> None:
         for n, nodes in enumerate(node["tasks"]):
-            self.job.nursery.start_soon(self.beside(f"{node['tag']}.{n}").run, nodes)
+            self.job.nursery.start_soon(self.beside(f"{node['tag']}.{n}").outlive, nodes)
+
+    async def outlive(self, nodes: list[Node]) -> None:
+        """In a task that may outlive the handler."""
+        try:
+            await self.run(nodes)
+        finally:
+            self.play.went(self.job)
 
 
 HANDLERS = Handlers()
+# Where processes die with many jobs, the quarantine would keep these apart.
+AGAIN: dict[str, Any] = {"backoff_base": 0.01, "backoff_cap": 0.02, "crash_limit": 100}
 
 
 async def program(job: Job, number: int, spec: dict[str, Any]) -> list[Any]:
@@ -314,22 +371,22 @@ async def program(job: Job, number: int, spec: dict[str, Any]) -> list[Any]:
     return values
 
 
-@HANDLERS.job(durable=True, suspend_after=0, backoff_base=0.01, backoff_cap=0.02)
+@HANDLERS.job(durable=True, suspend_after=0, **AGAIN)
 async def quick(job: Job, number: int, spec: dict[str, Any]) -> list[Any]:
     return await program(job, number, spec)
 
 
-@HANDLERS.job(durable=True, suspend_after=0.04, backoff_base=0.01, backoff_cap=0.02)
+@HANDLERS.job(durable=True, suspend_after=0.04, **AGAIN)
 async def middling(job: Job, number: int, spec: dict[str, Any]) -> list[Any]:
     return await program(job, number, spec)
 
 
-@HANDLERS.job(durable=True, suspend_after=60, backoff_base=0.01, backoff_cap=0.02)
+@HANDLERS.job(durable=True, suspend_after=60, **AGAIN)
 async def patient(job: Job, number: int, spec: dict[str, Any]) -> list[Any]:
     return await program(job, number, spec)
 
 
-@HANDLERS.job(backoff_base=0.01, backoff_cap=0.02)
+@HANDLERS.job(**AGAIN)
 async def leaf(job: Job, number: int, spec: dict[str, Any]) -> str:
     """A plain child."""
     play, name, how = PLAYS[number], spec["name"], spec["how"]
@@ -341,8 +398,7 @@ async def leaf(job: Job, number: int, spec: dict[str, Any]) -> str:
             await trio.sleep_forever()
         if how == "dead":
             raise Discard("planned")
-        if how == "once" and name not in play.spent:
-            play.spent.add(name)
+        if how == "once" and play.first(name):
             raise Planned("leaf")
         return name
     finally:
@@ -351,5 +407,5 @@ async def leaf(job: Job, number: int, spec: dict[str, Any]) -> str:
 
 async def play_point(play: Play, job: Job, name: str) -> None:
     point = f"{name} in leaf"
-    play.points[point] = None
+    play.came_to(point)
     await play.strike(job, name, point)

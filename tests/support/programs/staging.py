@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 FAULTS = ("lost", "lost", "lost and deaf", "lost and deaf", "stopped", "cancelled", "cancelled", "child cancelled")
 KINDS = ("quick", "middling", "patient")
-LONGEST = 60.0
-"""Seconds after which a play hangs."""
 EXPECTED = re.compile(
     "[Pp]lanned|RetryAfter|ChildFailed|StepFailed|TooSlowError|TimeoutError|[Ll]ease|^(parent|user|sibling|shutdown)$"
     "|^the worker stopped before the job had ended$"
@@ -82,6 +80,9 @@ class Ended:
 
 class Stage:
     """One database, the workers and whoever strikes."""
+
+    longest = 60.0
+    """Seconds after which a play hangs."""
 
     def __init__(self, dsn: str, window: Window, other: WorkerStore, client: Client, nursery: trio.Nursery) -> None:
         self.dsn, self.window, self.other, self.client, self.nursery = dsn, window, other, client, nursery
@@ -140,19 +141,18 @@ class Stage:
                 self.running(job).cancel("shutdown")
                 await trio.lowlevel.checkpoint()
             case _:
-                target = ended.root if fault == "cancelled" else job.id
-                ended.cancelled.add(target)
-                try:
-                    await self.client.cancel(target)
-                except InvalidTransition:
-                    ended.cancelled.discard(target)
+                await self.cancel(ended, ended.root if fault == "cancelled" else job.id)
 
-    async def play(self, spec: Node, kinds: str, fault: str = "", point: str = "") -> Ended:
-        """Plays a program to its end. `kinds` is that of its durable jobs."""
-        number = len(PLAYS) + 1
-        play = PLAYS[number] = Play(number, {"program": kinds, "leaf": "leaf"}, send=self.send)
-        handler: Any = HANDLERS[kinds].options(max_attempts=spec["attempts"])
-        ended = Ended(play, 0, f"{kinds}, {fault} {point}")
+    async def cancel(self, ended: Ended, job_id: int) -> None:
+        """A person cancels a job."""
+        ended.cancelled.add(job_id)
+        try:
+            await self.client.cancel(job_id)
+        except InvalidTransition:
+            ended.cancelled.discard(job_id)
+
+    def arm(self, ended: Ended, fault: str, point: str) -> None:
+        """A fault will strike at a point, if one is given."""
 
         async def strike(job: Job, _: str, at: str) -> None:
             if at == point and not ended.struck:
@@ -165,11 +165,20 @@ class Stage:
                     await trio.sleep_forever()
 
         if fault:
-            play.strike = strike
+            ended.play.strike = strike
+
+    async def play(self, spec: Node, kinds: str, fault: str = "", point: str = "") -> Ended:
+        """Plays a program to its end. `kinds` is that of its durable jobs."""
+        number = len(PLAYS) + 1
+        play = PLAYS[number] = Play(number, {"program": kinds, "leaf": "leaf"}, send=self.send)
+        handler: Any = HANDLERS[kinds].options(max_attempts=spec["attempts"])
+        ended = Ended(play, 0, f"{kinds}, {fault} {point}")
+
+        self.arm(ended, fault, point)
         ref = await self.client.enqueue(handler, number, spec)
         ended.root = ref.id
         self.ended[ref.id] = trio.Event()
-        with trio.move_on_after(LONGEST) as patience:
+        with trio.move_on_after(self.longest) as patience:
             await self.ended[ref.id].wait()
         if patience.cancelled_caught:
             ended.wrong.append(
@@ -281,8 +290,8 @@ async def try_fault(stage: Stage, spec: Node, first: Ended, kinds: str, fault: s
     ended = await stage.play(spec, kinds, fault, point)
     wrong = list(ended.wrong)
     if not wrong:
-        if "cancelled" not in fault or not ended.cancelled:
+        if not ended.cancelled:
             wrong = compare(first, ended)
-        elif fault == "cancelled" and ended.state != "cancelled" and compare(first, ended):
+        elif ended.root in ended.cancelled and ended.state != "cancelled" and compare(first, ended):
             wrong.append(f"was cancelled, and ended as {ended.state}: {_short(ended.error)}")
     return [f"[{ended.what}] {one}" for one in wrong]

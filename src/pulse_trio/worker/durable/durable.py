@@ -27,6 +27,7 @@ from .history import History
 from .keys import Keys
 from .left_behind import await_left_behind
 from .resuming import help_on, resume
+from .standing import keys_of
 from .suspension import Suspension
 
 if TYPE_CHECKING:
@@ -253,7 +254,7 @@ class Durable:
         where the tasks stood."""
         if not self.history.replay.over:
             return
-        at = tuple(call.key for call in self.standing.values() if call is not _RETURNED)
+        at = keys_of({task: call for task, call in self.standing.items() if call is not _RETURNED}, self.scopes)
         for scope in self.scopes:
             scope.note(at, clean_up=clean_up)
         self.cancelling.note(at)

@@ -89,17 +89,22 @@ async def transaction_step(durable: Durable, function: Callable[..., Any], args:
     _result_type(function)  # as in `step`
     limit = min(running.timeout_deadline, running.job_deadline) - trio.current_time()
     try:
-        # No other line of this job is written until it is known whether this one is.
-        async with durable.history.alone() as number, durable.parts.transactions.begin(seconds=limit) as begun:
-            async with durable.awaiting(call):
-                value = await function(Transaction(begun.connection, None), *args)
-            text = _encoded(durable, name, value, "its writes are rolled back, and")
-            coded = durable.parts.coded(running.claim, number, text)
-            lines = Lines(running.claim, [Line(number, Kind.STEP, call.key, name, coded)], durable.history.version)
-            while (written := await begun.remember(lines)) is None:  # noqa: ASYNC110 -- no event tells of a lock
-                await trio.sleep(_LOCKED_PAUSE)
-            if not written:
-                raise _FenceLost
+        # Once its line is under way the handler gets the result, as in `step`: a cancellation waits for COMMIT.
+        with trio.CancelScope() as decided:
+            # No other line of this job is written until it is known whether this one is.
+            async with durable.history.alone() as number, durable.parts.transactions.begin(seconds=limit) as begun:
+                async with durable.awaiting(call):
+                    value = await function(Transaction(begun.connection, None), *args)
+                text = _encoded(durable, name, value, "its writes are rolled back, and")
+                coded = durable.parts.coded(running.claim, number, text)
+                lines = Lines(running.claim, [Line(number, Kind.STEP, call.key, name, coded)], durable.history.version)
+                while (written := await begun.remember(lines)) is None:  # noqa: ASYNC110 -- no event tells of a lock
+                    await trio.sleep(_LOCKED_PAUSE)
+                if not written:
+                    raise _FenceLost
+                decided.shield = True
+            durable.history.are_written(number)
+            return _first(durable, function, Line(number, Kind.STEP, call.key, name), text)
     except _FenceLost:
         if not running.ended:
             durable.parts.jobs.lose(running)
@@ -116,8 +121,7 @@ async def transaction_step(durable: Durable, function: Callable[..., Any], args:
         if failed is None:
             raise
         raise failed from error
-    durable.history.are_written(number)
-    return _first(durable, function, Line(number, Kind.STEP, call.key, name), text)
+    raise AssertionError("this scope is not cancelled")
 
 
 class _FenceLost(Exception):

@@ -1,0 +1,32 @@
+"""Where the tasks of a handler stand when a cancellation comes, as its line has it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...trio_internals import scopes_around
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    import trio
+
+    from .calls import Call
+    from .scopes import Scope
+
+
+def keys_of(standing: Mapping[trio.lowlevel.Task, Call], scopes: Iterable[Scope]) -> tuple[str, ...]:
+    """The keys of the calls in which tasks stand. A call that the line of a scope has cut short already counts for none: its
+    task has only not had its turn since. In the next attempt it may have gone on by then, and never stands there again."""
+    struck = {scope.inner for scope in scopes if scope.line is not None}
+    return tuple(call.key for task, call in standing.items() if not struck or not _is_cut(task, struck))
+
+
+def _is_cut(task: trio.lowlevel.Task, struck: set[trio.CancelScope]) -> bool:
+    for scope in scopes_around(task):
+        if scope in struck:
+            return True
+        if scope.shield:
+            # A clean-up, which goes on.
+            return False
+    return False
