@@ -51,8 +51,8 @@ def test_the_views_have_the_promised_columns(view: str, window: Window) -> None:
     ["SELECT state, count(*) FROM jobs GROUP BY state", "SELECT id, kind, state FROM jobs ORDER BY id DESC LIMIT 100"],
 )
 def test_who_does_not_ask_for_errors_and_progress_reads_none(query: str, window: Window) -> None:
-    """A count by state computed the error of each live job: 14 us each. PostgreSQL leaves out what nobody asks for if both halves
-    of the view have the same types."""
+    """A count by state computed the error of each live job: 14 us each. PostgreSQL leaves out what nobody asks for if both
+    halves of the view have the same types."""
     plan = "\n".join(row["QUERY PLAN"] for row in window.run(f"EXPLAIN (VERBOSE) {query}"))
     assert "job_archive" in plan
     assert not any(table in plan for table in ("attempt_", "progress", "member"))
