@@ -27,7 +27,7 @@ from .history import History
 from .keys import Keys
 from .left_behind import await_left_behind
 from .resuming import help_on, resume
-from .standing import keys_of
+from .standing import keys_of, may_get_its_line
 from .suspension import Suspension
 
 if TYPE_CHECKING:
@@ -147,13 +147,17 @@ class Durable:
             self.fail(error)
             raise
         call.turn = turn = trio.Event()
-        pause, seen, since = _FIRST_LOOK, replay.next_line, trio.current_time()
+        pause, seen, since, late = _FIRST_LOOK, replay.next_line, trio.current_time(), False
         try:
             async with self.awaiting(call):
                 self.hand_out()
                 while not turn.is_set():
-                    with trio.move_on_after(pause):
-                        await turn.wait()
+                    try:
+                        with trio.move_on_after(pause, shield=late and may_get_its_line(self, call)):
+                            await turn.wait()
+                    except trio.Cancelled:  # noqa: ASYNC103 -- it comes again after the line
+                        if not (late := may_get_its_line(self, call)):
+                            raise
                     if not turn.is_set():
                         pause = min(pause * 2, _LONGEST_LOOK)
                         self.hand_out()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...trio_internals import scopes_around
+from .beginning import REFUSED
+from .scopes import is_struck
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
     import trio
 
     from .calls import Call
+    from .durable import Durable
     from .scopes import Scope
 
 
@@ -20,6 +23,14 @@ def keys_of(standing: Mapping[trio.lowlevel.Task, Call], scopes: Iterable[Scope]
     task has only not had its turn since. In the next attempt it may have gone on by then, and never stands there again."""
     struck = {scope.inner for scope in scopes if scope.line is not None}
     return tuple(call.key for task, call in standing.items() if not struck or not _is_cut(task, struck))
+
+
+def may_get_its_line(durable: Durable, call: Call) -> bool:
+    """Whether a call that the replay has cancelled waits for its line all the same. It had it after that cancellation: a step
+    in a thread ends, and what was written counts. The handler has the result, and is cancelled after it."""
+    struck = durable.cancelling.noted or is_struck(durable)
+    ends = call.kind in ("step", "event") and durable.history.replay.has_line(call.key)
+    return struck and ends and durable.running.cancel_reason not in REFUSED
 
 
 def _is_cut(task: trio.lowlevel.Task, struck: set[trio.CancelScope]) -> bool:
