@@ -63,7 +63,7 @@ WHERE id IN
 """
 LOST = "SELECT 1 FROM attempts WHERE job_id = %s AND attempt = ANY(%s) AND outcome = 'rescued'"
 HELD = "SELECT 1 FROM job WHERE state = 2 AND locked_by IN (SELECT id FROM session WHERE pid = %s)"
-GAP = re.compile(r"is cancellation \(key job\), but the handler has returned")
+GAP = re.compile("was cancelled in an earlier attempt while its handler awaited something plain")
 """Plain code that ends before a cancellation comes again that came in a plain await: durable-nurseries.md says so."""
 PATIENCE = LEASE + 4.0
 """Seconds for which a process is stopped at most: it may hold what others wait for."""
