@@ -120,6 +120,11 @@ def test_a_handler_that_returned_with_lines_left_is_a_mismatch() -> None:
     assert Replay(7).left() is None
 
 
+def test_a_handler_that_returned_before_its_cancellation_came_again_is_told_what_is_left() -> None:
+    replay = Replay(7, [line(1, "job", "", Kind.CANCELLED, '{"at":[],"reason":"user","after":0.5}')])
+    assert "pulse-trio jobs retry 7 does that" in str(replay.left())
+
+
 def test_a_deadline_strikes_again_while_the_same_calls_stand() -> None:
     replay = Replay(7, [line(1, "1:step"), struck(2, "2:scope", "3:step", "other"), line(3, "4:step", "refund")])
     replay.scopes.add("2:scope")

@@ -238,8 +238,9 @@ class Replay:
         """The error of a handler that has returned; None if it used every line."""
         if self._lines and self._lines[0].kind is Kind.CANCELLED:
             return ReplayMismatch(
-                f"job {self._job_id} was cancelled in an earlier attempt while its handler awaited something plain, and this time "
-                f"it returned before. What is left of its clean-up was not done: pulse-trio jobs retry {self._job_id} does that"
+                f"job {self._job_id} was cancelled in an earlier attempt while its handler awaited something plain, and this "
+                "time it returned before. What is left of its clean-up was not done: "
+                f"pulse-trio jobs retry {self._job_id} does that"
             )
         return self._mismatch(self._lines[0], "the handler has returned") if self._lines else None
 
