@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pulse_trio import states
+from pulse_trio.testing.kept import keeping
 from support.trees import Trees
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ def late_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def trees(dsn: str) -> Iterator[Trees]:
-    grown = Trees(dsn)
-    yield grown
-    grown.window.close()
+    with keeping(dsn):
+        grown = Trees(dsn)
+        yield grown
+        grown.window.close()

@@ -221,6 +221,22 @@ async def test_lists_and_views_show_every_row(dsn: str, window: Window) -> None:
     assert len(window.run("SELECT args, result FROM jobs")) == len(ids) + 1
 
 
+async def test_processes_that_read_jobs_together_show_every_row(dsn: str, window: Window) -> None:
+    """A server may split a query among processes, and a function with an exception block fails in them."""
+    ids = {plant(window, args=args) for args in UNREADABLE.values()}
+    async with open_client(dsn) as client:
+        for job_id in ids:
+            await client.cancel(job_id)
+    window.run("UPDATE job_archive SET result = args")
+    window.run("SET max_parallel_workers_per_gather = 2; SET parallel_setup_cost = 0; SET parallel_tuple_cost = 0")
+    window.run(
+        "SET min_parallel_table_scan_size = 0; SET enable_indexscan = off; SET parallel_leader_participation = off"
+    )
+    plan = "\n".join(row["QUERY PLAN"] for row in window.run("EXPLAIN (ANALYZE) SELECT id, args, result FROM jobs"))
+    assert "Workers Launched: 2" in plan
+    assert {row["id"] for row in window.run("SELECT id, args, result FROM jobs")} == ids
+
+
 async def test_readable_says_what_jsonb_can_hold(window: Window) -> None:
     """Held against PostgreSQL's own reading; what is below is shown as it was before."""
     for text in (

@@ -15,13 +15,14 @@ from pulse_trio.sql import statement
 from pulse_trio.store import cancelling
 from pulse_trio.store.links import WORKER_SETTINGS
 from pulse_trio.store.trees import Fence, NewChild, StartedChild
-from support.stores import Window, claim, claim_one, end, forged, open_store
+from support.stores import Window, claim, claim_one, end, forged, open_kept_store, open_store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
 
     from pulse_trio.jobs import Claim
     from pulse_trio.store import WorkerStore
+    from support.connections import KeptLinks
     from support.databases import Databases
 
 
@@ -74,12 +75,26 @@ def ground(databases: Databases) -> Generator[Window]:
         yield window
 
 
+# One by one: TRUNCATE makes each of their files, and those of their indexes, anew.
+EMPTIED = (
+    "job", "job_archive", "attempt", "cancellation", "member", "durable_job", "history", "recheck", "member_deadline",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def kept(ground: Window) -> Generator[list[KeptLinks]]:
+    """What the stores of one test leave to the next."""
+    kept: list[KeptLinks] = []
+    yield kept
+    for one in kept:
+        one.close()
+
+
 @pytest.fixture
-async def grove(ground: Window) -> AsyncGenerator[Grove]:
-    ground.run(
-        "TRUNCATE job, job_archive, attempt, cancellation, member, durable_job, history, recheck, member_deadline"
-    )
-    async with open_store(ground.dsn) as a, open_store(ground.dsn) as b:
+async def grove(ground: Window, kept: list[KeptLinks]) -> AsyncGenerator[Grove]:
+    for table in EMPTIED:
+        ground.run(f"DELETE FROM {table}")
+    async with open_kept_store(ground.dsn, kept) as a, open_kept_store(ground.dsn, kept) as b:
         yield Grove(ground, a, b)
 
 

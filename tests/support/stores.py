@@ -37,12 +37,10 @@ async def open_store(dsn: str, **options: Any) -> AsyncGenerator[WorkerStore]:
 
 
 @asynccontextmanager
-async def open_kept_store(
-    dsn: str, kept: list[KeptLinks], *, queues: Sequence[str] | None = None
-) -> AsyncGenerator[WorkerStore]:
+async def open_kept_store(dsn: str, kept: list[KeptLinks], **options: Any) -> AsyncGenerator[WorkerStore]:
     """The same with the connections of one that has ended, if there are any, and leaves its own."""
     links = kept.pop() if kept else KeptLinks()
-    store = WorkerStore(dsn, queues=queues)
+    store = WorkerStore(dsn, **options)
     links.lend(store)
     try:
         await store.open_session()

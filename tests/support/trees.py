@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pulse_trio import Handlers, SyncClient, Worker
+from pulse_trio.testing.kept import kept_for
+from pulse_trio.testing.kept_worker import KeepingWorker
 from pulse_trio.worker.durable.cancelling import COMPENSATED
 from support.stage import Recorder
 from support.stores import Window, open_store
@@ -28,8 +30,12 @@ class Trees:
         return Worker(self.handlers, self.dsn, instruments=[self.events], **settings)
 
     async def burst(self, **settings: Any) -> WorkerReport:
-        """Runs what is due."""
-        return await self.worker(burst=True, **settings).run()
+        """Runs what is due, on the connections of the burst before."""
+        settings.setdefault("poll", 0.05)
+        worker = KeepingWorker(
+            self.handlers, self.dsn, burst=True, instruments=[self.events], kept=kept_for(self.dsn), **settings
+        )
+        return await worker.run()
 
     def enqueue(self, kind: str, args: dict[str, Any] | None = None, **options: Any) -> int:
         """The id of a new job."""
