@@ -197,7 +197,8 @@ class _Sibling:
 async def test_a_failure_among_many_children_that_live_has_each_of_them_read_once_and_no_more(
     autojump_clock: MockClock,
 ) -> None:
-    ear, read = Ear(), list[int]()
+    seen: Any = None  # no handler reads how a child has ended
+    ear, read = Ear(seen), list[int]()
     alive: list[Any] = [_Sibling(n) for n in range(10_000)]
 
     async def learn(ids: Sequence[int]) -> None:

@@ -10,6 +10,7 @@ from ...errors import UsageError
 from ..jobs.job_states import HELD_BACK, DurableCallRefused
 from .calls import Call
 from .keys import entry_key
+from .seen import learn_what_was_seen
 
 if TYPE_CHECKING:
     from .calls import CallKind
@@ -93,7 +94,12 @@ async def _may_begin(durable: Durable, what: str) -> None:
 async def _write_what_it_rests_on(durable: Durable, call: Call) -> None:
     """Children are started and lines written that were to come before the next durable call. If the task is cancelled
     meanwhile, it stood in `call`."""
-    if durable.history.replay.over and durable.blocks:
+    if not durable.history.replay.over:
+        await learn_what_was_seen(durable)
+    elif durable.blocks:
+        for block in durable.blocks:
+            if block.seen is not None:
+                block.seen.note()
         async with durable.awaiting(call):
             for block in list(durable.blocks):
                 # A job that is being cancelled starts none any more, and what is to be undone is undone all the same.

@@ -20,6 +20,7 @@ from ...tracing import LONGEST_OF_CHILDREN, carrying
 from .beginning import refusal
 from .children import BY_BLOCK, Child
 from .ear import WINDOW, Ear
+from .seen import Seen
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -64,7 +65,7 @@ class Block:
         """Why its children cannot be started."""
         self.closing = False
         """Whether it cancels its children."""
-        self._ear = Ear()
+        self._ear = Ear(Seen(self))
 
     # Starting
 
@@ -361,6 +362,11 @@ class Block:
             self._ear.call = call
             await self.durable.suspension.wait(call, self._ear.event, trio.current_time() + _LOOK)
         self._ear.event = trio.Event()
+
+    @property
+    def seen(self) -> Seen:
+        """Which ends of its children the handler has seen."""
+        return self._ear.seen
 
     @property
     def is_read(self) -> bool:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import trio
 
     from ...lines import Line
+    from .seen import Seen
 
 CallKind = Literal["step", "block", "event", "sleep", "scope", "transaction"]
 
@@ -71,6 +72,11 @@ class Block(Protocol):
     collect: bool
     closing: bool
     left_behind: bool
+
+    @property
+    def seen(self) -> Seen | None:
+        """Which ends of its children the handler has seen. None of a block that it has not opened."""
+        ...
 
     @property
     def failures(self) -> Sequence[object]:

@@ -178,12 +178,6 @@ class Cancelling:
             running.scope_nursery.start_soon(self._later, self._timer, name="a cancellation that comes again")
         return trio.current_time() < self._timer.deadline
 
-    @property
-    def awaits_the_handler(self) -> bool:
-        """Whether the replay waits until the handler cuts its scope short again."""
-        line = self.awaited
-        return line is not None and stood(line).asked
-
     def _is_asked_again(self, line: Line) -> bool:
         """Whether the handler has called `cancel` of the scope that the line tells of."""
         return any(scope.key == line.key and scope.remembered and scope.asked for scope in self._durable.scopes)

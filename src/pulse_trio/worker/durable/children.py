@@ -34,6 +34,10 @@ class Asked(Protocol):
         """The handler reads how a child is: the block looks at them within a second."""
         ...
 
+    def shows(self, child: str) -> bool:
+        """Whether the handler may see the end of the child with this key."""
+        ...
+
     def one_ended(self) -> None:
         """The end of a child is known."""
         ...
@@ -109,9 +113,9 @@ class Child(Generic[R]):
     @property
     def state(self) -> State:
         """Its state as last heard, about a second old at most while the block is open and the handler reads how it is."""
-        if not self.has_ended:
-            self._block.asked()
-        return self._state
+        if self._ended_for_the_handler():
+            return self._state
+        return State.AVAILABLE if self.has_ended else self._state
 
     @property
     def result(self) -> R:
@@ -127,8 +131,7 @@ class Child(Generic[R]):
     @property
     def outcome(self) -> Ended[R] | None:
         """How it ended; None before. Raises `UsageError` if the result does not fit the return type of the handler."""
-        if not self.has_ended:
-            self._block.asked()
+        if not self._ended_for_the_handler():
             return None
         if self._ended_as is not None:
             member, failed = self._ended_as
@@ -142,6 +145,13 @@ class Child(Generic[R]):
                 f"nursery.start_soon({self.kind}) is not awaited, for it does not wait: write `child = "
                 "nursery.start_soon(...)`, and read child.result after the block of the durable nursery."
             )
+
+    def _ended_for_the_handler(self) -> bool:
+        """A replay shows the end where an earlier attempt has seen it (seen.py)."""
+        if self.has_ended and self._block.shows(self.key):
+            return True
+        self._block.asked()
+        return False
 
     # What the block says
 

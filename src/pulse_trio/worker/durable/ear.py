@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from .calls import Call
     from .children import Child
+    from .seen import Seen
 
 WINDOW = 500
 """Children that are asked for together by their ids."""
@@ -24,7 +25,8 @@ _REST_EVERY = 0.5
 class Ear:
     """What a block has been told, and whether the handler reads how its children are."""
 
-    def __init__(self) -> None:
+    def __init__(self, seen: Seen) -> None:
+        self.seen = seen
         self.event = trio.Event()
         self.interest = False
         self.living = 0
@@ -48,6 +50,9 @@ class Ear:
 
     def one_lives(self) -> None:
         self.living += 1
+
+    def shows(self, child: str) -> bool:
+        return self.seen.shows(child)
 
     def asked(self) -> None:
         # Sets a mark alone, because a handler may read in a thread.

@@ -27,6 +27,7 @@ class LeftBehind:
     closing = True
     unread = False
     left_behind = True
+    seen = None
     failures: Sequence[object] = ()
 
     def __init__(self, durable: Durable, number: int) -> None:

@@ -157,8 +157,7 @@ class Opened:
         if not (self._in_body and self.block.by_key):
             return
         if not self._durable.history.replay.over:
-            # What the body reads may be what it cuts its scope short for.
-            if self._durable.cancelling.awaits_the_handler and self.block.is_read:
+            if self.block.is_read:
                 await self.block.learn_of_the_living()
         else:
             await self.block.flush()
@@ -332,6 +331,7 @@ class Opened:
             raise
         finally:
             self._nursery.end()
+            self.block.seen.over = True
             self._durable.blocks.remove(self.block)
             self._durable.parts.looks.closed(self)
         return error is not None

@@ -17,6 +17,7 @@ from ...errors import ReplayMismatch
 from ...lines import CALL_OF, Kind, Line
 from .failures import mark
 from .keys import highest_number, is_entry
+from .seen import seen_in
 from .unopened import Unopened, body_key, is_body
 
 if TYPE_CHECKING:
@@ -87,6 +88,11 @@ class Replay:
         """The keys of the remembered scopes that are open."""
         self.resumed: Resumed | None = None
         """What the attempts before have left; None in the first, and in one that comes after others that left nothing."""
+
+    @cached_property
+    def seen(self) -> dict[tuple[str, str], int]:
+        """Where the handler has seen that children had ended, by block and child."""
+        return {} if self.resumed is None else seen_in(self.resumed.lines)
 
     def _is_left_out(self, line: Line) -> bool:
         return (

@@ -1,0 +1,121 @@
+"""Which children a handler has seen to have ended while their block was open, and where in its history.
+
+What a handler does next may rest on what it has read: `child.outcome`, `child.state`. So before its next durable call the
+history gets the names of the children whose end it has read first since the call before, with the number of the line after
+which it did. A later attempt sees an end when the replay has come to that place, neither earlier nor later: a loop that asks,
+and sleeps by `job.sleep`, takes as many turns. These are moments, so workers of 1.0.0rc1 pass over them.
+
+In a history that such workers have written there are none. There an end that is known is seen when the replay has stood still
+for a while: the handler does something plain, and may wait for this.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+import trio
+
+from ...lines import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ...lines import Line
+    from .block import Block
+    from .durable import Durable
+
+_LONG = 10.0
+"""Seconds for which the replay has stood still."""
+_ROOM = 1000
+"""Bytes of the names in one line; the table takes 1,024 (migrations/0045_lines_fit.sql)."""
+_KEY = re.compile(r"[0-9]+:seen")
+
+
+def seen_in(lines: Iterable[Line]) -> dict[tuple[str, str], int]:
+    """Where in a history each end was seen: the number of the line before, by the block (its key below) and the child's key."""
+    found: dict[tuple[str, str], int] = {}
+    for line in lines:
+        if line.kind is Kind.MOMENT and _KEY.fullmatch(line.key):
+            for child in msgspec.json.decode(line.name or "[]", type=list[str]):
+                found.setdefault((line.key, child), int(float(line.value or 0)))
+    return found
+
+
+class Seen:
+    """Of one block."""
+
+    __slots__ = ("_block", "_durable", "_key", "_line", "_new", "_since", "_told", "over")
+
+    def __init__(self, block: Block) -> None:
+        self._block = block
+        self._durable = block.durable
+        self._key = f"{block.number}:seen"
+        self._new: dict[int, list[str]] = {}
+        """Those that are to be told the history, by the line after which they were seen."""
+        self._told = set[str]()
+        self._line: int | None = None
+        """The line at which the replay stood when an end was not to be seen yet, and since when."""
+        self._since = math.inf
+        self.over = False
+        """The block has ended: all ends are seen."""
+
+    def shows(self, child: str) -> bool:
+        """Whether the handler may see that this child has ended. If this is live, it has seen it."""
+        replay = self._durable.history.replay
+        if self.over or child in self._told:
+            return True
+        if replay.over:
+            self._told.add(child)
+            self._new.setdefault(self._durable.history.latest, []).append(child)
+            return True
+        place, line = replay.seen.get((self._key, child)), replay.next_line
+        shown = (place is not None and (line is None or line.line > place)) or self._stands_still(line)
+        if shown:
+            self._told.add(child)
+        return shown
+
+    def _stands_still(self, line: Line | None) -> bool:
+        if not trio.lowlevel.in_trio_run():
+            return False
+        number, now = None if line is None else line.line, trio.current_time()
+        if number != self._line or self._since == math.inf:
+            self._line, self._since = number, now
+        timeout = self._durable.running.timeout_deadline - self._durable.running.sent
+        return now >= self._since + min(_LONG, timeout / 2)
+
+    def note(self) -> None:
+        """A durable call begins, live: what was seen is added to the history, before its line."""
+        new, self._new = self._new, {}
+        for place, children in new.items():
+            for names in _in_lines(children):
+                self._durable.history.moment(self._key, float(place), names, anew=True)
+
+    async def learn(self) -> None:
+        """Reads the ends that the history says were seen, unless they are known."""
+        seen = self._durable.history.replay.seen
+        if any((self._key, child.key) in seen and not child.has_ended for child in self._block.by_key.values()):
+            await self._block.learn_of_the_living()
+
+
+def _in_lines(children: Iterable[str]) -> Iterator[str]:
+    names, size = list[str](), 2
+    for child in children:
+        room = len(msgspec.json.encode(child)) + 1
+        if names and size + room > _ROOM:
+            yield msgspec.json.encode(names).decode()
+            names, size = [], 2
+        names.append(child)
+        size += room
+    if names:
+        yield msgspec.json.encode(names).decode()
+
+
+async def learn_what_was_seen(durable: Durable) -> None:
+    """A durable call begins in a replay: the ends that the handler may see after it are read."""
+    if durable.history.replay.seen:
+        for block in list(durable.blocks):
+            if block.seen is not None:
+                await block.seen.learn()
