@@ -269,6 +269,11 @@ class Drawing:
             undoes=inner.undoes and ends == "goes on" and not again,
         )
         last = len(body) - (ends == "waits")
+        # All are started by then.
+        if ends == "goes on" and not cut and number and self.chance(0.4):
+            for index in self.random.sample(range(number), self.random.randint(1, number)):
+                how = self.random.choice(("plain", "durable"))
+                body += [self.called(inner, "poll", index=index, how=how), self.step(inner)]
         children = [
             {**self.child(of_children, "raises" if failing else "goes on"), "at": self.random.randint(0, last)}
             for failing in fails

@@ -158,6 +158,8 @@ class Interpreter:
         self.failed: list[str] = []
         """Steps of this task that have failed, and whose failures have no line yet."""
         self.scopes: list[Any] = []
+        self.started: list[list[Any]] = []
+        """The children of each open block."""
         self.plain = 0
         """What plain code has computed."""
 
@@ -312,6 +314,7 @@ class Interpreter:
         await self.point(label, "before")
         try:
             async with self.job.durable_nursery(collect=node["collect"], key=node["key"]) as nursery:
+                self.started.append(started)
                 await self.point(label, "at the beginning of")
                 for index, inner in enumerate([*node["body"], None]):
                     for child in node["children"]:
@@ -323,9 +326,27 @@ class Interpreter:
         except Exception:
             await self.point(label, "after the failure of")  # noqa: ASYNC120
             raise
+        finally:
+            if self.started and self.started[-1] is started:
+                self.started.pop()
         self.did()
         if node["reads"] and node["sure"]:
             self.values += [[one.state, one.result if one.state == "completed" else None] for one in started]
+        await self.point(label, "after")
+
+    async def do_poll(self, node: Node) -> None:
+        """Waits for the end of one child, while the block is open, and does what rests on it."""
+        child, label, turns = self.started[-1][node["index"]], node["label"], 0
+        await self.point(label, "before")
+        while child.outcome is None:
+            if node["how"] == "plain":
+                await trio.sleep(0.01)
+            else:
+                turns += 1
+                await self.job.sleep(0.02, key=f"{node['key']}-{turns}" if node["key"] else None)
+                self.did()
+        if node["sure"]:
+            self.values.append(child.state)
         await self.point(label, "after")
 
     def start(self, nursery: Any, child: Node) -> Any:

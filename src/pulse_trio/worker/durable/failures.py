@@ -120,9 +120,15 @@ class Failures:
             self._mark(line, "taken")
         return bool(lines)
 
-    def is_needed(self, line: Line) -> None:
-        """The replay does not come to the next line without this failure, which an attempt has failed of."""
-        self._mark(line.line, "needed")
+    def recall(self) -> bool:
+        """The replay does not come to the next line: a failure that was left out because an attempt had failed of it is handed
+        out again, if that line may rest on it. Returns whether there is one."""
+        replay = self._history.replay
+        missing = replay.missing()
+        if missing is not None:
+            for line in replay.recall(missing):
+                self._mark(line.line, "needed")
+        return missing is not None
 
     def task_failed(self, error: BaseException) -> None:
         """A task that was started in the job's own nursery ends with `error`: so does the attempt, if it is in there. What

@@ -67,7 +67,7 @@ def help_on(durable: Durable, since: float) -> None:
     failed of it is handed out again if the line may rest on it. Without one this is a mismatch, if every task stands in a
     durable call."""
     replay = durable.history.replay
-    stuck, missing = durable.all_stand(), replay.missing()
+    stuck = durable.all_stand()
     if stuck and (early := durable.cancelling.awaited) is not None:
         # No task comes any nearer to where it stood.
         durable.cancelling.comes_now()
@@ -76,11 +76,9 @@ def help_on(durable: Durable, since: float) -> None:
     # A task may stand in a plain await for what comes of the failure. Nothing tells that from a task that does something; the
     # same failure again is no mistake, however slow that is.
     patience = min(_LONG, (durable.running.timeout_deadline - durable.running.sent) / 2)
-    if missing is not None and (stuck or trio.current_time() >= since + patience):
-        for line in replay.recall(missing):
-            durable.failures.is_needed(line)
+    if (stuck or trio.current_time() >= since + patience) and durable.failures.recall():
         durable.hand_out()
-    elif stuck and missing is None:
+    elif stuck:
         durable.fail(replay.stuck())
 
 

@@ -84,7 +84,13 @@ class Seen:
         if number != self._line or self._since == math.inf:
             self._line, self._since = number, now
         timeout = self._durable.running.timeout_deadline - self._durable.running.sent
-        return now >= self._since + min(_LONG, timeout / 2)
+        if now < self._since + min(_LONG, timeout / 2):
+            return False
+        # Perhaps the body waits until it is cut short, as it was for the failure of a child.
+        if self._durable.failures.recall():
+            self._durable.hand_out()
+            return False
+        return True
 
     def note(self) -> None:
         """A durable call begins, live: what was seen is added to the history, before its line."""
