@@ -275,6 +275,31 @@ async def test_a_cancellation_in_the_commit_of_a_transaction_step_waits_for_it(
     assert commits == [("cancelled", [100, -100])] * 2
 
 
+async def takes_a_while() -> None:
+    await trio.sleep(0.3)
+
+
+@handlers.job(durable=True)
+async def wakes(job: Job, after: float) -> None:
+    await job.sleep(after)
+    await job.step(takes_a_while)
+
+
+@handlers.job(durable=True)
+async def of_two_queues(job: Job) -> str:
+    async with job.durable_nursery() as nursery:
+        nursery.start_soon(wakes.options(queue="flight"), 1.0)
+        nursery.start_soon(wakes.options(queue="hotel"), 1.1)
+    return "back"
+
+
+async def test_a_child_that_wakes_while_another_queue_is_served_is_run_too(
+    pulse_clock: PulseClock, pulse_dsn: str
+) -> None:
+    async for run in crash_points(of_two_queues, dsn=pulse_dsn, handlers=handlers, only="none"):
+        assert (run.state, run.result) == ("completed", "back")
+
+
 async def test_a_durable_handler_without_a_database_is_told_to_take_one() -> None:
     with pytest.raises(
         ConfigurationError, match="'order' is durable, and its history needs a real database: dsn=pulse_dsn"
