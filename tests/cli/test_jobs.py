@@ -309,6 +309,21 @@ def test_a_cancellation_is_told_in_the_order_in_which_it_happened() -> None:
     assert next(e.at for e in life_of(job, [], [late], lines) if e.event == "cancel delivered") == at(6.5)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("1:scope", '{"at": [], "count": 2}', "deadline struck"),
+        ("1:scope", '{"at": [], "count": 2, "asked": true}', "scope cut short"),
+        ("1:scope", '{"at": ["2:st', "scope cut short"),
+        ("1:scope", None, "scope cut short"),  # the web page reads no values
+        ("2:block body", '{"at": []}', "body cut short"),
+    ],
+)
+def test_a_scope_that_the_handler_cut_short_is_called_no_deadline(key: str, value: str | None, said: str) -> None:
+    entries = life_of(record(), [], [], [HistoryLine(1, Kind.SCOPE_CANCELLED, key, None, 1, at(1), value)])
+    assert [entry.event for entry in entries[1:2]] == [said]
+
+
 def test_a_job_of_a_thousand_attempts_stays_readable(monkeypatch: pytest.MonkeyPatch) -> None:
     attempts = [tried(n, n, n + 0.5, "snoozed") for n in range(1, 1001)]
     job = record(state=State.COMPLETED, finished_at=at(2000))

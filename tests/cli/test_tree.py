@@ -227,12 +227,14 @@ async def test_who_retries_a_root_that_has_compensated_is_told_that_it_begins_an
     )
     assert "1 job started 3 others: a root that does the rest of its clean-up starts none of them" in rest.stderr
     assert f"job {root} was cancelled and its clean-up did not end" in (await command("jobs", "show", str(root))).stderr
+    assert json.loads((await command("jobs", "show", str(root), "--json")).stdout)["owes_clean_up"] is True
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(
             "INSERT INTO pulse.history (job_id, line, kind, key, value, attempt) VALUES (%s, 99, 10, %s, '1.0', 1)",
             (root, COMPENSATED),
         )
     assert "clean-up" not in (await command("jobs", "show", str(root))).stderr
+    assert json.loads((await command("jobs", "show", str(root), "--json")).stdout)["owes_clean_up"] is False
     anew = await command("jobs", "retry", str(root), code=2)
     assert (
         f"job {root} has undone what it had done: a retry begins it anew, and every step is done again" in anew.stderr

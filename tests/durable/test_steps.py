@@ -464,6 +464,30 @@ async def test_a_transaction_steps_writes_and_its_line_come_together(trees: Tree
     assert [row["what"] for row in trees.window.run("SELECT what FROM public.ledger ORDER BY what")] == ["a", "b"]
 
 
+async def test_a_transaction_step_that_commits_by_hand_is_told_what_it_did(trees: Trees) -> None:
+    trees.window.run("CREATE TABLE public.ledger (what text)")
+
+    async def book(tx: Any) -> None:
+        await tx.execute("INSERT INTO public.ledger VALUES ('a')")
+        await tx.execute("COMMIT")
+
+    @trees.handlers.job(durable=True, max_attempts=1)
+    async def order(job: Job) -> str:
+        try:
+            await job.transaction_step(book)
+        except StepFailed as error:
+            return str(error)
+        return "booked"
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    assert trees.job(job_id)["result"] == (
+        "Step book failed: RuntimeError: the transaction of job.transaction_step() was ended inside its function, and what a "
+        "COMMIT there has written stays: leave COMMIT and ROLLBACK to job.transaction_step()"
+    )
+    assert trees.window.run("SELECT what FROM public.ledger") == [{"what": "a"}]
+
+
 async def test_a_retry_afresh_forgets_the_history(trees: Trees) -> None:
     calls: list[int] = []
 

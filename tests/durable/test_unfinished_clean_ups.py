@@ -364,3 +364,54 @@ async def test_a_block_that_collects_failures_waits_for_a_child_anew_whose_clean
         await trees.burst()
     assert (trees.job(root)["state"], trees.job(root)["result"]) == ("completed", "shipped")
     assert bank == ["charged", "refunded", "charged"]
+
+
+@pytest.mark.parametrize("cut_too", [False, True])
+async def test_a_block_that_waits_in_vain_for_a_childs_clean_up_cuts_none_short(cut_too: bool, trees: Trees) -> None:
+    """It waits for half of the time that a clean-up has, the child goes on, and the parent's own clean-up has the rest.
+    `cut_too`: that one is cut short."""
+    stands, given_back = trio.Event(), trio.Event()
+    bank: list[str] = []
+
+    async def give_back(what: str) -> None:
+        if what == "the room":
+            await given_back.wait()
+        elif cut_too:
+            await trio.sleep_forever()
+        bank.append(what)
+        given_back.set()
+
+    @trees.handlers.job(durable=True, suspend_after=60)
+    async def hotel(job: Job) -> None:
+        try:
+            stands.set()
+            await job.sleep(3600)
+        finally:
+            with job.cleanup():
+                await job.step(give_back, "the room")  # noqa: ASYNC102 -- job.cleanup() is the shield
+
+    @trees.handlers.job(durable=True, suspend_after=60)
+    async def trip(job: Job) -> None:
+        try:
+            async with job.durable_nursery() as nursery:
+                nursery.start_soon(hotel)
+        finally:
+            with job.cleanup():
+                await job.step(give_back, "the deposit")  # noqa: ASYNC102 -- the same
+
+    root = trees.enqueue("trip")
+    async with trio.open_nursery() as running:
+        running.start_soon(lambda: trees.burst(cleanup=2))
+        await stands.wait()
+        await trio.to_thread.run_sync(SyncClient(trees.dsn).cancel, root)
+    attempts = trees.window.run(
+        "SELECT job_id, outcome, error FROM attempts WHERE job_id = %s AND outcome <> 'suspended'", root
+    )
+    said = [(row["outcome"], (row["error"] or "").partition(":")[0]) for row in attempts]
+    owing = trees.window.do(family.unfinished_clean_ups([root]))
+    assert trees.job(root)["state"] == "cancelled"
+    if cut_too:
+        assert (said, owing) == ([("failed", "CleanupCut")], [root])
+    else:
+        assert (bank, said, owing) == (["the deposit", "the room"], [("cancelled", "user")], [])
+    assert len([cut for cut in trees.events.of(CleanupCut) if cut.job_id == root]) == cut_too

@@ -155,7 +155,7 @@ async def test_a_transaction_ended_by_hand_is_refused(store: WorkerStore, window
     with pytest.raises(psycopg.ProgrammingError):
         async with store.transactions.begin() as begun:
             await begun.connection.commit()
-    with pytest.raises(RuntimeError, match="leave that to the block"):
+    with pytest.raises(RuntimeError, match=r"job\.transaction\(\) was ended inside its block"):
         async with store.transactions.begin() as begun:
             await begun.connection.execute("COMMIT")
             await begun.complete(end(claim))

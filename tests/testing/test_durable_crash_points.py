@@ -10,7 +10,8 @@ import pytest
 import trio
 import trio.lowlevel
 
-from pulse_trio import ConfigurationError, Handlers, Job, SyncClient
+from pulse_trio import ConfigurationError, Discard, Handlers, Job, SyncClient
+from pulse_trio.postgres import connect_sync
 from pulse_trio.testing import NeverEnds, crash_points
 from pulse_trio.testing.crashing import grounds, others
 from pulse_trio.testing.faults.proxy import Proxy, open_proxy
@@ -237,6 +238,66 @@ async def test_a_forgotten_cleanup_is_found_where_the_job_is_cancelled(pulse_clo
             done.clear()
     assert missing["refunds"] == []
     assert any(point.startswith("cancel@") for point in missing["refunds_without_cleanup"])
+
+
+async def pay(tx: Any, job_id: int, amount: int) -> None:
+    await tx.execute("INSERT INTO public.ledger (job, amount) VALUES (%s, %s)", [job_id, amount])
+
+
+@handlers.job(durable=True)
+async def sold_out(job: Job) -> None:
+    await job.transaction_step(pay, job.id, 100)
+    try:
+        raise Discard("sold out")
+    except BaseException:
+        with job.cleanup():
+            await job.transaction_step(pay, job.id, -100)  # noqa: ASYNC102 -- job.cleanup() is the shield
+        raise
+
+
+async def test_a_cancellation_in_the_commit_of_a_transaction_step_waits_for_it(
+    pulse_clock: PulseClock, pulse_dsn: str
+) -> None:
+    """The transaction has locked the job's row: whoever cancels it waits for the COMMIT, as in production."""
+    with connect_sync(pulse_dsn) as connection:
+        connection.execute("CREATE TABLE public.ledger (job bigint, amount int)")
+        commits: list[tuple[str, list[int]]] = []
+        number = 0
+        while len(commits) < 2:
+            number += 1
+            async for run in crash_points(sold_out, dsn=pulse_dsn, handlers=handlers, only=f"cancel@{number}"):
+                rows = connection.execute("SELECT amount FROM public.ledger WHERE job = %s", [run.job_id]).fetchall()
+                paid = [amount for (amount,) in rows]
+                assert paid in ([], [100, -100])
+                assert run.place is not None
+                if run.place.about == "before its COMMIT":
+                    commits.append((run.state, paid))
+    assert commits == [("cancelled", [100, -100])] * 2
+
+
+async def takes_a_while() -> None:
+    await trio.sleep(0.3)
+
+
+@handlers.job(durable=True)
+async def wakes(job: Job, after: float) -> None:
+    await job.sleep(after)
+    await job.step(takes_a_while)
+
+
+@handlers.job(durable=True)
+async def of_two_queues(job: Job) -> str:
+    async with job.durable_nursery() as nursery:
+        nursery.start_soon(wakes.options(queue="flight"), 1.0)
+        nursery.start_soon(wakes.options(queue="hotel"), 1.1)
+    return "back"
+
+
+async def test_a_child_that_wakes_while_another_queue_is_served_is_run_too(
+    pulse_clock: PulseClock, pulse_dsn: str
+) -> None:
+    async for run in crash_points(of_two_queues, dsn=pulse_dsn, handlers=handlers, only="none"):
+        assert (run.state, run.result) == ("completed", "back")
 
 
 async def test_a_durable_handler_without_a_database_is_told_to_take_one() -> None:

@@ -141,6 +141,7 @@ def show_job(job_id: int, schema: str | None, dsn: str | None, as_json: bool) ->
                 "cancellations": cancellations,
                 "history": whole(lines),
                 "unreceived_events": whole(unreceived),
+                "owes_clean_up": owes,
                 "timeline": entries,
             }
         )

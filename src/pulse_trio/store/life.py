@@ -57,6 +57,8 @@ _LINES = {
     Kind.CANCELLED: "clean-up begins",
 }
 """What a line of a history says. A kind that is not here is no event of its own."""
+_BODY = " body"
+"""The end of the key of a block's body (worker/durable/unopened.py)."""
 
 
 def life_of(
@@ -79,7 +81,7 @@ def life_of(
         if asked.delivered_at is not None:
             entries.append(Entry(_delivered(asked.requested_at, asked.delivered_at, lines), "cancel delivered"))
     entries += [
-        Entry(line.written_at, _LINES[kind], detail=_said(kind, line)) for line in lines for kind in _kinds(line)
+        Entry(line.written_at, _what(kind, line), detail=_said(kind, line)) for line in lines for kind in _kinds(line)
     ]
     for sent in unreceived:
         by = f" (sent by {sent.sent_by}, not received)"
@@ -102,6 +104,18 @@ def _delivered(asked: datetime, noted: datetime, lines: Sequence[HistoryLine]) -
 
 def _kinds(line: HistoryLine) -> list[Kind]:
     return [kind for kind in _LINES if kind == line.kind]
+
+
+def _what(kind: Kind, line: HistoryLine) -> str:
+    """What a line is. That of a scope says that its deadline struck only where its value is known, and that is so: the handler
+    may have called `scope.cancel()`, and a child's failure cuts its block's body."""
+    if kind is Kind.SCOPE_CANCELLED:
+        if line.key.endswith(_BODY):
+            return "body cut short"
+        value = _decoded(line.value)
+        if not isinstance(value, dict) or cast("dict[str, Any]", value).get("asked"):
+            return "scope cut short"
+    return _LINES[kind]
 
 
 def _said(kind: Kind, line: HistoryLine) -> str | None:

@@ -119,7 +119,7 @@ class Begun:
 
         Raises `RuntimeError` if the transaction was ended by hand meanwhile.
         """
-        self._check_open()
+        self._check_open("job.transaction()", "its block")
         self._limits.apply(self.connection)
         if self.connection.pooled:
             with _answering("the completion"):
@@ -152,7 +152,7 @@ class Begun:
 
     async def remember(self, lines: Lines) -> bool | None:
         """Writes lines of the job's history instead, fenced too. Returns and raises the same."""
-        self._check_open()
+        self._check_open("job.transaction_step()", "its function")
         with _answering("the line"):
             self._limits.apply(self.connection)
             await self.connection.command(_BEFORE_LINES)
@@ -164,15 +164,16 @@ class Begun:
         self.completed = bool(rows[0][1])
         return True if self.completed else None
 
-    def _check_open(self) -> None:
+    def _check_open(self, call: str, part: str) -> None:
         if self.connection.closed:
             raise psycopg.OperationalError("the connection is closed")
         if self.connection.pgconn.transaction_status == pq.TransactionStatus.IDLE:
             raise RuntimeError(
-                "the transaction of job.transaction() was ended inside its block; leave that to the block"
+                f"the transaction of {call} was ended inside {part}, and what a COMMIT there has written stays: leave COMMIT "
+                f"and ROLLBACK to {call}"
             )
         if self.connection.pgconn.pipeline_status != pq.PipelineStatus.OFF:
-            raise RuntimeError("a pipeline of job.transaction() is still open: leave its block first")
+            raise RuntimeError(f"a pipeline of {call} is still open: leave its block first")
 
     def _completion(self, name: str, outcome: Outcome) -> bytes:
         claim = outcome.claim

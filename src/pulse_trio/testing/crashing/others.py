@@ -62,11 +62,14 @@ class Others:
         Raises `ConfigurationError` if it waits for what never comes here.
         """
         while True:
-            await self._run()
+            served = await self._run()
             waits = (await anyio.to_thread.run_sync(self._suspended)).get(job_id)
             if waits is None:
                 return await anyio.to_thread.run_sync(self._lines, job_id)
-            if not await anyio.to_thread.run_sync(self._jump):
+            if await anyio.to_thread.run_sync(self._jump):
+                continue
+            # While some queues were served the clock went on, and jobs of others may have become due.
+            if set(await anyio.to_thread.run_sync(self._look)) <= served:
                 raise ConfigurationError(_stuck(waits, has_clock=bool(self._has_clock)))
 
     @asynccontextmanager
@@ -96,10 +99,11 @@ class Others:
         if failed:
             raise failed[0]
 
-    async def _run(self) -> None:
+    async def _run(self) -> set[str]:
+        """Serves the queues in which there is something to do, and returns them."""
         queues = await anyio.to_thread.run_sync(self._look)
         if not queues:
-            return
+            return set()
         settings: dict[str, Any] = {"queues": queues, "log": False}
         try:
             if self._has_clock:
@@ -110,6 +114,7 @@ class Others:
             raise ConfigurationError(
                 f"crash_points: {error} Pass the registry of its children, handlers=..., or their results, children=..."
             ) from None
+        return set(queues)
 
     def _connected(self) -> Connection[Any]:
         if self._connection is None or self._connection.closed:

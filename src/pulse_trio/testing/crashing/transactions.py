@@ -32,7 +32,9 @@ class Passed:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._part, name)
 
-    async def _point(self, about: str) -> None:
+    async def _point(self, about: str, *, holds_its_row: bool = False) -> None:
+        """`holds_its_row`: a transaction has the job's row locked. A person's request waits for that transaction then, and not
+        the other way round: the handler goes on."""
         process = self._process
         strikes = process.strikes
         place = process.calls_at()
@@ -44,7 +46,7 @@ class Passed:
             await trio.sleep_forever()
         if strike in ("lost", "cancel"):
             strikes.losing.set()
-        if strikes.is_being_lost:
+        if strikes.is_being_lost and not (holds_its_row and strikes.point.strike == "cancel"):
             await strikes.told()
 
 
@@ -57,7 +59,7 @@ class Transactions(Passed):
             with self._at_statements(begun.connection):
                 yield Begun(begun, self._process)
             if begun.completed and not begun.committed:
-                await self._point("before its COMMIT")
+                await self._point("before its COMMIT", holds_its_row=True)
         await self._point("after its COMMIT")
 
     @asynccontextmanager

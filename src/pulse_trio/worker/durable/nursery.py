@@ -308,8 +308,7 @@ class Opened:
             await self.block.cancel("parent")
         if running.cancel_reason is not None:
             # The job's own clean-up comes after it: half of the time is left for that.
-            with running.cleanup() as shield:
-                shield.deadline = trio.current_time() + (shield.deadline - trio.current_time()) / 2
+            with running.cleanup(waits=True):
                 await self._close("parent")
             return
         # A scope of the handler's, which goes on when the children have ended. What cancels the job ends the wait.

@@ -40,8 +40,12 @@ class CleanUp:
         """Those that something has cancelled already, or that stand in a scope of the handler's that will end sooner."""
 
     @contextmanager
-    def block(self) -> Generator[trio.CancelScope]:
+    def block(self, *, waits: bool = False) -> Generator[trio.CancelScope]:
+        """`waits`: this one waits for the clean-ups of others, for half of the time that is left. They go on without it, so
+        nothing is left undone when it is over."""
         scope = self._shield()
+        if waits:
+            scope.deadline = trio.current_time() + (scope.deadline - trio.current_time()) / 2
         self._common.stops.cleaning.add(self)
         try:
             with scope:
@@ -53,7 +57,7 @@ class CleanUp:
             self._fixed.discard(scope)
             if not self._follows and not self._fixed:
                 self._common.stops.cleaning.discard(self)
-        if scope.cancelled_caught:
+        if scope.cancelled_caught and not waits:
             claim, reason = self._job.claim, self._job.cancel_reason
             if reason is not None:
                 self._job.cut = (

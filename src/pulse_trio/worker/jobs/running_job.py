@@ -211,10 +211,10 @@ class RunningJob:
     def run(self) -> OwnRun:
         return self._common.run
 
-    def cleanup(self) -> AbstractContextManager[trio.CancelScope]:
+    def cleanup(self, *, waits: bool = False) -> AbstractContextManager[trio.CancelScope]:
         self.run.check("job.cleanup()")
         self._cleanup = self._cleanup or CleanUp(self, self._common)
-        return self._cleanup.block()
+        return self._cleanup.block(waits=waits)
 
     # The fenced transaction
 
