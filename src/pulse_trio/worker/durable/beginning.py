@@ -35,6 +35,8 @@ async def begin(durable: Durable, kind: CallKind, name: str, key: str | None, wh
     durable.cancelling.moves()
     if durable.mismatch is not None:
         raise durable.mismatch
+    if kind != "block" and durable.keys.in_main and _is_beyond(durable):
+        durable.keys.beyond = True
     if durable.version != 1 and durable.is_first:
         durable.history.moment(VERSION, durable.version)
         if kind == "block":
@@ -76,6 +78,13 @@ def refusal(durable: Durable, what: str) -> DurableCallRefused | None:
     return DurableCallRefused(
         f"{what} is refused while the handler unwinds ({reason}): the next attempt comes here again, and does it then."
     )
+
+
+def _is_beyond(durable: Durable) -> bool:
+    """Whether the main task's call, which begins, has no line, and none was cut short in it before: it did not come further in
+    any attempt but while it unwound. A block is no such call, because its body goes on in it."""
+    struck = durable.cancelling.noted or any(scope.line is not None for scope in durable.scopes)
+    return durable.history.replay.over and not struck
 
 
 async def _may_begin(durable: Durable, what: str) -> None:

@@ -55,13 +55,16 @@ class _Made(NamedTuple):
 class Keys:
     """The keys that one attempt has used, and the calls that it has made."""
 
-    __slots__ = ("_count", "_main", "_running", "_unawaited", "_used")
+    __slots__ = ("_count", "_main", "_running", "_unawaited", "_used", "beyond")
 
     def __init__(self, running: RunningJob) -> None:
         self._running = running
         self._main = running.task
         """The task that runs the handler."""
         self._count = 0
+        self.beyond = False
+        """Whether the main task has begun a call that no attempt before has ended: what they remembered of scopes after it they
+        remembered while they unwound."""
         self._used = set[str]()
         self._unawaited: dict[object, _Made] = {}
 

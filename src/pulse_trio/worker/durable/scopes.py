@@ -8,6 +8,9 @@ task which has the exception: until then the attempt may fail of it, and the nex
 A task that cuts its own scope short, by `scope.cancel()`, comes to that call again: the replay waits for it, so that the code
 before it has run.
 
+A scope that a handler opens while it unwinds for a suspension, or for what else refuses durable calls, is remembered nowhere:
+the next attempt does not come to it, or comes to it days later, in a clean-up that is to have its whole time.
+
 Such a deadline may cut an attempt short before it opens a block again that an earlier one had open. The children of that block
 are cancelled all the same (left_behind.py), and the calls after the scope do not have the numbers of those in it.
 """
@@ -25,6 +28,7 @@ from ...errors import UsageError
 from ...lines import Kind
 from ...text import spelled
 from ...trio_internals import scopes_around
+from .beginning import refusal
 from .keys import highest_number
 from .left_behind import leave_behind
 from .replay import Stood, stood
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from types import TracebackType
 
+    from ...durable_calls import DurableScope
     from ...lines import Line
     from .durable import Durable
 
@@ -216,6 +221,35 @@ def ended_key(key: str) -> str:
     return f"{key} ended"
 
 
+class _Unremembered:
+    """A scope in a handler that unwinds, and whose next attempt comes to the same place: for this attempt alone."""
+
+    def __init__(self, durable: Durable, seconds: float) -> None:
+        self._durable = durable
+        self._inner = trio.CancelScope(deadline=trio.current_time() + seconds)
+
+    @property
+    def cancelled_caught(self) -> bool:
+        return self._inner.cancelled_caught
+
+    @property
+    def cancel_called(self) -> bool:
+        self._durable.running.run.check("scope.cancel_called")
+        return self._inner.cancel_called
+
+    def cancel(self) -> None:
+        self._durable.running.run.check("scope.cancel")
+        self._inner.cancel()
+
+    @contextmanager
+    def opened(self, *, too_slow: str = "") -> Generator[_Unremembered]:
+        """As that of `Scope`."""
+        with self._inner:
+            yield self
+        if too_slow and self._inner.cancelled_caught:
+            raise trio.TooSlowError(too_slow)
+
+
 class OpenScope:
     """The block of one `job.move_on_after`, or of one `job.fail_after`, which raises."""
 
@@ -226,9 +260,9 @@ class OpenScope:
         self._seconds = seconds
         self._key = key
         self._what = "job.fail_after" if fail else "job.move_on_after"
-        self._block: AbstractContextManager[Scope] | None = None
+        self._block: AbstractContextManager[DurableScope] | None = None
 
-    def __enter__(self) -> Scope:
+    def __enter__(self) -> DurableScope:
         self._durable.running.run.check(self._what)
         self._block = self._opened()
         return self._block.__enter__()
@@ -245,13 +279,18 @@ class OpenScope:
 
     async def __aexit__(self, *_: object) -> None: ...
 
-    def _opened(self) -> AbstractContextManager[Scope]:
+    def _opened(self) -> AbstractContextManager[DurableScope]:
         durable = self._durable
+        if refusal(durable, self._what) is not None:
+            return _Unremembered(durable, self._seconds).opened(too_slow=self._too_slow(self._key or _OF_NOTHING))
         if durable.cancelling.comes_before_a_call():
             return Scope(durable, _OF_NOTHING, math.inf).opened(too_slow=self._too_slow(_OF_NOTHING))
         durable.cancelling.clean_up_begins()
         name = durable.keys.next("scope", self._key, self._what)
         durable.history.cancellations_come_first()
+        if durable.keys.in_main and durable.keys.beyond:
+            # A worker of 1.0.0rc1 remembered it while the handler unwound: it is that of another attempt's clean-up.
+            durable.history.replay.moments.pop(name, None)
         until = durable.moment(name, self._seconds, innermost(durable) or OUTERMOST)
         return Scope(durable, name, until).opened(too_slow=self._too_slow(name))
 
