@@ -84,6 +84,11 @@ class History:
             self.version = -1
         self._next, self._written, self._size = after + 1, after, size
 
+    @property
+    def has_lines(self) -> bool:
+        """Whether the job remembers anything."""
+        return self._next > 1
+
     # Adding
 
     def hold(
