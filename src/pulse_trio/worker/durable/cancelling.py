@@ -18,9 +18,12 @@ import msgspec
 import trio
 
 from ...describing import leaves_of
+from ...handlers import UnfitArguments
 from ...lines import BeyondLimit, Kind
 from ..jobs.job_states import HELD_BACK
 from .beginning import REFUSED
+from .failures import comes_from_a_cancellation
+from .keys import highest_number, highest_of
 from .replay import CANCELLATIONS, Stood, stood
 from .scopes import is_struck
 
@@ -139,12 +142,17 @@ class Cancelling:
         retry begins the job anew. Any other does the rest of it."""
         durable, history = self._durable, self._durable.history
         reason = durable.running.cancel_reason
-        if reason is None or reason in REFUSED or (error is not None and not _is_a_cancellation(error)):
+        mismatch = durable.mismatch or (history.replay.left() if error is None else None)
+        if mismatch is not None or (error is not None and not _is_a_cancellation(error)):
+            if (reason or self._held_back) in HELD_BACK and _is_the_jobs(mismatch or error):
+                await self._is_still_to_come(mismatch or error)
+            return
+        if reason is None or reason in REFUSED:
             return
         # Tasks in `job.nursery` may still clean up. One that never ends is found as other stuck handlers are.
         with trio.CancelScope(shield=True):
             await durable.running.children_ended()
-        failed = self._failed or durable.running.cut is not None or durable.mismatch is not None
+        failed = self._failed or durable.running.cut is not None
         # Without a durable call since the cancellation no line tells of it, and no retry comes to it.
         if failed or not self.noted or not history.replay.over or history.holds(Kind.CANCELLED):
             return
@@ -152,6 +160,54 @@ class Cancelling:
         with suppress(RuntimeError, BeyondLimit):
             history.moment(COMPENSATED, trio.current_time() + durable.parts.clock.epoch_offset, anew=True)
             await history.written()
+
+    async def _is_still_to_come(self, error: BaseException | None) -> None:
+        """The handler of a job that is being cancelled has ended with an exception of its own, or does not fit its history. No
+        `Cancelled` may have reached it, or no durable call have come after one: the history has the cancellation all the same,
+        behind its last line. So a retry does not go on, but comes there again, and does the clean-up."""
+        durable, history = self._durable, self._durable.history
+        reason = durable.running.cancel_reason
+        if reason is not None:
+            # Tasks in `job.nursery` may still clean up, and remember it.
+            with trio.CancelScope(shield=True):
+                await durable.running.children_ended()
+        history.forget_held()
+        told = self.noted or comes_from_a_cancellation(error)
+        remembered = self._was_before() or (self.noted and not history.holds(Kind.CANCELLED))
+        # A child that its block starts again goes on, as long as it has undone nothing.
+        if remembered or not history.has_lines or (told and reason not in ("user", "deadline")):
+            return
+        if not self.noted:
+            self.noted = True
+            history.hold(Kind.CANCELLED, "job", "", msgspec.json.encode(self._stood_at_the_end()).decode())
+        # As above: the lease may be lost, or the history have no room.
+        with suppress(RuntimeError, BeyondLimit):
+            history.let_go()
+            await history.written()
+
+    def _stood_at_the_end(self) -> Stood:
+        """In no call, behind the last line. An attempt that had not come there says nothing of the place: the next one comes as
+        far as the call after it, if that is soon."""
+        running, highest = self._durable.running, self._highest_number()
+        reason = running.cancel_reason or self._held_back or "user"
+        if not self._durable.history.replay.over:
+            return Stood((), reason, highest + 1, _LONGEST, highest)
+        begun = self._durable.keys.count
+        after = self.seconds_to(min(self._came, running.deadline))
+        return Stood((), reason, max(begun, highest) + 1, after, begun)
+
+    def _was_before(self) -> bool:
+        """Whether an earlier attempt has remembered it."""
+        found = self._durable.history.replay.resumed
+        return found is not None and any(line.kind is Kind.CANCELLED for line in found.lines)
+
+    def _highest_number(self) -> int:
+        """Of the main task's calls of which the attempts before have left anything."""
+        replay = self._durable.history.replay
+        if (found := replay.resumed) is None:
+            return 0
+        remembered = highest_number(replay.moments, (number - found.first_block for number in found.blocks))
+        return max(remembered, highest_of(line.key for line in found.lines))
 
     # Again
 
@@ -231,6 +287,13 @@ class Cancelling:
 
 def _is_a_cancellation(error: BaseException) -> bool:
     return all(issubclass(type(leaf), trio.Cancelled) for leaf in leaves_of(error))
+
+
+def _is_the_jobs(error: BaseException | None) -> bool:
+    """Whether it says that the handler has failed: not that this worker cannot run it, or that the program ends."""
+    leaves = () if error is None else leaves_of(error)
+    known = (Exception, SystemExit, trio.Cancelled)
+    return all(issubclass(type(leaf), known) and not issubclass(type(leaf), UnfitArguments) for leaf in leaves)
 
 
 AGAIN = Cancelling._later.__code__  # pyright: ignore[reportPrivateUsage] -- of this file's own class

@@ -377,7 +377,7 @@ class Durable:
             if self.mismatch is None and reason not in REFUSED:
                 steps = reason not in (None, "timeout")
                 await self.failures.forget_those_of(error, steps_alone=steps)  # noqa: ASYNC102 -- waits as long as the lease is proven
-                await self.cancelling.ended(error)  # noqa: ASYNC102 -- a handler that does not end is found as stuck
+            await self.cancelling.ended(error)  # noqa: ASYNC102 -- a handler that does not end is found as stuck
             # A group around it would be a failure, which is retried.
             if (
                 self.mismatch is not None

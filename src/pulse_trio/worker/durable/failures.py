@@ -189,6 +189,11 @@ def _reasons(error: BaseException) -> Iterator[BaseException]:
                 left += [one for one in (leaf.__cause__, leaf.__context__) if one is not None]
 
 
+def comes_from_a_cancellation(error: BaseException | None) -> bool:
+    """Whether a `Cancelled` is in it, or among what it came from."""
+    return error is not None and any(issubclass(type(leaf), trio.Cancelled) for leaf in _reasons(error))
+
+
 def goes_on(task: trio.lowlevel.Task | None, job: trio.Nursery | None = None) -> trio.lowlevel.Task | None:
     """The task that goes on with what this one had, an exception or children: itself, or after its end the one around it. None
     if none does: what a task of the `job`'s own nursery raises reaches no handler."""

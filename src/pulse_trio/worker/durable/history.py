@@ -89,6 +89,11 @@ class History:
         """The number of the last line that was added."""
         return self._next - 1
 
+    @property
+    def has_lines(self) -> bool:
+        """Whether the job remembers anything."""
+        return self._next > 1
+
     # Adding
 
     def hold(

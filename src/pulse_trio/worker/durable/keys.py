@@ -171,6 +171,11 @@ def highest_number(moments: Iterable[str], blocks: Iterable[int]) -> int:
     return max(numbers + [number for number in blocks if number <= KEYED], default=0)
 
 
+def highest_of(keys: Iterable[str]) -> int:
+    """The highest number in the keys of lines."""
+    return max((int(key.partition(":")[0]) for key in keys if _OURS.fullmatch(key)), default=0)
+
+
 def check_key(what: str, key: object) -> str:
     """A key that code gives, checked. Raises `UsageError`."""
     if not isinstance(key, str):

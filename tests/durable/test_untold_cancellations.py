@@ -1,0 +1,306 @@
+"""A job that is being cancelled, whose handler fails by itself before a `Cancelled` reaches it, or before its clean-up has made
+a durable call: it has done no clean-up, and a retry does that, and never goes on."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+from pulse_trio import Discard, Job, RetryAfter, Snooze, SyncClient
+from pulse_trio.jobs import CancelRequest
+from pulse_trio.store import family
+
+if TYPE_CHECKING:
+    from support.trees import Trees
+
+CANCELLED = 9
+
+
+class Bank:
+    """What the steps of a handler have done."""
+
+    def __init__(self, trees: Trees) -> None:
+        self.trees = trees
+        self.client = SyncClient(trees.dsn)
+        self.done: list[str] = []
+
+    async def act(self, what: str) -> str:
+        self.done.append(what)
+        return what
+
+    async def burst(self) -> None:
+        self.trees.again()
+        with trio.fail_after(30):
+            await self.trees.burst()
+
+    async def retried(self, job_id: int) -> tuple[object, object]:
+        """State and result after a retry of a job that owes its clean-up."""
+        assert self.trees.window.do(family.unfinished_clean_ups([job_id])) == [job_id]
+        self.client.retry(job_id)
+        await self.burst()
+        found = self.trees.job(job_id)
+        return found["state"], found["result"]
+
+    def cancellations(self, job_id: int) -> int:
+        """How many lines tell of one."""
+        return [kind for kind, _, _ in self.trees.lines(job_id)].count(CANCELLED)
+
+
+@pytest.mark.parametrize("error", [ValueError("the printer is busy"), Discard("no"), Snooze(60), RetryAfter(60)])
+@pytest.mark.parametrize("when", ["between two attempts", "while it replays"])
+async def test_a_job_whose_plain_code_fails_again_is_cleaned_up_by_the_retry_in_which_it_does_not(
+    when: str, error: Exception, trees: Trees
+) -> None:
+    bank = Bank(trees)
+    failures = 3
+
+    @trees.handlers.job(durable=True, max_attempts=10)
+    async def order(job: Job) -> str:
+        await bank.act(f"attempt {job.attempt}")
+        await job.step(bank.act, "charge")
+        try:
+            if when == "while it replays" and job.attempt == 2:
+                bank.client.cancel(job.id)
+                running: Any = job._runtime  # pyright: ignore[reportPrivateUsage]
+                running.ask(CancelRequest("user", None))
+            await job.step(bank.act, "pack")
+            if job.attempt == 1:
+                raise ValueError("for now")
+            if job.attempt <= failures:
+                raise error
+            await job.step(bank.act, "ship")
+        except trio.Cancelled:
+            with job.cleanup():
+                await job.step(bank.act, "refund")  # noqa: ASYNC102 -- job.cleanup() is the shield
+            raise
+        return "shipped"
+
+    job_id = trees.enqueue("order")
+    await bank.burst()
+    if when == "between two attempts":
+        bank.client.cancel(job_id)
+    await bank.burst()
+    assert (trees.job(job_id)["state"], bank.cancellations(job_id)) == ("cancelled", 1)
+
+    # The plain code fails once more: the job is cancelled again, and still owes its clean-up.
+    assert await bank.retried(job_id) == ("cancelled", None)
+    assert "refund" not in bank.done
+
+    assert await bank.retried(job_id) == ("cancelled", None)
+    assert bank.done == ["attempt 1", "charge", "pack", "attempt 2", "attempt 3", "attempt 4", "refund"]
+    assert bank.cancellations(job_id) == 1
+    assert trees.window.do(family.compensated([job_id])) == [job_id]
+
+
+async def test_a_job_that_is_cancelled_as_its_plain_code_fails_does_its_clean_up_in_a_retry(trees: Trees) -> None:
+    """In its first attempt, which replays nothing."""
+    bank = Bank(trees)
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> str:
+        await job.step(bank.act, "charge")
+        try:
+            if job.attempt == 1:
+                bank.client.cancel(job.id)
+                running: Any = job._runtime  # pyright: ignore[reportPrivateUsage]
+                running.ask(CancelRequest("user", None))
+                raise ValueError("the printer is busy")
+            await trio.sleep_forever()
+        finally:
+            if job.cancel_reason == "user" and job.attempt > 1:
+                with job.cleanup():
+                    await job.step(bank.act, "refund")  # noqa: ASYNC102 -- the same
+        return "shipped"
+
+    job_id = trees.enqueue("order")
+    await bank.burst()
+    assert (trees.job(job_id)["state"], bank.cancellations(job_id)) == ("cancelled", 1)
+    assert await bank.retried(job_id) == ("cancelled", None)
+    assert bank.done == ["charge", "refund"]
+
+
+async def test_code_that_fails_before_it_has_used_its_history_comes_to_the_whole_of_it_in_a_retry(trees: Trees) -> None:
+    bank = Bank(trees)
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> str:
+        try:
+            await job.step(bank.act, "charge")
+            if job.attempt == 2:
+                raise ConnectionError("before it comes to what it did")
+            with job.move_on_after(3600):
+                await job.step(bank.act, "pack")
+                if job.attempt == 1:
+                    raise ValueError("for now")
+                await job.step(bank.act, "ship")
+        except trio.Cancelled:
+            with job.cleanup(), job.move_on_after(3600):
+                await job.step(bank.act, "refund")  # noqa: ASYNC102 -- the same
+            raise
+        return "shipped"
+
+    job_id = trees.enqueue("order")
+    await bank.burst()
+    bank.client.cancel(job_id)
+    await bank.burst()
+    assert (trees.job(job_id)["state"], bank.cancellations(job_id)) == ("cancelled", 1)
+    assert await bank.retried(job_id) == ("cancelled", None)
+    assert bank.done == ["charge", "pack", "refund"]
+    assert trees.window.do(family.compensated([job_id])) == [job_id]
+
+
+async def test_a_clean_up_that_fails_before_its_first_durable_call_is_done_by_a_retry(trees: Trees) -> None:
+    bank = Bank(trees)
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> str:
+        await job.step(bank.act, "charge")
+        try:
+            await job.wait_for_event("approved")
+        except BaseException:
+            if job.cancel_reason == "user" and job.attempt == 2:
+                raise ConnectionError("the bank's address is not known for a moment")  # noqa: ASYNC104, B904 -- it fails
+            with job.cleanup():
+                await job.step(bank.act, "refund")  # noqa: ASYNC102 -- the same
+            raise
+        return "shipped"
+
+    job_id = trees.enqueue("order")
+    await bank.burst()
+    bank.client.cancel(job_id)
+    await bank.burst()
+    assert (trees.job(job_id)["state"], bank.cancellations(job_id)) == ("cancelled", 1)
+    assert await bank.retried(job_id) == ("cancelled", None)
+    assert bank.done == ["charge", "refund"]
+
+
+async def test_a_clean_up_in_a_plain_await_that_fails_before_its_first_durable_call_is_done_by_a_retry(
+    trees: Trees,
+) -> None:
+    bank = Bank(trees)
+    stands = trio.Event()
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> str:
+        await job.step(bank.act, "charge")
+        await trio.sleep(0.01)
+        try:
+            if job.attempt == 1:
+                stands.set()
+            await trio.sleep_forever()
+        except BaseException:
+            if job.attempt == 1:
+                raise ConnectionError("the bank's address is not known for a moment")  # noqa: ASYNC104, B904 -- it fails
+            with job.cleanup():
+                await job.step(bank.act, "refund")  # noqa: ASYNC102 -- the same
+            raise
+        return "shipped"
+
+    job_id = trees.enqueue("order")
+    with trio.fail_after(30):
+        async with trio.open_nursery() as running:
+            running.start_soon(trees.burst)
+            await stands.wait()
+            await trio.to_thread.run_sync(bank.client.cancel, job_id)
+    assert (trees.job(job_id)["state"], bank.cancellations(job_id)) == ("cancelled", 1)
+    assert await bank.retried(job_id) == ("cancelled", None)
+    assert bank.done == ["charge", "refund"]
+
+
+@pytest.mark.parametrize("changed", ["another call", "no call", "another call first"])
+async def test_a_job_that_is_cancelled_on_changed_code_compensates_in_a_retry_on_the_old_one(
+    changed: str, trees: Trees
+) -> None:
+    bank = Bank(trees)
+
+    async def other() -> None:
+        bank.done.append("other")
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> str:
+        await trio.lowlevel.checkpoint()
+        if job.attempt == 2 and changed == "another call":
+            await job.step(other)
+        if job.attempt == 2 and changed == "no call":
+            return "changed"
+        if job.attempt == 2 and changed == "another call first":
+            await job.wait_for_event("new", timeout=3600)
+        await job.step(bank.act, "charge")
+        await trio.sleep(0.01)  # a plain await before the clean-up's block: no cancellation comes there
+        try:
+            await job.wait_for_event("approved", timeout=3600)
+        except BaseException:
+            with job.cleanup():
+                await job.step(bank.act, "refund")  # noqa: ASYNC102 -- the same
+            raise
+        return "shipped"
+
+    job_id = trees.enqueue("order")
+    await bank.burst()
+    assert trees.job(job_id)["state"] == "suspended"
+    bank.client.cancel(job_id)
+    await bank.burst()
+    assert trees.job(job_id)["state"] == "cancelled"
+    found = trees.window.run("SELECT error FROM attempts WHERE job_id = %s AND attempt = 2", job_id)
+    assert found[0]["error"].startswith("ReplayMismatch")
+    assert bank.cancellations(job_id) == 1
+    assert await bank.retried(job_id) == ("cancelled", None)
+    assert bank.done == ["charge", "refund"]
+
+
+async def test_a_job_that_remembers_nothing_begins_anew(trees: Trees) -> None:
+    bank = Bank(trees)
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> str:
+        if job.attempt == 1:
+            bank.client.cancel(job.id)
+            running: Any = job._runtime  # pyright: ignore[reportPrivateUsage]
+            running.ask(CancelRequest("user", None))
+            raise ValueError("before its first call")
+        return await job.step(bank.act, "charge")
+
+    job_id = trees.enqueue("order")
+    await bank.burst()
+    assert (trees.job(job_id)["state"], bank.cancellations(job_id)) == ("cancelled", 0)
+    bank.client.retry(job_id)
+    await bank.burst()
+    assert trees.job(job_id)["result"] == "charge"
+
+
+async def test_a_child_whose_clean_up_fails_before_its_first_durable_call_goes_on_when_its_block_starts_it_again(
+    trees: Trees,
+) -> None:
+    bank = Bank(trees)
+    stands = trio.Event()
+
+    @trees.handlers.job(durable=True, max_attempts=1)
+    async def child(job: Job) -> str:
+        await job.step(bank.act, "charge")
+        try:
+            stands.set()
+            await trio.sleep(math.inf if job.attempt == 1 else 0)
+        except trio.Cancelled:
+            raise ConnectionError("a connection that does not close") from None  # noqa: ASYNC104 -- it fails
+        return "shipped"
+
+    @trees.handlers.job(durable=True)
+    async def parent(job: Job) -> str:
+        async with job.durable_nursery() as nursery:
+            shipped = nursery.start_soon(child)
+        return shipped.result
+
+    root = trees.enqueue("parent")
+    with trio.fail_after(30):
+        async with trio.open_nursery() as running:
+            running.start_soon(trees.burst)
+            await stands.wait()
+            await trio.to_thread.run_sync(bank.client.cancel, root)
+    assert trees.job(root)["state"] == "cancelled"
+    bank.client.retry(root)
+    await bank.burst()
+    assert trees.job(root)["result"] == "shipped"
+    assert bank.done == ["charge"]
