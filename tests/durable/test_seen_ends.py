@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from pulse_trio import Job  # noqa: TC001 -- a handler's annotations are read
+from pulse_trio import Discard, Job
 from pulse_trio.worker.durable import seen
 
 if TYPE_CHECKING:
@@ -125,6 +125,31 @@ async def test_what_a_handler_did_before_it_saw_an_end_is_done_again(report: Rep
 
     assert await report.ends(trees.enqueue("nightly")) == ("completed", ["early", "late"])
     assert said == ["early", "late"]
+
+
+@pytest.mark.parametrize("how", ["completed", "dead"])
+async def test_an_end_is_seen_again_at_once_though_nothing_is_awaited_before_it(
+    how: str, report: Report, trees: Trees
+) -> None:
+    @trees.handlers.job
+    async def ends() -> None:
+        if how == "dead":
+            raise Discard("no")
+
+    @trees.handlers.job(durable=True)
+    async def nightly(job: Job) -> str:
+        async with job.durable_nursery(collect=True) as nursery:
+            child = nursery.start_soon(ends)
+            while job.attempt == 1 and not child.outcome:  # noqa: ASYNC110 -- as a user writes it
+                await trio.sleep(0.01)
+            if child.outcome is None:
+                await job.sleep(0)
+            await job.step(report.note, 1, child.state)
+            report.may_fail(job, 3)
+        return child.state
+
+    assert await report.ends(trees.enqueue("nightly")) == ("completed", how)
+    assert report.noted == [1]
 
 
 async def test_many_ends_that_are_seen_at_once_take_few_lines(report: Report, trees: Trees) -> None:

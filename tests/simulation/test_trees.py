@@ -420,7 +420,8 @@ TAKEN_AWAY = {
     "the word of a watched child": ("member_ended", "INSERT INTO recheck (job_id) VALUES (parent);", "", "will wake", 0),
     "the look at a suspension": ("suspend", "IF NOT look_at(target) THEN", "IF false THEN", "nothing will wake", 0),
     "the outcome that waits": (
-        "lives_on", "IF EXISTS (SELECT FROM member c", "IF false AND EXISTS (SELECT FROM member c", "its parent does not", 0,
+        "lives_on", "lives := EXISTS (SELECT FROM member c", "lives := false AND EXISTS (SELECT FROM member c",
+        "its parent does not", 0,
     ),
     "the sweep of a parked job": ("look_at", "swept := cancel_children(target, f.sweep);", "", "untold", 0),
     "the refusal of a retry": ("do_retry_jobs", "d.id <> ALL (refused) AND ", "", "its parent does not", 49),

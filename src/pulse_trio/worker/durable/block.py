@@ -92,6 +92,7 @@ class Block:
         if not self._pending:
             self.durable.parts.looks.filled(self)
         self._pending.append((child, NewChild(request, key, digest)))
+        self.seen.started(child, digest)
         return child
 
     def goes_on_live(self) -> None:
@@ -266,13 +267,12 @@ class Block:
         A child of an earlier attempt that is dead, or was cancelled because of this job, lives again if that attempt has failed
         of it, or the block itself had cancelled it.
         """
-        trees = self.durable.parts.trees
         if ids is not None and not ids:
             return []
         if ids is not None and len(ids) > WINDOW:
             ids = None
         async with self._asking:
-            members: list[Member] = await self._answer(lambda: trees.members(self.fence, self.number, ids=ids))
+            members = await self.members(ids)
             bad: list[tuple[Child[Any], Member]] = []
             for member in members:
                 child = self.by_key.get(member.key)
@@ -292,6 +292,10 @@ class Block:
             if bad:
                 await self._learn_of_failures(bad)
         return members
+
+    async def members(self, ids: Sequence[int] | None = None) -> list[Member]:
+        """How the children with these ids are, or all of the block, those of earlier attempts included."""
+        return await self._answer(lambda: self.durable.parts.trees.members(self.fence, self.number, ids=ids))
 
     async def learn_of_the_living(self) -> None:
         """The same of those alone whose end is not known."""

@@ -35,7 +35,9 @@ class _Entering:
         self._durable.running.run.check(_WHAT)
         call = await begin(self._durable, "block", "", self._key, _WHAT)
         number = await _number(self._durable, call.key)
-        self._opened = Opened(self._durable, call, Block(self._durable, number, collect=self._collect))
+        block = Block(self._durable, number, collect=self._collect)
+        await block.seen.load()
+        self._opened = Opened(self._durable, call, block)
         return await self._opened.__aenter__()
 
     async def __aexit__(

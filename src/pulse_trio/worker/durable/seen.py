@@ -13,18 +13,21 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import trio
 
 from ...lines import Kind
+from .children import BY_BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ...lines import Line
+    from ...store.trees import Member
     from .block import Block
+    from .children import Child
     from .durable import Durable
 
 _LONG = 10.0
@@ -47,12 +50,14 @@ def seen_in(lines: Iterable[Line]) -> dict[tuple[str, str], int]:
 class Seen:
     """Of one block."""
 
-    __slots__ = ("_block", "_durable", "_key", "_line", "_new", "_since", "_told", "over")
+    __slots__ = ("_before", "_block", "_durable", "_key", "_line", "_new", "_since", "_told", "over")
 
     def __init__(self, block: Block) -> None:
         self._block = block
         self._durable = block.durable
         self._key = f"{block.number}:seen"
+        self._before: dict[str, Member] = {}
+        """How the children that earlier attempts have started are, by key, where the handler may read it at once."""
         self._new: dict[int, list[str]] = {}
         """Those that are to be told the history, by the line after which they were seen."""
         self._told = set[str]()
@@ -61,6 +66,26 @@ class Seen:
         self._since = math.inf
         self.over = False
         """The block has ended: all ends are seen."""
+
+    async def load(self) -> None:
+        """The block is about to be opened. The handler may read an end that it has seen before as soon as it has started the
+        child again: it awaits nothing meanwhile."""
+        replay = self._durable.history.replay
+        if not replay.over and any(key == self._key for key, _ in replay.seen):
+            self._before = {member.key: member for member in await self._block.members()}
+
+    def started(self, child: Child[Any], digest: bytes) -> None:
+        """The handler has started a child. That an earlier attempt has started it with other arguments is told later."""
+        member = self._before.pop(child.key, None)
+        if member is None or member.digest not in (None, digest):
+            return
+        if member.state == "completed":
+            child.written(member.job_id, adopted=True)
+            child.completed(member.result)
+        elif self._block.collect and member.state in ("dead", "cancelled", "gone") and member.cut not in BY_BLOCK:
+            # Only such a block goes on after it.
+            child.written(member.job_id, adopted=True)
+            child.ended(member, None, counts=True)
 
     def shows(self, child: str) -> bool:
         """Whether the handler may see that this child has ended. If this is live, it has seen it."""
