@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import signal
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -63,8 +62,6 @@ WHERE id IN
 """
 LOST = "SELECT 1 FROM attempts WHERE job_id = %s AND attempt = ANY(%s) AND outcome = 'rescued'"
 HELD = "SELECT 1 FROM job WHERE state = 2 AND locked_by IN (SELECT id FROM session WHERE pid = %s)"
-GAP = re.compile("was cancelled in an earlier attempt while its handler awaited something plain")
-"""Plain code that ends before a cancellation comes again that came in a plain await: durable-nurseries.md says so."""
 PATIENCE = LEASE + 4.0
 """Seconds for which a process is stopped at most: it may hold what others wait for."""
 
@@ -194,7 +191,6 @@ class KilledStage(Stage):
     async def _look_at(self, ended: Ended) -> None:
         self._read()
         await super()._look_at(ended)
-        ended.wrong = [one for one in ended.wrong if not GAP.search(one)]
 
 
 @asynccontextmanager
