@@ -24,7 +24,7 @@ async def test_a_handler_that_is_cancelled_in_the_commit_gets_what_was_committed
 
     async def cancelled_commit(begun: Begun, *how: Any) -> None:
         await commit(begun, *how)
-        runtime: Any = running[0]._runtime  # pyright: ignore[reportPrivateUsage]
+        runtime: Any = running[0]._runtime  # pyright: ignore[reportPrivateUsage] -- at that very moment
         runtime.cancel("user")
 
     async def charge(tx: Any) -> str:
@@ -44,7 +44,7 @@ async def test_a_handler_that_is_cancelled_in_the_commit_gets_what_was_committed
             await trio.sleep_forever()
         finally:
             with job.cleanup():
-                await job.step(refund, charged)  # noqa: ASYNC102 -- shielded
+                await job.step(refund, charged)  # noqa: ASYNC102 -- job.cleanup() is the shield
 
     job_id = trees.enqueue("order")
     with trio.fail_after(60):

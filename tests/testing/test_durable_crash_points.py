@@ -276,6 +276,7 @@ async def test_a_cancellation_in_the_commit_of_a_transaction_step_waits_for_it(
 
 
 async def takes_a_while() -> None:
+    """Meanwhile the kit's clock goes on, and what waits in another queue becomes due: that is what is tested."""
     await trio.sleep(0.3)
 
 

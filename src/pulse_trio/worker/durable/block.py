@@ -18,7 +18,7 @@ from ...records import State
 from ...store.trees import CHUNK, Fence, NewChild
 from ...tracing import LONGEST_OF_CHILDREN, carrying
 from .beginning import refusal
-from .children import BY_BLOCK, Child
+from .children import Child, was_cut
 from .ear import WINDOW, Ear
 from .seen import Seen
 
@@ -311,7 +311,7 @@ class Block:
         elif not self.closing:
             # What an attempt before had cut stays so where a child has failed that was no part of it: the block cuts it again.
             fails = not self.collect and any(not self._may_restart(child, member) for child, member in bad)
-            ids = [m.job_id for child, m in bad if self._may_restart(child, m) and not (fails and _cut(m))]
+            ids = [m.job_id for child, m in bad if self._may_restart(child, m) and not (fails and was_cut(m))]
             if ids:
                 again = await self._restart(ids)
         # What was cancelled because of its parent, and this block did not ask for it: the parent is being cancelled too, and is
@@ -319,18 +319,18 @@ class Block:
         final = [
             (child, member)
             for child, member in bad
-            if member.job_id not in again and (self.closing or not _cut(member))
+            if member.job_id not in again and (self.closing or not was_cut(member))
         ]
         records = (
             {
                 record.id: record
-                for record in await self._answer(lambda: trees.records([m.job_id for _, m in final if not _cut(m)]))
+                for record in await self._answer(lambda: trees.records([m.job_id for _, m in final if not was_cut(m)]))
             }
-            if any(not _cut(m) for _, m in final)
+            if any(not was_cut(m) for _, m in final)
             else {}
         )
         for child, member in final:
-            child.ended(member, records.get(member.job_id), counts=not _cut(member))
+            child.ended(member, records.get(member.job_id), counts=not was_cut(member))
         for child, member in bad:
             if member.job_id in again:
                 child.adopted = False
@@ -346,7 +346,7 @@ class Block:
     def _may_restart(self, child: Child[Any], member: Member) -> bool:
         resumed = self.durable.history.replay.resumed
         failed_of: Any = resumed.forgotten if resumed is not None else None
-        return _cut(member) or (
+        return was_cut(member) or (
             child.adopted and failed_of is not None and member.job_id in failed_of.get("failed", ())
         )
 
@@ -392,7 +392,3 @@ class Block:
     def all_ended(self) -> bool:
         """Whether every child that this attempt has started is known to have ended."""
         return not self._ear.living
-
-
-def _cut(member: Member) -> bool:
-    return member.state == "cancelled" and member.cut in BY_BLOCK

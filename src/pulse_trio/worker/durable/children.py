@@ -216,6 +216,11 @@ class Child(Generic[R]):
             ) from None
 
 
+def was_cut(member: Member) -> bool:
+    """Whether a child was cancelled because of its parent or its block: it has not failed."""
+    return member.state == "cancelled" and member.cut in BY_BLOCK
+
+
 def state_of(member: Member) -> State:
     """A child whose row was deleted counts as cancelled."""
     return State.CANCELLED if member.state == "gone" else State(member.state)

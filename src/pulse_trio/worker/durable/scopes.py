@@ -181,6 +181,13 @@ class Scope:
         attempt may fail of that failure; the next one does without it then, and is not to be cut short in its place."""
         return error is not None and self._stood is None and self._durable.failures.is_failure(error)
 
+    def _is_left(self, error: BaseException | None) -> None:
+        """The block ends, with this exception or none. What cut a plain await short is remembered here."""
+        if self.inner.cancel_called and not self._is_left_by_a_failure(error):
+            self._is_cut_short()
+        else:
+            self._ends_in_time(raises=error is not None)
+
     def _is_cut_short(self) -> None:
         self._durable.note_cancellation()
         self._count_calls()
@@ -196,18 +203,14 @@ class Scope:
             self._durable.history.replay.scopes.add(self.key)
             self._durable.cancelling.moves()
             self._durable.hand_out()
-            error: BaseException | None = None
             try:
                 yield self
-            except BaseException as raised:
-                error = raised
+            except BaseException as error:
+                self._is_left(error)
                 raise
+            else:
+                self._is_left(None)
             finally:
-                # What cut a plain await short is remembered here.
-                if self.inner.cancel_called and not self._is_left_by_a_failure(error):
-                    self._is_cut_short()
-                else:
-                    self._ends_in_time(raises=error is not None)
                 self.inner.deadline = math.inf
                 self._durable.scopes.remove(self)
                 self._durable.history.replay.scopes.discard(self.key)

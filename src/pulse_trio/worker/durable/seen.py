@@ -11,7 +11,6 @@ for a while: the handler does something plain, and may wait for this.
 
 from __future__ import annotations
 
-import math
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ import msgspec
 import trio
 
 from ...lines import Kind
-from .children import BY_BLOCK
+from .children import was_cut
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -50,7 +49,7 @@ def seen_in(lines: Iterable[Line]) -> dict[tuple[str, str], int]:
 class Seen:
     """Of one block."""
 
-    __slots__ = ("_before", "_block", "_durable", "_key", "_line", "_new", "_since", "_told", "over")
+    __slots__ = ("_awaited", "_before", "_block", "_durable", "_key", "_new", "_stood", "_told", "over")
 
     def __init__(self, block: Block) -> None:
         self._block = block
@@ -61,9 +60,10 @@ class Seen:
         self._new: dict[int, list[str]] = {}
         """Those that are to be told the history, by the line after which they were seen."""
         self._told = set[str]()
-        self._line: int | None = None
+        self._awaited: list[Child[Any]] = []
+        """Those whose end the history says was seen, and is not known yet."""
+        self._stood: tuple[int | None, float] | None = None
         """The line at which the replay stood when an end was not to be seen yet, and since when."""
-        self._since = math.inf
         self.over = False
         """The block has ended: all ends are seen."""
 
@@ -76,16 +76,19 @@ class Seen:
 
     def started(self, child: Child[Any], digest: bytes) -> None:
         """The handler has started a child. That an earlier attempt has started it with other arguments is told later."""
-        member = self._before.pop(child.key, None)
-        if member is None or member.digest not in (None, digest):
+        if (self._key, child.key) not in self._durable.history.replay.seen:
             return
-        if member.state == "completed":
-            child.written(member.job_id, adopted=True)
-            child.completed(member.result)
-        elif self._block.collect and member.state in ("dead", "cancelled", "gone") and member.cut not in BY_BLOCK:
-            # Only such a block goes on after it.
-            child.written(member.job_id, adopted=True)
-            child.ended(member, None, counts=True)
+        member = self._before.pop(child.key, None)
+        if member is not None and member.digest in (None, digest):
+            if member.state == "completed":
+                child.written(member.job_id, adopted=True)
+                child.completed(member.result)
+            elif self._block.collect and member.state in ("dead", "cancelled", "gone") and not was_cut(member):
+                # Only such a block goes on after it.
+                child.written(member.job_id, adopted=True)
+                child.ended(member, None, counts=True)
+        if not child.has_ended:
+            self._awaited.append(child)
 
     def shows(self, child: str) -> bool:
         """Whether the handler may see that this child has ended. If this is live, it has seen it."""
@@ -106,10 +109,10 @@ class Seen:
         if not trio.lowlevel.in_trio_run():
             return False
         number, now = None if line is None else line.line, trio.current_time()
-        if number != self._line or self._since == math.inf:
-            self._line, self._since = number, now
+        if self._stood is None or self._stood[0] != number:
+            self._stood = number, now
         timeout = self._durable.running.timeout_deadline - self._durable.running.sent
-        if now < self._since + min(_LONG, timeout / 2):
+        if now < self._stood[1] + min(_LONG, timeout / 2):
             return False
         # Perhaps the body waits until it is cut short, as it was for the failure of a child.
         if self._durable.failures.recall():
@@ -126,8 +129,8 @@ class Seen:
 
     async def learn(self) -> None:
         """Reads the ends that the history says were seen, unless they are known."""
-        seen = self._durable.history.replay.seen
-        if any((self._key, child.key) in seen and not child.has_ended for child in self._block.by_key.values()):
+        self._awaited = [child for child in self._awaited if not child.has_ended]
+        if self._awaited:
             await self._block.learn_of_the_living()
 
 
