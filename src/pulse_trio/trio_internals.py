@@ -133,6 +133,23 @@ def waits_for_children(nursery: trio.Nursery) -> bool:
     return nursery._parent_waiting_in_aexit and bool(nursery.child_tasks)
 
 
+_SYNCHRONISATION = frozenset(("trio._sync", "trio._channel", "trio._core._parking_lot"))
+
+
+def waits_for_another_task(task: trio.lowlevel.Task) -> bool:
+    """Whether a task waits in a lock, a limiter, a semaphore, an event or a channel of Trio's, for what another task does. If
+    Trio keeps these elsewhere, no task does."""
+    if getattr(task, "_abort_func", None) is None:
+        return False  # it is about to run
+    awaited: Any = task.coro
+    while awaited is not None:
+        frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
+        if frame is not None and frame.f_globals.get("__name__") in _SYNCHRONISATION:
+            return True
+        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
+    return False
+
+
 _threads: Any = sys.modules["trio._threads"]
 
 

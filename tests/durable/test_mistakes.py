@@ -349,3 +349,33 @@ def test_a_declaration_that_cannot_be_says_which_of_its_options(options: dict[st
 )
 def test_a_timeout_is_told_as_people_say_it(seconds: float, said: str) -> None:
     assert spelled(seconds) == said
+
+
+@pytest.mark.parametrize(
+    ("use", "said"),
+    [
+        (
+            lambda scope: setattr(scope, "shield", True),
+            "do not shield: what must be done after a cancellation goes into",
+        ),
+        (lambda scope: scope.shield, "do not shield"),
+        (lambda scope: setattr(scope, "deadline", 5), "is remembered, and cannot be moved: open another one in it"),
+        (lambda scope: scope.deadline, "is remembered, and cannot be moved"),
+    ],
+)
+async def test_what_a_scope_of_trio_has_and_a_remembered_one_has_not_says_what_to_do(
+    trees: Trees, use: Callable[[Any], Any], said: str
+) -> None:
+    errors: list[str] = []
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> None:
+        with job.move_on_after(5) as scope, pytest.raises(UsageError) as caught:
+            use(scope)
+        errors.append(str(caught.value))
+        with job.fail_after(5) as scope, pytest.raises(AttributeError):
+            scope.deadlin = 7
+
+    trees.enqueue("order")
+    await trees.burst()
+    assert said in errors[0]

@@ -11,7 +11,7 @@ import trio
 
 from pulse_trio import Job, StepFailed, SyncClient
 from pulse_trio.jobs import CancelRequest
-from pulse_trio.worker.durable import durable
+from pulse_trio.worker.durable import attempts
 from pulse_trio.worker.jobs.runner import Runner
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ async def test_a_suspended_job_that_is_cancelled_as_it_begins_again_undoes_what_
             SyncClient(trees.dsn).cancel(job_id)
             running.ask(CancelRequest("user", None))
 
-    begin, resume = Runner._begin, durable.resume
+    begin, resume = Runner._begin, attempts.resume
 
     def begins(self: Any, job: Any, *given: Any) -> None:
         cancelled(job)
@@ -156,7 +156,7 @@ async def test_a_suspended_job_that_is_cancelled_as_it_begins_again_undoes_what_
     if when == "before it begins":
         monkeypatch.setattr(Runner, "_begin", begins)
     else:
-        monkeypatch.setattr(durable, "resume", resumes)
+        monkeypatch.setattr(attempts, "resume", resumes)
     job_id = trees.enqueue("ship")
     await trees.burst()
     assert trees.job(job_id)["state"] == "suspended"

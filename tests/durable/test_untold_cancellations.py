@@ -3,6 +3,7 @@ a durable call: it has done no clean-up, and a retry does that, and never goes o
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -36,11 +37,17 @@ class Bank:
         with trio.fail_after(30):
             await self.trees.burst()
 
+    async def end(self, job_id: int) -> None:
+        """The job is run until it has ended."""
+        await self.burst()
+        while self.trees.job(job_id)["finished_at"] is None:
+            await self.burst()
+
     async def retried(self, job_id: int) -> tuple[object, object]:
         """State and result after a retry of a job that owes its clean-up."""
         assert self.trees.window.do(family.unfinished_clean_ups([job_id])) == [job_id]
         self.client.retry(job_id)
-        await self.burst()
+        await self.end(job_id)
         found = self.trees.job(job_id)
         return found["state"], found["result"]
 
@@ -87,11 +94,13 @@ async def test_a_job_whose_plain_code_fails_again_is_cleaned_up_by_the_retry_in_
     await bank.burst()
     if when == "between two attempts":
         bank.client.cancel(job_id)
-    await bank.burst()
+    await bank.end(job_id)
     assert (trees.job(job_id)["state"], bank.cancellations(job_id)) == ("cancelled", 1)
 
-    # The plain code fails once more: the job is cancelled again, and still owes its clean-up.
-    assert await bank.retried(job_id) == ("cancelled", None)
+    if when == "between two attempts":
+        # The plain code fails once more: the job is cancelled again, and still owes its clean-up. Of those that are cancelled
+        # while they replay, the one more run was this.
+        assert await bank.retried(job_id) == ("cancelled", None)
     assert "refund" not in bank.done
 
     assert await bank.retried(job_id) == ("cancelled", None)
@@ -100,19 +109,26 @@ async def test_a_job_whose_plain_code_fails_again_is_cleaned_up_by_the_retry_in_
     assert trees.window.do(family.compensated([job_id])) == [job_id]
 
 
-async def test_a_job_that_is_cancelled_as_its_plain_code_fails_does_its_clean_up_in_a_retry(trees: Trees) -> None:
+@pytest.mark.parametrize("error", [ValueError("the printer is busy"), Snooze(60), RetryAfter(60)])
+@pytest.mark.parametrize("where", ["plain code", "a step"])
+async def test_a_job_that_is_cancelled_as_its_handler_fails_runs_once_more_and_cleans_up(
+    where: str, error: Exception, trees: Trees
+) -> None:
     """In its first attempt, which replays nothing."""
     bank = Bank(trees)
+
+    async def fails(job: Job) -> None:
+        bank.client.cancel(job.id)
+        running: Any = job._runtime  # pyright: ignore[reportPrivateUsage]
+        running.ask(CancelRequest("user", None))
+        raise error
 
     @trees.handlers.job(durable=True)
     async def order(job: Job) -> str:
         await job.step(bank.act, "charge")
         try:
             if job.attempt == 1:
-                bank.client.cancel(job.id)
-                running: Any = job._runtime  # pyright: ignore[reportPrivateUsage]
-                running.ask(CancelRequest("user", None))
-                raise ValueError("the printer is busy")
+                await (job.step(fails, job) if where == "a step" else fails(job))
             await trio.sleep_forever()
         finally:
             if job.cancel_reason == "user" and job.attempt > 1:
@@ -121,9 +137,15 @@ async def test_a_job_that_is_cancelled_as_its_plain_code_fails_does_its_clean_up
         return "shipped"
 
     job_id = trees.enqueue("order")
-    await bank.burst()
-    await bank.does_the_rest(job_id)
-    assert bank.done == ["charge", "refund"]
+    await bank.end(job_id)
+    assert (trees.job(job_id)["state"], trees.job(job_id)["attempt"], bank.done) == (
+        "cancelled",
+        2,
+        ["charge", "refund"],
+    )
+    released = trees.window.value("SELECT error FROM attempt WHERE job_id = %s AND outcome = 'released'", job_id)
+    assert "the job was cancelled meanwhile, and runs once more to clean up" in released
+    assert trees.window.do(family.compensated([job_id])) == [job_id]
 
 
 async def test_code_that_fails_before_it_has_used_its_history_comes_to_the_whole_of_it_in_a_retry(trees: Trees) -> None:
@@ -305,3 +327,43 @@ async def test_a_child_whose_clean_up_fails_before_its_first_durable_call_goes_o
     await bank.burst()
     assert trees.job(root)["result"] == "shipped"
     assert bank.done == ["charge"]
+
+
+@pytest.mark.parametrize("refunds", [1, 2])
+@pytest.mark.parametrize("fails", [False, True])
+async def test_an_order_that_is_cancelled_while_it_undoes_its_own_failure_owes_nothing_once_that_is_done(
+    refunds: int, fails: bool, trees: Trees
+) -> None:
+    bank, down = Bank(trees), [fails]
+
+    async def refund(number: int, job: Job) -> None:
+        if number == 1:
+            if job.cancel_reason is None:
+                bank.client.cancel(job.id)
+            running: Any = job._runtime  # pyright: ignore[reportPrivateUsage]
+            running.ask(CancelRequest("user", None))
+        if number == refunds and down[0]:
+            down[0] = False
+            raise ConnectionError("the bank is down for a moment")
+        await bank.act(f"refund {number}")
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> None:
+        await job.step(bank.act, "charge")
+        try:
+            raise Discard("nobody approved it")
+        except BaseException:
+            with job.cleanup():
+                for number in range(1, refunds + 1):
+                    await job.step(functools.partial(refund, number, job))  # noqa: ASYNC102 -- the same
+            raise
+
+    job_id = trees.enqueue("order")
+    await bank.end(job_id)
+    assert trees.job(job_id)["state"] == "cancelled"
+    # A handler that has made a call since knows of the cancellation: it has no second try.
+    owed = trees.window.do(family.unfinished_clean_ups([job_id]))
+    assert owed == ([job_id] if fails and refunds == 2 else [])
+    if owed:
+        assert await bank.retried(job_id) == ("cancelled", None)
+    assert bank.done == ["charge", *[f"refund {number}" for number in range(1, refunds + 1)]]

@@ -708,3 +708,46 @@ async def test_a_wait_for_an_event_that_cannot_be_received_now_ends_with_its_job
                 await ended.wait()
                 assert job.cancel_reason == "shutdown"
     assert trees.job(job_id)["state"] == "available"
+
+
+class _LooksBeforeItsTurn(trio.abc.Instrument):
+    """The task looks whether all others wait, and has not had its turn since it was cancelled."""
+
+    def __init__(self, task: trio.lowlevel.Task, look: Any) -> None:
+        self._task, self._look = task, look
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        if task is self._task:
+            trio.lowlevel.remove_instrument(self)
+            self._look()
+
+
+async def test_a_handler_that_has_just_cancelled_a_task_is_not_suspended_for_what_that_task_waited_for(
+    trees: Trees,
+) -> None:
+    ways: list[str] = []
+    watching = trio.Event()
+
+    @trees.handlers.job(durable=True, suspend_after=3600)
+    async def order(job: Job) -> str:
+        async def watch() -> None:
+            watching.set()
+            await job.sleep(3600, key="watch")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch)
+            await watching.wait()
+            await job.wait_for_event("paid")
+            runtime: Any = job._runtime  # pyright: ignore[reportPrivateUsage]
+            (task,) = nursery.child_tasks
+            look = runtime.durability.suspension._suspend_if_all_wait
+            trio.lowlevel.add_instrument(_LooksBeforeItsTurn(task, look))
+            nursery.cancel_scope.cancel()
+            ways.append("cancelled")
+        return "ok"
+
+    job_id = trees.enqueue("order")
+    send(trees, job_id, "paid")
+    with trio.fail_after(30):
+        await trees.burst()
+    assert (trees.job(job_id)["state"], ways) == ("completed", ["cancelled"])

@@ -6,15 +6,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+import trio
+
 from ...codec import coded_line, plain_line
+from ...describing import leaves_of, message_of, type_name
+from ...handlers import UnfitArguments
 from ...jobs import Job
-from .durable import Durable
+from ..jobs.job_states import CleansUpNext
+from .beginning import REFUSED
+from .durable import RETURNED, Durable
+from .left_behind import await_left_behind
+from .resuming import resume
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from contextlib import AbstractAsyncContextManager
-
-    import trio
 
     from ...codec import Codec
     from ...handlers import Handler
@@ -81,6 +87,80 @@ def durable_call(
 
     async def in_attempt(running: RunningJob, args: str) -> Any:
         durable = Durable(running, declared, parts)
-        return await durable.run(partial(call, Job(running.claim, running), args))
+        return await run(durable, partial(call, Job(running.claim, running), args))
 
     return in_attempt
+
+
+async def run(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
+    """Calls the handler. Raises what makes the job dead, whatever the handler has caught: `ReplayMismatch` too if it returned
+    before its history was used up. Raises `UsageError` if it did not await a durable call."""
+    durable.running.durability = durable
+    # The runner looks at what else is to be said of its end.
+    durable.running.plain = False
+    claim = durable.running.claim
+    # A child has the mark from its start on, with a 2 until it is watched or durable (migrations/0052_quiet_children.sql).
+    if (
+        claim.attempt > 1
+        and claim.options is not None
+        and '"tree"' in claim.options
+        and '"tree": 2' not in claim.options
+    ):
+        durable.cancelling.begins()
+        await resume(durable)
+        _check_version(durable)
+        durable.hand_out()
+    try:
+        return await _called(durable, call)
+    finally:
+        durable.keys.forget_unawaited()
+        durable.failures.forget()
+        durable.cancelling.ends()
+
+
+def _check_version(durable: Durable) -> None:
+    """Raises `UnfitArguments` where a newer version of the handler has begun the job: the author of that version has
+    thought of this one's jobs, but not this one of that version's. While a deployment is under way both run, and to replay
+    here would be a mismatch, which is the job's death."""
+    if durable.version > durable.declared.version:
+        claim = durable.running.claim
+        raise UnfitArguments(
+            f"version {durable.version} of {claim.kind!r} has begun job {claim.id}, and this worker has version "
+            f"{durable.declared.version}: a worker with that version, or a newer one, goes on with it."
+        )
+
+
+async def _called(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
+    try:
+        value = await call()
+        # Tasks in `job.nursery` may still make durable calls.
+        async with durable.awaiting(RETURNED):
+            await durable.running.children_ended()
+            if durable.running.cancel_reason is None:
+                await await_left_behind(durable)
+    except BaseException as error:
+        durable.history.forget_held()
+        reason = durable.running.cancel_reason
+        if durable.fatal is None and reason not in REFUSED:
+            steps = reason not in (None, "timeout")
+            await durable.failures.forget_those_of(error, steps_alone=steps)  # noqa: ASYNC102 -- waits as long as the lease is proven
+        again = await durable.cancelling.ended(error)  # noqa: ASYNC102 -- a handler that does not end is found as stuck
+        # A group around it would be a failure, which is retried.
+        if (
+            durable.fatal is not None
+            and error is not durable.fatal
+            and not any(issubclass(type(leaf), trio.Cancelled) for leaf in leaves_of(error))
+        ):
+            raise durable.fatal from error  # noqa: ASYNC104 -- none is among them
+        if again:
+            raise CleansUpNext(f"{type_name(error)}: {message_of(error)}") from error  # noqa: ASYNC104 -- no `Cancelled`
+        raise
+    if durable.fatal is None and durable.running.cancel_reason is None:
+        await durable.failures.forget_those_of()
+    await durable.cancelling.ended()
+    if (fatal := durable.fatal or durable.history.replay.left()) is not None:
+        raise fatal
+    # What a handler returns while it is suspended, or has lost its job, counts for nothing.
+    if durable.running.cancel_reason not in REFUSED:
+        durable.keys.check_awaited()
+    return value

@@ -8,7 +8,7 @@ import trio
 
 from ...errors import UsageError
 from ..jobs.job_states import HELD_BACK, DurableCallRefused
-from .calls import Call
+from .calls import IN_STEP, Call
 from .keys import entry_key
 from .seen import learn_what_was_seen
 
@@ -33,8 +33,8 @@ async def begin(durable: Durable, kind: CallKind, name: str, key: str | None, wh
     await _may_begin(durable, what)
     call = Call(kind, durable.keys.next(kind, key, what), name)
     durable.cancelling.moves()
-    if durable.mismatch is not None:
-        raise durable.mismatch
+    if durable.fatal is not None:
+        raise durable.fatal
     if kind != "block" and durable.keys.in_main and _is_beyond(durable):
         durable.keys.beyond = True
     if durable.version != 1 and durable.is_first:
@@ -55,8 +55,8 @@ async def begin_transaction(durable: Durable) -> None:
     used up. It has no line and no number. Raises what `begin` raises, and `ReplayMismatch`."""
     _check_blocks(durable)
     await _may_begin(durable, _TRANSACTION)
-    if durable.mismatch is not None:
-        raise durable.mismatch
+    if durable.fatal is not None:
+        raise durable.fatal
     call = Call("transaction", "0:transaction")
     await _write_what_it_rests_on(durable, call)
     await durable.replayed(call)
@@ -65,8 +65,20 @@ async def begin_transaction(durable: Durable) -> None:
 def check_completion(durable: Durable) -> None:
     """The transaction is about to complete the job: raises if something is against it that came since it began."""
     _check_blocks(durable)
-    if durable.mismatch is not None:
-        raise durable.mismatch
+    if durable.fatal is not None:
+        raise durable.fatal
+
+
+def check_place(durable: Durable, what: str) -> None:
+    """Raises `UsageError` in the function of a step, or in a task that it has started: later attempts do not call it."""
+    if trio.lowlevel.current_task() in durable.standing or is_in_step(durable):
+        raise UsageError(f"{what} inside of a step or another durable call: make it in the handler itself.")
+
+
+def is_in_step(durable: Durable) -> bool:
+    """Whether the caller is the function of a step: in its task, or in one that it has started."""
+    step = IN_STEP.get()
+    return step is not None and step in durable.standing.values()
 
 
 def refusal(durable: Durable, what: str) -> DurableCallRefused | None:
@@ -88,8 +100,7 @@ def _is_beyond(durable: Durable) -> bool:
 
 
 async def _may_begin(durable: Durable, what: str) -> None:
-    if trio.lowlevel.current_task() in durable.standing:
-        raise UsageError(f"{what} inside of a step or another durable call: make it in the handler itself.")
+    check_place(durable, what)
     if durable.running.transaction == "committed":
         raise UsageError(f"{what} after job.transaction(): the job is completed.")
     if (refused := refusal(durable, what)) is not None:

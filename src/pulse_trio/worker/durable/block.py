@@ -121,7 +121,7 @@ class Block:
         if self.broken is not None:
             await trio.lowlevel.checkpoint_if_cancelled()
             raise self.broken
-        if not self._pending or not self.durable.history.replay.over or self.durable.mismatch is not None:
+        if not self._pending or not self.durable.history.replay.over or self.durable.fatal is not None:
             return
         if refusal(self.durable, "") is not None:
             return  # the next attempt starts them

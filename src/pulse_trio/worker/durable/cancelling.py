@@ -19,6 +19,7 @@ import trio
 
 from ...describing import leaves_of
 from ...handlers import UnfitArguments
+from ...jobs import Discard
 from ...lines import BeyondLimit, Kind
 from ..jobs.job_states import HELD_BACK
 from .beginning import REFUSED
@@ -51,6 +52,7 @@ class Cancelling:
         "_latest",
         "_moved",
         "_timer",
+        "_undone",
         "noted",
         "resumes",
     )
@@ -76,6 +78,8 @@ class Cancelling:
         """Whether the code had gone on behind that place when it came."""
         self._failed = False
         """Whether a task of the job's nursery has failed."""
+        self._undone: bool | None = None
+        """Whether the steps that have ended since the job was cancelled have all succeeded; None if there was none."""
 
     def begins(self) -> None:
         """An attempt begins that is to read its history. What was asked for since its claim waits, too."""
@@ -137,34 +141,60 @@ class Cancelling:
         """A task of the job's own nursery ends with an exception."""
         self._failed = self._failed or not _is_a_cancellation(error)
 
-    async def ended(self, error: BaseException | None = None) -> None:
+    def step_ends(self, *, failed: bool) -> None:
+        """A step of this attempt has ended."""
+        if self._durable.running.cancel_reason is not None:
+            self._undone = self._undone is not False and not failed
+
+    def _ends_well(self, error: BaseException | None) -> bool:
+        """Whether a handler that ends so has done its clean-up: if it is cancelled, or has said by `Discard` that nothing is
+        left to do, after a step of its own."""
+        if error is None or _is_a_cancellation(error):
+            return True
+        return self._undone is True and all(
+            issubclass(type(leaf), (trio.Cancelled, Discard)) for leaf in leaves_of(error)
+        )
+
+    async def ended(self, error: BaseException | None = None) -> bool:
         """The handler has ended, with `error` or a value. If its clean-up has ended well, the history says so: only then a
-        retry begins the job anew. Any other does the rest of it."""
+        retry begins the job anew. Any other does the rest of it. Returns whether the job runs once more for that."""
         durable, history = self._durable, self._durable.history
         reason = durable.running.cancel_reason
-        mismatch = durable.mismatch or (history.replay.left() if error is None else None)
-        if mismatch is not None or (error is not None and not _is_a_cancellation(error)):
-            if (reason or self._held_back) in HELD_BACK and _is_the_jobs(mismatch or error):
-                await self._is_still_to_come(mismatch or error)
-            return
+        mismatch = durable.fatal or (history.replay.left() if error is None else None)
+        # What comes after a clean-up that was cut short may say that all is undone, and it is not.
+        cut = durable.running.cut is not None
+        if mismatch is not None or cut or not self._ends_well(error):
+            if (reason or self._held_back) in HELD_BACK and (cut or _is_the_jobs(mismatch or error)):
+                return await self._is_still_to_come(mismatch or error) and not cut and mismatch is None
+            return False
         if reason is None or reason in REFUSED:
-            return
+            return False
         # Tasks in `job.nursery` may still clean up. One that never ends is found as other stuck handlers are.
         with trio.CancelScope(shield=True):
             await durable.running.children_ended()
-        failed = self._failed or durable.running.cut is not None
         # Without a durable call since the cancellation no line tells of it, and no retry comes to it.
-        if failed or not self.noted or not history.replay.over or history.holds(Kind.CANCELLED):
-            return
+        if (
+            self._failed
+            or durable.running.cut
+            or not self.noted
+            or not history.replay.over
+            or history.holds(Kind.CANCELLED)
+        ):
+            return False
         # The lease may be lost, or the history have no room: then a retry does the rest, which is nothing.
         with suppress(RuntimeError, BeyondLimit):
             history.moment(COMPENSATED, trio.current_time() + durable.parts.clock.epoch_offset, anew=True)
             await history.written()
+        return False
 
-    async def _is_still_to_come(self, error: BaseException | None) -> None:
+    async def _is_still_to_come(self, error: BaseException | None) -> bool:
         """The handler of a job that is being cancelled has ended with an exception of its own, or does not fit its history. No
         `Cancelled` may have reached it, or no durable call have come after one: the history has the cancellation all the same,
-        behind its last line. So a retry does not go on, but comes there again, and does the clean-up."""
+        behind its last line. So the next attempt does not go on, but comes there again, and does the clean-up.
+
+        Returns whether that is the one more run which a cancelled job has: if the handler was told nothing of it, and this
+        attempt is not that run.
+        """
         durable, history = self._durable, self._durable.history
         reason = durable.running.cancel_reason
         if reason is not None:
@@ -176,7 +206,7 @@ class Cancelling:
         remembered = self._was_before() or (self.noted and not history.holds(Kind.CANCELLED))
         # A child that its block starts again goes on, as long as it has undone nothing.
         if remembered or not history.has_lines or (told and reason not in ("user", "deadline")):
-            return
+            return False
         if not self.noted:
             self.noted = True
             history.hold(Kind.CANCELLED, "job", "", msgspec.json.encode(self._stood_at_the_end()).decode())
@@ -184,6 +214,8 @@ class Cancelling:
         with suppress(RuntimeError, BeyondLimit):
             history.let_go()
             await history.written()
+        resumed = history.replay.resumed
+        return not told and (resumed is None or not resumed.cancelling)
 
     def _stood_at_the_end(self) -> Stood:
         """In no call, behind the last line. An attempt that had not come there says nothing of the place: the next one comes as

@@ -8,25 +8,24 @@ goes on.
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
 from ...describing import leaves_of
 from ...errors import ReplayMismatch
-from ...handlers import UnfitArguments
 from ...lines import Kind, Line
-from ...trio_internals import opened_by, waits_for_children
+from ...trio_internals import opened_by, waits_for_another_task, waits_for_children
 from ..jobs.running_job import HEARTBEAT
 from . import beginning, entering, scopes, steps, waits
-from .beginning import REFUSED, VERSION
+from .beginning import VERSION
 from .calls import IN_STEP, Call
 from .cancelling import AGAIN, Cancelling
 from .failures import Failures, mark
 from .history import History
 from .keys import Keys
 from .left_behind import await_left_behind
-from .resuming import help_on, resume
+from .resuming import help_on
 from .standing import keys_of, may_get_its_line
 from .suspension import Suspension
 
@@ -43,15 +42,19 @@ if TYPE_CHECKING:
     from .calls import Block
     from .scopes import Scope
 
-_FIRST_LOOK, _LONGEST_LOOK = 0.05, 1.0
-"""Seconds after which a call that waits for its line checks whether all others wait too: Trio does not say when a task ends."""
+_AT_ONCE, _FIRST_LOOK, _LONGEST_LOOK = 0.001, 0.05, 1.0
+"""Seconds after which a call that waits for its line checks whether all others wait too: Trio does not say when a task ends.
+The call that began last looks at once: behind a limiter each line of the history may need a look."""
 
 
-_RETURNED = Call("block", "")
+RETURNED = Call("block", "")
 """Where the main task of a handler stands that has returned, while tasks of `job.nursery` run."""
-_RETURNED.suspendable = True
+RETURNED.suspendable = True
 _OURS = frozenset((HEARTBEAT, AGAIN))
 """The code of the tasks in the job's nursery that do not belong to its handler."""
+
+
+Failed = TypeVar("Failed", bound=Exception)
 
 
 class Durable:
@@ -68,7 +71,8 @@ class Durable:
         """The calls in which tasks of the handler stand, by task."""
         self.scopes: list[Scope] = []
         """The remembered scopes that are open."""
-        self.mismatch: ReplayMismatch | None = None
+        self.fatal: Exception | None = None
+        """What the attempt ends with, whatever the handler does with it: no line tells a later attempt of it."""
         self.cancelling = Cancelling(self)
         self.suspension = Suspension(self)
         self.blocks: list[Block] = []
@@ -147,7 +151,7 @@ class Durable:
             self.fail(error)
             raise
         call.turn = turn = trio.Event()
-        pause, seen, since, late = _FIRST_LOOK, replay.next_line, trio.current_time(), False
+        pause, seen, since, late = _AT_ONCE, replay.next_line, trio.current_time(), False
         try:
             async with self.awaiting(call):
                 self.hand_out()
@@ -159,7 +163,9 @@ class Durable:
                         if not (late := may_get_its_line(self, call)):
                             raise
                     if not turn.is_set():
-                        pause = min(pause * 2, _LONGEST_LOOK)
+                        first, pause = pause == _AT_ONCE, max(_FIRST_LOOK, min(pause * 2, _LONGEST_LOOK))
+                        if first and not replay.is_latest(call):
+                            continue
                         self.hand_out()
                         if replay.next_line != seen:
                             seen, since = replay.next_line, trio.current_time()
@@ -179,8 +185,8 @@ class Durable:
             raise
         finally:
             call.turn = None
-        if self.mismatch is not None:
-            raise self.mismatch
+        if self.fatal is not None:
+            raise self.fatal
         replay.taken(call)
         self.hand_out()
         if call.line is None:
@@ -216,11 +222,15 @@ class Durable:
         self, call: Call, kind: Kind, value: str | Callable[[int], str] | None = None, *, event_id: int | None = None
     ) -> Line:
         """Writes the call's line, and returns when it is written. `value` is JSON, or makes it from the line's number. A
-        cancellation waits until it is written, as long as the lease is proven. Raises `ReplayMismatch` if there was one."""
-        if self.mismatch is not None:
+        cancellation waits until it is written, as long as the lease is proven. Raises `BeyondLimit`, `CodecError`."""
+        if self.fatal is not None:
             await trio.lowlevel.checkpoint()
-            raise self.mismatch
-        line = self.history.add(kind, call.key, call.name, value, event_id=event_id)
+            raise self.fatal
+        try:
+            line = self.history.add(kind, call.key, call.name, value, event_id=event_id)
+        except Exception as error:
+            self.fail(error)
+            raise
         await self.history.written()
         return line
 
@@ -233,8 +243,9 @@ class Durable:
         """A remembered moment on Trio's clock."""
         return moment - self.parts.clock.epoch_offset
 
-    def all_stand(self, standing: Container[trio.lowlevel.Task] | None = None) -> bool:
-        """Whether every task of the handler stands in a durable call (is `standing`), or waits for tasks of its own that do."""
+    def all_stand(self, standing: Container[trio.lowlevel.Task] | None = None, *, or_wait: bool = False) -> bool:
+        """Whether every task of the handler stands in a durable call (is `standing`), or waits for tasks of its own that do.
+        `or_wait`: or waits for what another task does."""
         standing = self.standing if standing is None else standing
         assert self.running.task is not None  # noqa: S101 -- it runs
         tasks = [self.running.task]
@@ -247,20 +258,21 @@ class Durable:
                 task not in standing
                 and getattr(task.coro, "cr_code", None) not in _OURS
                 and not (nurseries and waits_for_children(nurseries[-1]))
+                and not (or_wait and waits_for_another_task(task))
             ):
                 return False
         return True
 
     # Cancellation
 
-    def note_cancellation(self, *, clean_up: bool = False) -> None:
+    def note_cancellation(self, *, cuts: bool = True, clean_up: bool = False) -> None:
         """A durable call was cancelled, or one begins in a task that was, as its `clean_up`: what struck is remembered, with
-        where the tasks stood."""
+        where the tasks stood. Without `cuts` it is known only that something has struck."""
         if not self.history.replay.over:
             return
-        at = keys_of({task: call for task, call in self.standing.items() if call is not _RETURNED}, self.scopes)
+        at = keys_of({task: call for task, call in self.standing.items() if call is not RETURNED}, self.scopes)
         for scope in self.scopes:
-            scope.note(at, clean_up=clean_up)
+            scope.note(at, cuts=cuts, clean_up=clean_up)
         self.cancelling.note(at)
 
     def holds_back(self, reason: CancelReason) -> bool:
@@ -279,10 +291,11 @@ class Durable:
 
     # Replay
 
-    def hand_out(self) -> None:
-        """Lets the replay go on, as far as it can now."""
+    def hand_out(self, *, early: bool = False) -> None:
+        """Lets the replay go on, as far as it can now. `early`: a call that waits gets its line before its turn."""
         replay = self.history.replay
-        while self.mismatch is None and (turn := replay.turn(self.cancelling.is_early)) is not None:
+        while self.fatal is None and (turn := replay.turn(self.cancelling.is_early, early=early)) is not None:
+            early = False
             if turn.call is not None:
                 turn.call.line = turn.line
                 assert turn.call.turn is not None  # noqa: S101 -- it waits
@@ -310,11 +323,11 @@ class Durable:
             block.goes_on_live()
         self.cancelling.goes_on_live()
 
-    def fail(self, error: ReplayMismatch) -> ReplayMismatch:
-        """The history does not fit the code: no call of this attempt does anything more, and no line is written. Returns the
-        error, for who raises it."""
-        if self.mismatch is None:
-            self.mismatch = error
+    def fail(self, error: Failed) -> Failed:
+        """The history does not fit the code, or what was done is no line of it, so that no later attempt would come past it: no
+        call of this attempt does anything more, and no line is written. Returns the error, for who raises it."""
+        if self.fatal is None:
+            self.fatal = error
         for call in self.standing.values():
             if call.turn is not None:
                 call.turn.set()
@@ -326,73 +339,3 @@ class Durable:
         """A task of `job.nursery` ends with an exception: the attempt fails of it."""
         self.failures.task_failed(error)
         self.cancelling.task_failed(error)
-
-    async def run(self, call: Callable[[], Awaitable[Any]]) -> Any:
-        """Calls the handler. Raises `ReplayMismatch` if it returned before its history was used up, whatever it has caught, and
-        `UsageError` if it did not await a durable call."""
-        self.running.durability = self
-        # The runner looks at what else is to be said of its end.
-        self.running.plain = False
-        claim = self.running.claim
-        # A child has the mark from its start on, with a 2 until it is watched or durable (migrations/0052_quiet_children.sql).
-        if (
-            claim.attempt > 1
-            and claim.options is not None
-            and '"tree"' in claim.options
-            and '"tree": 2' not in claim.options
-        ):
-            self.cancelling.begins()
-            await resume(self)
-            self._check_version()
-            self.hand_out()
-        try:
-            return await self._called(call)
-        finally:
-            self.keys.forget_unawaited()
-            self.failures.forget()
-            self.cancelling.ends()
-
-    def _check_version(self) -> None:
-        """Raises `UnfitArguments` where a newer version of the handler has begun the job: the author of that version has
-        thought of this one's jobs, but not this one of that version's. While a deployment is under way both run, and to replay
-        here would be a mismatch, which is the job's death."""
-        if self.version > self.declared.version:
-            claim = self.running.claim
-            raise UnfitArguments(
-                f"version {self.version} of {claim.kind!r} has begun job {claim.id}, and this worker has version "
-                f"{self.declared.version}: a worker with that version, or a newer one, goes on with it."
-            )
-
-    async def _called(self, call: Callable[[], Awaitable[Any]]) -> Any:
-        try:
-            value = await call()
-            # Tasks in `job.nursery` may still make durable calls.
-            async with self.awaiting(_RETURNED):
-                await self.running.children_ended()
-                if self.running.cancel_reason is None:
-                    await await_left_behind(self)
-        except BaseException as error:
-            self.history.forget_held()
-            reason = self.running.cancel_reason
-            if self.mismatch is None and reason not in REFUSED:
-                steps = reason not in (None, "timeout")
-                await self.failures.forget_those_of(error, steps_alone=steps)  # noqa: ASYNC102 -- waits as long as the lease is proven
-            await self.cancelling.ended(error)  # noqa: ASYNC102 -- a handler that does not end is found as stuck
-            # A group around it would be a failure, which is retried.
-            if (
-                self.mismatch is not None
-                and not issubclass(type(error), ReplayMismatch)
-                and not any(issubclass(type(leaf), trio.Cancelled) for leaf in leaves_of(error))
-            ):
-                raise self.mismatch from error  # noqa: ASYNC104 -- none is among them
-            raise
-        if self.mismatch is None and self.running.cancel_reason is None:
-            await self.failures.forget_those_of()
-        await self.cancelling.ended()
-        mismatch = self.mismatch or self.history.replay.left()
-        if mismatch is not None:
-            raise mismatch
-        # What a handler returns while it is suspended, or has lost its job, counts for nothing.
-        if self.running.cancel_reason not in REFUSED:
-            self.keys.check_awaited()
-        return value

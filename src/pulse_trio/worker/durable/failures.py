@@ -11,6 +11,9 @@ ended without raising it, any task has gone on. From then on the line binds ever
 of it before: the next one does it again. `needed`: without it that one did not come to the lines after it, so it got the
 failure again, and so does every later one. The line which says that the body of a block was cut short for a child's failure is
 marked `forgotten` and `needed` as that is.
+
+`discard`, `retry-after`, `snooze`: the step has raised what says something of its job, and so it does again in later attempts.
+Workers before 0102 raise `StepFailed` there.
 """
 
 from __future__ import annotations
@@ -24,7 +27,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import trio
 
 from ...describing import leaves_of
-from ...errors import StepFailed
 from ...lines import BeyondLimit, Kind, Line
 
 if TYPE_CHECKING:
@@ -32,18 +34,26 @@ if TYPE_CHECKING:
 
     from .history import History
 
+OfJob = Literal["discard", "retry-after", "snooze"]
 Mark = Literal["open", "taken", "forgotten", "needed"]
 
 
 class _Failure:
-    __slots__ = ("binds", "cut", "ends", "error", "line", "task")
+    __slots__ = ("binds", "cut", "ends", "error", "line", "of_step", "task")
 
     def __init__(
-        self, error: BaseException, task: trio.lowlevel.Task, line: int | None = None, cut: int | None = None
+        self,
+        error: BaseException,
+        task: trio.lowlevel.Task,
+        line: int | None = None,
+        cut: int | None = None,
+        *,
+        of_step: bool,
     ) -> None:
         self.binds = False
         """Whether an attempt before has gone on after it, so that this one is not what it fails of."""
         self.error = error
+        self.of_step = of_step
         self.task = task
         self.line = line
         """The number of its line, once it has one."""
@@ -64,21 +74,25 @@ class Failures:
         self._left: list[tuple[trio.lowlevel.Task, Callable[[], None]]] = []
         """The tasks with an exception that has left a remembered scope, and what is done when they have gone on after it."""
 
-    def raised(self, error: StepFailed, key: str, name: str, value: str) -> None:
-        """A step of this task is about to raise."""
-        failure = _Failure(error, trio.lowlevel.current_task())
+    def raised(self, error: Exception, key: str, name: str, value: str, of_job: tuple[OfJob, float] | None) -> None:
+        """A step of this task is about to raise. `of_job`: what it says of its job."""
+        failure = _Failure(error, trio.lowlevel.current_task(), of_step=True)
         self._open.append(failure)
-        self._history.hold(Kind.STEP_FAILED, key, name, value, gets=partial(self._gets, failure))
+        self._history.hold(Kind.STEP_FAILED, key, name, value, gets=partial(self._gets, failure, of_job))
 
-    def _gets(self, failure: _Failure, line: Line) -> None:
+    def _gets(self, failure: _Failure, of_job: tuple[OfJob, float] | None, line: Line) -> None:
         failure.line = line.line
         if failure in self._open:
             self._mark(line.line, "open")
+        if of_job is not None:
+            said, seconds = of_job
+            self._history.moment(mark(line.line, said), seconds)
 
     def raised_with_line(self, error: BaseException, line: Line, *, cut: int | None = None) -> None:
         """This task is about to raise a failure that has its line: a block's, or one that an earlier attempt has written.
         `cut`: the number of the line which says that the block's body was cut short."""
-        failure = _Failure(error, trio.lowlevel.current_task(), line.line, cut)
+        of_step = line.kind is Kind.STEP_FAILED
+        failure = _Failure(error, trio.lowlevel.current_task(), line.line, cut, of_step=of_step)
         failure.binds = self._binds(line)
         self._open.append(failure)
 
@@ -146,7 +160,7 @@ class Failures:
             failed += self._of(error)
         failed = [failure for failure in failed if not failure.binds]
         if steps_alone:
-            failed = [failure for failure in failed if issubclass(type(failure.error), StepFailed)]
+            failed = [failure for failure in failed if failure.of_step]
         # The next attempt's body is not cut short for a failure that it has not had.
         lines = [line for failure in failed for line in (failure.cut, failure.line) if line is not None]
         if lines:
@@ -173,7 +187,7 @@ class Failures:
         self._left.clear()
 
 
-def mark(line: int, said: Mark) -> str:
+def mark(line: int, said: Mark | OfJob) -> str:
     """The key of what is remembered of a failure's line. No key of a handler's looks like it."""
     return f"{line}:{said}"
 

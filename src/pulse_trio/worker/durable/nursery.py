@@ -18,9 +18,9 @@ from ...describing import leaves_of, raised_by_ctrl_c
 from ...errors import ReplayMismatch, UsageError
 from ...handlers import Handler
 from ...lines import Kind
+from ..jobs.completion import DEAD_AT_ONCE
 from ..jobs.job_states import DurableCallRefused
-from .beginning import refusal
-from .calls import IN_STEP
+from .beginning import is_in_step, refusal
 from .children import FAILED
 from .scopes import Scope
 from .unopened import body_key
@@ -173,8 +173,10 @@ class Opened:
         if error is not None and _is_cut(error):
             await self._cut()
             raise error
-        if error is not None and any(issubclass(type(leaf), ReplayMismatch) for leaf in leaves_of(error)):
-            raise error  # the job is dead, and the database cancels its children
+        if (fatal := self._durable.fatal) is not None:
+            if not _is_dead_of(fatal):
+                await self._close("parent")
+            raise error or fatal
         try:
             line = await self._durable.replayed(self._call, self._learn_of_its_end)
         except trio.Cancelled:
@@ -302,7 +304,7 @@ class Opened:
         """The block was cancelled from outside, by a scope around it or with the whole job. Its children are cancelled and
         waited for, unless the next attempt comes here again and adopts them."""
         running = self._durable.running
-        if running.cancel_reason in _GO_ON or self._durable.mismatch is not None or running.scope_nursery is None:
+        if running.cancel_reason in _GO_ON or _is_dead_of(self._durable.fatal) or running.scope_nursery is None:
             return
         with trio.CancelScope(shield=True, deadline=trio.current_time() + _TELL):
             await self.block.cancel("parent")
@@ -362,7 +364,7 @@ def _outside_of_the_handler(durable: Durable) -> str | None:
     that it has started)."""
     if (where := durable.running.run.where_else()) is not None:
         return where
-    return "inside of a step" if IN_STEP.get() in durable.standing.values() else None
+    return "inside of a step" if is_in_step(durable) else None
 
 
 def _group(failures: list[Any], error: BaseException | None) -> BaseException:
@@ -371,6 +373,11 @@ def _group(failures: list[Any], error: BaseException | None) -> BaseException:
     if all(issubclass(type(part), Exception) for part in parts):
         return ExceptionGroup(FAILED, cast("list[Exception]", parts))
     return BaseExceptionGroup(FAILED, parts)
+
+
+def _is_dead_of(error: BaseException | None) -> bool:
+    """Whether the job is dead of it: then the database cancels its children."""
+    return error is not None and issubclass(type(error), DEAD_AT_ONCE)
 
 
 def _is_cut(error: BaseException) -> bool:

@@ -44,6 +44,8 @@ class Stood(msgspec.Struct, frozen=True):
     """How many calls the main task had begun then, if not `count`."""
     asked: bool = False
     """Whether the task that had opened the scope called `scope.cancel()`: it comes to that call again."""
+    late: bool = False
+    """Whether the scope had cut nothing short when its block ended."""
 
 
 class Turn(NamedTuple):
@@ -124,6 +126,10 @@ class Replay:
         """Whether calls wait, and none of them is about to go on."""
         return bool(self._waiting) and self._given is None
 
+    def is_latest(self, call: Call) -> bool:
+        """Whether no call that waits began after this one."""
+        return next(reversed(self._waiting.values()), None) is call
+
     def has_line(self, key: str) -> bool:
         """Whether the call with this key has a line."""
         return key in self._by_key
@@ -135,15 +141,16 @@ class Replay:
             raise self._mismatch(line, f"the handler now calls {call}")
         self._waiting[call.key] = call
 
-    def turn(self, is_early: Callable[[Line], bool] = lambda _: False) -> Turn | None:
+    def turn(self, is_early: Callable[[Line], bool] = lambda _: False, *, early: bool = False) -> Turn | None:
         """Whose turn it is now; None if the calls that wait must go on waiting. `is_early`: whether the code has not come to
-        the plain await that the cancellation found (cancelling.py)."""
+        the plain await that the cancellation found (cancelling.py). `early`: the first of those that have a line gets it
+        before its turn; if none has, a cancellation comes though not all stand where it found them."""
         if self._given is not None:
             return None
-        turn = self._next(is_early)
+        turn = self._early() if early else self._next(is_early)
         if turn is not None:
             if turn.line is not None:
-                self._lines.popleft()
+                self._lines.remove(turn.line)
             if turn.call is not None:
                 del self._waiting[turn.call.key]
                 self._given = turn
@@ -161,9 +168,18 @@ class Replay:
         call = self._waiting.get(line.key)
         return None if call is None else Turn(call, line)
 
+    def _early(self) -> Turn | None:
+        for line in self._lines:
+            if line.kind in CANCELLATIONS:
+                comes = line.kind is Kind.CANCELLED or (line.key in self.scopes and not _is_late(line))
+                return Turn(None, line) if comes else None
+            if (call := self._waiting.get(line.key)) is not None:
+                return Turn(call, line)
+        return None
+
     def _is_here(self, line: Line) -> bool:
         """Whether a cancellation comes now. It comes where it came: while the same calls stand."""
-        here = line.kind is Kind.CANCELLED or line.key in self.scopes
+        here = line.kind is Kind.CANCELLED or (line.key in self.scopes and not stood(line).late)
         return here and all(key in self._waiting or self._came_before(key, line) for key in stood(line).at)
 
     def _came_before(self, key: str, line: Line) -> bool:
@@ -179,6 +195,23 @@ class Replay:
     def stands_at(self, key: str) -> bool:
         """Whether a cancellation is still to come that came while a task stood at this place, the entry of a block."""
         return bool(self._lines) and self._lines[0].line <= self._places.get(key, 0)
+
+    def comes_late(self, key: str) -> bool:
+        """Whether the next line says that the scope struck too late to cut anything short."""
+        line = self.next_line
+        return line is not None and line.key == key and _is_late(line)
+
+    def take_out(self, key: str, *, asked: bool = False) -> Line | None:
+        """A scope is left in which nothing was cut short, or its task has `asked` for its end. Returns the line which says that
+        it struck so, and takes it out of the history, if there is one: where it stands among the lines of other tasks tells
+        nothing."""
+        for line in self._lines:
+            if line.key == key and line.kind is Kind.SCOPE_CANCELLED:
+                said = stood(line)
+                if said.late or (asked and said.asked):
+                    self._lines.remove(line)
+                    return line
+        return None
 
     def taken(self, call: Call) -> None:
         """The call goes on with what it was given."""
@@ -255,6 +288,10 @@ class Replay:
             f"job {self._job_id}, {line}, but {now}. {cause}: branch on job.version, or run it again from the beginning: "
             f"pulse-trio jobs retry {self._job_id} --afresh"
         )
+
+
+def _is_late(line: Line) -> bool:
+    return line.kind is Kind.SCOPE_CANCELLED and stood(line).late
 
 
 def stood(line: Line) -> Stood:

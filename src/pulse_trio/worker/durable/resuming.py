@@ -65,7 +65,11 @@ async def resume(durable: Durable) -> None:
 def help_on(durable: Durable, since: float) -> None:
     """No call has come for the next line, since a moment on Trio's clock. A failure that was left out because an attempt had
     failed of it is handed out again if the line may rest on it. Without one this is a mismatch, if every task stands in a
-    durable call."""
+    durable call.
+
+    Where tasks wait for each other otherwise, the call of that line may be behind a limiter or a lock that a task has which
+    waits for a line of its own: Trio gives them to other tasks in each attempt. Then that one has it first.
+    """
     replay = durable.history.replay
     stuck = durable.all_stand()
     if stuck and (early := durable.cancelling.awaited) is not None:
@@ -76,10 +80,13 @@ def help_on(durable: Durable, since: float) -> None:
     # A task may stand in a plain await for what comes of the failure. Nothing tells that from a task that does something; the
     # same failure again is no mistake, however slow that is.
     patience = min(_LONG, (durable.running.timeout_deadline - durable.running.sent) / 2)
-    if (stuck or trio.current_time() >= since + patience) and durable.failures.recall():
+    patient = trio.current_time() < since + patience
+    if (stuck or not patient) and durable.failures.recall():
         durable.hand_out()
     elif stuck:
         durable.fail(replay.stuck())
+    elif not patient or durable.all_stand(or_wait=True):
+        durable.hand_out(early=True)
 
 
 def _ended(found: Resumed, replay: Replay) -> set[int]:

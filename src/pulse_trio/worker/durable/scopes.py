@@ -28,7 +28,8 @@ from ...errors import UsageError
 from ...lines import Kind
 from ...text import spelled
 from ...trio_internals import scopes_around
-from .beginning import refusal
+from .beginning import check_place, refusal
+from .failures import comes_from_a_cancellation
 from .keys import highest_number
 from .left_behind import leave_behind
 from .replay import Stood, stood
@@ -48,12 +49,58 @@ REOPENED_WITHIN = 5.0
 open: so the scope ends when their children have. A handler comes to such a block at once, unless plain code before it waits
 for something else, and that is what the deadline is for."""
 
+_DEADLINE = (
+    "The deadline of job.move_on_after and job.fail_after is remembered, and cannot be moved: open another one in it. "
+    "job.deadline is that of the attempt."
+)
+_SHIELD = (
+    "job.move_on_after and job.fail_after do not shield: what must be done after a cancellation goes into "
+    "`with job.cleanup():`."
+)
+
 _OF_NOTHING = "0:scope"
 """The key of a scope that no attempt remembers: the job was cancelled before it. No key of a handler's looks like it."""
 
 
-class Scope:
+class _NoScopeOfTrios:
+    """What a `trio.CancelScope` has, and a scope of `job.move_on_after` has not: it would be set and not remembered."""
+
+    __slots__ = ()
+
+    @property
+    def deadline(self) -> float:
+        raise UsageError(_DEADLINE)
+
+    @deadline.setter
+    def deadline(self, _: object) -> None:
+        raise UsageError(_DEADLINE)
+
+    @property
+    def shield(self) -> bool:
+        raise UsageError(_SHIELD)
+
+    @shield.setter
+    def shield(self, _: object) -> None:
+        raise UsageError(_SHIELD)
+
+
+class Scope(_NoScopeOfTrios):
     """One remembered deadline. `until` is in seconds since 1970, by the database's clock."""
+
+    __slots__ = (
+        "_cleans_up",
+        "_durable",
+        "_late",
+        "_live_since",
+        "_stood",
+        "_task",
+        "asked",
+        "inner",
+        "key",
+        "line",
+        "remembered",
+        "until",
+    )
 
     def __init__(self, durable: Durable, key: str, until: float) -> None:
         self.key = key
@@ -67,6 +114,8 @@ class Scope:
         self._stood: Stood | None = None
         """What its line says, once it is noted or has come again."""
         self._cleans_up = False
+        self._late: bool | None = None
+        """Whether it struck too late to cut anything short; known when it has cut something, or its block has ended."""
         self.asked: Literal["", "by its task", "by another"] = ""
         """Who called `cancel` before it struck. In a replay it strikes where it struck, or at the end of the replay."""
         self._task = trio.lowlevel.current_task()
@@ -86,7 +135,7 @@ class Scope:
         """Whether its deadline has struck, or `cancel` was called."""
         # Trio cancels a scope whose deadline it finds passed when it is asked.
         self._durable.running.run.check("scope.cancel_called")
-        return self.inner.cancel_called or bool(self.asked)
+        return self.inner.cancel_called or bool(self.asked) or self._durable.history.replay.comes_late(self.key)
 
     @property
     def in_main(self) -> bool:
@@ -99,11 +148,14 @@ class Scope:
         if not self.inner.cancel_called:
             self.asked = "by its task" if trio.lowlevel.current_task() is self._task else "by another"
         if not self._durable.history.replay.over:
+            replay = self._durable.history.replay
+            if self.asked == "by its task" and (line := replay.take_out(self.key, asked=True)) is not None:
+                self.strike_again(line)
             if self.remembered:
                 self._durable.hand_out()
             return
         self.inner.cancel()
-        self._durable.note_cancellation()
+        self._durable.note_cancellation(cuts=False)
 
     def goes_on_live(self) -> None:
         """The attempt has come to where the one before was: from now on the deadline counts. If blocks in it are to be opened
@@ -118,11 +170,13 @@ class Scope:
             # Trio looks at deadlines when all tasks have had their turn, and by then the next step would have begun.
             self.inner.cancel()
 
-    def note(self, at: tuple[str, ...], *, clean_up: bool = False) -> None:
-        """Remembers that it struck, if it did, while these calls stood. `clean_up`: a clean-up of what it cut short begins, and
-        may not be come to where it strikes earlier again."""
+    def note(self, at: tuple[str, ...], *, cuts: bool, clean_up: bool = False) -> None:
+        """Remembers that it struck, if it did, while these calls stood. `cuts`: what was cut short in it may be one of them.
+        `clean_up`: a clean-up of what it cut short begins, and may not be come to where it strikes earlier again."""
         if not self.inner.cancel_called:
             return
+        if cuts:
+            self._late = False
         self._cleans_up = self._cleans_up or clean_up
         if self._stood is None:
             begun = self._durable.keys.count
@@ -138,7 +192,9 @@ class Scope:
         # the same.
         self._count_calls()
         assert self._stood is not None  # noqa: S101 -- it is noted
-        said = self._stood if self._cleans_up else msgspec.structs.replace(self._stood, after=0.0)
+        said = msgspec.structs.replace(self._stood, late=self._late is True)
+        if not self._cleans_up:
+            said = msgspec.structs.replace(said, after=0.0)
         return msgspec.json.encode(said).decode()
 
     def _count_calls(self) -> None:
@@ -183,13 +239,17 @@ class Scope:
 
     def _is_left(self, error: BaseException | None) -> None:
         """The block ends, with this exception or none. What cut a plain await short is remembered here."""
+        if not self.inner.cancel_called and (line := self._durable.history.replay.take_out(self.key)) is not None:
+            self.strike_again(line)
         if self.inner.cancel_called and not self._is_left_by_a_failure(error):
             self._is_cut_short()
+            if self._late is None:
+                self._late = not comes_from_a_cancellation(error)
         else:
             self._ends_in_time(raises=error is not None)
 
     def _is_cut_short(self) -> None:
-        self._durable.note_cancellation()
+        self._durable.note_cancellation(cuts=False)
         self._count_calls()
         if self.in_main and self._stood is not None:
             self._durable.keys.go_on_after(self._stood.count)
@@ -224,8 +284,10 @@ def ended_key(key: str) -> str:
     return f"{key} ended"
 
 
-class _Unremembered:
+class _Unremembered(_NoScopeOfTrios):
     """A scope in a handler that unwinds, and whose next attempt comes to the same place: for this attempt alone."""
+
+    __slots__ = ("_durable", "_inner")
 
     def __init__(self, durable: Durable, seconds: float) -> None:
         self._durable = durable
@@ -284,6 +346,7 @@ class OpenScope:
 
     def _opened(self) -> AbstractContextManager[DurableScope]:
         durable = self._durable
+        check_place(durable, self._what)
         if refusal(durable, self._what) is not None:
             return _Unremembered(durable, self._seconds).opened(too_slow=self._too_slow(self._key or _OF_NOTHING))
         if durable.cancelling.comes_before_a_call():

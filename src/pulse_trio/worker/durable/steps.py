@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import trio
@@ -20,12 +20,14 @@ from ...lines import Kind, Line, Lines
 from ...store import CommitUnknown
 from ..jobs.given_transaction import Transaction
 from .beginning import begin
+from .failures import mark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from .calls import Call
     from .durable import Durable
+    from .failures import OfJob
 
 _TEXT = 4000
 """Characters of a step's exception that are remembered."""
@@ -44,18 +46,17 @@ _DURABLE_CALLS = frozenset(
     )
 )
 """The methods of a `Job` that are no steps."""
-_OF_THE_JOB = (Snooze, RetryAfter, Discard)
-"""What a step raises to say something about its job, not about itself."""
 
 
 async def step(durable: Durable, function: Callable[..., Any], args: Sequence[Any], key: str | None) -> Any:
     """See `Job.step`."""
     name = name_of(function)
+    # An annotation that JSON cannot carry is refused in every attempt, and before the function has an effect.
+    _result_type(function)
     call = await begin(durable, "step", name, key, "job.step")
     line = await durable.replayed(call)
     if line is not None:
         return remembered(durable, function, line)
-    _result_type(function)  # an annotation that JSON cannot carry is refused before the function has an effect
     try:
         async with durable.awaiting(call):
             if inspect.iscoroutinefunction(function):
@@ -64,7 +65,7 @@ async def step(durable: Durable, function: Callable[..., Any], args: Sequence[An
                 value = await trio.to_thread.run_sync(function, *args, limiter=durable.parts.limiter)
     except Exception as error:
         failed = failure_of(durable, call, error)
-        if failed is None:
+        if failed is error:
             raise
         raise failed from error
     text = _encoded(durable, name, value)
@@ -82,11 +83,11 @@ async def transaction_step(durable: Durable, function: Callable[..., Any], args:
         raise UsageError(
             f"job.transaction_step takes an async function, whose first argument is the transaction, got {name}."
         )
+    _result_type(function)  # as in `step`
     call = await begin(durable, "step", name, key, "job.transaction_step")
     line = await durable.replayed(call)
     if line is not None:
         return remembered(durable, function, line)
-    _result_type(function)  # as in `step`
     limit = min(running.timeout_deadline, running.job_deadline) - trio.current_time()
     try:
         # Once its line is under way the handler gets the result, as in `step`: a cancellation waits for COMMIT.
@@ -117,8 +118,11 @@ async def transaction_step(durable: Durable, function: Callable[..., Any], args:
         await trio.lowlevel.checkpoint()  # noqa: ASYNC120 -- the cancellation says more
         raise
     except Exception as error:
-        failed = None if issubclass(type(error), DatabaseUnavailable) else failure_of(durable, call, error)
-        if failed is None:
+        if issubclass(type(error), DatabaseUnavailable):
+            durable.fail(error)
+            raise
+        failed = failure_of(durable, call, error)
+        if failed is error:
             raise
         raise failed from error
     raise AssertionError("this scope is not cancelled")
@@ -128,24 +132,53 @@ class _FenceLost(Exception):
     pass
 
 
-def failure_of(durable: Durable, call: Call, error: Exception) -> StepFailed | None:
-    """The failure of a step, which is remembered when the next durable call begins. None: the exception does not say that the
-    step has failed, and is raised as it is."""
+def failure_of(durable: Durable, call: Call, error: Exception) -> Exception:
+    """What a step raises whose function has raised `error`; it is remembered when the next durable call begins. What says
+    something about the job, and what does not say that the step has failed, is raised as it is."""
     leaves = leaves_of(error)
     if any(issubclass(type(leaf), trio.Cancelled) or raised_by_ctrl_c(leaf) for leaf in leaves):
-        return None
-    if all(issubclass(type(leaf), (*_OF_THE_JOB, UnfitValue)) for leaf in leaves):
-        return None
-    said = storable(f"Step {call.name} failed: {type_name(error)}: {message_of(error)}")[:_TEXT]
-    failed = StepFailed(said, step=call.name)
-    durable.failures.raised(failed, call.key, call.name, msgspec.json.encode(said).decode())
+        return error
+    if error is durable.fatal:
+        return error
+    of_job = _of_job(leaves)
+    said = storable(f"{_said_of(call.name)}{type_name(error)}: {message_of(error)}")[:_TEXT]
+    failed = error if of_job is not None else StepFailed(said, step=call.name)
+    durable.cancelling.step_ends(failed=True)
+    durable.failures.raised(failed, call.key, call.name, msgspec.json.encode(said).decode(), of_job)
     return failed
 
 
+def _said_of(step: str) -> str:
+    return f"Step {step} failed: "
+
+
+def _of_job(leaves: Sequence[BaseException]) -> tuple[OfJob, float] | None:
+    """What exceptions say about the job, if all of them do, and the seconds that it waits."""
+    if not all(issubclass(type(leaf), (Snooze, RetryAfter, Discard)) for leaf in leaves):
+        return None
+    first = leaves[0]
+    if issubclass(type(first), Discard):
+        return "discard", 0.0
+    waits = cast("Snooze | RetryAfter", first)
+    return "snooze" if issubclass(type(waits), Snooze) else "retry-after", waits.seconds
+
+
+def _failed_again(durable: Durable, line: Line) -> Exception:
+    """What a step has raised in an earlier attempt."""
+    said, moments = msgspec.json.decode(line.value or '""', type=str), durable.history.replay.moments
+    if mark(line.line, "discard") in moments:
+        return Discard(said.removeprefix(_said_of(line.name)).removeprefix("Discard: "))
+    if (seconds := moments.get(mark(line.line, "snooze"))) is not None:
+        return Snooze(seconds)
+    if (seconds := moments.get(mark(line.line, "retry-after"))) is not None:
+        return RetryAfter(seconds)
+    return StepFailed(said, step=line.name)
+
+
 def remembered(durable: Durable, function: Callable[..., Any], line: Line) -> Any:
-    """What an attempt before got from a step. Raises `StepFailed`, `ReplayMismatch`."""
+    """What an attempt before got from a step. Raises `StepFailed` or what else the step has raised, `ReplayMismatch`."""
     if line.kind is Kind.STEP_FAILED:
-        failed = StepFailed(msgspec.json.decode(line.value or '""', type=str), step=line.name)
+        failed = _failed_again(durable, line)
         durable.failures.raised_with_line(failed, line)
         raise failed
     text = durable.parts.plain(durable.running.claim, line.line, line.value or "null")
@@ -173,22 +206,27 @@ def _encoded(durable: Durable, name: str, value: object, then: str = "its effect
         return encode_result(f"step {name}", value)
     except UnfitValue as error:
         job_id = durable.running.claim.id
-        raise UnfitValue(
-            f"{error} The step has run: {then} no line was written. Mend what it returns; pulse-trio jobs retry {job_id} "
-            "calls it again."
+        raise durable.fail(
+            UnfitValue(
+                f"{error} The step has run: {then} no line was written. Mend what it returns; pulse-trio jobs retry {job_id} "
+                "calls it again."
+            )
         ) from None
 
 
 def _first(durable: Durable, function: Callable[..., Any], line: Line, text: str) -> Any:
     """The result of a step that has just been called. Raises `UnfitValue` if it is not what its own annotation says."""
+    durable.cancelling.step_ends(failed=False)
     try:
         return decoded(function, text)
     except msgspec.ValidationError as error:
         job_id = durable.running.claim.id
-        raise UnfitValue(
-            f"job {job_id}, line {line.line}: step {line.name} returned what does not fit its own return annotation: {error}. "
-            f"Its result is remembered. Mend the annotation, then pulse-trio jobs retry {job_id}; if the result is wrong, mend "
-            f"the function and do every step again: pulse-trio jobs retry {job_id} --afresh"
+        raise durable.fail(
+            UnfitValue(
+                f"job {job_id}, line {line.line}: step {line.name} returned what does not fit its own return annotation: "
+                f"{error}. Its result is remembered. Mend the annotation, then pulse-trio jobs retry {job_id}; if the result "
+                f"is wrong, mend the function and do every step again: pulse-trio jobs retry {job_id} --afresh"
+            )
         ) from None
 
 

@@ -129,12 +129,13 @@ class Suspension:
             or running.scope_nursery is None
             or running.scope_nursery.cancel_scope.cancel_called
             or running.transaction is not None
-            or durable.mismatch is not None
+            or durable.fatal is not None
             or not history.replay.over
             or history.unwritten
             or any(scope.cancel_called for scope in durable.scopes)
             or any(block.closing or block.unread for block in durable.blocks)
             or not all(call.suspendable for call in durable.standing.values())
+            or any(_is_cut(call) for call in durable.standing.values())
             or self.held_by_a_plain_deadline
             or not durable.all_stand()
         ):
@@ -176,3 +177,15 @@ class Suspension:
                 break
             found.append(scope)
         return found
+
+
+def _is_cut(call: Call) -> bool:
+    """Whether a call that waits has been cancelled, and its task has only not had its turn since. Its moment counts no more: a
+    handler whose sleep was over, and which had cancelled a task that sleeps for an hour, was suspended for that hour, because
+    that task looked whether all others wait in the same pass of Trio's."""
+    for scope in call.scopes:
+        if scope.cancel_called:
+            return True
+        if scope.shield:
+            return False
+    return False

@@ -9,14 +9,20 @@ import trio
 from msgspec.structs import replace
 
 from ...codec import coded_result
-from ...handlers import encode_result
+from ...errors import NotDurable, ReplayMismatch
+from ...handlers import UnfitValue, encode_result
 from ...jobs import Outcome
+from ...lines import BeyondLimit
 from ...states import retry_delay
 
 if TYPE_CHECKING:
     from ...codec import Codec
     from ...jobs import Claim
     from .running_job import RunningJob
+
+
+DEAD_AT_ONCE = (UnfitValue, ReplayMismatch, NotDurable, BeyondLimit)
+"""What a handler's exception may be that every further attempt would end with too."""
 
 
 def completed(claim: Claim, value: Any) -> Outcome:

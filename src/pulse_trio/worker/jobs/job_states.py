@@ -41,6 +41,14 @@ def not_durable(kind: str, job_id: int, runs: str = "trio") -> NotDurable:
     )
 
 
+class CleansUpNext(Exception):
+    """The handler of a job that is being cancelled has ended by itself before the cancellation reached it, with what this says:
+    the job runs once more, and cleans up, as one that was cancelled between two attempts."""
+
+    def __str__(self) -> str:
+        return f"{self.args[0]}; the job was cancelled meanwhile, and runs once more to clean up"
+
+
 class DurableCallRefused(BaseException):
     """A durable call while its handler unwinds for a reason after which the next attempt comes to the same place. It ends as
     the cancellation that it came from. No `Exception`, so that no handler takes it for a failure."""

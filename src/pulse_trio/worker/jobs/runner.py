@@ -18,10 +18,8 @@ from msgspec.structs import force_setattr
 from ...codec import same_result
 from ...current import Given, enter
 from ...describing import error_text, leaves_of, original, parted, raised_by_ctrl_c
-from ...errors import NotDurable, ReplayMismatch
-from ...handlers import UnfitArguments, UnfitValue
+from ...handlers import UnfitArguments
 from ...jobs import Outcome
-from ...lines import BeyondLimit
 from ...observe import (
     BadRow,
     EndedAfterCommit,
@@ -31,10 +29,10 @@ from ...observe import (
     UnknownKindReleased,
 )
 from ...states import GIVEN_BACK, STOPPED, UnreadableOptions, outcome_of_error, retry_delay, storable
-from .completion import completed, in_view_of
+from .completion import DEAD_AT_ONCE, completed, in_view_of
 from .cut_short import outcome_of_cancelled, outcome_of_stuck
 from .events import JobEvents
-from .job_states import LOST, DurableCallRefused
+from .job_states import LOST, CleansUpNext, DurableCallRefused
 from .running_job import RunningJob
 from .tasks import abandon_what_is_left_open, start_task
 
@@ -249,6 +247,10 @@ class Runner:
         if job.transaction in ("open", "settling") and outcome is not None and outcome.kind == "completed":
             # Its writes are not committed, or that is not known: then this report is refused if they are.
             outcome = self._failed(job, RuntimeError(_LEFT_OPEN))
+        if job.cut is not None and hasattr(job, "durability") and job.committed is None:
+            # `job.cleanup()` ends without a word when its time is over: what the handler has raised or returned since tells of
+            # work that is not done. The next attempt comes there again.
+            outcome = self.outcome_of_cancelled(job)
         job.outcome = in_view_of(job, outcome)
         if job.committed is not None:
             self._after_commit(job, job.committed)
@@ -353,7 +355,9 @@ class Runner:
         if issubclass(type(error), UnfitArguments):
             self._observer.emit(UnfitArgumentsReleased(claim.id, claim.kind, claim.attempt, text))
             return Outcome(claim, "released", delay=_elsewhere(claim), error=text)
-        if issubclass(type(error), (UnfitValue, ReplayMismatch, NotDurable, BeyondLimit)):
+        if issubclass(type(error), CleansUpNext):
+            return Outcome(claim, "released", error=storable(str(error)))
+        if issubclass(type(error), DEAD_AT_ONCE):
             return Outcome(claim, "discarded", error=text)
         return outcome_of_error(claim, error, self._calls.retries.get(claim.kind), text)
 

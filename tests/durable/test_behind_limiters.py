@@ -1,0 +1,95 @@
+"""Tasks that make durable calls while they hold a limiter, a lock or a semaphore: Trio gives these to other tasks in each
+attempt."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+from pulse_trio import Job, SyncClient
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from support.trees import Trees
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: trio.CapacityLimiter(1), trio.Lock, lambda: trio.Semaphore(1)],
+    ids=["limiter", "lock", "semaphore"],
+)
+async def test_a_later_attempt_in_which_another_task_has_it_first_goes_on(
+    trees: Trees, make: Callable[[], Any]
+) -> None:
+    calls: list[str] = []
+    orders: list[list[str]] = []
+
+    async def fetch(page: str) -> str:
+        calls.append(page)
+        return page
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def crawl(job: Job) -> list[str]:
+        limiter, found = make(), list[str]()
+
+        async def one(page: str, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+            async with limiter:
+                task_status.started()
+                found.append(await job.step(fetch, page, key=f"page {page}"))
+
+        first, *others = "abcd" if job.attempt == 1 else "dcba"
+        async with trio.open_nursery() as nursery:
+            await nursery.start(one, first)
+            for page in others:
+                nursery.start_soon(one, page)
+        orders.append(found)
+        await job.wait_for_event("go on")
+        return sorted(found)
+
+    job_id = trees.enqueue("crawl")
+    await trees.burst()
+    SyncClient(trees.dsn).send_event(job_id, "go on")
+    with trio.fail_after(30):
+        await trees.burst()
+    assert trees.job(job_id)["error"] is None
+    assert (trees.job(job_id)["result"], sorted(calls)) == (list("abcd"), list("abcd"))
+    assert [order[0] for order in orders] == ["a", "d"]
+
+
+async def test_a_race_keeps_its_winner_where_no_task_waits_for_another(trees: Trees) -> None:
+    """A line is handed out before its turn only where its turn would never come."""
+    orders: list[list[str]] = []
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def race(job: Job) -> list[str]:
+        found, done = list[str](), trio.Event()
+
+        async def one(name: str) -> None:
+            # The first in the second attempt is the last of the first one.
+            for _ in range("abc".index(name) if job.attempt == 1 else "cba".index(name)):
+                await trio.lowlevel.checkpoint()
+            found.append(await job.step(_same, name, key=name))
+            if len(found) == 3:
+                done.set()
+
+        async with trio.open_nursery() as nursery:
+            for name in "abc":
+                nursery.start_soon(one, name)
+            await done.wait()
+        orders.append(found)
+        await job.wait_for_event("go on")
+        return found
+
+    job_id = trees.enqueue("race")
+    await trees.burst()
+    SyncClient(trees.dsn).send_event(job_id, "go on")
+    with trio.fail_after(30):
+        await trees.burst()
+    assert trees.job(job_id)["result"] == orders[0] == orders[1]
+
+
+async def _same(name: str) -> str:
+    return name
