@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from pulse_trio import ConfigurationError, Handlers, Job, SyncClient, UsageError
+from pulse_trio import ConfigurationError, Handlers, Job, StepFailed, SyncClient, UsageError
 from pulse_trio.text import spelled
 
 if TYPE_CHECKING:
@@ -374,8 +374,39 @@ async def test_what_a_scope_of_trio_has_and_a_remembered_one_has_not_says_what_t
             use(scope)
         errors.append(str(caught.value))
         with job.fail_after(5) as scope, pytest.raises(AttributeError):
-            scope.deadlin = 7
+            setattr(scope, "deadlin", 7)  # noqa: B010 -- pyright knows that there is none
 
     trees.enqueue("order")
     await trees.burst()
     assert said in errors[0]
+
+
+async def test_a_step_is_an_async_function_however_it_is_made_and_no_plain_one_that_returns_a_coroutine(
+    trees: Trees,
+) -> None:
+    class Fetch:
+        async def __call__(self, page: int) -> int:
+            return page
+
+        async def again(self, page: int) -> int:
+            return page + 1
+
+    async def fetch(page: int) -> int:
+        return page
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> list[Any]:
+        found: list[Any] = [
+            await job.step(Fetch(), 1),
+            await job.step(Fetch().again, 1),
+            await job.step(functools.partial(fetch, 3)),
+        ]
+        with pytest.raises(StepFailed) as caught:
+            await job.step(lambda: fetch(4))
+        return [*found, str(caught.value)]
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    *found, said = trees.job(job_id)["result"]
+    assert found == [1, 2, 3]
+    assert "got <lambda>, which is no async function and returns a coroutine: write `job.step(fetch, page)`" in said

@@ -59,10 +59,10 @@ async def step(durable: Durable, function: Callable[..., Any], args: Sequence[An
         return remembered(durable, function, line)
     try:
         async with durable.awaiting(call):
-            if inspect.iscoroutinefunction(function):
+            if _is_async(function):
                 value = await function(*args)
             else:
-                value = await trio.to_thread.run_sync(function, *args, limiter=durable.parts.limiter)
+                value = await trio.to_thread.run_sync(_plain, function, args, limiter=durable.parts.limiter)
     except Exception as error:
         failed = failure_of(durable, call, error)
         if failed is error:
@@ -79,7 +79,7 @@ async def step(durable: Durable, function: Callable[..., Any], args: Sequence[An
 async def transaction_step(durable: Durable, function: Callable[..., Any], args: Sequence[Any], key: str | None) -> Any:
     """See `Job.transaction_step`."""
     name, running = name_of(function, "job.transaction_step"), durable.running
-    if not inspect.iscoroutinefunction(function):
+    if not _is_async(function):
         raise UsageError(
             f"job.transaction_step takes an async function, whose first argument is the transaction, got {name}."
         )
@@ -126,6 +126,23 @@ async def transaction_step(durable: Durable, function: Callable[..., Any], args:
             raise
         raise failed from error
     raise AssertionError("this scope is not cancelled")
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    made_by_its_class = getattr(type(function), "__call__", None)  # noqa: B004 -- not whether it can be called
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(made_by_its_class)
+
+
+def _plain(function: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """Calls a plain function, in its thread. Raises `UsageError` if that has only made a coroutine."""
+    value = function(*args)
+    if inspect.iscoroutine(value):
+        value.close()
+        raise UsageError(
+            f"job.step takes an async function and its arguments, got {name_of(function)}, which is no async function and "
+            "returns a coroutine: write `job.step(fetch, page)` for `job.step(lambda: fetch(page))`."
+        )
+    return value
 
 
 class _FenceLost(Exception):
