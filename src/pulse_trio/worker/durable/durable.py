@@ -25,7 +25,7 @@ from .failures import Failures, mark
 from .history import History
 from .keys import Keys
 from .left_behind import await_left_behind
-from .resuming import help_on
+from .resuming import give_way, help_on
 from .standing import keys_of, may_get_its_line
 from .suspension import Suspension
 
@@ -164,7 +164,9 @@ class Durable:
                             raise
                     if not turn.is_set():
                         first, pause = pause == _AT_ONCE, max(_FIRST_LOOK, min(pause * 2, _LONGEST_LOOK))
-                        if first and not replay.is_latest(call):
+                        if first:
+                            if replay.idle and replay.is_latest(call):
+                                give_way(self)
                             continue
                         self.hand_out()
                         if replay.next_line != seen:

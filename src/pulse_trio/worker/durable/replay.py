@@ -205,12 +205,10 @@ class Replay:
         """A scope is left in which nothing was cut short, or its task has `asked` for its end. Returns the line which says that
         it struck so, and takes it out of the history, if there is one: where it stands among the lines of other tasks tells
         nothing."""
-        for line in self._lines:
-            if line.key == key and line.kind is Kind.SCOPE_CANCELLED:
-                said = stood(line)
-                if said.late or (asked and said.asked):
-                    self._lines.remove(line)
-                    return line
+        for line in self._cancellations:
+            if line.key == key and (_is_late(line) or (asked and stood(line).asked)) and line in self._lines:
+                self._lines.remove(line)
+                return line
         return None
 
     def taken(self, call: Call) -> None:

@@ -23,6 +23,9 @@ _PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 """Seconds until a database that did not answer is asked again; doubled each time."""
 _LONG = 10.0
 """Seconds in which the replay has not gone on, after which a failure that was left out counts as missing."""
+_VERY_LONG = 60.0
+"""Seconds after which a line is handed out before its turn though a task may still come to its call: it awaits something plain
+that is not one of Trio's means of synchronisation, and may wait for a task that waits for its line."""
 
 
 async def resume(durable: Durable) -> None:
@@ -66,9 +69,6 @@ def help_on(durable: Durable, since: float) -> None:
     """No call has come for the next line, since a moment on Trio's clock. A failure that was left out because an attempt had
     failed of it is handed out again if the line may rest on it. Without one this is a mismatch, if every task stands in a
     durable call.
-
-    Where tasks wait for each other otherwise, the call of that line may be behind a limiter or a lock that a task has which
-    waits for a line of its own: Trio gives them to other tasks in each attempt. Then that one has it first.
     """
     replay = durable.history.replay
     stuck = durable.all_stand()
@@ -79,13 +79,24 @@ def help_on(durable: Durable, since: float) -> None:
             return
     # A task may stand in a plain await for what comes of the failure. Nothing tells that from a task that does something; the
     # same failure again is no mistake, however slow that is.
-    patience = min(_LONG, (durable.running.timeout_deadline - durable.running.sent) / 2)
-    patient = trio.current_time() < since + patience
-    if (stuck or not patient) and durable.failures.recall():
+    half = (durable.running.timeout_deadline - durable.running.sent) / 2
+    stood_still = trio.current_time() - since
+    if (stuck or stood_still >= min(_LONG, half)) and durable.failures.recall():
         durable.hand_out()
     elif stuck:
         durable.fail(replay.stuck())
-    elif not patient or durable.all_stand(or_wait=True):
+    elif stood_still >= min(_VERY_LONG, half):
+        durable.hand_out(early=True)
+    else:
+        give_way(durable)
+
+
+def give_way(durable: Durable) -> None:
+    """The call of the next line may be behind a limiter or a lock that a task has which waits for a line of its own: Trio gives
+    them to other tasks in each attempt. Where every task waits for its line or for another task, that one has its line first.
+    """
+    waiting = {task for task, call in durable.standing.items() if call.turn is not None and not call.turn.is_set()}
+    if durable.all_stand(waiting, or_wait=True) and not durable.all_stand():
         durable.hand_out(early=True)
 
 
