@@ -202,11 +202,16 @@ class Replay:
         return line is not None and line.key == key and _is_late(line)
 
     def take_out(self, key: str, *, asked: bool = False) -> Line | None:
-        """A scope is left in which nothing was cut short, or its task has `asked` for its end. Returns the line which says that
-        it struck so, and takes it out of the history, if there is one: where it stands among the lines of other tasks tells
-        nothing."""
+        """A scope is left in which nothing was cut short, or its task has `asked` for its end, which did cut something. Returns
+        the line which says that it struck so, and takes it out of the history, if there is one: where it stands among the lines
+        of other tasks tells nothing."""
         for line in self._cancellations:
-            if line.key == key and (_is_late(line) or (asked and stood(line).asked)) and line in self._lines:
+            fits = line.kind is Kind.SCOPE_CANCELLED and line.key == key
+            if (
+                fits
+                and (stood(line).asked and not stood(line).late if asked else stood(line).late)
+                and line in self._lines
+            ):
                 self._lines.remove(line)
                 return line
         return None

@@ -26,11 +26,13 @@ def keys_of(standing: Mapping[trio.lowlevel.Task, Call], scopes: Iterable[Scope]
 
 
 def may_get_its_line(durable: Durable, call: Call) -> bool:
-    """Whether a call that the replay has cancelled waits for its line all the same. It had it after that cancellation: a step
-    in a thread ends, and what was written counts. The handler has the result, and is cancelled after it."""
-    struck = durable.cancelling.noted or is_struck(durable)
-    ends = call.kind in ("step", "event") and durable.history.replay.has_line(call.key)
-    return struck and ends and durable.running.cancel_reason not in REFUSED
+    """Whether a call that was cancelled in the replay waits for its line all the same. It had it in spite of that
+    cancellation: a step in a thread ends, and so does a block whose children have; what was written counts. The handler has
+    the result, and is cancelled after it. So it is where the handler cancels a plain nursery in which several calls have their
+    lines still to come."""
+    reason = durable.running.cancel_reason
+    struck = reason is None or durable.cancelling.noted or is_struck(durable)
+    return struck and reason not in REFUSED and durable.history.replay.has_line(call.key)
 
 
 def _is_cut(task: trio.lowlevel.Task, struck: set[trio.CancelScope]) -> bool:
