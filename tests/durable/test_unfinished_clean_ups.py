@@ -415,3 +415,116 @@ async def test_a_block_that_waits_in_vain_for_a_childs_clean_up_cuts_none_short(
     else:
         assert (bank, said, owing) == (["the deposit", "the room"], [("cancelled", "user")], [])
     assert len([cut for cut in trees.events.of(CleanupCut) if cut.job_id == root]) == cut_too
+
+
+@pytest.mark.parametrize("fails", [1, 2])
+@pytest.mark.parametrize("where", ["one task", "two tasks"])
+async def test_what_failed_in_an_inner_clean_up_is_done_again_though_an_outer_one_has_undone_its_part(
+    where: str, fails: int, trees: Trees
+) -> None:
+    bank: list[str] = []
+    down = [True] * fails
+
+    async def charge(what: str) -> None:
+        bank.append(f"charged {what}")
+
+    async def refund(what: str) -> None:
+        if what == "fee" and down:
+            down.pop()
+            raise ConnectionError("the bank is down for a moment")
+        bank.append(f"refunded {what}")
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> None:
+        async def fee() -> None:
+            await job.step(charge, "fee", key="fee")
+            try:
+                await job.wait_for_event("approved", key="approved")
+            except BaseException:
+                with job.cleanup():
+                    await job.step(refund, "fee", key="refund fee")  # noqa: ASYNC102 -- job.cleanup() is the shield
+                raise
+
+        await job.step(charge, "order")
+        try:
+            if where == "one task":
+                await fee()
+            else:
+                async with trio.open_nursery() as tasks:
+                    tasks.start_soon(fee)
+        except BaseException:
+            with job.cleanup():
+                await job.step(refund, "order")  # noqa: ASYNC102 -- the same
+            raise
+
+    client, job_id = SyncClient(trees.dsn), trees.enqueue("order")
+    with trio.fail_after(60):
+        await trees.burst()
+        client.cancel(job_id)
+        await trees.burst()
+        assert bank == ["charged order", "charged fee", "refunded order"]
+        for _ in range(fails):
+            assert trees.window.do(family.unfinished_clean_ups([job_id])) == [job_id]
+            client.retry(job_id)
+            await trees.burst()
+    assert bank == ["charged order", "charged fee", "refunded order", "refunded fee"]
+    assert trees.job(job_id)["state"] == "cancelled"
+    assert trees.window.do(family.compensated([job_id])) == [job_id]
+
+
+async def test_an_attempt_that_is_lost_after_the_inner_clean_up_was_done_again_does_it_no_third_time(
+    trees: Trees,
+) -> None:
+    bank: list[str] = []
+    down, dies, killed = [True], [True], trio.Event()
+
+    async def charge(what: str) -> None:
+        bank.append(f"charged {what}")
+
+    async def refund(what: str) -> None:
+        if what == "fee" and down:
+            down.pop()
+            raise ConnectionError("the bank is down for a moment")
+        bank.append(f"refunded {what}")
+
+    async def tell() -> None:
+        if not down and len(bank) == 4 and dies:
+            dies.pop()
+            await trees.lose(job_id)
+            killed.set()
+            await trio.sleep_forever()
+        bank.append("told")
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> None:
+        await job.step(charge, "order")
+        try:
+            await job.step(charge, "fee")
+            try:
+                await job.wait_for_event("approved")
+            except BaseException:
+                with job.cleanup():
+                    await job.step(refund, "fee")  # noqa: ASYNC102 -- the same
+                raise
+        except BaseException as error:
+            with job.cleanup():
+                await job.step(refund, "order")  # noqa: ASYNC102 -- the same
+                if not isinstance(error, Exception):
+                    await job.step(tell)  # noqa: ASYNC102 -- the same
+            raise
+
+    client, job_id = SyncClient(trees.dsn), trees.enqueue("order")
+    with trio.fail_after(60):
+        await trees.burst()
+        client.cancel(job_id)
+        await trees.burst()
+        client.retry(job_id)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trees.burst)
+            await killed.wait()
+            nursery.cancel_scope.cancel()
+        while trees.job(job_id)["finished_at"] is None:
+            trees.again()
+            await trees.burst()
+    assert bank == ["charged order", "charged fee", "refunded order", "refunded fee", "told"]
+    assert trees.window.do(family.compensated([job_id])) == [job_id]

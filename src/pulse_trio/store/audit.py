@@ -22,8 +22,9 @@ T = TypeVar("T")
 
 ACTS = frozenset(
     {
-        "cancel_jobs", "delete_jobs", "limit_queue", "note_enqueue", "note_event", "pause_kind", "pause_queue", "resume_kind",
-        "resume_queue", "retry_job", "schedule_pause", "schedule_put", "schedule_remove", "set_retention",
+        "cancel_jobs", "cancel_jobs_now", "complete_jobs", "delete_jobs", "limit_queue", "note_enqueue", "note_event",
+        "pause_kind", "pause_queue", "release_jobs", "resume_kind", "resume_queue", "retry_job", "schedule_pause",
+        "schedule_put", "schedule_remove", "set_retention",
     }
 )  # fmt: skip
 """The statements of which the database writes a line."""

@@ -293,10 +293,13 @@ class Durable:
 
     # Replay
 
-    def hand_out(self, *, early: bool = False) -> None:
-        """Lets the replay go on, as far as it can now. `early`: a call that waits gets its line before its turn."""
+    def hand_out(self, *, early: bool = False, anew: bool = False) -> None:
+        """Lets the replay go on, as far as it can now. `early`: a call that waits gets its line before its turn; `anew`: or one
+        that has none goes on live."""
         replay = self.history.replay
-        while self.fatal is None and (turn := replay.turn(self.cancelling.is_early, early=early)) is not None:
+        while (
+            self.fatal is None and (turn := replay.turn(self.cancelling.is_early, early=early, anew=anew)) is not None
+        ):
             early = False
             if turn.call is not None:
                 turn.call.line = turn.line

@@ -39,7 +39,7 @@ Mark = Literal["open", "taken", "forgotten", "needed"]
 
 
 class _Failure:
-    __slots__ = ("binds", "cut", "ends", "error", "line", "of_step", "task")
+    __slots__ = ("binds", "cut", "ends", "error", "line", "of_step", "task", "undoes")
 
     def __init__(
         self,
@@ -49,11 +49,14 @@ class _Failure:
         cut: int | None = None,
         *,
         of_step: bool,
+        undoes: bool,
     ) -> None:
         self.binds = False
         """Whether an attempt before has gone on after it, so that this one is not what it fails of."""
         self.error = error
         self.of_step = of_step
+        self.undoes = undoes
+        """Whether it came in the clean-up of a job that is cancelled."""
         self.task = task
         self.line = line
         """The number of its line, once it has one."""
@@ -66,17 +69,28 @@ class _Failure:
 class Failures:
     """Of one attempt: those after which their task has not gone on."""
 
-    __slots__ = ("_history", "_left", "_open")
+    __slots__ = ("_history", "_left", "_open", "_undoing")
 
     def __init__(self, history: History) -> None:
         self._history = history
         self._open: list[_Failure] = []
+        self._undoing: list[_Failure] = []
+        """Those of clean-ups after which the task has gone on: an outer one undoes, too, and then raises the same."""
         self._left: list[tuple[trio.lowlevel.Task, Callable[[], None]]] = []
         """The tasks with an exception that has left a remembered scope, and what is done when they have gone on after it."""
 
-    def raised(self, error: Exception, key: str, name: str, value: str, of_job: tuple[OfJob, float] | None) -> None:
-        """A step of this task is about to raise. `of_job`: what it says of its job."""
-        failure = _Failure(error, trio.lowlevel.current_task(), of_step=True)
+    def raised(
+        self,
+        error: Exception,
+        key: str,
+        name: str,
+        value: str,
+        of_job: tuple[OfJob, float] | None,
+        *,
+        undoes: bool,
+    ) -> None:
+        """A step of this task is about to raise. `of_job`: what it says of its job. `undoes`: in a clean-up."""
+        failure = _Failure(error, trio.lowlevel.current_task(), of_step=True, undoes=undoes)
         self._open.append(failure)
         self._history.hold(Kind.STEP_FAILED, key, name, value, gets=partial(self._gets, failure, of_job))
 
@@ -88,11 +102,13 @@ class Failures:
             said, seconds = of_job
             self._history.moment(mark(line.line, said), seconds)
 
-    def raised_with_line(self, error: BaseException, line: Line, *, cut: int | None = None) -> None:
+    def raised_with_line(
+        self, error: BaseException, line: Line, *, cut: int | None = None, undoes: bool = False
+    ) -> None:
         """This task is about to raise a failure that has its line: a block's, or one that an earlier attempt has written.
-        `cut`: the number of the line which says that the block's body was cut short."""
+        `cut`: the number of the line which says that the block's body was cut short. `undoes`: it is a step's in a clean-up."""
         of_step = line.kind is Kind.STEP_FAILED
-        failure = _Failure(error, trio.lowlevel.current_task(), line.line, cut, of_step=of_step)
+        failure = _Failure(error, trio.lowlevel.current_task(), line.line, cut, of_step=of_step, undoes=undoes)
         failure.binds = self._binds(line)
         self._open.append(failure)
 
@@ -129,6 +145,7 @@ class Failures:
             if goes_on(failure.task, job) is task or (not failure.ends and _is_caught(failure.task, job))
         ]
         self._open = [failure for failure in self._open if failure not in taken]
+        self._undoing += [failure for failure in taken if failure.undoes]
         lines = [failure.line for failure in taken if failure.line is not None and not failure.binds]
         for line in lines:
             self._mark(line, "taken")
@@ -154,13 +171,16 @@ class Failures:
 
     async def forget_those_of(self, error: BaseException | None = None, *, steps_alone: bool = False) -> None:
         """The attempt fails of `error`, or of what a task of the job's own nursery has ended with: the next one does again what
-        has raised it. `steps_alone`: the job is being cancelled, and its blocks stay as they ended."""
+        has raised it. `steps_alone`: the job is being cancelled, and its blocks stay as they ended. What has failed in its
+        clean-up is done again then though an outer clean-up has gone on after it."""
         failed = [failure for failure in self._open if failure.ends]
         if error is not None:
             failed += self._of(error)
-        failed = [failure for failure in failed if not failure.binds]
+        failed = [failure for failure in failed if not failure.binds or (steps_alone and failure.undoes)]
         if steps_alone:
             failed = [failure for failure in failed if failure.of_step]
+            if error is not None:
+                failed += self._of(error, self._undoing)
         # The next attempt's body is not cut short for a failure that it has not had.
         lines = [line for failure in failed for line in (failure.cut, failure.line) if line is not None]
         if lines:
@@ -170,13 +190,14 @@ class Failures:
                     self._mark(line, "forgotten")
                 await self._history.written()
 
-    def _of(self, error: BaseException) -> list[_Failure]:
-        """Those that are in an exception."""
-        if not self._open:
+    def _of(self, error: BaseException, among: list[_Failure] | None = None) -> list[_Failure]:
+        """Those that are in an exception: of those after which no task has gone on, or `among` these."""
+        among = self._open if among is None else among
+        if not among:
             return []
         reasons = set(map(id, _reasons(error)))
         # `except*` raises groups of its own, with the same exceptions in them.
-        return [one for one in self._open if any(id(leaf) in reasons for leaf in leaves_of(one.error))]
+        return [one for one in among if any(id(leaf) in reasons for leaf in leaves_of(one.error))]
 
     def _mark(self, line: int, said: Mark) -> None:
         self._history.moment(mark(line, said), float(line))
@@ -184,6 +205,7 @@ class Failures:
     def forget(self) -> None:
         """The attempt has ended. The exceptions refer to it by their tracebacks."""
         self._open.clear()
+        self._undoing.clear()
         self._left.clear()
 
 

@@ -141,13 +141,16 @@ class Replay:
             raise self._mismatch(line, f"the handler now calls {call}")
         self._waiting[call.key] = call
 
-    def turn(self, is_early: Callable[[Line], bool] = lambda _: False, *, early: bool = False) -> Turn | None:
+    def turn(
+        self, is_early: Callable[[Line], bool] = lambda _: False, *, early: bool = False, anew: bool = False
+    ) -> Turn | None:
         """Whose turn it is now; None if the calls that wait must go on waiting. `is_early`: whether the code has not come to
         the plain await that the cancellation found (cancelling.py). `early`: the first of those that have a line gets it
-        before its turn; if none has, a cancellation comes though not all stand where it found them."""
+        before its turn; if none has, a cancellation comes though not all stand where it found them. `anew`: or one
+        that has no line goes on live, before what came after it."""
         if self._given is not None:
             return None
-        turn = self._early() if early else self._next(is_early)
+        turn = self._early(anew=anew) if early else self._next(is_early)
         if turn is not None:
             if turn.line is not None:
                 self._lines.remove(turn.line)
@@ -168,14 +171,15 @@ class Replay:
         call = self._waiting.get(line.key)
         return None if call is None else Turn(call, line)
 
-    def _early(self) -> Turn | None:
+    def _early(self, *, anew: bool) -> Turn | None:
         for line in self._lines:
             if line.kind in CANCELLATIONS:
                 comes = line.kind is Kind.CANCELLED or (line.key in self.scopes and not _is_late(line))
                 return Turn(None, line) if comes else None
             if (call := self._waiting.get(line.key)) is not None:
                 return Turn(call, line)
-        return None
+        without = (call for key, call in self._waiting.items() if key not in self._by_key)
+        return Turn(call, None) if anew and (call := next(without, None)) is not None else None
 
     def _is_here(self, line: Line) -> bool:
         """Whether a cancellation comes now. It comes where it came: while the same calls stand."""

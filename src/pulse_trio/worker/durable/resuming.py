@@ -81,6 +81,11 @@ def help_on(durable: Durable, since: float) -> None:
     # same failure again is no mistake, however slow that is.
     half = (durable.running.timeout_deadline - durable.running.sent) / 2
     stood_still = trio.current_time() - since
+    if stuck and durable.cancelling.noted:
+        # What has failed in a clean-up is done again though an outer one had undone its part after it: that has its lines then.
+        durable.hand_out(early=True, anew=True)
+        if not replay.idle:
+            return
     if (stuck or stood_still >= min(_LONG, half)) and durable.failures.recall():
         durable.hand_out()
     elif stuck:

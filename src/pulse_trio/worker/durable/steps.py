@@ -161,7 +161,9 @@ def failure_of(durable: Durable, call: Call, error: Exception) -> Exception:
     said = storable(f"{_said_of(call.name)}{type_name(error)}: {message_of(error)}")[:_TEXT]
     failed = error if of_job is not None else StepFailed(said, step=call.name)
     durable.cancelling.step_ends(failed=True)
-    durable.failures.raised(failed, call.key, call.name, msgspec.json.encode(said).decode(), of_job)
+    durable.failures.raised(
+        failed, call.key, call.name, msgspec.json.encode(said).decode(), of_job, undoes=durable.cancelling.noted
+    )
     return failed
 
 
@@ -196,7 +198,7 @@ def remembered(durable: Durable, function: Callable[..., Any], line: Line) -> An
     """What an attempt before got from a step. Raises `StepFailed` or what else the step has raised, `ReplayMismatch`."""
     if line.kind is Kind.STEP_FAILED:
         failed = _failed_again(durable, line)
-        durable.failures.raised_with_line(failed, line)
+        durable.failures.raised_with_line(failed, line, undoes=durable.cancelling.noted)
         raise failed
     text = durable.parts.plain(durable.running.claim, line.line, line.value or "null")
     try:
