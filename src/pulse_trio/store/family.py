@@ -9,6 +9,7 @@ from ..errors import UnknownJob
 from .arrays import numbers
 from .cancelling import check_id
 from .operations import Query, missing
+from .operations import unfinished_clean_ups as unfinished_clean_ups
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -150,9 +151,10 @@ def compensated(job_ids: Sequence[int]) -> Operation[list[int]]:
     return [row[0] for row in rows]
 
 
-def unfinished_clean_ups(job_ids: Sequence[int]) -> Operation[list[int]]:
-    """Those of these jobs that were cancelled and have not undone all that they did, so that a retry does the rest of it."""
-    rows = yield Query("unfinished_clean_ups", {"ids": numbers(job_ids)})
+def owing_members(root_ids: Sequence[int]) -> Operation[list[int]]:
+    """The members of these roots, which are settled, that were cancelled and have not undone all that they did. A retry of the
+    root leaves that to theirs, unless it starts them again."""
+    rows = yield Query("owing_members", {"ids": numbers(root_ids)})
     return [row[0] for row in rows]
 
 
