@@ -8,8 +8,11 @@ CREATE OR REPLACE FUNCTION :"schema".do_retry_jobs(ids bigint[], delay float8 DE
 RETURNS SETOF record LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET enable_seqscan = off AS $function$
 #variable_conflict use_column
 DECLARE
-  parents bigint[] := ARRAY(SELECT DISTINCT m.parent_id FROM member m WHERE m.job_id = ANY ($1));
-  roots bigint[] := ARRAY(SELECT DISTINCT m.root_id FROM member m WHERE m.job_id = ANY ($1));
+  -- One probe for each, here and below: DISTINCT from tables of a few rows would be planned, and kept, as a walk through an index of all.
+  parents bigint[] := ARRAY(SELECT DISTINCT a.p FROM (SELECT (SELECT m.parent_id FROM member m WHERE m.job_id = i) AS p FROM unnest($1) i) a
+                            WHERE a.p IS NOT NULL);
+  roots bigint[] := ARRAY(SELECT DISTINCT a.r FROM (SELECT (SELECT m.root_id FROM member m WHERE m.job_id = i) AS r FROM unnest($1) i) a
+                          WHERE a.r IS NOT NULL);
   alone bigint[] := '{}';
   refused bigint[] := '{}';
   settled bigint[] := ARRAY(SELECT d.id FROM job_archive d WHERE d.id = ANY ($1));
@@ -25,13 +28,13 @@ BEGIN
     -- Who deletes a settled root, retries it or prunes its tree takes one of these rows too: in this order, and before the members'.
     PERFORM FROM job_archive d WHERE d.id = ANY (roots) ORDER BY d.id FOR UPDATE;
     PERFORM FROM durable_job d
-    WHERE d.job_id = ANY (parents || $1 || ARRAY(SELECT r FROM unnest(roots) r WHERE NOT EXISTS (SELECT FROM job j WHERE j.id = r)))
+    WHERE d.job_id = ANY (parents || $1 || ARRAY(SELECT r FROM unnest(roots) r WHERE (SELECT j.id FROM job j WHERE j.id = r) IS NULL))
     ORDER BY d.job_id FOR UPDATE;
     alone := ARRAY(
       SELECT m.job_id FROM member m
-      WHERE m.job_id = ANY ($1) AND NOT EXISTS (SELECT FROM job p WHERE p.id = m.parent_id)
-        AND EXISTS (SELECT FROM durable_job r WHERE r.job_id = m.root_id AND r.root_ended_at IS DISTINCT FROM '-infinity')
-        AND EXISTS (SELECT FROM job_archive d WHERE d.id = m.job_id AND d.state <> 4) AND owes_clean_up(m.job_id));
+      WHERE m.job_id = ANY ($1) AND (SELECT p.id FROM job p WHERE p.id = m.parent_id) IS NULL
+        AND (SELECT r.root_ended_at IS DISTINCT FROM '-infinity' FROM durable_job r WHERE r.job_id = m.root_id)
+        AND (SELECT d.state <> 4 FROM job_archive d WHERE d.id = m.job_id LIMIT 1) AND owes_clean_up(m.job_id));
     refused := ARRAY(
       SELECT m.job_id FROM member m
       WHERE m.job_id = ANY ($1) AND m.job_id <> ALL (alone) AND (block_is_over(m.parent_id, m.block) OR block_ends(m.parent_id, m.block) OR NOT EXISTS (
@@ -112,8 +115,9 @@ BEGIN
   WHERE f.job_id = ANY (acted);
   -- Those of which no parent waits stay for theirs what they were.
   acted := ARRAY(SELECT a FROM unnest(acted) a WHERE a <> ALL (alone));
-  UPDATE durable_job f SET walked = NULL, retried = true
-  WHERE f.job_id IN (SELECT m.parent_id FROM member m WHERE m.job_id = ANY (acted));
+  parents := ARRAY(SELECT DISTINCT a.p FROM (SELECT (SELECT m.parent_id FROM member m WHERE m.job_id = i) AS p FROM unnest(acted) i) a
+                   WHERE a.p IS NOT NULL);
+  UPDATE durable_job f SET walked = NULL, retried = true WHERE f.job_id = ANY (parents);
   UPDATE job j SET options = (j.options::jsonb || jsonb_build_object('deadline', least(u.until, option_number(j.options, 'deadline', '-infinity', 'infinity'))))::text::json
   FROM member m JOIN job p ON p.id = m.parent_id, LATERAL (SELECT option_number(p.options, 'deadline', '-infinity', 'infinity') AS until) u
   WHERE m.job_id = ANY (acted) AND j.id = m.job_id AND j.state <> 2 AND u.until IS NOT NULL;
@@ -123,7 +127,7 @@ BEGIN
         FROM member m JOIN job j ON j.id = m.job_id WHERE m.job_id = ANY (acted)) o
   WHERE o.moment IS NOT NULL ON CONFLICT DO NOTHING;
   UPDATE member m SET cut = NULL WHERE m.job_id = ANY (acted) AND m.job_id = ANY (settled) AND m.cut IS NOT NULL;
-  INSERT INTO recheck (job_id) SELECT DISTINCT m.parent_id FROM member m WHERE m.job_id = ANY (acted);
+  INSERT INTO recheck (job_id) SELECT unnest(parents);
 END $function$;
 
 -- The history of its tree is kept as long after its end as after that of the root.
@@ -155,21 +159,55 @@ BEGIN
 END $block$;
 
 -- Nor is a root deleted of which a member lives: its upkeep would take that one's history. The rows are locked first, so that the statement after
--- that sees which members live; a retry of one takes the row of its root first.
-DO $block$
-DECLARE
-  before text := pg_get_functiondef(format('%I.do_delete_jobs(bigint[])', :'schema')::regprocedure);
-  locked text := replace(before, E'BEGIN\n  RETURN QUERY\n',
-    E'BEGIN\n  PERFORM FROM job_archive d WHERE d.id = ANY ($1) AND in_tree(d.options) ORDER BY d.id FOR UPDATE SKIP LOCKED;\n  RETURN QUERY\n');
-  after text := replace(locked, 'WHERE m.job_id = d.id))
-    ORDER BY d.id FOR UPDATE SKIP LOCKED', 'WHERE m.job_id = d.id))
-      AND NOT (in_tree(d.options) AND (SELECT true FROM member m WHERE m.root_id = d.id
-                                       AND (SELECT j.id FROM job j WHERE j.id = m.job_id) IS NOT NULL LIMIT 1) IS TRUE)
-    ORDER BY d.id FOR UPDATE SKIP LOCKED');
+-- that sees which members live; a retry of one takes the row of its root first. (Each row is probed for: with a plan that was made beside a few
+-- rows, and kept, the deletion of a root went through the archive for each member of all trees.)
+CREATE OR REPLACE FUNCTION :"schema".do_delete_jobs(ids bigint[], OUT id bigint, OUT deleted boolean, OUT state text)
+RETURNS SETOF record LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET enable_seqscan = off AS $function$
+#variable_conflict use_column
 BEGIN
-  IF locked = before OR after = locked THEN RAISE EXCEPTION 'do_delete_jobs is not what this migration changes'; END IF;
-  EXECUTE after;
-END $block$;
+  PERFORM FROM job_archive d WHERE d.id = ANY ($1) AND in_tree(d.options) ORDER BY d.id FOR UPDATE SKIP LOCKED;
+  RETURN QUERY
+  WITH asked AS MATERIALIZED (
+    SELECT DISTINCT a.id FROM unnest($1) a(id)
+  ), held AS MATERIALIZED (
+    SELECT j.id FROM job j WHERE j.id = ANY ($1) AND j.state <> 2 AND NOT in_tree(j.options) ORDER BY j.id FOR UPDATE SKIP LOCKED
+  ), waiting AS (
+    DELETE FROM job j WHERE j.id = ANY (ARRAY(SELECT id FROM held)) AND j.state <> 2 AND NOT in_tree(j.options)
+    RETURNING j.id, j.queue::text, j.unique_key::text
+  ), kept AS MATERIALIZED (
+    SELECT d.id, in_tree(d.options) AS tree FROM job_archive d
+    WHERE d.id = ANY ($1)
+      -- Its root lives; or it is a root, and one of its members does.
+      AND (in_tree(d.options) AND (
+        (SELECT (SELECT r.id FROM job r WHERE r.id = m.root_id) IS NOT NULL FROM member m WHERE m.job_id = d.id)
+        OR (SELECT true FROM member m WHERE m.root_id = d.id AND (SELECT j.id FROM job j WHERE j.id = m.job_id) IS NOT NULL LIMIT 1)
+      )) IS NOT TRUE
+    ORDER BY d.id FOR UPDATE SKIP LOCKED
+  ), finished AS (
+    DELETE FROM job_archive d WHERE d.id = ANY (ARRAY(
+      SELECT k.id FROM kept k WHERE (k.tree AND (
+        SELECT (SELECT r.id FROM job_archive r WHERE r.id = m.root_id LIMIT 1) IS NOT NULL AND m.root_id NOT IN (SELECT t.id FROM kept t)
+        FROM member m WHERE m.job_id = k.id)) IS NOT TRUE)) RETURNING d.id, d.queue, d.unique_key
+  ), deleted AS (
+    SELECT * FROM waiting UNION ALL SELECT * FROM finished
+  ), forgotten AS (
+    DELETE FROM attempt a WHERE a.job_id = ANY (ARRAY(SELECT id FROM deleted))
+  ), freed AS (
+    -- A key that was to stay taken after its job.
+    DELETE FROM unique_hold h USING deleted d WHERE h.queue = d.queue AND h.key = d.unique_key AND h.job_id = d.id
+  ), uncancelled AS (
+    DELETE FROM cancellation c WHERE c.job_id = ANY (ARRAY(SELECT id FROM deleted))
+  ), unwritten AS (
+    DELETE FROM history h WHERE h.job_id = ANY (ARRAY(SELECT id FROM deleted))
+  ), unsent AS (
+    DELETE FROM event e WHERE e.job_id = ANY (ARRAY(SELECT id FROM deleted))
+  ), ended AS (
+    UPDATE durable_job f SET root_ended_at = '-infinity' WHERE f.job_id = ANY (ARRAY(SELECT id FROM deleted)) AND f.root_id = f.job_id
+  )
+  SELECT a.id, d.id IS NOT NULL AS deleted,
+         CASE WHEN d.id IS NULL THEN (SELECT v.state FROM jobs v WHERE v.id = a.id ORDER BY v.finished_at NULLS FIRST LIMIT 1) END AS state
+  FROM asked a LEFT JOIN (SELECT DISTINCT id FROM deleted) d ON d.id = a.id ORDER BY a.id;
+END $function$;
 
 -- `--afresh` forgets nothing of a member whose parent is settled: it cannot begin anew, and would owe its clean-up no more.
 DO $block$

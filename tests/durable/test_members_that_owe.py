@@ -134,6 +134,19 @@ async def test_a_retry_by_filter_finds_it_and_no_other_of_a_settled_tree(trees: 
     assert refused.endswith(f"belongs to the tree of job {other}, which is settled; retry job {other}.")
 
 
+async def test_doctor_names_one_that_no_worker_serves(trees: Trees) -> None:
+    claims = Claims(trees, "fails")
+    root, child = await claims.cut()
+    assert trees.window.do(family.stuck()).first == []
+    claims.client.retry(child)
+    trees.window.run("UPDATE job SET queue = 'nobody', run_at = now() - interval '2 min' WHERE id = %s", child)
+    trees.window.run("SELECT recheck_jobs(), end_overdue(), look_slowly()")
+    (stuck,) = trees.window.do(family.stuck()).first
+    assert (stuck.root_id, stuck.settled) == (root, True)
+    assert [(each.why, each.first) for each in stuck.waits] == [("unserved queue", child)]
+    assert [(job.id, job.state) for job in claims.client.tree(root)] == [(root, "completed"), (child, "available")]
+
+
 async def test_afresh_forgets_nothing_of_a_member_whose_parent_is_settled(trees: Trees) -> None:
     claims = Claims(trees, "fails")
     _, child = await claims.cut()
