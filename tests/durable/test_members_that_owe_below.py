@@ -33,6 +33,10 @@ class Levels:
         async def note() -> None:
             pass
 
+        @trees.handlers.job
+        async def noop() -> None:
+            pass
+
         @trees.handlers.job(durable=True, suspend_after=0)
         async def child(job: Job) -> None:
             await job.step(note)
@@ -124,14 +128,16 @@ async def test_a_root_that_lives_is_no_hindrance_where_the_parent_is_settled(tre
     assert trees.job(root)["result"] == "settled"
 
 
-async def test_it_counts_against_the_limit_of_its_queue(trees: Trees) -> None:
+async def test_it_runs_within_the_limit_of_its_queue_and_gives_its_place_back(trees: Trees) -> None:
     levels = Levels(trees)
     _, _, child = await levels.cut()
     levels.client.limit_queue("default", limit=1)
     levels.client.retry(child)
     await trees.burst()
     assert levels.bank == ["child"]
-    assert trees.window.run("SELECT FROM permit") == []
+    another = trees.enqueue("noop")
+    await trees.burst()
+    assert levels.state(another) == "completed"
 
 
 async def test_a_child_that_died_of_a_timeout_and_owes_its_clean_up_does_it_and_ends_as_cancelled(trees: Trees) -> None:
