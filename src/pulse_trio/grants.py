@@ -154,6 +154,7 @@ FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
         "unreceived_of",
         "compensated",
         "unfinished_clean_ups",
+        "owing_members",
         "stuck_trees",
         "trees_that_wait",
         "retry_jobs",

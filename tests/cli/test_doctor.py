@@ -87,6 +87,12 @@ def test_what_a_tree_waits_for_is_one_finding(waits: StuckJobs, what: str, do: s
     assert found.do == do
 
 
+def test_a_member_of_a_settled_tree_that_cleans_up_is_not_ended_by_its_root() -> None:
+    waits = [StuckJobs("unserved queue", "packers", None, 1, 12)]
+    (found,) = of_health(stuck=StuckTrees([StuckTree(7, waits, settled=True)], 1))
+    assert found.do == "Start a worker that serves packers; or: pulse-trio jobs cancel 12 --now"
+
+
 def test_a_tree_that_waits_for_several_things_is_one_finding_and_the_trees_that_are_left_out_are_counted() -> None:
     waits = [
         StuckJobs("unserved queue", "packers", None, 9, 12),

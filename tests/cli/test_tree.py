@@ -295,3 +295,36 @@ def test_of_many_siblings_that_have_ended_the_dead_and_the_cancelled_are_shown_a
     shown = Counter(branch.job.state for branch in drawn[1:] if branch.job is not None)
     assert shown == {"running": 3, "dead": 2, "cancelled": 15}
     assert drawn[-1].left == "185 cancelled pack, 30 completed pack"
+
+
+async def test_a_member_that_owes_its_clean_up_is_named_with_its_root_and_retried_alone(
+    command: Command, dsn: str
+) -> None:
+    root, children = plant(dsn)
+    settle(dsn, root, children)
+    owing = children[0]
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("SET search_path = pulse")
+        connection.execute("INSERT INTO durable_job (job_id, root_id, depth) VALUES (%s, %s, 1)", [owing, root])
+        connection.execute(
+            "INSERT INTO history (job_id, line, kind, key, value, attempt) VALUES (%s, 1, 9, '', %s, 1)",
+            [owing, '{"at": [], "reason": "parent"}'],
+        )
+        connection.execute("UPDATE job_archive SET state = 6 WHERE id = %s", [owing])
+    said = f"job {owing} owes its clean-up, which a retry of the root does only if that starts it again: retry it too"
+    assert said in (await command("jobs", "retry", str(root), "--dry-run")).stderr
+    assert said in (await command("jobs", "retry", str(root), "--dry-run", "--afresh")).stderr
+    both = await command("jobs", "retry", str(root), str(owing), "--dry-run")
+    assert said not in both.stderr
+    assert f"job {owing} was cancelled and its clean-up did not end: a retry does the rest of it" in both.stderr
+    assert said not in (await command("jobs", "delete", str(root), "--dry-run")).stderr
+
+    assert (await command("jobs", "retry", str(owing))).stdout == f"{owing} available\n"
+    lines = (await command("jobs", "tree", str(root))).stdout.splitlines()
+    assert lines[0].startswith(f"{root}  cancelled  order")
+    assert lines[1].startswith(f"├─ {owing}  available  pack  parcel-0  on packers")
+    for rehearsed in ((), ("--dry-run",)):
+        refused = await command("jobs", "delete", str(root), "--yes", *rehearsed, code=2)
+        assert f"1 job in the tree of job {root} still does the rest of a clean-up" in refused.stderr
+    assert (await command("jobs", "cancel", str(owing), "--now")).stdout == f"{owing} cancelled\n"
+    assert (await command("jobs", "delete", str(root), "--yes")).stdout == "1 job deleted\n"

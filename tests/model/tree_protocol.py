@@ -358,6 +358,8 @@ class Protocol:
         if budget.retries and row.state in ("dead", "cancelled"):
             parent = PARENT_OF[job]
             above = None if parent is None else world.rows[parent]
+            # A member that owes its clean-up goes back alone, too, and does nothing else: it is not in this model, which has no
+            # histories (tests/durable/test_members_that_owe.py).
             allowed = above is None or (
                 above.state in ("waiting", "running", "suspended") and not above.cancelling and not above.transaction
             )

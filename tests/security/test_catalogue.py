@@ -146,6 +146,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
     "function unreceived_of": called_by("operator"),
     "function compensated": called_by("operator"),
     "function unfinished_clean_ups": called_by("operator"),
+    "function owing_members": called_by("operator"),
     "function owes_clean_up": {},
     "function live_below": {},
     "function live_child": {},

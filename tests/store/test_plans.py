@@ -450,6 +450,7 @@ def test_every_statement_with_a_plan_that_matters_is_tried_here() -> None:
         "unreceived_of",
         "compensated",
         "unfinished_clean_ups",
+        "owing_members",
         "tree_places",
         "stuck_trees",
         # Functions: tests/store/test_tree_reads.py counts the pages that they read, and test_tree_operations.py their rows.

@@ -365,6 +365,29 @@ async def test_what_becomes_of_trees_is_foretold_of_what_their_roots_do(
     assert "started" not in await foretold(*every, verb="cancel")
 
 
+async def test_who_retries_a_root_is_told_which_members_owe_a_clean_up(site: httpx.AsyncClient, window: Window) -> None:
+    root, *members = (cancelled_with_a_history(window, ended_well=n in (0, 3)) for n in range(4))
+    for member in members:
+        window.run(
+            "INSERT INTO member (job_id, root_id, parent_id, block, child_key, watched, failed)"
+            " VALUES (%s, %s, %s, 0, %s, false, false)",
+            member, root, root, str(member),
+        )  # fmt: skip
+        window.run("UPDATE durable_job SET root_id = %s WHERE job_id = %s", root, member)
+
+    async def foretold(*ids: int, verb: str = "retry") -> str:
+        return (await post(site, "/actions/jobs/preview", verb=verb, ids=[str(each) for each in ids])).text
+
+    one, two, _ = members
+    too = "which a retry of the root does only if that starts"
+    assert f"Jobs {one}, {two} owe their clean-up, {too} them again: retry them too." in await foretold(root)
+    assert f"Job {two} owes its clean-up, {too} it again: retry it too." in await foretold(root, one)
+    assert too not in await foretold(root, one, two)
+    assert too not in await foretold(root, verb="delete")
+    await post(site, f"/actions/jobs/{one}/retry")
+    assert window.value("SELECT state FROM jobs WHERE id = %s", one) == "available"
+
+
 async def test_selected_jobs_are_cancelled_and_those_that_have_ended_are_counted_apart(
     site: httpx.AsyncClient, window: Window
 ) -> None:

@@ -19,7 +19,7 @@ from .filters import RATE, described, filter_of, filter_options, parsed_retentio
 from .options import Number, WholeNumber, actor_option, dsn_option, json_option, page_limit_option, schema_option
 from .output import notice, print_fields, print_json, print_rich, print_table
 from .rehearsing import rehearse_deletion
-from .roots import anew, on_trees, said_of_anew, said_of_unfinished, unfinished
+from .roots import anew, on_trees, said_of_anew, said_of_members, said_of_unfinished, unfinished
 from .showing import compact, fields_of, in_quarantine, owes_clean_up, print_error, reasons_of, unreceived_of, whole
 
 if TYPE_CHECKING:
@@ -323,6 +323,8 @@ class _Action:
             notice(said_of_anew(again))
         if trees is not None:
             notice(trees)
+            if self._verb == "retry" and (left := said_of_members(client, ids)) is not None:
+                notice(left)
         return trees is not None
 
     def _check(self, job_ids: Sequence[int], chosen: JobFilter) -> None:

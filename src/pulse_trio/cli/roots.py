@@ -61,6 +61,27 @@ def said_of_anew(ids: Sequence[int]) -> str:
     )
 
 
+def said_of_members(client: SyncClient, ids: Sequence[int]) -> str | None:
+    """Which members of the trees that are retried with these settled roots owe a clean-up that nobody does then, in words; None
+    if there are none."""
+    roots = list(_settled_roots(client, ids))
+    left = sorted(set(client.run(family.owing_members(roots))) - set(ids)) if roots else []
+    if not left:
+        return None
+    who, them = (f"job {left[0]} owes its", "it") if len(left) == 1 else (f"jobs {_named(left)} owe their", "them")
+    return f"{who} clean-up, which a retry of the root does only if that starts {them} again: retry {them} too"
+
+
+def _settled_roots(client: SyncClient, ids: Sequence[int]) -> dict[int, int]:
+    """The settled roots of trees among these jobs, and how many members each has."""
+    found: dict[int, int] = {}
+    for start in range(0, len(ids), _AT_ONCE):
+        for place in client.run(operations.places_of(ids[start : start + _AT_ONCE])).values():
+            if place.parent_id is None and place.members and not place.root_lives:
+                found[place.id] = place.members
+    return found
+
+
 def on_trees(
     client: SyncClient,
     ids: Sequence[int],
@@ -72,16 +93,11 @@ def on_trees(
 ) -> str | None:
     """What the act does to the trees whose settled roots are among these jobs; None if there are none. `begin_anew`: those
     whose history a retry forgets; `unfinished`: those of which it does the rest of a clean-up."""
-    roots: list[int] = []
-    members, more = 0, False
-    for start in range(0, len(ids), _AT_ONCE):
-        for place in client.run(operations.places_of(ids[start : start + _AT_ONCE])).values():
-            if place.parent_id is None and place.members and not place.root_lives:
-                roots.append(place.id)
-                members += min(place.members, COUNTED)
-                more = more or place.members > COUNTED
+    roots = _settled_roots(client, ids)
     if not roots:
         return None
+    more = max(roots.values()) > COUNTED
+    members = sum(min(each, COUNTED) for each in roots.values())
     whose = f"{count_of(len(roots), 'job')} started {'more than ' if more else ''}{count_of(members, 'other')}"
     if verb == "delete":
         return f"{whose}, which will be deleted too, with their histories"

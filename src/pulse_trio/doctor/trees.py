@@ -55,7 +55,8 @@ def _reason(jobs: StuckJobs, *, at_least: bool) -> str:
 
 def _advice(tree: StuckTree) -> str:
     """What to do about each reason; or to give the tree up."""
-    return f"{'; '.join(map(_remedy, tree.waits))}; or: pulse-trio jobs cancel {tree.root_id}"
+    ended = f"{tree.waits[0].first} --now" if tree.settled else tree.root_id
+    return f"{'; '.join(map(_remedy, tree.waits))}; or: pulse-trio jobs cancel {ended}"
 
 
 def _remedy(jobs: StuckJobs) -> str:

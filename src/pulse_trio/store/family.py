@@ -9,6 +9,7 @@ from ..errors import UnknownJob
 from .arrays import numbers
 from .cancelling import check_id
 from .operations import Query, missing
+from .operations import unfinished_clean_ups as unfinished_clean_ups
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,13 +100,15 @@ class StuckJobs:
 class StuckTree:
     """A tree that does not go on by itself: what most of its jobs wait for, and how many `others` they wait for.
 
-    `at_least`: not all of its jobs that wait were read, so there may be more of them, and more reasons.
+    `at_least`: not all of its jobs that wait were read, so there may be more of them, and more reasons. `settled`: its root is,
+    and a person has retried members that owe their clean-up.
     """
 
     root_id: int
     waits: list[StuckJobs]
     others: int = 0
     at_least: bool = False
+    settled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +153,10 @@ def compensated(job_ids: Sequence[int]) -> Operation[list[int]]:
     return [row[0] for row in rows]
 
 
-def unfinished_clean_ups(job_ids: Sequence[int]) -> Operation[list[int]]:
-    """Those of these jobs that were cancelled and have not undone all that they did, so that a retry does the rest of it."""
-    rows = yield Query("unfinished_clean_ups", {"ids": numbers(job_ids)})
+def owing_members(root_ids: Sequence[int]) -> Operation[list[int]]:
+    """The members of these roots, which are settled, that were cancelled and have not undone all that they did. A retry of the
+    root leaves that to theirs, unless it starts them again."""
+    rows = yield Query("owing_members", {"ids": numbers(root_ids)})
     return [row[0] for row in rows]
 
 
@@ -164,7 +168,7 @@ def stuck(*, trees: int = 20, most: int = MOST_STUCK) -> Operation[StuckTrees]:
     """
     rows = yield Query("stuck_trees", {"trees": trees, "most": most, "each": max(1, most // trees)}, PATIENCE)
     found: dict[int, StuckTree] = {}
-    for root_id, why, queue, kind, jobs, first, others, cut, *_ in rows:
-        tree = found.setdefault(root_id, StuckTree(root_id, [], others, cut))
+    for root_id, why, queue, kind, jobs, first, others, cut, _, _, settled in rows:
+        tree = found.setdefault(root_id, StuckTree(root_id, [], others, cut, settled))
         tree.waits.append(StuckJobs(why, queue, kind, jobs, first))
     return StuckTrees(list(found.values()), rows[0][8], rows[0][9]) if rows else StuckTrees()

@@ -15,7 +15,7 @@ from ..errors import InvalidArguments, InvalidTransition, UnknownJob, UsageError
 from ..handlers import check_queue, encode_result
 from ..states import State, storable
 from .arrays import numbers, texts
-from .operations import Query, missing, places_of, record_of, unmoved
+from .operations import Query, missing, places_of, record_of, unfinished_clean_ups, unmoved
 from .places import undeleted, undeleted_in, unretried
 
 if TYPE_CHECKING:
@@ -251,8 +251,9 @@ def retry_batch(
     rows = yield Query("retry_job", {"ids": numbers(ids), "delay": delay, "spacing": spacing, "filter": _said(chosen)})
     left = [row[0] for row in rows if not row[1] and row[2] is None and row[3] is not None]
     places = (yield from places_of(left)) if left else {}
+    owing = (yield from unfinished_clean_ups(list(places))) if places else []
     for job_id, moved, blocked_by, state, *_ in rows:
-        why = unretried(places[job_id], state) if job_id in places else None
+        why = unretried(places[job_id], state, owes=job_id in owing) if job_id in places else None
         if why is not None:
             done.refused[job_id] = why
         elif moved:

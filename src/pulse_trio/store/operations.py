@@ -139,7 +139,7 @@ def retry(job_id: int, *, afresh: bool = False) -> Operation[State]:
         if state is None:
             raise UnknownJob(missing(job_id))
         if blocked_by is None and (places := (yield from places_of([job_id]))):
-            why = unretried(places[job_id], state)
+            why = unretried(places[job_id], state, owes=bool((yield from unfinished_clean_ups([job_id]))))
             if why is not None:
                 raise InvalidTransition(why)
         if blocked_by is not None or Event.RETRY not in TRANSITIONS[State(state)]:
@@ -154,6 +154,12 @@ def places_of(job_ids: Sequence[int]) -> Operation[dict[int, Place]]:
     """Where those of these jobs stand that belong to trees."""
     rows = yield Query("tree_places", {"ids": numbers(job_ids)})
     return {row[0]: Place(*row) for row in rows}
+
+
+def unfinished_clean_ups(job_ids: Sequence[int]) -> Operation[list[int]]:
+    """Those of these jobs that were cancelled and have not undone all that they did, so that a retry does the rest of it."""
+    rows = yield Query("unfinished_clean_ups", {"ids": numbers(job_ids)})
+    return [row[0] for row in rows]
 
 
 def unmoved(job_id: int, state: State, blocked_by: int | None) -> str:

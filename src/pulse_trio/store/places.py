@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..states import FINISHED, State
+from ..text import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -20,6 +21,7 @@ class Place:
 
     `parent_open`: its parent may have children. `ends_as`: the state of a job whose outcome waits for its descendants. `below`:
     how many of those live. `members`: how many a root has, live and finished. `root_is_there`: it was not deleted.
+    `parent_lives`: it has not ended, or its outcome waits.
     """
 
     id: int
@@ -31,10 +33,11 @@ class Place:
     below: int
     members: int
     root_is_there: bool = True
+    parent_lives: bool = False
 
 
-def unretried(place: Place, state: str) -> str | None:
-    """Why a job of a tree was not retried; None for another reason than its tree."""
+def unretried(place: Place, state: str, *, owes: bool = False) -> str | None:
+    """Why a job of a tree was not retried; None for another reason than its tree. `owes`: it has not ended its clean-up."""
     if place.ends_as is not None:
         what = f"Job {place.id} has ended as {place.ends_as} and waits for {place.below:,} of its descendants"
         return f"{what}; cancel them or wait."
@@ -45,12 +48,19 @@ def unretried(place: Place, state: str) -> str | None:
             f"Job {place.id} is completed, and its result belongs to its parent, job {place.parent_id}; when its tree is "
             f"settled, run that again from the beginning: pulse-trio jobs retry {place.root_id} --afresh"
         )
-    if place.parent_id is None or place.parent_open:
+    if place.parent_id is None or place.parent_open or state not in FINISHED:
         return None
     if not place.root_is_there:
         return (
             f"Job {place.id} belongs to the tree of job {place.root_id}, which was deleted; it will be deleted too, within the "
             "hour. Enqueue it anew."
+        )
+    if owes and not place.parent_lives:
+        return None
+    if owes:
+        return (
+            f"Job {place.id} owes its clean-up, and does the rest of it alone when its parent has ended: retry it when job "
+            f"{place.parent_id} is settled."
         )
     if not place.root_lives:
         return (
@@ -65,6 +75,12 @@ def unretried(place: Place, state: str) -> str | None:
 def undeleted(place: Place, deleted: Container[int] = ()) -> str | None:
     """Why a job of a tree was not deleted; None for another reason than its tree. `deleted`: roots that go with it."""
     if not place.root_lives:
+        if place.parent_id is None and place.below:
+            do = "does" if place.below == 1 else "do"
+            return (
+                f"{count_of(place.below, 'job')} in the tree of job {place.id} still {do} the rest of a clean-up "
+                f"(pulse-trio jobs tree {place.id}): wait, then delete it."
+            )
         if place.parent_id is None or place.root_id in deleted or not place.root_is_there:
             return None
         return (

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ..database import Database
 
 _AT_ONCE = history.BATCH * 2
+_NAMED = 10
+"""How many jobs a sentence names."""
 _EVENTS = "received events are received again, before new ones"
 
 
@@ -46,6 +48,8 @@ async def foretell(database: Database, verb: str, ids: Sequence[int], *, afresh:
         members = sum(min(members, COUNTED) for members in roots.values())
         whose = f"{count_of(len(roots), 'job')} of them started {more}{count_of(members, 'other')}"
         told.append(whose + _becomes(verb, set(roots), set(rest), set(anew), afresh=afresh))
+    if roots and verb == "retry":
+        told += _left(sorted(set(await _those(database, family.owing_members, list(roots))) - set(ids)))
     return told
 
 
@@ -61,6 +65,16 @@ def _becomes(verb: str, roots: set[int], rest: set[int], anew: set[int], *, afre
         return ". A root that begins anew starts new children."
     which = "A root that does neither" if rest else "A root that does not begin anew" if anew else "A retried root"
     return f". {which} goes on after the last line of its history, and may start its failed children again."
+
+
+def _left(owing: Sequence[int]) -> list[str]:
+    """That these members owe a clean-up which nobody does."""
+    if not owing:
+        return []
+    more = f" and {len(owing) - _NAMED:,} more" if len(owing) > _NAMED else ""
+    named = f"{', '.join(map(str, owing[:_NAMED]))}{more}"
+    who, them = (f"Job {named} owes its", "it") if len(owing) == 1 else (f"Jobs {named} owe their", "them")
+    return [f"{who} clean-up, which a retry of the root does only if that starts {them} again: retry {them} too."]
 
 
 async def _those(
