@@ -45,10 +45,12 @@ test: $(VENV)/.dev
 test-long: export PULSE_TRIO_SIMULATIONS = 20000
 test-long: export PULSE_TRIO_LOCKSTEP = 200
 test-long: export PULSE_TRIO_FUZZ_ROWS = 200000
+test-long: export PULSE_TRIO_HOSTILE = 500
 test-long: export PULSE_TRIO_CALLS = 400
 test-long: export PULSE_TRIO_PROGRAMS = 400
 test-long: export PULSE_TRIO_KILLED_PROGRAMS = 200
 test-long: export PULSE_TRIO_CRON = full
+test-long: export PULSE_TRIO_JOBS_AT_ONCE = 1000
 test-long: export CRON_EXPRESSIONS = 60
 test-long: export LIMITS_SECONDS = 60
 test-long: $(VENV)/.dev

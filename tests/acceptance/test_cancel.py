@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from typing import TYPE_CHECKING
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
     from pulse_trio.testing.faults.processes import Processes
 
+JOBS = int(os.environ.get("PULSE_TRIO_JOBS_AT_ONCE", "300"))
+"""How many run when their worker is told to stop."""
 SLACK = 2.0  # seconds that a loaded machine may take for what takes milliseconds on an idle one
 
 
@@ -115,7 +118,7 @@ async def test_a_jobs_deadline_ends_it_wherever_it_is(dsn: str, processes: Proce
 async def test_sigterm_under_load_loses_nothing_and_the_next_worker_goes_on_at_once(
     dsn: str, processes: Processes, sink: Sink
 ) -> None:
-    count = 1000
+    count = JOBS
     ids = enqueue(dsn, count=count)
     running = await worker(processes, dsn, f"--concurrency={count}", "--grace=2")
     await sink.until("start", attempt=1, count=count)

@@ -524,7 +524,7 @@ def test_each_role_does_all_that_its_rights_allow_and_changes_and_sees_what_the_
                             if not MAY[kind](login, change)
                         ]
                         if changes:
-                            world.restore()
+                            world.restore(changes)
         assert harm == [], "\n".join(harm)
         assert set(attacker.shown) <= SHOWN[kind], {m: s for m, s in attacker.shown.items() if m not in SHOWN[kind]}
         assert world.defined() == world.definitions

@@ -7,7 +7,6 @@ from uuid import uuid4
 
 import pytest
 
-from support.connections import keeping
 from support.stores import Window, open_kept_store
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def room_dsn(databases: Databases) -> Generator[str]:
-    with databases.migrated() as dsn, keeping(dsn):
+    with databases.migrated() as dsn:
         yield dsn
 
 
@@ -62,5 +61,5 @@ async def other(room_dsn: str, links: list[KeptLinks]) -> AsyncGenerator[WorkerS
 @pytest.fixture
 def alone(dsn: str) -> Generator[Window]:
     """A window on a database of this test alone."""
-    with keeping(dsn), Window(dsn) as window:
+    with Window(dsn) as window:
         yield window

@@ -14,7 +14,7 @@ import psycopg
 from psycopg.sql import Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from .stores import Window
 
@@ -239,12 +239,11 @@ class World:
         self._look = " UNION ALL ".join(parts)
         owner.run("CREATE SCHEMA saved")
         owner.run("; ".join(f"CREATE TABLE saved.{table} AS SELECT * FROM {table}" for table in self.tables))
-        self._put_back = "BEGIN; " + "; ".join(
-            f"DELETE FROM {table}; INSERT INTO {table} ({', '.join(columns)}) OVERRIDING SYSTEM VALUE"
+        self._put_back = {
+            table: f"DELETE FROM {table}; INSERT INTO {table} ({', '.join(columns)}) OVERRIDING SYSTEM VALUE"
             f" SELECT {', '.join(columns)} FROM saved.{table}"
             for table, columns in self.columns.items()
-        )
-        self._put_back += "; COMMIT"
+        }
         self.first = self.state()
         assert all(self.first[table] for table in self.tables), "each table has a row to be attacked"
         self.definitions = self.defined()
@@ -276,8 +275,10 @@ class World:
             ]
         return found
 
-    def restore(self) -> None:
-        self.owner.run(self._put_back)
+    def restore(self, changes: Iterable[Change]) -> None:
+        """Puts back the rows of the tables that changed: of all tables it would take longer than what is tried."""
+        tables = sorted({change.table for change in changes})
+        self.owner.run(f"BEGIN; {'; '.join(self._put_back[table] for table in tables)}; COMMIT")
 
     def defined(self) -> list[str]:
         """How everything of the schema is defined, whose it is and who may what with it."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pulse_trio.store import WorkerStore
 
 _idle: dict[str, list[psycopg.Connection[Any]]] = {}
-"""By the DSN of a database whose tests asked for it: another DSN means another way there, or another session."""
+"""By the DSN of a database: another DSN means another way there, or another session."""
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from psycopg.conninfo import make_conninfo
 from psycopg.sql import SQL, Identifier, Literal
 
 from pulse_trio.testing.databases import copy_database, template_of
+from support.connections import keeping
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -38,8 +39,9 @@ class Databases:
 
     @contextmanager
     def migrated(self) -> Generator[str]:
-        """The DSN of a new database with the schema; dropped afterwards, even with open connections."""
-        with self.copied(template_of(self._admin, self.server_dsn, self._prefix)) as dsn:
+        """The DSN of a new database with the schema; dropped afterwards, even with open connections. Until then what looks at
+        it, or fills it, shares its connections (connections.py)."""
+        with self.copied(template_of(self._admin, self.server_dsn, self._prefix)) as dsn, keeping(dsn):
             yield dsn
 
     @contextmanager

@@ -301,6 +301,51 @@ async def test_a_child_that_wakes_while_another_queue_is_served_is_run_too(
         assert (run.state, run.result) == ("completed", "back")
 
 
+def backends(dsn: str) -> dict[str, set[int]]:
+    """The sessions of the workers' connections, by what they are for."""
+    with connect_sync(dsn) as connection:
+        found: dict[str, set[int]] = {}
+        for name, pid in connection.execute(
+            "SELECT application_name, pid FROM pg_stat_activity WHERE datname = current_database()"
+            " AND application_name LIKE 'pulse-trio %' AND pid <> pg_backend_pid()"
+        ).fetchall():
+            found.setdefault(name, set()).add(pid)
+        return found
+
+
+async def test_runs_share_the_connections_of_the_workers_that_are_not_killed(
+    pulse_clock: PulseClock, pulse_dsn: str
+) -> None:
+    found: list[dict[str, set[int]]] = []
+    for point in ("none", "lost@1", "kill@1", "kill@end"):
+        async for run in crash_points(mails_outside, dsn=pulse_dsn, only=point):
+            assert run.reached
+        found.append(backends(pulse_dsn))
+    assert len(found[0]["pulse-trio claims"]) == 1
+    assert found[1]["pulse-trio claims"] == found[0]["pulse-trio claims"]
+    # Those of the killed workers are gone, with the proxy that they came through.
+    assert found[3]["pulse-trio claims"] >= found[0]["pulse-trio claims"]
+    assert found[3] == found[2]
+
+
+@handlers.job(durable=True, max_attempts=5)
+async def hangs_when_it_comes_back(job: Job) -> None:
+    await job.step(act, f"attempt {job.attempt}")
+    if job.attempt > 1:
+        await trio.sleep_forever()
+
+
+async def test_a_later_attempt_that_never_ends_leaves_no_connection_of_its_own(
+    pulse_clock: PulseClock, pulse_dsn: str
+) -> None:
+    with pytest.raises(NeverEnds, match="did not end within"):
+        await found(pulse_dsn, hangs_when_it_comes_back, [], only="kill@2", timeout=1.0)
+    with trio.fail_after(10):
+        # That of whoever rescued the job stays, for the next. The server notices the end of the others soon.
+        while list(backends(pulse_dsn)) != ["pulse-trio watchdog"]:  # noqa: ASYNC110 -- PostgreSQL tells nobody
+            await trio.sleep(0.01)
+
+
 async def test_a_durable_handler_without_a_database_is_told_to_take_one() -> None:
     with pytest.raises(
         ConfigurationError, match="'order' is durable, and its history needs a real database: dsn=pulse_dsn"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from typing import Any
 
@@ -14,7 +15,7 @@ from support.stage import Stage
 
 KINDS = ["trio", "child", "cancelled", "thread", "asyncio", "process"]
 SETTINGS: dict[str, Any] = {"cleanup": 2.0, "process_slots": 2, "concurrency": 20}
-DRAWN = 500
+DRAWN = int(os.environ.get("PULSE_TRIO_HOSTILE", "150"))
 """Of the 7,000 combinations that tests/unit/test_describing.py tries one by one; always the same ones."""
 
 

@@ -15,9 +15,8 @@ import psycopg
 import trio
 
 from ..errors import ConfigurationError, DatabaseUnavailable, SchemaError
-from ..postgres import connect_sync
 from .draining import UnknownKinds, drain_with, in_trio
-from .kept import kept_for
+from .kept import connected, kept_for
 from .kept_worker import KeepingWorker
 from .suspended import drained, grows_trees, suspending_at_once
 from .virtual_time import MOVE, jump_statement, soon_statement, stop_statement
@@ -130,7 +129,7 @@ class PulseClock:
     def jump_to_sync(self, moment: datetime, /) -> None:
         """`jump_to` for tests without an event loop."""
         self._check(moment)
-        with connect_sync(self._dsn) as connection:
+        with connected(self._dsn) as connection:
             try:
                 ((reached,),) = connection.execute(MOVE, {"until": moment}).fetchall()
             except psycopg.errors.UndefinedTable:

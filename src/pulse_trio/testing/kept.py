@@ -1,25 +1,47 @@
 """Connections that one worker of a test leaves to the next: making them, and planning every statement anew, takes longer than a
 test's jobs.
 
-They belong to a test's database, and are closed when it is dropped. Each worker has a session of its own on them.
+They belong to a test's database, and are closed when it is dropped. Each worker has a session of its own on them. Blocking ones
+are for what looks at the database between the workers.
 """
 
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from ..postgres import Link
+from psycopg.pq import TransactionStatus
+from psycopg.waiting import Wait
+
+from ..postgres import Link, connect_sync
+from ..postgres.contract import ready_now
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Hashable
+    from contextlib import AbstractContextManager
+
+    from psycopg import Connection
 
     from ..postgres import TrioConnection
     from ..store.links import Links
 
-_kept: dict[tuple[int, str], KeptConnections] = {}
+_kept: dict[tuple[int, str], _Kept] = {}
 """By process id, because a forked child must not use its parent's connections, and by DSN."""
+
+
+class _Kept:
+    """Those of one database: of workers by what they are for, because two of them may run at once; and blocking ones."""
+
+    def __init__(self) -> None:
+        self.of_workers: dict[str, KeptConnections] = {}
+        self.blocking: list[Connection[Any]] = []
+
+    def close(self) -> None:
+        for kept in self.of_workers.values():
+            kept.close()
+        while self.blocking:
+            self.blocking.pop().close()
 
 
 class KeptConnections:
@@ -56,15 +78,22 @@ class KeptConnections:
             connection.pgconn.finish()
 
 
+def hang_up(links: Links) -> None:
+    """Closes the connections of a worker that did not end by itself."""
+    for link in _links(links):
+        if link._connection is not None:  # pyright: ignore[reportPrivateUsage] -- none who holds its lock gives it back
+            link._connection.pgconn.finish()  # pyright: ignore[reportPrivateUsage] -- the same
+
+
 def _links(links: Links) -> list[Link]:
     return list({id(link): link for link in vars(links).values() if isinstance(link, Link)}.values())
 
 
 @contextmanager
 def keeping(dsn: str) -> Generator[None]:
-    """While the block runs, connections of workers to this database are kept."""
+    """While the block runs, connections to this database are kept."""
     key = os.getpid(), dsn
-    kept = _kept[key] = KeptConnections()
+    kept = _kept[key] = _Kept()
     try:
         yield
     finally:
@@ -72,6 +101,44 @@ def keeping(dsn: str) -> Generator[None]:
         kept.close()
 
 
-def kept_for(dsn: str) -> KeptConnections | None:
-    """Those of a database that a test has now; None for any other."""
-    return _kept.get((os.getpid(), dsn))
+def keeping_if_none_does(dsn: str) -> AbstractContextManager[None]:
+    """The same, unless they are kept for longer."""
+    return nullcontext() if (os.getpid(), dsn) in _kept else keeping(dsn)
+
+
+def kept_for(dsn: str, use: str = "") -> KeptConnections | None:
+    """Those of workers to a database that a test has now; None for any other."""
+    kept = _kept.get((os.getpid(), dsn))
+    return None if kept is None else kept.of_workers.setdefault(use, KeptConnections())
+
+
+@contextmanager
+def connected(dsn: str) -> Generator[Connection[Any]]:
+    """A blocking connection in autocommit mode; of a database that a test has now not necessarily a new one."""
+    kept = _kept.get((os.getpid(), dsn))
+    connection = None
+    while kept is not None and kept.blocking and connection is None:
+        if _is_quiet(found := kept.blocking.pop()):
+            connection = found
+        else:
+            found.close()
+    if connection is None:
+        connection = connect_sync(dsn)
+    try:
+        yield connection
+    except BaseException:
+        connection.close()
+        raise
+    if kept is not None and kept is _kept.get((os.getpid(), dsn)) and _is_quiet(connection):
+        kept.blocking.append(connection)
+    else:
+        connection.close()
+
+
+def _is_quiet(connection: Connection[Any]) -> bool:
+    """Whether it stands in no transaction and has heard nothing since: its end, above all."""
+    return (
+        not connection.closed
+        and connection.info.transaction_status is TransactionStatus.IDLE
+        and not ready_now(connection.pgconn.socket, Wait.R)
+    )

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from ..errors import ResourceFailed, ResourceLost
     from ..handlers import Handlers
+    from ..store.links import Links
     from ..worker.building import Parts
     from .kept import KeptConnections
 
@@ -21,6 +22,11 @@ class KeepingWorker(Worker):
     def __init__(self, handlers: Handlers, dsn: str, *, kept: KeptConnections | None, **given: Any) -> None:
         super().__init__(handlers, dsn, **given)
         self._kept = kept
+
+    @property
+    def links(self) -> Links:
+        """Its connections."""
+        return self._store.links
 
     async def _register(self) -> int:
         if self._kept is None or not self._kept.lend(self._store.links, self._terms):

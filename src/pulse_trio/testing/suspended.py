@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import anyio.to_thread
 from psycopg.sql import SQL, Identifier
 
-from ..postgres import connect_sync
 from ..worker import WorkerReport
+from .kept import connected
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -68,7 +68,7 @@ async def drained(dsn: str, handlers: Handlers, report: WorkerReport, settings: 
 
 
 def _suspended_jobs_of(dsn: str, schema: str) -> dict[int, str]:
-    with connect_sync(dsn) as connection:
+    with connected(dsn) as connection:
         return suspended_jobs(connection, schema)
 
 

@@ -6,6 +6,10 @@ What the producers enqueue fits none of them: it is put back, and runs on a work
 from __future__ import annotations
 
 from pulse_trio import Handlers
+from pulse_trio.worker.jobs import runner
+
+# Else a job that it put back waits for up to two minutes, and the run with it.
+runner.UNKNOWN_KIND_DELAY = 1.0
 
 handlers = Handlers()
 

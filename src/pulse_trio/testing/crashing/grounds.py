@@ -6,15 +6,15 @@ from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import anyio.to_thread
 import msgspec
 import trio
 
 from ...client import open_client
-from ...postgres import connect_or_unavailable
 from ...states import FINISHED
 from ...store import WorkerStore
 from ..faults.proxy import open_proxy
-from ..kept import KeptConnections
+from ..kept import KeptConnections, connected, hang_up, keeping_if_none_does, kept_for
 from ..kept_worker import KeepingWorker
 from ..memory import MemoryDatabase, MemoryStore
 from ..memory.worker import MemoryWorker
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ...client import Client
     from ...handlers import Handlers
     from ...jobs import JobRequest
+    from ...store.links import Links
     from ...worker import Worker
     from ..faults.proxy import Proxy
 
@@ -83,8 +84,8 @@ class Ground(Protocol):
 
     async def enqueue(self, request: JobRequest) -> int: ...
 
-    def worker(self, handlers: Handlers, instrument: Any) -> AbstractAsyncContextManager[Worker]:
-        """A worker that is not yet run."""
+    def worker(self, handlers: Handlers, instrument: Any, *, may_die: bool) -> AbstractAsyncContextManager[Worker]:
+        """A worker that is not yet run. `may_die` says that it may be killed as by a signal."""
         ...
 
     def beside(self, keeps_slot: Callable[[], bool]) -> AbstractAsyncContextManager[None]:
@@ -137,7 +138,7 @@ class MemoryGround:
         )
 
     @asynccontextmanager
-    async def worker(self, handlers: Handlers, instrument: Any) -> AsyncGenerator[Worker]:
+    async def worker(self, handlers: Handlers, instrument: Any, *, may_die: bool) -> AsyncGenerator[Worker]:
         store = self._store = MemoryStore(self._database)
         # The server has committed, and its answer is on its way: a crash point of its own.
         store.silence["commit"] = trio.lowlevel.cancel_shielded_checkpoint
@@ -175,7 +176,9 @@ class MemoryGround:
 
 
 class DatabaseGround:
-    """On a PostgreSQL. The worker reaches it through a proxy, which resets its connections when it is killed."""
+    """On a PostgreSQL. A worker that may be killed reaches it through a proxy, which then resets its connections. The others
+    have those that workers before them have left, in runs before this one too: a worker's first connections, and the plans of
+    its statements, take longer than most handlers."""
 
     has_sockets = True
 
@@ -184,15 +187,18 @@ class DatabaseGround:
         self._client = client
         self._proxy = proxy
         self._sessions: list[int] = []
-        self._kept = KeptConnections()
+        self._mortal = KeptConnections()
+        """Those through the proxy."""
+        self._links: Links | None = None
+        """Of its last worker."""
         self._events = () if durable is None else durable.events
         self._others = None if durable is None else Others(dsn, durable.handlers)
 
     def close(self) -> None:
-        """Closes the connections that its last worker has left, and its own."""
-        self._kept.close()
-        if self._others is not None:
-            self._others.close()
+        """Closes the connections through the proxy, and those of a worker that did not end by itself."""
+        self._mortal.close()
+        if self._links is not None:
+            hang_up(self._links)
 
     @property
     def written(self) -> list[str]:
@@ -207,12 +213,12 @@ class DatabaseGround:
         return ref.id
 
     @asynccontextmanager
-    async def worker(self, handlers: Handlers, instrument: Any) -> AsyncGenerator[Worker]:
+    async def worker(self, handlers: Handlers, instrument: Any, *, may_die: bool) -> AsyncGenerator[Worker]:
         self._sessions.clear()
-        yield KeepingWorker(
+        worker = KeepingWorker(
             handlers,
-            self._proxy.dsn,
-            kept=self._kept,
+            self._proxy.dsn if may_die else self._dsn,
+            kept=self._mortal if may_die else kept_for(self._dsn, QUEUE),
             burst=True,
             watch=False,
             on_session=self._sessions.append,
@@ -221,15 +227,20 @@ class DatabaseGround:
             queues=None if self._others is None else [QUEUE],
             **SETTINGS,
         )
+        self._links = worker.links
+        yield worker
 
     def beside(self, keeps_slot: Callable[[], bool]) -> AbstractAsyncContextManager[None]:
         return nullcontext() if self._others is None else self._others.beside(keeps_slot)
 
     async def rescue(self, job_id: int, *, dead: bool) -> bool:
         if dead:
-            self._kept.close()
+            self._mortal.close()
             self._proxy.cut()
         store = WorkerStore(self._dsn)
+        kept = kept_for(self._dsn, "rescue")
+        assert kept is not None  # noqa: S101 -- as long as the ground is open
+        kept.lend(store.links, None)
         try:
             with trio.fail_after(_RESCUE_WITHIN):
                 locked_at = trio.current_time() + _LOCKED_AFTER
@@ -239,6 +250,7 @@ class DatabaseGround:
                         return False
                     await store.rescue_sessions(self._sessions)
                     await trio.sleep(_RESCUE_PAUSE)
+            kept.take(store.links, None)
             return True
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
@@ -262,11 +274,17 @@ class DatabaseGround:
 @asynccontextmanager
 async def open_database(dsn: str, durable: Durably | None = None) -> AsyncGenerator[DatabaseGround]:
     """A ground on a PostgreSQL that has the schema."""
-    # Before the first nursery, which would put the error into a group.
-    await (await connect_or_unavailable(dsn, own=True)).close()
-    async with open_proxy(dsn) as proxy, open_client(dsn) as client:
-        ground = DatabaseGround(dsn, client, proxy, durable)
-        try:
-            yield ground
-        finally:
-            ground.close()
+    with keeping_if_none_does(dsn):
+        # Before the first nursery, which would put the error into a group.
+        await anyio.to_thread.run_sync(_reach, dsn)
+        async with open_proxy(dsn) as proxy, open_client(dsn) as client:
+            ground = DatabaseGround(dsn, client, proxy, durable)
+            try:
+                yield ground
+            finally:
+                ground.close()
+
+
+def _reach(dsn: str) -> None:
+    with connected(dsn):
+        pass

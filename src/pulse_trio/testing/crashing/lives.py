@@ -132,10 +132,11 @@ async def _attempt(
             failed.append(error)
 
     late, dead, blocked = "", False, ""
+    may_die = not struck_before and strikes.point.strike == "kill"
     trio.lowlevel.add_instrument(process)
     try:
         async with (
-            ground.worker(handlers, ends) as worker,
+            ground.worker(handlers, ends, may_die=may_die) as worker,
             ground.beside(partial(_keeps_slot, process, worker)),
             trio.open_nursery() as nursery,
         ):

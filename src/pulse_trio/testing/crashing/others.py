@@ -13,16 +13,14 @@ import anyio.to_thread
 import trio
 
 from ...errors import ConfigurationError
-from ...postgres import connect_sync
 from ..clock import PulseClock
 from ..draining import PulseWorker
+from ..kept import connected
 from ..suspended import suspended_jobs
 from ..virtual_time import jump_statement, soon_statement, stop_statement
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
-
-    from psycopg import Connection
 
     from ...handlers import Handlers
 
@@ -47,13 +45,6 @@ class Others:
         self._dsn = dsn
         self._handlers = handlers
         self._has_clock: bool | None = None
-        self._connection: Connection[Any] | None = None
-        """For what is looked up between the attempts; one at a time."""
-
-    def close(self) -> None:
-        """Closes its connection."""
-        if self._connection is not None:
-            self._connection.close()
 
     async def until_due(self, job_id: int) -> int:
         """Runs others, and lets time pass from moment to moment, until a suspended job is due or has ended. Returns how many
@@ -116,39 +107,31 @@ class Others:
             ) from None
         return set(queues)
 
-    def _connected(self) -> Connection[Any]:
-        if self._connection is None or self._connection.closed:
-            self._connection = connect_sync(self._dsn)
-        return self._connection
-
     def _suspended(self) -> dict[int, str]:
-        return suspended_jobs(self._connected(), "pulse")
+        with connected(self._dsn) as connection:
+            return suspended_jobs(connection, "pulse")
 
     def _look(self) -> list[str]:
-        connection = self._connected()
-        if self._has_clock is None:
-            ((self._has_clock,),) = connection.execute(_HAS_CLOCK).fetchall()
+        with connected(self._dsn) as connection:
+            if self._has_clock is None:
+                ((self._has_clock,),) = connection.execute(_HAS_CLOCK).fetchall()
+                if self._has_clock:
+                    connection.execute(stop_statement("pulse"))
             if self._has_clock:
-                connection.execute(stop_statement("pulse"))
-        if self._has_clock:
-            connection.execute(soon_statement("pulse"))
-        return [queue for (queue,) in connection.execute(_QUEUES, [QUEUE]).fetchall()]
+                connection.execute(soon_statement("pulse"))
+            return [queue for (queue,) in connection.execute(_QUEUES, [QUEUE]).fetchall()]
 
     def _lines(self, job_id: int) -> int:
-        ((lines,),) = self._connected().execute(_LINES, [job_id]).fetchall()
+        with connected(self._dsn) as connection:
+            ((lines,),) = connection.execute(_LINES, [job_id]).fetchall()
         return lines
 
     def _jump(self) -> bool:
         if not self._has_clock:
             return False
-        moved = (
-            self._connected()
-            .execute(
-                jump_statement("pulse", schedules=False), {"until": None, "taken": "0", "soon": None, "look": False}
-            )
-            .fetchall()
-        )
-        return bool(moved)
+        jump = {"until": None, "taken": "0", "soon": None, "look": False}
+        with connected(self._dsn) as connection:
+            return bool(connection.execute(jump_statement("pulse", schedules=False), jump).fetchall())
 
 
 def _stuck(waits: str, *, has_clock: bool) -> str:
