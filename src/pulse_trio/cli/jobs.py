@@ -18,7 +18,7 @@ from .database import open_store
 from .filters import RATE, described, filter_of, filter_options, parsed_retention
 from .options import Number, WholeNumber, actor_option, dsn_option, json_option, page_limit_option, schema_option
 from .output import notice, print_fields, print_json, print_rich, print_table
-from .rehearsing import rehearse_deletion
+from .rehearsing import rehearse_deletion, rehearse_retry
 from .roots import anew, on_trees, said_of_anew, said_of_members, said_of_unfinished, unfinished
 from .showing import compact, fields_of, in_quarantine, owes_clean_up, print_error, reasons_of, unreceived_of, whole
 
@@ -338,19 +338,24 @@ class _Action:
             raise UsageError("Say which state of jobs is meant, as in --state dead.")
 
     def _rehearse(self, client: SyncClient, ids: Sequence[int], chosen: JobFilter, *, as_json: bool) -> int:
+        known = chosen.get("state")
+        state = None if known is None else State(known)
         if self._verb != "delete":
             self._say_before(client, ids)
-            would = {f"would_be_{self._past}": ids}
-            print_json(would) if as_json else click.echo(f"{count_of(len(ids), 'job')} would be {self._past}")
-            return 0
-        state = chosen.get("state")
-        done = rehearse_deletion(client, ids, None if state is None else State(state))
-        if as_json:
-            print_json({"would_be_deleted": done.deleted, "members": done.along, "refused": done.refused})
+            moved, refused = rehearse_retry(client, ids, state, unfinished(client, ids))
+            if as_json:
+                print_json({f"would_be_{self._past}": moved} | ({"refused": refused} if refused else {}))
+            else:
+                click.echo(f"{count_of(len(moved), 'job')} would be {self._past}")
         else:
-            click.echo(done)
-        self._say(done.refused)
-        return UsageError.exit_code if done.refused else 0
+            done = rehearse_deletion(client, ids, state)
+            if as_json:
+                print_json({"would_be_deleted": done.deleted, "members": done.along, "refused": done.refused})
+            else:
+                click.echo(done)
+            refused = done.refused
+        self._say(refused)
+        return UsageError.exit_code if refused else 0
 
     def _agreed(self, count: int, chosen: JobFilter) -> bool:
         if not sys.stdin.isatty():

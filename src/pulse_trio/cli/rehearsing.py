@@ -1,4 +1,5 @@
-"""What a deletion would do, found without doing it: which jobs, how many of their trees go along, and which are refused."""
+"""What a deletion or a retry would do, found without doing it: which jobs, how many of their trees go along, and which are
+refused."""
 
 from __future__ import annotations
 
@@ -6,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..records import State
+from ..states import TRANSITIONS, Event
 from ..store import history, operations
-from ..store.places import COUNTED, undeleted, undeleted_in
+from ..store.places import COUNTED, undeleted, undeleted_in, unretried
 from ..text import count_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Sequence
 
     from ..client import SyncClient
     from ..store.places import Place
@@ -42,10 +44,7 @@ class Rehearsed:
 
 def rehearse_deletion(client: SyncClient, ids: Sequence[int], state: State | None) -> Rehearsed:
     """What a deletion of these jobs would do now. `state` is that of all of them where a filter has found them."""
-    places: dict[int, Place] = {}
-    for start in range(0, len(ids), _PLACES):
-        places |= client.run(operations.places_of(ids[start : start + _PLACES]))
-    states = dict.fromkeys(ids, state) if state is not None else _states_of(client, ids)
+    places, states = _places_of(client, ids), _states_of(client, ids, state)
     done = Rehearsed()
     roots = {one.id for one in places.values() if one.parent_id is None and not one.root_lives and one.id in states}
     for job_id in ids:
@@ -63,13 +62,40 @@ def rehearse_deletion(client: SyncClient, ids: Sequence[int], state: State | Non
     return done
 
 
+def rehearse_retry(
+    client: SyncClient, ids: Sequence[int], state: State | None, owing: Container[int]
+) -> tuple[list[int], dict[int, str]]:
+    """Which of these jobs would be retried now, and why the others would not. `state` as above; `owing`: those that owe their
+    clean-up. That a live job has the unique key of one is found by the retry alone."""
+    places, states = _places_of(client, ids), _states_of(client, ids, state)
+    refused: dict[int, str] = {}
+    for job_id in ids:
+        if (found := states.get(job_id)) is None:
+            refused[job_id] = operations.missing(job_id)
+        elif (place := places.get(job_id)) and (why := unretried(place, found, owes=job_id in owing)) is not None:
+            refused[job_id] = why
+        elif Event.RETRY not in TRANSITIONS[found]:
+            refused[job_id] = operations.unmoved(job_id, found, None)
+    return [job_id for job_id in ids if job_id not in refused], refused
+
+
+def _places_of(client: SyncClient, ids: Sequence[int]) -> dict[int, Place]:
+    places: dict[int, Place] = {}
+    for start in range(0, len(ids), _PLACES):
+        places |= client.run(operations.places_of(ids[start : start + _PLACES]))
+    return places
+
+
 def _refusal(job_id: int, state: State | None, of_tree: str | None) -> str | None:
     if state is None:
         return operations.missing(job_id)
     return of_tree or (undeleted_in(job_id, state) if state is State.RUNNING else None)
 
 
-def _states_of(client: SyncClient, ids: Sequence[int]) -> dict[int, State]:
+def _states_of(client: SyncClient, ids: Sequence[int], state: State | None) -> dict[int, State]:
+    """`state` is that of all of them, if it is known."""
+    if state is not None:
+        return dict.fromkeys(ids, state)
     found: dict[int, State] = {}
     for start in range(0, len(ids), _JOBS):
         found |= {job.id: job.state for job in client.run(history.page(ids[start : start + _JOBS]))}
