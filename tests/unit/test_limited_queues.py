@@ -63,6 +63,13 @@ def test_where_nothing_was_due_a_sweep_brings_the_next_try_within_its_share_of_t
     assert not book.nothing_due
 
 
+def test_nothing_is_due_where_a_job_is_due_later(book: LimitedQueues) -> None:
+    book.claimed("q", answer(3600.0), 10.0, 10.001)
+    assert (book.nothing_due, book.next_try) == (True, pytest.approx(3610.001))
+    book.told("q")
+    assert not book.nothing_due
+
+
 def test_one_slow_answer_does_not_keep_a_queue_away_for_long(book: LimitedQueues) -> None:
     book.claimed("q", answer(), 10.0, 14.0)
     book.swept(["q"])

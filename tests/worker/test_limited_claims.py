@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
@@ -124,6 +124,18 @@ async def test_a_burst_waits_for_what_a_limit_holds_back_on_another_worker(noop:
         assert worker.running == 1
         await noop.worker(MemoryStore(noop.database), burst=True).run()
         assert noop.database.state(last) == "completed"
+
+
+@pytest.mark.parametrize("given", [{"queue": "narrow"}, {"key": "a"}])
+async def test_a_burst_leaves_the_jobs_of_a_queue_with_limits_or_keys_that_are_due_later(
+    given: dict[str, Any], noop: Stage
+) -> None:
+    noop.handlers.queue("narrow", limit=1)
+    due, later = noop.enqueue("noop", **given), noop.enqueue("noop", delay=1000, **given)
+    began = trio.current_time()
+    await noop.burst()
+    assert (noop.database.state(due), noop.database.state(later)) == ("completed", "scheduled")
+    assert trio.current_time() - began < 10
 
 
 async def test_a_burst_ends_beside_a_paused_queue_with_limits(noop: Stage) -> None:

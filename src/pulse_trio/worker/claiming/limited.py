@@ -43,8 +43,8 @@ class _Queue:
     """Fruitless looks since a job last started, ended or arrived."""
     soon: bool = False
     """Whether another worker was at its claim at the last try: a try before `try_at`, within 20 ms, would be in vain too."""
-    blocked: bool = False
-    """Whether a due job had to wait at the last try."""
+    idle: bool = False
+    """Whether it was tried since it was last found or told of, and none of its jobs was due, though one may be later."""
 
 
 class LimitedQueues:
@@ -69,7 +69,7 @@ class LimitedQueues:
     @property
     def nothing_due(self) -> bool:
         """Whether every queue was tried since the last sweep, and none had a due job that has to wait."""
-        return all(queue.try_at == math.inf and not queue.blocked for queue in self._queues.values())
+        return all(queue.idle for queue in self._queues.values())
 
     @property
     def next_try(self) -> float:
@@ -84,11 +84,13 @@ class LimitedQueues:
         for name in found:
             queue = self._queues[name]
             queue.try_at = min(queue.try_at, queue.not_before)
+            queue.idle = False
 
     def told(self, name: str) -> None:
         """Records that a job of that queue ended or arrived: the queue is worth a claim now."""
         if (queue := self._queues.get(name)) is not None:
             queue.vain = 0
+            queue.idle = False
             if not queue.soon:
                 queue.try_at = -math.inf
 
@@ -114,13 +116,13 @@ class LimitedQueues:
         """Takes the answer to a claim that was sent at `began`."""
         queue = self._queues[name]
         queue.turns = answer.turns
-        queue.blocked = answer.blocked
         if answer.claims:
             queue.vain, queue.took = 0, now - began
         else:
             queue.vain += 1
         pause = self._pause(queue, answer, now - began)
         queue.try_at = now + pause
+        queue.idle = not answer.claims and not answer.blocked and pause >= _SOON
         queue.soon = answer.blocked and not answer.claims and 0 < pause <= _LONGEST_CLAIM
         queue.not_before = now + (_ELSEWHERE if answer.blocked else rest_after(now - began))
         self._last_tried = name
@@ -130,7 +132,7 @@ class LimitedQueues:
         queue = self._queues[name]
         queue.try_at = math.inf
         queue.not_before = until
-        queue.blocked = queue.soon = False
+        queue.soon, queue.idle = False, True
         self._last_tried = name
 
     def _pause(self, queue: _Queue, answer: Limited, cost: float) -> float:
