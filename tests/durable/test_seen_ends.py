@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from pulse_trio import Discard, Job
+from pulse_trio import Discard, Job, SyncClient
 from pulse_trio.worker.durable import seen
 
 if TYPE_CHECKING:
@@ -195,3 +195,34 @@ async def test_where_no_version_has_written_what_was_seen_a_replay_that_stands_s
     trees.again()
     assert await report.ends(job_id) == ("completed", "done")
     assert report.noted == [1, 2]
+
+
+@pytest.mark.parametrize("times", [1, 3])
+async def test_what_was_read_last_in_a_block_is_remembered_with_its_end(times: int, trees: Trees) -> None:
+    turns: list[int] = []
+
+    @trees.handlers.job
+    async def child() -> None: ...
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> int:
+        turn = 0
+        async with job.durable_nursery() as nursery:
+            children = [nursery.start_soon(child) for _ in range(2)]
+            while turn < times or not all(one.outcome for one in children):
+                turn += 1
+                await job.sleep(0.2)
+        turns.append(turn)
+        await job.wait_for_event("go on")
+        return turn
+
+    client, job_id = SyncClient(trees.dsn), trees.enqueue("order")
+    with trio.fail_after(60):
+        while not turns:
+            await trees.burst()
+            trees.again()
+        await trees.burst()
+        client.send_event(job_id, "go on")
+        await trees.burst()
+    assert trees.job(job_id)["error"] is None
+    assert (trees.job(job_id)["state"], len(set(turns))) == ("completed", 1)

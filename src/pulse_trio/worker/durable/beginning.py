@@ -10,7 +10,7 @@ from ...errors import UsageError
 from ..jobs.job_states import HELD_BACK, DurableCallRefused
 from .calls import IN_STEP, Call
 from .keys import entry_key
-from .seen import learn_what_was_seen
+from .seen import learn_what_was_seen, note_what_was_seen
 
 if TYPE_CHECKING:
     from .calls import CallKind
@@ -117,9 +117,7 @@ async def _write_what_it_rests_on(durable: Durable, call: Call) -> None:
     if not durable.history.replay.over:
         await learn_what_was_seen(durable)
     elif durable.blocks:
-        for block in durable.blocks:
-            if block.seen is not None:
-                block.seen.note()
+        note_what_was_seen(durable)
         async with durable.awaiting(call):
             for block in list(durable.blocks):
                 # A job that is being cancelled starts none any more, and what is to be undone is undone all the same.

@@ -23,6 +23,7 @@ from ..jobs.job_states import DurableCallRefused
 from .beginning import is_in_step, refusal
 from .children import FAILED
 from .scopes import Scope
+from .seen import note_what_was_seen
 from .unopened import body_key
 
 if TYPE_CHECKING:
@@ -245,6 +246,7 @@ class Opened:
     async def _end_now(self, error: BaseException | None) -> None:
         block = self.block
         failures = [] if block.collect else block.failures
+        note_what_was_seen(self._durable)
         # A step that failed in the body comes before the block's end. Without an exception the body has answered it.
         if error is None:
             self._durable.failures.call_begins()

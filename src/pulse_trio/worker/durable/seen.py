@@ -121,7 +121,6 @@ class Seen:
         return True
 
     def note(self) -> None:
-        """A durable call begins, live: what was seen is added to the history, before its line."""
         new, self._new = self._new, {}
         for place, children in new.items():
             for names in _in_lines(children):
@@ -145,6 +144,13 @@ def _in_lines(children: Iterable[str]) -> Iterator[str]:
         size += room
     if names:
         yield msgspec.json.encode(names).decode()
+
+
+def note_what_was_seen(durable: Durable) -> None:
+    """A durable call begins or a block ends, live: what was seen is added to the history, before its line."""
+    for block in durable.blocks:
+        if block.seen is not None:
+            block.seen.note()
 
 
 async def learn_what_was_seen(durable: Durable) -> None:
