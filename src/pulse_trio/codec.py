@@ -146,7 +146,7 @@ class AeadCodec:
         if not self.accept_plain:
             raise CodecError(
                 f"The payload of {kind!r} is not encoded, and this codec accepts no plain ones (accept_plain=False): "
-                "enqueue it from a client that has the codec."
+                "enqueue or send it from a client that has the codec."
             )
         return coded.encode()
 
