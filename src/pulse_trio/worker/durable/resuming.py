@@ -68,7 +68,8 @@ def help_on(durable: Durable, since: float) -> None:
     durable call.
 
     Where tasks wait for each other otherwise, the call of that line may be behind a limiter or a lock that a task has which
-    waits for a line of its own: Trio gives them to other tasks in each attempt. Then that one has it first.
+    waits for a line of its own: Trio gives them to other tasks in each attempt. Then that one has it first; if it has none, it
+    goes on live.
     """
     replay = durable.history.replay
     stuck = durable.all_stand()
@@ -85,7 +86,11 @@ def help_on(durable: Durable, since: float) -> None:
         durable.hand_out()
     elif stuck:
         durable.fail(replay.stuck())
-    elif not patient or durable.all_stand(or_wait=True):
+    elif durable.all_stand(or_wait=True):
+        durable.hand_out(early=True)
+        if replay.idle and not replay.over and (durable.failures.recall() or replay.goes_on_by_keys()):
+            durable.hand_out()
+    elif not patient:
         durable.hand_out(early=True)
 
 

@@ -26,10 +26,11 @@ def keys_of(standing: Mapping[trio.lowlevel.Task, Call], scopes: Iterable[Scope]
 
 
 def may_get_its_line(durable: Durable, call: Call) -> bool:
-    """Whether a call that the replay has cancelled waits for its line all the same. It had it after that cancellation: a step
-    in a thread ends, and what was written counts. The handler has the result, and is cancelled after it."""
-    struck = durable.cancelling.noted or is_struck(durable)
-    ends = call.kind in ("step", "event") and durable.history.replay.has_line(call.key)
+    """Whether a call that is cancelled in a replay waits for its line all the same. It had it after that cancellation: a step
+    in a thread ends, and what was written counts. The handler has the result, and is cancelled after it. So it is where the
+    handler cancels a scope of Trio's own, that of a nursery, say."""
+    struck = durable.cancelling.noted or is_struck(durable) or durable.running.cancel_reason is None
+    ends = call.kind in ("step", "event", "sleep") and durable.history.replay.has_line(call.key)
     return struck and ends and durable.running.cancel_reason not in REFUSED
 
 
