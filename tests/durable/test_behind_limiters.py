@@ -93,3 +93,43 @@ async def test_a_race_keeps_its_winner_where_no_task_waits_for_another(trees: Tr
 
 async def _same(name: str) -> str:
     return name
+
+
+@pytest.mark.parametrize("what", ["step", "event"])
+async def test_a_later_attempt_goes_on_in_which_a_task_has_it_whose_call_has_no_line(trees: Trees, what: str) -> None:
+    """The calls that have lines wait behind it."""
+    calls: list[str] = []
+
+    async def fetch(page: str) -> str:
+        calls.append(page)
+        return page
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def crawl(job: Job) -> list[str]:
+        limiter, found = trio.CapacityLimiter(1), list[str]()
+
+        async def one(page: str, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+            async with limiter:
+                task_status.started()
+                if page == "b" and what == "event":
+                    await job.wait_for_event("b", key="event b")
+                found.append(await job.step(fetch, page, key=f"page {page}"))
+                if what == "step" and job.attempt == 1:
+                    raise OSError("the network is away")
+
+        first, second = "ab" if job.attempt == 1 else "ba"
+        async with trio.open_nursery() as nursery:
+            await nursery.start(one, first)
+            nursery.start_soon(one, second)
+        return sorted(found)
+
+    job_id = trees.enqueue("crawl")
+    await trees.burst()
+    assert calls == ["a"]
+    if what == "event":
+        SyncClient(trees.dsn).send_event(job_id, "b")
+    else:
+        trees.again()
+    with trio.fail_after(30):
+        await trees.burst()
+    assert (trees.job(job_id)["result"], calls) == (["a", "b"], ["a", "b"])

@@ -152,3 +152,46 @@ async def test_a_scope_that_its_own_task_ends_is_ended_there_again_wherever_the_
     await trees.burst()
     assert (trees.job(job_id)["error"], trees.job(job_id)["result"]) == (None, "done")
     assert ways == [["quick", "quick"]] * 2
+
+
+async def test_what_the_handler_reads_in_the_scope_is_the_same_in_a_later_attempt(trees: Trees) -> None:
+    """It does something else if the deadline has passed."""
+    ways: list[list[Any]] = []
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> str:
+        way = list[Any]()
+
+        async def other() -> None:
+            await job.wait_for_event("other", key="other")
+
+        async with trio.open_nursery() as tasks:
+            tasks.start_soon(other)
+            with job.move_on_after(0.05) as patience:
+
+                async def report() -> None:
+                    with trio.CancelScope(shield=True):
+                        while not patience.cancel_called:  # noqa: ASYNC110 -- it has no event
+                            await trio.sleep(0.01)
+
+                way.append(patience.cancel_called)
+                await job.step(report)
+                way.append(patience.cancel_called)
+                await job.step(_late if patience.cancel_called else _quick)
+                way.append("not cut")
+            ways.append([*way, patience.cancelled_caught])
+            await job.wait_for_event("main")
+        return "done"
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    client = SyncClient(trees.dsn)
+    for name in ("other", "main"):
+        client.send_event(job_id, name)
+        await trees.burst()
+    assert (trees.job(job_id)["error"], trees.job(job_id)["result"]) == (None, "done")
+    assert ways == [[False, True, True]] * len(ways)
+
+
+async def _late() -> str:
+    return "late"

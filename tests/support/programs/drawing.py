@@ -7,14 +7,19 @@ answers them. What may or may not be done (a child whose sibling fails, say) is 
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Literal
+
+from .crossings import draw_crossing
 
 Node = dict[str, Any]
 Ends = Literal["goes on", "raises", "waits"]
 """How a sequence ends in each attempt that nothing disturbs, at last."""
 FAR = 3600.0
+CROSSINGS = float(os.environ.get("PULSE_TRIO_CROSSINGS", "0.12"))
+"""How many of them stand before the nodes of a sequence."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,8 @@ class Drawing:
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
+        self.crossing = Random(f"{seed} crossing")
+        """For what is drawn by crossings.py."""
         self._count = 0
         self.left = self.random.choice((6, 10, 16, 24))
         """Nodes to draw."""
@@ -101,11 +108,22 @@ class Drawing:
             if self.left <= 0:
                 break
             self.left -= 1
+            if self.crossing.random() < CROSSINGS:
+                nodes.append(self.crosses(around))
             node, ends = self.node(around)
             nodes.append(node)
             if ends != "goes on":
                 return nodes, ends
         return nodes or [self.step(around)], "goes on"
+
+    def crosses(self, around: Around) -> Node:
+        """What stands among the others."""
+        mine, left = self.random, self.left
+        self.random, self.left = self.crossing, 2
+        try:
+            return draw_crossing(self, around)
+        finally:
+            self.random, self.left = mine, left
 
     def node(self, around: Around) -> tuple[Node, Ends]:
         """One, and how it ends."""

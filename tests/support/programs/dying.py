@@ -64,6 +64,12 @@ class ToldPlay(Play):
     def remember(self, job: Attempt, labels: list[str]) -> None:
         self._tell("remember", attempt(job), labels)
 
+    def decided(self, job: Attempt, tag: str, how: Any) -> None:
+        self._tell("decided", attempt(job), tag, how)
+
+    def decides(self, job: Attempt, name: str, tag: str, how: Any) -> None:
+        self._tell("decides", attempt(job), name, tag, how)
+
     def saga(self, job: Attempt, charge: str, how: str) -> None:
         self._tell("saga", attempt(job), charge, how)
 

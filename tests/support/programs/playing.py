@@ -7,6 +7,7 @@ a `Play` that tells it what happens (dying.py).
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,6 +16,8 @@ import trio
 import trio.lowlevel
 
 from pulse_trio import Discard, Handlers, Job, RetryAfter, Snooze
+
+from .crossed import CROSSED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -67,6 +70,8 @@ class Play:
     """Steps whose line is written."""
     spent: set[str] = field(default_factory=set[str])
     """What fails once, and has."""
+    decisions: dict[tuple[int, str], Any] = field(default_factory=dict[tuple[int, str], Any])
+    """What an attempt has decided that is not certain, by the job and the node: which of two waits was the first, say."""
     attempts: dict[int, list[int]] = field(default_factory=lambda: defaultdict[int, list[int]](list))
     running: dict[int, int] = field(default_factory=dict[int, int])
     """The attempt of each job that runs."""
@@ -102,6 +107,17 @@ class Play:
         if how != "open" or self.sagas.get(saga) != "refunded":
             self.sagas[saga] = how
 
+    def decided(self, job: Attempt, tag: str, how: Any) -> None:
+        """What an attempt has decided is written."""
+        self.decisions.setdefault((job.id, tag), how)
+
+    def decides(self, job: Attempt, name: str, tag: str, how: Any) -> None:
+        """An attempt decides something."""
+        before = self.decisions.get((job.id, tag), how)
+        # One whose lease is lost may go on for a while with what is not written.
+        if before != how and job.attempt == max(self.attempts[job.id]):
+            self.wrong.append(f"attempt {job.attempt} of {name} decides {tag} as {how}, and one before as {before}")
+
     def begins(self, job: Attempt, name: str) -> None:
         """An attempt begins."""
         self.names[job.id] = name
@@ -122,6 +138,7 @@ class Play:
         if job.cancel_reason in GIVES_UP:
             # The job may be started again, from the beginning.
             self.remembered = {one for one in self.remembered if one[0] != job.id}
+            self.decisions = {one: how for one, how in self.decisions.items() if one[0] != job.id}
 
     def effect(self, job: Attempt, name: str, node: Node, task: str) -> None:
         """A step does its work."""
@@ -157,6 +174,8 @@ class Interpreter:
         self.task = "main"
         self.failed: list[str] = []
         """Steps of this task that have failed, and whose failures have no line yet."""
+        self.decided: dict[str, Any] = {}
+        """What this task has decided since its last call."""
         self.scopes: list[Any] = []
         self.started: list[list[Any]] = []
         """The children of each open block."""
@@ -178,10 +197,19 @@ class Interpreter:
     async def run(self, nodes: list[Node]) -> None:
         """A sequence."""
         for node in nodes:
-            await getattr(self, f"do_{node['do']}")(node)
+            crossed = CROSSED.get(node["do"])
+            await (getattr(self, f"do_{node['do']}")(node) if crossed is None else crossed(self, node))
+
+    def decides(self, tag: str, how: Any) -> None:
+        """What the code goes on with is known: once a later call has returned, all attempts must go on so."""
+        self.decided[tag] = how
+        self.play.decides(self.job, self.spec["name"], tag, how)
 
     def did(self) -> None:
         """A durable call has returned: what came before it is written."""
+        for tag, how in self.decided.items():
+            self.play.decided(self.job, tag, how)
+        self.decided.clear()
         if self.failed:
             self.play.remember(self.job, self.failed)
             self.failed.clear()
@@ -190,6 +218,7 @@ class Interpreter:
 
     async def do_step(self, node: Node) -> None:
         label, fail, job, play, plain = node["label"], node["fail"], self.job, self.play, self.plain
+        scopes = tuple(self.scopes)
 
         def work() -> str:
             play.effect(job, self.spec["name"], node, self.task)
@@ -202,6 +231,17 @@ class Interpreter:
                 await self.point(label, "in")
             return work()
 
+        async def shielded() -> str:
+            await self.point(label, "in")
+            with trio.CancelScope(shield=True):
+                while not any(scope.cancel_called for scope in scopes):  # noqa: ASYNC110 -- they have no event
+                    await trio.sleep(0.005)
+            return work()
+
+        def long() -> str:
+            time.sleep(0.08)
+            return work()
+
         async def write(tx: Any) -> str:
             await tx.execute("SELECT 1")
             return await effect()
@@ -211,7 +251,10 @@ class Interpreter:
             if node["kind"] == "transaction":
                 got = await job.transaction_step(write, key=node["key"])
             else:
-                got = await job.step(work if node["kind"] == "thread" else effect, key=node["key"])
+                got = await job.step(
+                    {"thread": work, "shielded": shielded, "long thread": long}.get(node["kind"], effect),
+                    key=node["key"],
+                )
         except Exception:
             self.failed.append(label)
             await self.point(label, "after the failure of")  # noqa: ASYNC120

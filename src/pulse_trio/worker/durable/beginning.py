@@ -33,6 +33,8 @@ async def begin(durable: Durable, kind: CallKind, name: str, key: str | None, wh
     await _may_begin(durable, what)
     call = Call(kind, durable.keys.next(kind, key, what), name)
     durable.cancelling.moves()
+    for scope in durable.scopes:
+        scope.call_begins()
     if durable.fatal is not None:
         raise durable.fatal
     if kind != "block" and durable.keys.in_main and _is_beyond(durable):

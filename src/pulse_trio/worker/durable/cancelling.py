@@ -254,12 +254,13 @@ class Cancelling:
         """Whether the code has not come to where it stood, as far as one can know. The line is the next one, and the calls
         that it names stand."""
         found, running = stood(line), self._durable.running
-        if not (found.after or found.asked) or running.scope_nursery is None or self._is_asked_again(line):
+        asked = found.asked or found.read > 0
+        if not (found.after or asked) or running.scope_nursery is None or self._is_asked_again(line):
             return False
         if self._timer is None:
             self._moved = trio.current_time()
             # The code comes to its own call however long that takes; a guess would leave out what it does before.
-            patience = math.inf if found.asked else min(_LONGEST, (running.timeout_deadline - running.sent) / 2)
+            patience = math.inf if asked else min(_LONGEST, (running.timeout_deadline - running.sent) / 2)
             self._latest = self._moved + patience
             self._timer = trio.CancelScope()
             self._set(self._timer, found)
@@ -271,7 +272,7 @@ class Cancelling:
         return any(scope.key == line.key and scope.remembered and scope.asked for scope in self._durable.scopes)
 
     def _set(self, timer: trio.CancelScope, found: Stood) -> None:
-        here = not found.asked and self._durable.keys.count >= (found.begun or found.count)
+        here = not (found.asked or found.read) and self._durable.keys.count >= (found.begun or found.count)
         timer.deadline = min(self._latest, self._moved + found.after if here else math.inf)
 
     async def _later(self, timer: trio.CancelScope) -> None:

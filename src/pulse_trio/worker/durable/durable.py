@@ -140,6 +140,15 @@ class Durable:
         replay = self.history.replay
         if replay.over:
             try:
+                line = replay.by_key(call)
+            except ReplayMismatch as error:
+                self.fail(error)
+                raise
+            if line is not None:
+                if prepare is not None:
+                    await prepare()
+                return line
+            try:
                 await trio.lowlevel.checkpoint_if_cancelled()
             except trio.Cancelled:
                 async with self.awaiting(call):  # noqa: ASYNC102 -- what struck is remembered: a clean-up may come next
@@ -272,10 +281,14 @@ class Durable:
         where the tasks stood. Without `cuts` it is known only that something has struck."""
         if not self.history.replay.over:
             return
-        at = keys_of({task: call for task, call in self.standing.items() if call is not RETURNED}, self.scopes)
+        at = self.keys_that_stand()
         for scope in self.scopes:
             scope.note(at, cuts=cuts, clean_up=clean_up)
         self.cancelling.note(at)
+
+    def keys_that_stand(self) -> tuple[str, ...]:
+        """Those of the calls in which tasks stand."""
+        return keys_of({task: call for task, call in self.standing.items() if call is not RETURNED}, self.scopes)
 
     def holds_back(self, reason: CancelReason) -> bool:
         """Whether a cancellation of the job must wait: an attempt that still replays has not come to where it is now."""

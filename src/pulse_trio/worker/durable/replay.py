@@ -3,6 +3,10 @@
 Lines are handed out in their order, one at a time: the call that fits the next line gets it, the others wait for theirs. The
 line after it is handed out when that call has gone on. So a race between tasks has the same winner again. When no line is left,
 the calls that wait go on live, in the order in which they began.
+
+Where tasks wait for each other by other means, a limiter, say, their order may be another one in each attempt. If it cannot be
+that of the lines, a call gets its line before its turn; if none that waits has a line, they go on live, and the lines that are
+left are those of the calls with their keys.
 """
 
 from __future__ import annotations
@@ -44,6 +48,9 @@ class Stood(msgspec.Struct, frozen=True):
     """How many calls the main task had begun then, if not `count`."""
     asked: bool = False
     """Whether the task that had opened the scope called `scope.cancel()`: it comes to that call again."""
+    read: int = 0
+    """Not 0 if its task has found by `scope.cancel_called` that it had struck, before anything was cut short: after that many
+    calls in it, less one. It finds that there again."""
     late: bool = False
     """Whether the scope had cut nothing short when its block ended."""
 
@@ -96,6 +103,11 @@ class Replay:
         """Where the handler has seen that children had ended, by block and child."""
         return {} if self.resumed is None else seen_in(self.resumed.lines)
 
+    @cached_property
+    def _by_keys(self) -> dict[str, Line]:
+        """The lines that are left, once their order cannot be kept: each is that of the call with its key, when that comes."""
+        return {}
+
     def _is_left_out(self, line: Line) -> bool:
         return (
             line.kind in (Kind.STEP_FAILED, Kind.BLOCK_FAILED, Kind.SCOPE_CANCELLED)
@@ -136,10 +148,35 @@ class Replay:
 
     def begin(self, call: Call) -> None:
         """The call waits for its turn. Raises `ReplayMismatch` if the history has another call under its key."""
+        self._check(call)
+        self._waiting[call.key] = call
+
+    def _check(self, call: Call) -> None:
         line = self._by_key.get(call.key)
         if line is not None and (CALL_OF[line.kind] != call.kind or line.name != call.name):
             raise self._mismatch(line, f"the handler now calls {call}")
-        self._waiting[call.key] = call
+
+    def goes_on_by_keys(self) -> bool:
+        """No call that waits has a line, and the calls of the next lines wait for the tasks that make these: the order of the
+        lines cannot be kept, so those that wait go on live. Returns whether that may be: where a cancellation of the job is to
+        come, it comes first."""
+        if self._given is None and self._lines and all(line.kind is not Kind.CANCELLED for line in self._lines):
+            self._by_keys.update({line.key: line for line in self._lines})
+            self._lines.clear()
+            return True
+        return False
+
+    def by_key(self, call: Call) -> Line | None:
+        """The line of a call that begins after that. Raises `ReplayMismatch` as `begin` does."""
+        if call.key not in self._by_keys:
+            return None
+        self._check(call)
+        return self._by_keys.pop(call.key)
+
+    def struck_by_key(self, key: str) -> Line | None:
+        """The line which says that a scope struck, after that."""
+        line = self._by_keys.get(key)
+        return self._by_keys.pop(key) if line is not None and line.kind is Kind.SCOPE_CANCELLED else None
 
     def turn(
         self, is_early: Callable[[Line], bool] = lambda _: False, *, early: bool = False, anew: bool = False
@@ -173,9 +210,10 @@ class Replay:
 
     def _early(self, *, anew: bool) -> Turn | None:
         for line in self._lines:
+            if line.kind is Kind.CANCELLED or (line.key in self.scopes and not _is_late(line)):
+                return Turn(None, line)
             if line.kind in CANCELLATIONS:
-                comes = line.kind is Kind.CANCELLED or (line.key in self.scopes and not _is_late(line))
-                return Turn(None, line) if comes else None
+                continue  # its task is behind those that wait
             if (call := self._waiting.get(line.key)) is not None:
                 return Turn(call, line)
         without = (call for key, call in self._waiting.items() if key not in self._by_key)
@@ -202,21 +240,22 @@ class Replay:
 
     def comes_late(self, key: str) -> bool:
         """Whether the next line says that the scope struck too late to cut anything short."""
-        line = self.next_line
+        line = self._by_keys.get(key, self.next_line)
         return line is not None and line.key == key and _is_late(line)
 
-    def take_out(self, key: str, *, asked: bool = False) -> Line | None:
-        """A scope is left in which nothing was cut short, or its task has `asked` for its end, which did cut something. Returns
-        the line which says that it struck so, and takes it out of the history, if there is one: where it stands among the lines
-        of other tasks tells nothing."""
+    def take_out(self, key: str, *, asked: bool = False, read: int = 0) -> Line | None:
+        """A scope is left in which nothing was cut short, or its task has `asked` for its end, which did cut something, or
+        reads whether it has struck (`read`). Returns the line which says that it struck so, and takes it out of the history, if
+        there is one: where it stands among the lines of other tasks tells nothing."""
         for line in self._cancellations:
-            fits = line.kind is Kind.SCOPE_CANCELLED and line.key == key
-            if (
-                fits
-                and (stood(line).asked and not stood(line).late if asked else stood(line).late)
-                and line in self._lines
-            ):
-                self._lines.remove(line)
+            if line.key != key or line.kind is not Kind.SCOPE_CANCELLED:
+                continue
+            said = stood(line)
+            so = said.asked and not said.late if asked else said.late
+            fits = 0 < said.read <= read if read else said.read > 0 or so
+            if fits and (self._by_keys.pop(key, None) is not None or line in self._lines):
+                if line in self._lines:
+                    self._lines.remove(line)
                 return line
         return None
 
@@ -288,7 +327,8 @@ class Replay:
                 "time it returned before. What is left of its clean-up was not done: "
                 f"pulse-trio jobs retry {self._job_id} does that"
             )
-        return self._mismatch(self._lines[0], "the handler has returned") if self._lines else None
+        left = [*self._lines, *(line for line in self._by_keys.values() if line.kind in CALL_OF)]
+        return self._mismatch(left[0], "the handler has returned") if left else None
 
     def _mismatch(self, line: Line, now: str, *, cause: str = "The code changed under a running job") -> ReplayMismatch:
         return ReplayMismatch(

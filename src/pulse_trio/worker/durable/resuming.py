@@ -93,16 +93,21 @@ def help_on(durable: Durable, since: float) -> None:
     elif stood_still >= min(_VERY_LONG, half):
         durable.hand_out(early=True)
     else:
-        give_way(durable)
+        give_way(durable, live=True)
 
 
-def give_way(durable: Durable) -> None:
+def give_way(durable: Durable, *, live: bool = False) -> None:
     """The call of the next line may be behind a limiter or a lock that a task has which waits for a line of its own: Trio gives
-    them to other tasks in each attempt. Where every task waits for its line or for another task, that one has its line first.
+    them to other tasks in each attempt. Where every task waits for its line or for another task, that one has its line first;
+    if it has none, it goes `live`.
     """
+    replay = durable.history.replay
     waiting = {task for task, call in durable.standing.items() if call.turn is not None and not call.turn.is_set()}
-    if durable.all_stand(waiting, or_wait=True) and not durable.all_stand():
-        durable.hand_out(early=True)
+    if not durable.all_stand(waiting, or_wait=True) or durable.all_stand():
+        return
+    durable.hand_out(early=True)
+    if live and replay.idle and not replay.over and (durable.failures.recall() or replay.goes_on_by_keys()):
+        durable.hand_out()
 
 
 def _ended(found: Resumed, replay: Replay) -> set[int]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 import msgspec
@@ -28,12 +29,13 @@ from ...errors import UsageError
 from ...lines import Kind
 from ...text import spelled
 from ...trio_internals import scopes_around
-from .beginning import check_place, refusal
+from .beginning import check_place, is_in_step, refusal
 from .failures import comes_from_a_cancellation
 from .keys import highest_number
 from .left_behind import leave_behind
 from .replay import Stood, stood
 from .unopened import OUTERMOST
+from .unremembered import NoScopeOfTrios, Unremembered
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -49,49 +51,31 @@ REOPENED_WITHIN = 5.0
 open: so the scope ends when their children have. A handler comes to such a block at once, unless plain code before it waits
 for something else, and that is what the deadline is for."""
 
-_DEADLINE = (
-    "The deadline of job.move_on_after and job.fail_after is remembered, and cannot be moved: open another one in it. "
-    "job.deadline is that of the attempt."
-)
-_SHIELD = (
-    "job.move_on_after and job.fail_after do not shield: what must be done after a cancellation goes into "
-    "`with job.cleanup():`."
-)
-
 _OF_NOTHING = "0:scope"
 """The key of a scope that no attempt remembers: the job was cancelled before it. No key of a handler's looks like it."""
 
 
-class _NoScopeOfTrios:
-    """What a `trio.CancelScope` has, and a scope of `job.move_on_after` has not: it would be set and not remembered."""
+@dataclass(slots=True)
+class _SoFar:
+    """What has become of a scope in this attempt."""
 
-    __slots__ = ()
-
-    @property
-    def deadline(self) -> float:
-        raise UsageError(_DEADLINE)
-
-    @deadline.setter
-    def deadline(self, _: object) -> None:
-        raise UsageError(_DEADLINE)
-
-    @property
-    def shield(self) -> bool:
-        raise UsageError(_SHIELD)
-
-    @shield.setter
-    def shield(self, _: object) -> None:
-        raise UsageError(_SHIELD)
+    calls: int = 0
+    """How many calls its task has begun in it."""
+    read: int = 0
+    """See `Stood`."""
+    cleans_up: bool = False
+    """Whether what it has cut short cleans up in it."""
+    late: bool | None = None
+    """Whether it struck too late to cut anything short; known when it has cut something, or its block has ended."""
 
 
-class Scope(_NoScopeOfTrios):
+class Scope(NoScopeOfTrios):
     """One remembered deadline. `until` is in seconds since 1970, by the database's clock."""
 
     __slots__ = (
-        "_cleans_up",
         "_durable",
-        "_late",
         "_live_since",
+        "_so_far",
         "_stood",
         "_task",
         "asked",
@@ -113,9 +97,7 @@ class Scope(_NoScopeOfTrios):
         """The number of the line that says that it struck, once there is one."""
         self._stood: Stood | None = None
         """What its line says, once it is noted or has come again."""
-        self._cleans_up = False
-        self._late: bool | None = None
-        """Whether it struck too late to cut anything short; known when it has cut something, or its block has ended."""
+        self._so_far = _SoFar()
         self.asked: Literal["", "by its task", "by another"] = ""
         """Who called `cancel` before it struck. In a replay it strikes where it struck, or at the end of the replay."""
         self._task = trio.lowlevel.current_task()
@@ -133,14 +115,36 @@ class Scope(_NoScopeOfTrios):
     @property
     def cancel_called(self) -> bool:
         """Whether its deadline has struck, or `cancel` was called."""
-        # Trio cancels a scope whose deadline it finds passed when it is asked.
         self._durable.running.run.check("scope.cancel_called")
+        struck, replay = self.has_struck, self._durable.history.replay
+        if (
+            self in self._durable.scopes
+            and trio.lowlevel.current_task() is self._task
+            and not is_in_step(self._durable)
+        ):
+            # The handler may do something else now.
+            if struck and replay.over:
+                self._so_far.read = self._so_far.read or self._so_far.calls + 1
+                self.note(self._durable.keys_that_stand(), cuts=False)
+            elif not struck and (line := replay.take_out(self.key, read=self._so_far.calls + 1)) is not None:
+                self.strike_again(line)
+                return True
+        return struck
+
+    @property
+    def has_struck(self) -> bool:
+        """The same, where nothing of the handler rests on it."""
+        # Trio cancels a scope whose deadline it finds passed when it is asked.
         return self.inner.cancel_called or bool(self.asked) or self._durable.history.replay.comes_late(self.key)
 
     @property
     def in_main(self) -> bool:
         """Whether it is the main task's."""
         return self._task is self._durable.running.task
+
+    def call_begins(self) -> None:
+        """The task begins a call."""
+        self._so_far.calls += trio.lowlevel.current_task() is self._task
 
     def cancel(self) -> None:
         """Cancels the block now."""
@@ -176,13 +180,15 @@ class Scope(_NoScopeOfTrios):
         if not self.inner.cancel_called:
             return
         if cuts:
-            self._late = False
-        self._cleans_up = self._cleans_up or clean_up
+            self._so_far.late = False
+        self._so_far.cleans_up = self._so_far.cleans_up or clean_up
+        if self._stood is None and (line := self._durable.history.replay.struck_by_key(self.key)) is not None:
+            self._stood, self.line = stood(line), line.line
         if self._stood is None:
             begun = self._durable.keys.count
             after = self._durable.cancelling.seconds_to(self.inner.deadline)
             asked = self.remembered and self.asked == "by its task"
-            self._stood = Stood(at, "", 0, after, begun, asked)
+            self._stood = Stood(at, "", 0, after, begun, asked, self._so_far.read)
             self._count_calls()
             self._durable.history.hold(Kind.SCOPE_CANCELLED, self.key, "", self._said, gets=self._gets)
 
@@ -192,8 +198,8 @@ class Scope(_NoScopeOfTrios):
         # the same.
         self._count_calls()
         assert self._stood is not None  # noqa: S101 -- it is noted
-        said = msgspec.structs.replace(self._stood, late=self._late is True)
-        if not self._cleans_up:
+        said = msgspec.structs.replace(self._stood, late=self._so_far.late is True)
+        if not self._so_far.cleans_up:
             said = msgspec.structs.replace(said, after=0.0)
         return msgspec.json.encode(said).decode()
 
@@ -243,8 +249,8 @@ class Scope(_NoScopeOfTrios):
             self.strike_again(line)
         if self.inner.cancel_called and not self._is_left_by_a_failure(error):
             self._is_cut_short()
-            if self._late is None:
-                self._late = not comes_from_a_cancellation(error)
+            if self._so_far.late is None:
+                self._so_far.late = not comes_from_a_cancellation(error)
         else:
             self._ends_in_time(raises=error is not None)
 
@@ -284,37 +290,6 @@ def ended_key(key: str) -> str:
     return f"{key} ended"
 
 
-class _Unremembered(_NoScopeOfTrios):
-    """A scope in a handler that unwinds, and whose next attempt comes to the same place: for this attempt alone."""
-
-    __slots__ = ("_durable", "_inner")
-
-    def __init__(self, durable: Durable, seconds: float) -> None:
-        self._durable = durable
-        self._inner = trio.CancelScope(deadline=trio.current_time() + seconds)
-
-    @property
-    def cancelled_caught(self) -> bool:
-        return self._inner.cancelled_caught
-
-    @property
-    def cancel_called(self) -> bool:
-        self._durable.running.run.check("scope.cancel_called")
-        return self._inner.cancel_called
-
-    def cancel(self) -> None:
-        self._durable.running.run.check("scope.cancel")
-        self._inner.cancel()
-
-    @contextmanager
-    def opened(self, *, too_slow: str = "") -> Generator[_Unremembered]:
-        """As that of `Scope`."""
-        with self._inner:
-            yield self
-        if too_slow and self._inner.cancelled_caught:
-            raise trio.TooSlowError(too_slow)
-
-
 class OpenScope:
     """The block of one `job.move_on_after`, or of one `job.fail_after`, which raises."""
 
@@ -348,7 +323,7 @@ class OpenScope:
         durable = self._durable
         check_place(durable, self._what)
         if refusal(durable, self._what) is not None:
-            return _Unremembered(durable, self._seconds).opened(too_slow=self._too_slow(self._key or _OF_NOTHING))
+            return Unremembered(durable, self._seconds).opened(too_slow=self._too_slow(self._key or _OF_NOTHING))
         if durable.cancelling.comes_before_a_call():
             return Scope(durable, _OF_NOTHING, math.inf).opened(too_slow=self._too_slow(_OF_NOTHING))
         durable.cancelling.clean_up_begins()
@@ -378,5 +353,5 @@ def innermost(durable: Durable) -> str | None:
 
 def is_struck(durable: Durable) -> bool:
     """Whether one of the remembered scopes that the caller is in has struck."""
-    struck = {scope.inner for scope in durable.scopes if scope.cancel_called}
+    struck = {scope.inner for scope in durable.scopes if scope.has_struck}
     return bool(struck) and any(scope in struck for scope in scopes_around(trio.lowlevel.current_task()))

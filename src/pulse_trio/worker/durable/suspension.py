@@ -132,7 +132,7 @@ class Suspension:
             or durable.fatal is not None
             or not history.replay.over
             or history.unwritten
-            or any(scope.cancel_called for scope in durable.scopes)
+            or any(scope.has_struck for scope in durable.scopes)
             or any(block.closing or block.unread for block in durable.blocks)
             or not all(call.suspendable for call in durable.standing.values())
             or any(_is_cut(call) for call in durable.standing.values())
