@@ -495,3 +495,42 @@ async def test_an_attempt_of_a_new_worker_after_an_old_one_counts_by_its_marks(t
     assert trees.window.value("SELECT block_is_over(%s, 1)", job_id)
     SyncClient(trees.dsn).send_event(job_id, "refund it")
     assert ((await after(1, trees, job_id))["result"], moody.calls) == ("refunded", 1)
+
+
+async def test_plain_code_that_fails_in_a_body_again_does_not_undo_the_end_of_its_block(trees: Trees) -> None:
+    children: list[int] = []
+    bad = [2, 3]
+
+    @trees.handlers.job
+    async def child() -> int:
+        children.append(1)
+        return 7
+
+    @trees.handlers.job(durable=True, max_attempts=9)
+    async def order(job: Job) -> int:
+        async with job.durable_nursery() as nursery:
+            one = nursery.start_soon(child)
+            if job.attempt in bad:
+                raise OSError("the network, for a moment")
+        if job.attempt == 1:
+            raise OSError("the network, for a moment")
+        await job.step(_done)
+        if job.attempt == 4:
+            raise OSError("the network, for a moment")
+        return one.result
+
+    job_id = trees.enqueue("order")
+    with trio.fail_after(60):
+        while trees.job(job_id)["finished_at"] is None:
+            await trees.burst()
+            trees.again()
+    assert (trees.job(job_id)["state"], trees.job(job_id)["result"], trees.job(job_id)["attempt"]) == (
+        "completed",
+        7,
+        5,
+    )
+    assert children == [1]
+    assert trees.window.value("SELECT count(*) FROM history WHERE key LIKE '%%:forgotten'") == 0
+
+
+async def _done() -> None: ...

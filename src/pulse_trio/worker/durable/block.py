@@ -246,7 +246,7 @@ class Block:
         """Whether its children, all of which are known to have ended, have ended for good. Where one is not completed the
         database is asked: a person may have retried it, and can no more if this is so. If not, it has read how they are now."""
         trees = self.durable.parts.trees
-        ended = [child for child in self.by_key.values() if child.has_ended and child.state is not State.COMPLETED]
+        ended = [child for child in self.by_key.values() if child.ended_as is not None]
         if not ended:
             return True
         while True:

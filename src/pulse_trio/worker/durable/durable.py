@@ -7,6 +7,7 @@ goes on.
 
 from __future__ import annotations
 
+import math
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -189,7 +190,12 @@ class Durable:
                     # It decides which way the handler goes: this is written first.
                     await self.history.written()
             if call.line is not None and prepare is not None:
-                await prepare()
+                # One that was cancelled and had ended all the same has its end, as long as the lease is proven.
+                until = self.running.lease_deadline if late else math.inf
+                with trio.CancelScope(shield=late, deadline=until) as ending:
+                    await prepare()
+                if ending.cancelled_caught:
+                    await trio.lowlevel.checkpoint_if_cancelled()
         except BaseException:
             replay.leave(call)
             self.hand_out()

@@ -269,8 +269,11 @@ class Opened:
         value: Any = msgspec.json.decode(line.value or "{}")
         failed: list[int] = [] if line.kind is Kind.BLOCK else value.get("failed", [])
         self._check_deleted(failed)
-        if line.kind is Kind.BLOCK and error is None:
-            return
+        if line.kind is Kind.BLOCK:
+            if error is None:
+                return
+            # Plain code in the body, this time. The block had ended well, and stays so in later attempts.
+            raise _group([], error)
         failures = [child for child in block.failures if child.job.id in failed]
         if not failures and error is None:
             job_id = self._durable.running.claim.id
