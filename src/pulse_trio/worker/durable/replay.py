@@ -51,6 +51,8 @@ class Stood(msgspec.Struct, frozen=True):
     read: int = 0
     """Not 0 if its task has found by `scope.cancel_called` that it had struck, before anything was cut short: after that many
     calls in it, less one. It finds that there again."""
+    calls: int = 0
+    """How many calls the scope's task had begun in it, and one more; 0 if that is not known."""
     late: bool = False
     """Whether the scope had cut nothing short when its block ended."""
 
@@ -102,6 +104,11 @@ class Replay:
     def seen(self) -> dict[tuple[str, str], int]:
         """Where the handler has seen that children had ended, by block and child."""
         return {} if self.resumed is None else seen_in(self.resumed.lines)
+
+    @cached_property
+    def early(self) -> list[Line]:
+        """Those that were handed out before their turn."""
+        return []
 
     @cached_property
     def _by_keys(self) -> dict[str, Line]:
@@ -187,6 +194,8 @@ class Replay:
         turn = self._early() if early else self._next(is_early)
         if turn is not None:
             if turn.line is not None:
+                if turn.line != self._lines[0]:
+                    self.early.append(turn.line)
                 self._lines.remove(turn.line)
             if turn.call is not None:
                 del self._waiting[turn.call.key]
@@ -239,17 +248,14 @@ class Replay:
         line = self._by_keys.get(key, self.next_line)
         return line is not None and line.key == key and _is_late(line)
 
-    def take_out(self, key: str, *, asked: bool = False, read: int = 0) -> Line | None:
-        """A scope is left in which nothing was cut short, or its task has `asked` for its end, or reads whether it has struck
-        (`read`). Returns the line which says that it struck so, and takes it out of the history, if there is one: where it
+    def take_out(self, key: str, fits: Callable[[Stood], bool]) -> Line | None:
+        """The line which says that a scope struck, if it says what fits. It is taken out of the history, because where it
         stands among the lines of other tasks tells nothing."""
         for line in (*self._lines, *self._by_keys.values()):
-            if line.key == key and line.kind is Kind.SCOPE_CANCELLED:
-                said = stood(line)
-                if (0 < said.read <= read) if read else (said.late or said.read or (asked and said.asked)):
-                    if self._by_keys.pop(key, None) is None:
-                        self._lines.remove(line)
-                    return line
+            if line.key == key and line.kind is Kind.SCOPE_CANCELLED and fits(stood(line)):
+                if self._by_keys.pop(key, None) is None:
+                    self._lines.remove(line)
+                return line
         return None
 
     def taken(self, call: Call) -> None:
