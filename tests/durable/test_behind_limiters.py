@@ -133,3 +133,40 @@ async def test_a_later_attempt_goes_on_in_which_a_task_has_it_whose_call_has_no_
     with trio.fail_after(30):
         await trees.burst()
     assert (trees.job(job_id)["result"], calls) == (["a", "b"], ["a", "b"])
+
+
+async def test_a_scope_that_struck_in_something_plain_strikes_there_though_its_line_comes_later(trees: Trees) -> None:
+    struck: list[bool] = []
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> str:
+        lock = trio.Lock()
+
+        async def first(task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+            async with lock:
+                task_status.started()
+                await job.step(_same, "first", key="first")
+
+        async def second(task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+            async with lock:
+                task_status.started()
+                with job.move_on_after(0.3, key="patience") as patience:
+                    await job.step(_same, "second", key="second")
+                    await trio.sleep(0.6)
+                struck.append(patience.cancelled_caught)
+                await job.step(_same, "third", key="third")
+
+        async with trio.open_nursery() as nursery:
+            tasks = (first, second) if job.attempt == 1 else (second, first)
+            await nursery.start(tasks[0])
+            nursery.start_soon(tasks[1])
+        await job.wait_for_event("go on")
+        return "done"
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    SyncClient(trees.dsn).send_event(job_id, "go on")
+    with trio.fail_after(30):
+        await trees.burst()
+    assert (trees.job(job_id)["error"], trees.job(job_id)["result"]) == (None, "done")
+    assert struck == [True, True]

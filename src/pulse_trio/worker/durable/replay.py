@@ -51,6 +51,8 @@ class Stood(msgspec.Struct, frozen=True):
     read: int = 0
     """Not 0 if its task has found by `scope.cancel_called` that it had struck, before anything was cut short: after that many
     calls in it, less one. It finds that there again."""
+    calls: int = 0
+    """How many calls the scope's task had begun in it, and one more; 0 if that is not known."""
     late: bool = False
     """Whether the scope had cut nothing short when its block ended."""
 
@@ -102,6 +104,11 @@ class Replay:
     def seen(self) -> dict[tuple[str, str], int]:
         """Where the handler has seen that children had ended, by block and child."""
         return {} if self.resumed is None else seen_in(self.resumed.lines)
+
+    @cached_property
+    def early(self) -> list[Line]:
+        """Those that were handed out before their turn."""
+        return []
 
     @cached_property
     def _by_keys(self) -> dict[str, Line]:
@@ -190,6 +197,8 @@ class Replay:
         turn = self._early(anew=anew) if early else self._next(is_early)
         if turn is not None:
             if turn.line is not None:
+                if turn.line != self._lines[0]:
+                    self.early.append(turn.line)
                 self._lines.remove(turn.line)
             if turn.call is not None:
                 del self._waiting[turn.call.key]
@@ -243,20 +252,16 @@ class Replay:
         line = self._by_keys.get(key, self.next_line)
         return line is not None and line.key == key and _is_late(line)
 
-    def take_out(self, key: str, *, asked: bool = False, read: int = 0) -> Line | None:
-        """A scope is left in which nothing was cut short, or its task has `asked` for its end, which did cut something, or
-        reads whether it has struck (`read`). Returns the line which says that it struck so, and takes it out of the history, if
-        there is one: where it stands among the lines of other tasks tells nothing."""
+    def take_out(self, key: str, fits: Callable[[Stood], bool]) -> Line | None:
+        """The line which says that a scope struck, if it says what fits. It is taken out of the history, because where it
+        stands among the lines of other tasks tells nothing."""
         for line in self._cancellations:
-            if line.key != key or line.kind is not Kind.SCOPE_CANCELLED:
-                continue
-            said = stood(line)
-            so = said.asked and not said.late if asked else said.late
-            fits = 0 < said.read <= read if read else said.read > 0 or so
-            if fits and (self._by_keys.pop(key, None) is not None or line in self._lines):
+            if line.key == key and line.kind is Kind.SCOPE_CANCELLED and fits(stood(line)):
+                if self._by_keys.pop(key, None) is not None:
+                    return line
                 if line in self._lines:
                     self._lines.remove(line)
-                return line
+                    return line
         return None
 
     def taken(self, call: Call) -> None:

@@ -126,7 +126,7 @@ class Scope(NoScopeOfTrios):
             if struck and replay.over:
                 self._so_far.read = self._so_far.read or self._so_far.calls + 1
                 self.note(self._durable.keys_that_stand(), cuts=False)
-            elif not struck and (line := replay.take_out(self.key, read=self._so_far.calls + 1)) is not None:
+            elif not struck and (line := replay.take_out(self.key, self._is_read)) is not None:
                 self.strike_again(line)
                 return True
         return struck
@@ -142,6 +142,21 @@ class Scope(NoScopeOfTrios):
         """Whether it is the main task's."""
         return self._task is self._durable.running.task
 
+    def _is_read(self, said: Stood) -> bool:
+        """Whether the task had found that it had struck where it stands now."""
+        return 0 < said.read <= self._so_far.calls + 1
+
+    def _is_here(self, said: Stood) -> bool:
+        """Whether it struck in the plain await in which the task may be now."""
+        return 0 < said.calls <= self._so_far.calls + 1 and not (said.late or said.asked or said.read)
+
+    def strike_out_of_order(self) -> None:
+        """Lines were handed out before their turn, and that of this scope may come too late: its task has gone on."""
+        if not self.inner.cancel_called and self._task not in self._durable.standing:
+            line = self._durable.history.replay.take_out(self.key, self._is_here)
+            if line is not None:
+                self.strike_again(line)
+
     def call_begins(self) -> None:
         """The task begins a call."""
         self._so_far.calls += trio.lowlevel.current_task() is self._task
@@ -153,7 +168,7 @@ class Scope(NoScopeOfTrios):
             self.asked = "by its task" if trio.lowlevel.current_task() is self._task else "by another"
         if not self._durable.history.replay.over:
             replay = self._durable.history.replay
-            if self.asked == "by its task" and (line := replay.take_out(self.key, asked=True)) is not None:
+            if self.asked == "by its task" and (line := replay.take_out(self.key, _is_asked)) is not None:
                 self.strike_again(line)
             if self.remembered:
                 self._durable.hand_out()
@@ -188,7 +203,7 @@ class Scope(NoScopeOfTrios):
             begun = self._durable.keys.count
             after = self._durable.cancelling.seconds_to(self.inner.deadline)
             asked = self.remembered and self.asked == "by its task"
-            self._stood = Stood(at, "", 0, after, begun, asked, self._so_far.read)
+            self._stood = Stood(at, "", 0, after, begun, asked, self._so_far.read, self._so_far.calls + 1)
             self._count_calls()
             self._durable.history.hold(Kind.SCOPE_CANCELLED, self.key, "", self._said, gets=self._gets)
 
@@ -245,7 +260,10 @@ class Scope(NoScopeOfTrios):
 
     def _is_left(self, error: BaseException | None) -> None:
         """The block ends, with this exception or none. What cut a plain await short is remembered here."""
-        if not self.inner.cancel_called and (line := self._durable.history.replay.take_out(self.key)) is not None:
+        if (
+            not self.inner.cancel_called
+            and (line := self._durable.history.replay.take_out(self.key, _is_left_so)) is not None
+        ):
             self.strike_again(line)
         if self.inner.cancel_called and not self._is_left_by_a_failure(error):
             self._is_cut_short()
@@ -355,3 +373,11 @@ def is_struck(durable: Durable) -> bool:
     """Whether one of the remembered scopes that the caller is in has struck."""
     struck = {scope.inner for scope in durable.scopes if scope.has_struck}
     return bool(struck) and any(scope in struck for scope in scopes_around(trio.lowlevel.current_task()))
+
+
+def _is_asked(said: Stood) -> bool:
+    return said.read > 0 or (said.asked and not said.late)
+
+
+def _is_left_so(said: Stood) -> bool:
+    return said.late or said.read > 0
