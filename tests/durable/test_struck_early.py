@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from pulse_trio import Job, StepFailed, SyncClient
 from pulse_trio.jobs import CancelRequest
@@ -314,3 +315,51 @@ async def test_a_deadline_that_has_passed_strikes_though_calls_of_other_tasks_ha
     deadline_passes(trees, job_id)
     assert await runs_to_its_end(trees, job_id) == ("completed", True)
     assert done == ["a"]
+
+
+async def test_a_task_that_has_not_had_its_turn_since_it_was_cut_is_no_mismatch(
+    trees: Trees, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trio draws which of two tasks has its turn first: the one that is cut again, or one whose new call looks."""
+    monkeypatch.setattr("pulse_trio.worker.durable.durable._AT_ONCE", 0.0)
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> str:
+        go, scopes = trio.Event(), list[Any]()
+
+        async def cut() -> None:
+            with job.move_on_after(3600, key="patience") as patience:
+                scopes.append(patience)
+                await job.wait_for_event("never", key="never")
+            await job.step(_nothing, key="after")
+            await job.wait_for_event("other", key="other")
+
+        async def cuts() -> None:
+            await go.wait()
+            await job.step(_nothing, key="cuts")
+            if job.attempt == 1:
+                scopes[0].cancel()
+
+        async def waits() -> None:
+            await go.wait()
+            await job.wait_for_event("waits", key="waits")
+
+        async with trio.open_nursery() as tasks:
+            for one in (cut, cuts, waits):
+                tasks.start_soon(one)
+            await wait_all_tasks_blocked()
+            go.set()
+        return "done"
+
+    jobs = [trees.enqueue("order") for _ in range(16)]
+    await trees.burst()
+    client = SyncClient(trees.dsn)
+    for name in ("other", "waits"):
+        for job_id in jobs:
+            client.send_event(job_id, name)
+    with trio.fail_after(30):
+        await trees.burst()
+    assert [(trees.job(job_id)["error"], trees.job(job_id)["result"]) for job_id in jobs] == [(None, "done")] * 16
+
+
+async def _nothing() -> None: ...

@@ -14,6 +14,7 @@ from .failures import mark
 from .keys import block_number
 from .old_lines import completed
 from .replay import Replay
+from .standing import is_cut_now
 
 if TYPE_CHECKING:
     from ...lines import Resumed
@@ -71,6 +72,8 @@ def help_on(durable: Durable, since: float) -> None:
     durable call.
     """
     replay = durable.history.replay
+    if any(call.turn is not None and is_cut_now(task) for task, call in durable.standing.items()):
+        return  # it has only not had its turn since
     stuck = durable.all_stand()
     if stuck and (early := durable.cancelling.awaited) is not None:
         # No task comes any nearer to where it stood.

@@ -35,6 +35,19 @@ def may_get_its_line(durable: Durable, call: Call) -> bool:
     return struck and reason not in REFUSED and durable.history.replay.has_line(call.key)
 
 
+def is_cut_now(task: trio.lowlevel.Task) -> bool:
+    """Whether a task that waits for its line has been cancelled since its last turn, so that it waits no longer."""
+    own, *around = scopes_around(task)
+    if own.shield:
+        return False
+    for scope in around:
+        if scope.cancel_called:
+            return True
+        if scope.shield:
+            return False
+    return False
+
+
 def _is_cut(task: trio.lowlevel.Task, struck: set[trio.CancelScope]) -> bool:
     for scope in scopes_around(task):
         if scope in struck:
