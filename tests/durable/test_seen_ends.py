@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from pulse_trio import Discard, Job, SyncClient
+from pulse_trio.lines import Kind, Line
 from pulse_trio.worker.durable import seen
 
 if TYPE_CHECKING:
@@ -226,3 +227,15 @@ async def test_what_was_read_last_in_a_block_is_remembered_with_its_end(times: i
         await trees.burst()
     assert trees.job(job_id)["error"] is None
     assert (trees.job(job_id)["state"], len(set(turns))) == ("completed", 1)
+
+
+def test_an_end_that_was_seen_counts_no_more_once_the_child_was_started_again() -> None:
+    """Only where a handler has read the end in the moment before its block has cut its body: seed 134 of the drawn programs."""
+    lines = [
+        Line(8, Kind.MOMENT, "2:seen", '["#1","#2"]', "7.0"),
+        Line(12, Kind.MOMENT, "2:again", '["#2"]', "0.0"),
+        Line(15, Kind.MOMENT, "3:again", '["#1"]', "0.0"),
+    ]
+    assert seen.seen_in(lines) == {("2:seen", "#1"): 7}
+    lines.append(Line(20, Kind.MOMENT, "2:seen", '["#2"]', "19.0"))
+    assert seen.seen_in(lines) == {("2:seen", "#1"): 7, ("2:seen", "#2"): 19}

@@ -313,6 +313,7 @@ class Block:
             fails = not self.collect and any(not self._may_restart(child, member) for child, member in bad)
             ids = [m.job_id for child, m in bad if self._may_restart(child, m) and not (fails and was_cut(m))]
             if ids:
+                await self.seen.live_again({child.key for child, m in bad if m.job_id in ids})
                 again = await self._restart(ids)
         # What was cancelled because of its parent, and this block did not ask for it: the parent is being cancelled too, and is
         # told in a moment. It has not failed.

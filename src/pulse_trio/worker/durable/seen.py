@@ -2,8 +2,9 @@
 
 What a handler does next may rest on what it has read: `child.outcome`, `child.state`. So before its next durable call the
 history gets the names of the children whose end it has read first since the call before, with the number of the line after
-which it did. A later attempt sees an end when the replay has come to that place, neither earlier nor later: a loop that asks,
-and sleeps by `job.sleep`, takes as many turns. These are moments, so workers of 1.0.0rc1 pass over them.
+which it did (`N:seen`, N the block's number). Those that are started again are named too (`N:again`): the ends that were seen
+before count no more. A later attempt sees an end when the replay has come to that place, neither earlier nor later: a loop that
+asks, and sleeps by `job.sleep`, takes as many turns. These are moments, so workers of 1.0.0rc1 pass over them.
 
 In a history that such workers have written there are none. There an end that is known is seen when the replay has stood still
 for a while: the handler does something plain, and may wait for this.
@@ -22,6 +23,7 @@ from .children import was_cut
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from collections.abc import Set as AbstractSet
 
     from ...lines import Line
     from ...store.trees import Member
@@ -33,16 +35,21 @@ _LONG = 10.0
 """Seconds for which the replay has stood still."""
 _ROOM = 1000
 """Bytes of the names in one line; the table takes 1,024 (migrations/0045_lines_fit.sql)."""
-_KEY = re.compile(r"[0-9]+:seen")
+_KEY = re.compile(r"([0-9]+):(seen|again)")
 
 
 def seen_in(lines: Iterable[Line]) -> dict[tuple[str, str], int]:
     """Where in a history each end was seen: the number of the line before, by the block (its key below) and the child's key."""
     found: dict[tuple[str, str], int] = {}
     for line in lines:
-        if line.kind is Kind.MOMENT and _KEY.fullmatch(line.key):
-            for child in msgspec.json.decode(line.name or "[]", type=list[str]):
-                found.setdefault((line.key, child), int(float(line.value or 0)))
+        if line.kind is not Kind.MOMENT or (key := _KEY.fullmatch(line.key)) is None:
+            continue
+        seen = f"{key[1]}:seen"
+        for child in msgspec.json.decode(line.name or "[]", type=list[str]):
+            if key[2] == "again":
+                found.pop((seen, child), None)
+            else:
+                found.setdefault((seen, child), int(float(line.value or 0)))
     return found
 
 
@@ -125,6 +132,15 @@ class Seen:
         for place, children in new.items():
             for names in _in_lines(children):
                 self._durable.history.moment(self._key, float(place), names, anew=True)
+
+    async def live_again(self, children: AbstractSet[str]) -> None:
+        """These children are about to be started again: where their earlier ends were seen counts no more."""
+        seen = sorted(child for child in children if (self._key, child) in self._durable.history.replay.seen)
+        self._told -= children
+        if seen:
+            for names in _in_lines(seen):
+                self._durable.history.moment(f"{self._block.number}:again", 0.0, names, anew=True)
+            await self._durable.history.written()
 
     async def learn(self) -> None:
         """Reads the ends that the history says were seen, unless they are known."""
