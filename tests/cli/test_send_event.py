@@ -99,31 +99,3 @@ async def test_with_an_app_the_payload_is_encoded_by_its_codec(command: Command,
         ((payload,),) = connection.execute("SELECT payload::text FROM pulse.event")
     assert "$codec" in payload
     assert "a secret" not in payload
-
-
-async def test_the_trail_says_who_has_ended_a_job_without_its_clean_up(
-    command: Command, processes: Processes, tmp_path: Path, dsn: str
-) -> None:
-    (tmp_path / "app.py").write_text(DURABLE)
-    job_id = (await command("enqueue", "order")).stdout.strip()
-    worker = await processes.command("run", "app", "--burst", env={"PULSE_TRIO_DSN": dsn})
-    assert await worker.ended() == 0
-    await command("jobs", "cancel", job_id, "--now", "--as", "Ada")
-    trail = json.loads((await command("audit", "--act", "cancel", "--json")).stdout)
-    assert [(a["actor"], a["job_ids"]) for a in trail] == [("Ada", [int(job_id)])]
-
-
-async def test_a_rehearsed_retry_says_which_jobs_would_be_refused(
-    command: Command, processes: Processes, tmp_path: Path, dsn: str
-) -> None:
-    (tmp_path / "app.py").write_text(DURABLE)
-    job_id = (await command("enqueue", "order")).stdout.strip()
-    worker = await processes.command("run", "app", "--burst", env={"PULSE_TRIO_DSN": dsn})
-    assert await worker.ended() == 0
-    dry = await command("jobs", "retry", job_id, "--dry-run", code=2)
-    assert dry.stdout == "0 jobs would be retried\n"
-    assert f"Job {job_id} is suspended: it goes on by itself" in dry.stderr
-    told = await command("jobs", "retry", job_id, "999999", "--dry-run", "--json", code=2)
-    assert set(json.loads(told.stdout)["refused"]) == {job_id, "999999"}
-    await command("jobs", "cancel", job_id, "--now")
-    assert (await command("jobs", "retry", job_id, "--dry-run")).stdout == "1 job would be retried\n"

@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 async def test_the_attempt_ends_as_its_cancellation_says(
     reason: Any, outcome: str, state: str, answer: str, autojump_clock: MockClock
 ) -> None:
-    handlers, bank = Handlers(), list[str]()
+    handlers, bank, opens = Handlers(), list[str](), trio.Event()
 
     async def charge() -> None:
         bank.append("charged")
 
     async def refund() -> None:
-        await trio.sleep(3600)
+        await opens.wait()
         bank.append("refunded")
 
     @handlers.job(durable=True)
@@ -103,10 +103,10 @@ async def test_a_plain_job_that_returns_keeps_its_result(autojump_clock: MockClo
     @handlers.job
     async def order(job: Job) -> str:
         try:
-            await trio.sleep(1)
+            await trio.sleep_forever()
         finally:
             with job.cleanup():
-                await trio.sleep(3600)  # noqa: ASYNC102 -- the same
+                await trio.sleep_forever()  # noqa: ASYNC102 -- the same
             return "done"  # noqa: B012 -- a handler may
 
     run = await run_job(order, handlers=handlers, cancel_after=0.5, cancel_reason="shutdown")

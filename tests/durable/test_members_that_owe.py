@@ -13,7 +13,7 @@ from pulse_trio.store import family, history
 if TYPE_CHECKING:
     from support.trees import Trees
 
-CUT = 0.2
+STANDING = "SELECT count(*) FROM jobs WHERE root_id = %s AND state = 'suspended'"
 
 
 class Claims:
@@ -41,7 +41,7 @@ class Claims:
 
         @trees.handlers.job(durable=True, suspend_after=0)
         async def claim(job: Job) -> str:
-            with job.move_on_after(CUT):
+            with job.move_on_after(3600):
                 async with job.durable_nursery() as nursery:
                     nursery.start_soon(repair)
             if ends == "dead":
@@ -63,13 +63,22 @@ class Claims:
                 pass
         self.bank.append(f"refunded {charge}")
 
-    async def cut(self) -> tuple[int, int]:
-        """A claim that is settled, and its repair, which owes the refund."""
+    async def settled(self) -> int:
+        """A claim that is settled after its scope has cut its repair."""
         root = self.trees.enqueue("claim")
-        with trio.fail_after(30):
+        with trio.fail_after(60):
+            # The deadline strikes when both stand.
+            while self.trees.window.value(STANDING, root) < 2:
+                await self.trees.burst()
+            self.trees.time_passes(root)
             while self.trees.job(root)["finished_at"] is None:
                 await self.trees.burst()
                 self.trees.again()
+        return root
+
+    async def cut(self) -> tuple[int, int]:
+        """Such a claim, and its repair, which owes the refund."""
+        root = await self.settled()
         (member,) = self.trees.window.run("SELECT job_id FROM member WHERE root_id = %s", root)
         assert self.owes(member["job_id"])
         return root, member["job_id"]
@@ -123,11 +132,7 @@ async def test_a_refund_that_fails_again_is_tried_once_in_each_retry(trees: Tree
 async def test_a_retry_by_filter_finds_it_and_no_other_of_a_settled_tree(trees: Trees) -> None:
     claims = Claims(trees, "fails", "", "fails")
     members = [(await claims.cut())[1]]
-    other = trees.enqueue("claim")
-    with trio.fail_after(30):
-        while trees.job(other)["finished_at"] is None:
-            await trees.burst()
-            trees.again()
+    other = await claims.settled()
     done = claims.client.retry_many(state="cancelled", kind="repair")
     assert done.retried == members
     (refused,) = done.refused.values()

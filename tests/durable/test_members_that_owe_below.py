@@ -13,7 +13,7 @@ from pulse_trio.store import family
 if TYPE_CHECKING:
     from support.trees import Trees
 
-CUT = 3600
+STANDING = "SELECT count(*) FROM jobs WHERE root_id = %s AND state = 'suspended'"
 
 
 class Levels:
@@ -58,7 +58,7 @@ class Levels:
 
         @trees.handlers.job(durable=True, suspend_after=0)
         async def root(job: Job) -> str:
-            with job.move_on_after(CUT):
+            with job.move_on_after(3600):
                 async with job.durable_nursery() as nursery:
                     nursery.start_soon(parent)
             if root_waits:
@@ -70,14 +70,9 @@ class Levels:
         root = self.trees.enqueue("root")
         with trio.fail_after(60):
             # The deadline strikes when all three stand.
-            while self.trees.window.value("SELECT count(*) FROM jobs WHERE state = 'suspended'") < 3:
+            while self.trees.window.value(STANDING, root) < 3:
                 await self.trees.burst()
-            self.trees.window.run(
-                "UPDATE history SET value = to_json(extract(epoch FROM now())::float8) WHERE job_id = %s AND kind = 10 "
-                "AND key LIKE '%%:scope'",
-                root,
-            )
-            self.trees.window.run("UPDATE job SET run_at = clock_timestamp() WHERE id = %s", root)
+            self.trees.time_passes(root)
             while self.trees.job(root)["state"] != until or len(self.owing(root)) < 2:
                 await self.trees.burst()
                 # Woken too early, it suspends itself again.

@@ -43,14 +43,6 @@ def look(trees: Trees) -> None:
         trees.window.run("SELECT * FROM recheck_jobs()")
 
 
-def the_hour_passes(trees: Trees, job_id: int) -> None:
-    """The moment that the job waits for has come."""
-    trees.window.run(
-        "UPDATE history SET value = to_json(extract(epoch FROM now())::float8) WHERE job_id = %s AND kind = 10", job_id
-    )
-    trees.again()
-
-
 # Events
 
 
@@ -473,7 +465,7 @@ async def test_a_remembered_deadline_wakes_a_suspended_handler(trees: Trees) -> 
     until = trees.window.value("SELECT value::text::float8 FROM history WHERE job_id = %s AND kind = 10", job_id)
     due = trees.window.value("SELECT extract(epoch FROM run_at)::float8 FROM job WHERE id = %s", job_id)
     assert due == pytest.approx(until)
-    the_hour_passes(trees, job_id)
+    trees.time_passes(job_id)
     await trees.burst()
     assert trees.job(job_id)["result"] == "no patience"
 
@@ -499,7 +491,7 @@ async def test_a_sleep_is_remembered_from_its_first_attempt_and_takes_a_row_not_
     assert trees.window.value(
         "SELECT abs(extract(epoch FROM run_at - %s)) < 0.001 FROM job WHERE id = %s", before, job_id
     )
-    the_hour_passes(trees, job_id)
+    trees.time_passes(job_id)
     await trees.burst()
     assert trees.job(job_id)["result"] == "slept"
     assert [kind for kind, *_ in trees.lines(job_id)] == [10, 5]

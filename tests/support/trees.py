@@ -60,6 +60,14 @@ class Trees:
         """Makes every waiting job due now."""
         self.window.run("UPDATE job SET run_at = clock_timestamp() WHERE state <> 2")
 
+    def time_passes(self, job_id: int) -> None:
+        """The moments that the job remembers have come: of its sleeps, its waits and its deadlines."""
+        self.window.run(
+            "UPDATE history SET value = to_json(extract(epoch FROM now())::float8) WHERE job_id = %s AND kind = 10",
+            job_id,
+        )
+        self.again()
+
     def job(self, job_id: int) -> dict[str, Any]:
         """The job as `pulse.jobs` shows it."""
         (row,) = self.window.run("SELECT * FROM jobs WHERE id = %s", job_id)
