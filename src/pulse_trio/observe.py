@@ -11,11 +11,11 @@ import logging
 from collections import defaultdict
 from dataclasses import dataclass, field
 from datetime import datetime  # noqa: TC003 -- instruments may read the annotations
-from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import trio
 
+from .callables import is_async
 from .errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -471,7 +471,7 @@ class Instrument(Protocol):
 def check_plain(what: str, listeners: Mapping[type[Any], Callable[[Any], None]]) -> None:
     """Refuses async listeners, of which nothing would ever run. Raises `ConfigurationError`."""
     for event, listener in listeners.items():
-        if iscoroutinefunction(listener) or iscoroutinefunction(getattr(type(listener), "__call__", None)):  # noqa: B004 -- its class's
+        if is_async(listener):
             raise ConfigurationError(
                 f"{what}: its listener for {event.__name__} is an async function. Listeners are plain functions, which the "
                 "worker calls and does not await."

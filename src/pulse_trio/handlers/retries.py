@@ -10,7 +10,6 @@ long as the longest delay among the leaves that want a retry.
 
 from __future__ import annotations
 
-import inspect
 import math
 import random
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
+from ..callables import is_async
 from ..errors import ConfigurationError
 from ..states import exponential, leaves_of, retry_delay
 
@@ -140,8 +140,7 @@ def _rules(kind: str, retry: object) -> tuple[tuple[Errors, RetryPolicy], ...]:
 
 
 def _policy(kind: str, policy: object) -> RetryPolicy:
-    called = policy if inspect.isroutine(policy) else getattr(policy, "__call__", None)  # noqa: B004 -- not whether, what
-    if not callable(policy) or isinstance(policy, type) or inspect.iscoroutinefunction(called):
+    if not callable(policy) or isinstance(policy, type) or is_async(policy):
         raise ConfigurationError(
             f"Handler {kind!r}: retry must be Exponential(...), Linear(...), Fixed(...), a plain function of a "
             f"RetryContext, or a dictionary from exception types to these; got {policy!r}."

@@ -137,6 +137,11 @@ class Link:
         self._connection = None
         return connection
 
+    def hang_up(self) -> None:
+        """Close the connection at once, whoever uses it; no Trio run is told. For a program that plays the death of another."""
+        if self._connection is not None:
+            self._connection.pgconn.finish()
+
     async def _connected(self) -> TrioConnection[Any]:
         if self._closed:
             raise trio.ClosedResourceError(f"link {self.name!r} is closed")

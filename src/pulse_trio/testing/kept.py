@@ -81,8 +81,7 @@ class KeptConnections:
 def hang_up(links: Links) -> None:
     """Closes the connections of a worker that did not end by itself."""
     for link in _links(links):
-        if link._connection is not None:  # pyright: ignore[reportPrivateUsage] -- none who holds its lock gives it back
-            link._connection.pgconn.finish()  # pyright: ignore[reportPrivateUsage] -- the same
+        link.hang_up()
 
 
 def _links(links: Links) -> list[Link]:
@@ -124,15 +123,16 @@ def connected(dsn: str) -> Generator[Connection[Any]]:
             found.close()
     if connection is None:
         connection = connect_sync(dsn)
+    ended_well = False
     try:
         yield connection
-    except BaseException:
-        connection.close()
-        raise
-    if kept is not None and kept is _kept.get((os.getpid(), dsn)) and _is_quiet(connection):
-        kept.blocking.append(connection)
-    else:
-        connection.close()
+        ended_well = True
+    finally:
+        is_kept = kept is not None and kept is _kept.get((os.getpid(), dsn))
+        if ended_well and kept is not None and is_kept and _is_quiet(connection):
+            kept.blocking.append(connection)
+        else:
+            connection.close()
 
 
 def _is_quiet(connection: Connection[Any]) -> bool:

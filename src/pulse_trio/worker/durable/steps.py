@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 import trio
 
+from ...callables import is_async
 from ...describing import leaves_of, message_of, raised_by_ctrl_c, storable, type_name
 from ...errors import DatabaseUnavailable, ReplayMismatch, StepFailed, UsageError
 from ...handlers import Handler, UnfitValue, encode_result
@@ -59,7 +60,7 @@ async def step(durable: Durable, function: Callable[..., Any], args: Sequence[An
         return remembered(durable, function, line)
     try:
         async with durable.awaiting(call):
-            if _is_async(function):
+            if is_async(function):
                 value = await function(*args)
             else:
                 value = await trio.to_thread.run_sync(_plain, function, args, limiter=durable.parts.limiter)
@@ -79,7 +80,7 @@ async def step(durable: Durable, function: Callable[..., Any], args: Sequence[An
 async def transaction_step(durable: Durable, function: Callable[..., Any], args: Sequence[Any], key: str | None) -> Any:
     """See `Job.transaction_step`."""
     name, running = name_of(function, "job.transaction_step"), durable.running
-    if not _is_async(function):
+    if not is_async(function):
         raise UsageError(
             f"job.transaction_step takes an async function, whose first argument is the transaction, got {name}."
         )
@@ -126,11 +127,6 @@ async def transaction_step(durable: Durable, function: Callable[..., Any], args:
             raise
         raise failed from error
     raise AssertionError("this scope is not cancelled")
-
-
-def _is_async(function: Callable[..., Any]) -> bool:
-    made_by_its_class = getattr(type(function), "__call__", None)  # noqa: B004 -- not whether it can be called
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(made_by_its_class)
 
 
 def _plain(function: Callable[..., Any], args: Sequence[Any]) -> Any:
