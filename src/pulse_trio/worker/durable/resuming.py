@@ -69,8 +69,7 @@ async def resume(durable: Durable) -> None:
 def help_on(durable: Durable, since: float) -> None:
     """No call has come for the next line, since a moment on Trio's clock. A failure that was left out because an attempt had
     failed of it is handed out again if the line may rest on it. Without one this is a mismatch, if every task stands in a
-    durable call.
-    """
+    durable call."""
     replay = durable.history.replay
     if any(call.turn is not None and is_cut_now(task) for task, call in durable.standing.items()):
         return  # it has only not had its turn since

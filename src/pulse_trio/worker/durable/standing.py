@@ -9,7 +9,7 @@ from .beginning import REFUSED
 from .scopes import is_struck
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Container, Iterable, Mapping
 
     import trio
 
@@ -22,7 +22,7 @@ def keys_of(standing: Mapping[trio.lowlevel.Task, Call], scopes: Iterable[Scope]
     """The keys of the calls in which tasks stand. A call that the line of a scope has cut short already counts for none: its
     task has only not had its turn since. In the next attempt it may have gone on by then, and never stands there again."""
     struck = {scope.inner for scope in scopes if scope.line is not None}
-    return tuple(call.key for task, call in standing.items() if not struck or not _is_cut(task, struck))
+    return tuple(call.key for task, call in standing.items() if not struck or not is_cut(scopes_around(task), struck))
 
 
 def may_get_its_line(durable: Durable, call: Call) -> bool:
@@ -38,21 +38,14 @@ def may_get_its_line(durable: Durable, call: Call) -> bool:
 def is_cut_now(task: trio.lowlevel.Task) -> bool:
     """Whether a task that waits for its line has been cancelled since its last turn, so that it waits no longer."""
     own, *around = scopes_around(task)
-    if own.shield:
-        return False
-    for scope in around:
-        if scope.cancel_called:
-            return True
-        if scope.shield:
-            return False
-    return False
+    return not own.shield and is_cut(around)
 
 
-def _is_cut(task: trio.lowlevel.Task, struck: set[trio.CancelScope]) -> bool:
-    for scope in scopes_around(task):
-        if scope in struck:
+def is_cut(scopes: Iterable[trio.CancelScope], struck: Container[trio.CancelScope] | None = None) -> bool:
+    """Whether one of these scopes, the innermost first, has struck (is among those), and no clean-up inside of it goes on."""
+    for scope in scopes:
+        if scope.cancel_called if struck is None else scope in struck:
             return True
         if scope.shield:
-            # A clean-up, which goes on.
             return False
     return False

@@ -18,6 +18,7 @@ import trio
 
 from ...jobs import Suspended
 from ...trio_internals import scopes_around
+from .standing import is_cut
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -135,7 +136,7 @@ class Suspension:
             or any(scope.has_struck for scope in durable.scopes)
             or any(block.closing or block.unread for block in durable.blocks)
             or not all(call.suspendable for call in durable.standing.values())
-            or any(_is_cut(call) for call in durable.standing.values())
+            or self._one_is_cut
             or self.held_by_a_plain_deadline
             or not durable.all_stand()
         ):
@@ -162,6 +163,13 @@ class Suspension:
         running.cancel("suspended")
 
     @property
+    def _one_is_cut(self) -> bool:
+        """Whether a call that waits has been cancelled, and its task has only not had its turn since. Its moment counts no
+        more: a handler whose sleep was over, and which had cancelled a task that sleeps for an hour, was suspended for that
+        hour, because that task looked whether all others wait in the same pass of Trio's."""
+        return any(is_cut(call.scopes) for call in self._durable.standing.values())
+
+    @property
     def held_by_a_plain_deadline(self) -> bool:
         """Whether a scope of the handler's own, which no later attempt remembers, limits a call that only waits. It may have
         been given its deadline since the call waits."""
@@ -177,15 +185,3 @@ class Suspension:
                 break
             found.append(scope)
         return found
-
-
-def _is_cut(call: Call) -> bool:
-    """Whether a call that waits has been cancelled, and its task has only not had its turn since. Its moment counts no more: a
-    handler whose sleep was over, and which had cancelled a task that sleeps for an hour, was suspended for that hour, because
-    that task looked whether all others wait in the same pass of Trio's."""
-    for scope in call.scopes:
-        if scope.cancel_called:
-            return True
-        if scope.shield:
-            return False
-    return False
