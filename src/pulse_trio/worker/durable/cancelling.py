@@ -254,7 +254,7 @@ class Cancelling:
         """Whether the code has not come to where it stood, as far as one can know. The line is the next one, and the calls
         that it names stand."""
         found, running = stood(line), self._durable.running
-        asked = found.asked or found.read > 0
+        asked = found.asked or found.read
         if not (found.after or asked) or running.scope_nursery is None or self._is_asked_again(line):
             return False
         if self._timer is None:

@@ -25,7 +25,7 @@ from .seen import seen_in
 from .unopened import Unopened, body_key, is_body
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from ...lines import Resumed
     from .calls import Call
@@ -48,11 +48,11 @@ class Stood(msgspec.Struct, frozen=True):
     """How many calls the main task had begun then, if not `count`."""
     asked: bool = False
     """Whether the task that had opened the scope called `scope.cancel()`: it comes to that call again."""
-    read: int = 0
-    """Not 0 if its task has found by `scope.cancel_called` that it had struck, before anything was cut short: after that many
-    calls in it, less one. It finds that there again."""
-    calls: int = 0
-    """How many calls the scope's task had begun in it, and one more; 0 if that is not known."""
+    read: bool = False
+    """Whether the scope's task has found by `scope.cancel_called` that it had struck, before anything was cut short: it finds
+    that there again."""
+    calls: int | None = None
+    """How many calls the scope's task had begun in it; None of a line that older workers have written."""
     late: bool = False
     """Whether the scope had cut nothing short when its block ended."""
 
@@ -62,6 +62,20 @@ class Turn(NamedTuple):
 
     call: Call | None
     line: Line | None
+
+
+class _OutOfOrder:
+    """What a replay hands out otherwise than in the order of its lines, where tasks wait for each other by other means."""
+
+    __slots__ = ("begun", "cancellations", "left")
+
+    def __init__(self, cancellations: Sequence[Line]) -> None:
+        self.cancellations = cancellations
+        """All of the history: that of a scope may come elsewhere than its line stands."""
+        self.begun = False
+        """Whether a line was handed out before its turn."""
+        self.left: dict[str, Line] = {}
+        """The lines that are left, once their order cannot be kept: each is that of the call with its key, when that comes."""
 
 
 class Replay:
@@ -81,16 +95,14 @@ class Replay:
                     self.unopened.within[line.key] = line.name
             else:
                 ordered.append(line)
-        self._cancellations = [line for line in ordered if line.kind in CANCELLATIONS]
+        self._out_of_order = _OutOfOrder([line for line in ordered if line.kind in CANCELLATIONS])
         self._left_out = {line.key: line for line in ordered if self._is_left_out(line)}
         """Failures that attempts have failed of, by the keys of their calls, and what says that a block's body was cut short
         for one, by the key of its scope. Lines of other tasks may rest on them."""
         ordered = [line for line in ordered if not self._is_left_out(line)]
-        self.loose: Line | None = None
+        self.loose = ordered.pop() if ordered and self._is_loose(ordered[-1], moments) else None
         """What says that a block's body was cut short, if nothing rests on it: a child that has failed still cuts it again, and
         if a person has started that child again the block would end well without the rest of its body."""
-        if ordered and self._is_loose(ordered[-1], moments):
-            self.loose = ordered.pop()
         self._lines = deque(ordered)
         self._by_key = {line.key: line for line in ordered if line.kind in CALL_OF}
         self._waiting: dict[str, Call] = {}
@@ -104,16 +116,6 @@ class Replay:
     def seen(self) -> dict[tuple[str, str], int]:
         """Where the handler has seen that children had ended, by block and child."""
         return {} if self.resumed is None else seen_in(self.resumed.lines)
-
-    @cached_property
-    def early(self) -> list[Line]:
-        """Those that were handed out before their turn."""
-        return []
-
-    @cached_property
-    def _by_keys(self) -> dict[str, Line]:
-        """The lines that are left, once their order cannot be kept: each is that of the call with its key, when that comes."""
-        return {}
 
     def _is_left_out(self, line: Line) -> bool:
         return (
@@ -145,6 +147,11 @@ class Replay:
         """Whether calls wait, and none of them is about to go on."""
         return bool(self._waiting) and self._given is None
 
+    @property
+    def out_of_order(self) -> bool:
+        """Whether a line was handed out before its turn."""
+        return self._out_of_order.begun
+
     def is_latest(self, call: Call) -> bool:
         """Whether no call that waits began after this one."""
         return next(reversed(self._waiting.values()), None) is call
@@ -168,22 +175,22 @@ class Replay:
         lines cannot be kept, so those that wait go on live. Returns whether that may be: where a cancellation of the job is to
         come, it comes first."""
         if self._given is None and self._lines and all(line.kind is not Kind.CANCELLED for line in self._lines):
-            self._by_keys.update({line.key: line for line in self._lines})
+            self._out_of_order.left.update({line.key: line for line in self._lines})
             self._lines.clear()
             return True
         return False
 
     def by_key(self, call: Call) -> Line | None:
         """The line of a call that begins after that. Raises `ReplayMismatch` as `begin` does."""
-        if call.key not in self._by_keys:
+        if call.key not in self._out_of_order.left:
             return None
         self._check(call)
-        return self._by_keys.pop(call.key)
+        return self._out_of_order.left.pop(call.key)
 
     def struck_by_key(self, key: str) -> Line | None:
         """The line which says that a scope struck, after that."""
-        line = self._by_keys.get(key)
-        return self._by_keys.pop(key) if line is not None and line.kind is Kind.SCOPE_CANCELLED else None
+        line = self._out_of_order.left.get(key)
+        return self._out_of_order.left.pop(key) if line is not None and line.kind is Kind.SCOPE_CANCELLED else None
 
     def turn(
         self, is_early: Callable[[Line], bool] = lambda _: False, *, early: bool = False, anew: bool = False
@@ -197,8 +204,7 @@ class Replay:
         turn = self._early(anew=anew) if early else self._next(is_early)
         if turn is not None:
             if turn.line is not None:
-                if turn.line != self._lines[0]:
-                    self.early.append(turn.line)
+                self._out_of_order.begun = self._out_of_order.begun or turn.line is not self._lines[0]
                 self._lines.remove(turn.line)
             if turn.call is not None:
                 del self._waiting[turn.call.key]
@@ -241,7 +247,7 @@ class Replay:
     @cached_property
     def _places(self) -> dict[str, int]:
         """Where tasks stood when cancellations came, other than in calls that have lines; with the number of the last one."""
-        return {key: line.line for line in self._cancellations for key in stood(line).at if is_entry(key)}
+        return {key: line.line for line in self._out_of_order.cancellations for key in stood(line).at if is_entry(key)}
 
     def stands_at(self, key: str) -> bool:
         """Whether a cancellation is still to come that came while a task stood at this place, the entry of a block."""
@@ -249,15 +255,15 @@ class Replay:
 
     def comes_late(self, key: str) -> bool:
         """Whether the next line says that the scope struck too late to cut anything short."""
-        line = self._by_keys.get(key, self.next_line)
+        line = self._out_of_order.left.get(key, self.next_line)
         return line is not None and line.key == key and _is_late(line)
 
     def take_out(self, key: str, fits: Callable[[Stood], bool]) -> Line | None:
         """The line which says that a scope struck, if it says what fits. It is taken out of the history, because where it
         stands among the lines of other tasks tells nothing."""
-        for line in self._cancellations:
+        for line in self._out_of_order.cancellations:
             if line.key == key and line.kind is Kind.SCOPE_CANCELLED and fits(stood(line)):
-                if self._by_keys.pop(key, None) is not None:
+                if self._out_of_order.left.pop(key, None) is not None:
                     return line
                 if line in self._lines:
                     self._lines.remove(line)
@@ -332,7 +338,7 @@ class Replay:
                 "time it returned before. What is left of its clean-up was not done: "
                 f"pulse-trio jobs retry {self._job_id} does that"
             )
-        left = [*self._lines, *(line for line in self._by_keys.values() if line.kind in CALL_OF)]
+        left = [*self._lines, *(line for line in self._out_of_order.left.values() if line.kind in CALL_OF)]
         return self._mismatch(left[0], "the handler has returned") if left else None
 
     def _mismatch(self, line: Line, now: str, *, cause: str = "The code changed under a running job") -> ReplayMismatch:

@@ -61,8 +61,8 @@ class _SoFar:
 
     calls: int = 0
     """How many calls its task has begun in it."""
-    read: int = 0
-    """See `Stood`."""
+    read: bool = False
+    """Whether its task has found that it had struck."""
     cleans_up: bool = False
     """Whether what it has cut short cleans up in it."""
     late: bool | None = None
@@ -124,7 +124,7 @@ class Scope(NoScopeOfTrios):
         ):
             # The handler may do something else now.
             if struck and replay.over:
-                self._so_far.read = self._so_far.read or self._so_far.calls + 1
+                self._so_far.read = True
                 self.note(self._durable.keys_that_stand(), cuts=False)
             elif not struck and (line := replay.take_out(self.key, self._is_read)) is not None:
                 self.strike_again(line)
@@ -144,11 +144,15 @@ class Scope(NoScopeOfTrios):
 
     def _is_read(self, said: Stood) -> bool:
         """Whether the task had found that it had struck where it stands now."""
-        return 0 < said.read <= self._so_far.calls + 1
+        return said.read and self._has_begun(said)
 
     def _is_here(self, said: Stood) -> bool:
         """Whether it struck in the plain await in which the task may be now."""
-        return 0 < said.calls <= self._so_far.calls + 1 and not (said.late or said.asked or said.read)
+        return self._has_begun(said) and not (said.late or said.asked or said.read)
+
+    def _has_begun(self, said: Stood) -> bool:
+        """Whether the task has begun as many calls in it as when it struck."""
+        return said.calls is not None and said.calls <= self._so_far.calls
 
     def strike_out_of_order(self) -> None:
         """Lines were handed out before their turn, and that of this scope may come too late: its task has gone on."""
@@ -203,7 +207,7 @@ class Scope(NoScopeOfTrios):
             begun = self._durable.keys.count
             after = self._durable.cancelling.seconds_to(self.inner.deadline)
             asked = self.remembered and self.asked == "by its task"
-            self._stood = Stood(at, "", 0, after, begun, asked, self._so_far.read, self._so_far.calls + 1)
+            self._stood = Stood(at, "", 0, after, begun, asked, self._so_far.read, self._so_far.calls)
             self._count_calls()
             self._durable.history.hold(Kind.SCOPE_CANCELLED, self.key, "", self._said, gets=self._gets)
 
@@ -376,8 +380,8 @@ def is_struck(durable: Durable) -> bool:
 
 
 def _is_asked(said: Stood) -> bool:
-    return said.read > 0 or (said.asked and not said.late)
+    return said.read or (said.asked and not said.late)
 
 
 def _is_left_so(said: Stood) -> bool:
-    return said.late or said.read > 0
+    return said.late or said.read
