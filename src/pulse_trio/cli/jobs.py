@@ -19,7 +19,7 @@ from .filters import RATE, described, filter_of, filter_options, parsed_retentio
 from .options import Number, WholeNumber, actor_option, dsn_option, json_option, page_limit_option, schema_option
 from .output import notice, print_fields, print_json, print_rich, print_table
 from .rehearsing import rehearse_deletion, rehearse_retry
-from .roots import anew, on_trees, said_of_anew, said_of_members, said_of_unfinished, unfinished
+from .roots import anew, on_trees, said_of_anew, said_of_members, said_of_unfinished, settled_roots, unfinished
 from .showing import compact, fields_of, in_quarantine, owes_clean_up, print_error, reasons_of, unreceived_of, whole
 
 if TYPE_CHECKING:
@@ -304,7 +304,7 @@ class _Action:
                 ids = client.run(history.chosen_for_action(chosen, limit=given["limit"]))
             if given["dry_run"]:
                 return self._rehearse(client, ids, chosen, as_json=as_json), []
-            trees = self._say_before(client, ids)
+            trees = self._say_before(client, ids, self._owing(client, ids))
             if (by_filter or trees) and ids and not given["yes"] and not self._agreed(len(ids), chosen):
                 notice("nothing was done")
                 return 0, []
@@ -312,18 +312,23 @@ class _Action:
         self._report(moved, refused, as_json=as_json, by_filter=by_filter)
         return UsageError.exit_code if refused else 0, moved
 
-    def _say_before(self, client: SyncClient, ids: Sequence[int]) -> bool:
-        """Says what the act does to histories and trees. Returns whether it does something to a tree."""
+    def _owing(self, client: SyncClient, ids: Sequence[int]) -> list[int]:
+        return unfinished(client, ids) if self._verb == "retry" else []
+
+    def _say_before(self, client: SyncClient, ids: Sequence[int], owing: Sequence[int]) -> bool:
+        """Says what the act does to histories and trees. Returns whether it does something to a tree. `owing`: the jobs that
+        owe their clean-up."""
         again = anew(client, ids) if self._verb == "retry" and not self._afresh else []
-        rest = unfinished(client, ids) if self._verb == "retry" and not self._afresh else []
-        trees = on_trees(client, ids, self._verb, afresh=self._afresh, begin_anew=again, unfinished=rest)
+        rest: Sequence[int] = () if self._afresh else owing
+        roots = settled_roots(client, ids)
+        trees = on_trees(roots, self._verb, afresh=self._afresh, begin_anew=again, unfinished=rest)
         if rest:
             notice(said_of_unfinished(rest))
         if again:
             notice(said_of_anew(again))
         if trees is not None:
             notice(trees)
-            if self._verb == "retry" and (left := said_of_members(client, ids)) is not None:
+            if self._verb == "retry" and (left := said_of_members(client, roots, ids)) is not None:
                 notice(left)
         return trees is not None
 
@@ -341,8 +346,8 @@ class _Action:
         known = chosen.get("state")
         state = None if known is None else State(known)
         if self._verb != "delete":
-            self._say_before(client, ids)
-            moved, refused = rehearse_retry(client, ids, state, unfinished(client, ids))
+            self._say_before(client, ids, owing := self._owing(client, ids))
+            moved, refused = rehearse_retry(client, ids, state, owing)
             if as_json:
                 print_json({f"would_be_{self._past}": moved} | ({"refused": refused} if refused else {}))
             else:

@@ -11,14 +11,13 @@ from ..states import TRANSITIONS, Event
 from ..store import history, operations
 from ..store.places import COUNTED, undeleted, undeleted_in, unretried
 from ..text import count_of
+from .roots import places_in
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
 
     from ..client import SyncClient
-    from ..store.places import Place
 
-_PLACES = 1000
 _JOBS = 100
 """How many jobs are read at once, with their arguments."""
 
@@ -44,7 +43,7 @@ class Rehearsed:
 
 def rehearse_deletion(client: SyncClient, ids: Sequence[int], state: State | None) -> Rehearsed:
     """What a deletion of these jobs would do now. `state` is that of all of them where a filter has found them."""
-    places, states = _places_of(client, ids), _states_of(client, ids, state)
+    places, states = places_in(client, ids), _states_of(client, ids, state)
     done = Rehearsed()
     roots = {one.id for one in places.values() if one.parent_id is None and not one.root_lives and one.id in states}
     for job_id in ids:
@@ -67,7 +66,7 @@ def rehearse_retry(
 ) -> tuple[list[int], dict[int, str]]:
     """Which of these jobs would be retried now, and why the others would not. `state` as above; `owing`: those that owe their
     clean-up. That a live job has the unique key of one is found by the retry alone."""
-    places, states = _places_of(client, ids), _states_of(client, ids, state)
+    places, states = places_in(client, ids), _states_of(client, ids, state)
     refused: dict[int, str] = {}
     for job_id in ids:
         if (found := states.get(job_id)) is None:
@@ -77,13 +76,6 @@ def rehearse_retry(
         elif Event.RETRY not in TRANSITIONS[found]:
             refused[job_id] = operations.unmoved(job_id, found, None)
     return [job_id for job_id in ids if job_id not in refused], refused
-
-
-def _places_of(client: SyncClient, ids: Sequence[int]) -> dict[int, Place]:
-    places: dict[int, Place] = {}
-    for start in range(0, len(ids), _PLACES):
-        places |= client.run(operations.places_of(ids[start : start + _PLACES]))
-    return places
 
 
 def _refusal(job_id: int, state: State | None, of_tree: str | None) -> str | None:

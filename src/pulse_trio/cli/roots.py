@@ -9,14 +9,32 @@ from ..store.places import COUNTED
 from ..text import count_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from ..client import SyncClient
+    from ..store.places import Place
 
 _AT_ONCE = 1000
 _EVENTS = "; received events are received again, before new ones"
 _NAMED = 10
 """How many jobs a message names."""
+
+
+def places_in(client: SyncClient, ids: Sequence[int]) -> dict[int, Place]:
+    """Where those of these jobs stand that belong to trees."""
+    places: dict[int, Place] = {}
+    for start in range(0, len(ids), _AT_ONCE):
+        places |= client.run(operations.places_of(ids[start : start + _AT_ONCE]))
+    return places
+
+
+def settled_roots(client: SyncClient, ids: Sequence[int]) -> dict[int, int]:
+    """The settled roots of trees among these jobs, and how many members each has."""
+    return {
+        place.id: place.members
+        for place in places_in(client, ids).values()
+        if place.parent_id is None and place.members and not place.root_lives
+    }
 
 
 def unfinished(client: SyncClient, ids: Sequence[int]) -> list[int]:
@@ -61,39 +79,26 @@ def said_of_anew(ids: Sequence[int]) -> str:
     )
 
 
-def said_of_members(client: SyncClient, ids: Sequence[int]) -> str | None:
-    """Which members of the trees that are retried with these settled roots owe a clean-up that nobody does then, in words; None
-    if there are none."""
-    roots = list(_settled_roots(client, ids))
-    left = sorted(set(client.run(family.owing_members(roots))) - set(ids)) if roots else []
+def said_of_members(client: SyncClient, roots: Collection[int], ids: Sequence[int]) -> str | None:
+    """Which members of the trees of these settled roots owe a clean-up that nobody does when these jobs are retried, in words;
+    None if there are none."""
+    left = sorted(set(client.run(family.owing_members(list(roots)))) - set(ids)) if roots else []
     if not left:
         return None
     who, them = (f"job {left[0]} owes its", "it") if len(left) == 1 else (f"jobs {_named(left)} owe their", "them")
     return f"{who} clean-up, which a retry of the root does only if that starts {them} again: retry {them} too"
 
 
-def _settled_roots(client: SyncClient, ids: Sequence[int]) -> dict[int, int]:
-    """The settled roots of trees among these jobs, and how many members each has."""
-    found: dict[int, int] = {}
-    for start in range(0, len(ids), _AT_ONCE):
-        for place in client.run(operations.places_of(ids[start : start + _AT_ONCE])).values():
-            if place.parent_id is None and place.members and not place.root_lives:
-                found[place.id] = place.members
-    return found
-
-
 def on_trees(
-    client: SyncClient,
-    ids: Sequence[int],
+    roots: Mapping[int, int],
     verb: str,
     *,
     afresh: bool = False,
     begin_anew: Sequence[int] = (),
     unfinished: Sequence[int] = (),
 ) -> str | None:
-    """What the act does to the trees whose settled roots are among these jobs; None if there are none. `begin_anew`: those
-    whose history a retry forgets; `unfinished`: those of which it does the rest of a clean-up."""
-    roots = _settled_roots(client, ids)
+    """What the act does to the trees of these settled roots, each with how many members it has; None if there are none.
+    `begin_anew`: the jobs whose history a retry forgets; `unfinished`: those of which it does the rest of a clean-up."""
     if not roots:
         return None
     more = max(roots.values()) > COUNTED
