@@ -134,6 +134,7 @@ FUNCTIONS: Mapping[RoleKind, tuple[str, ...]] = {
         "look_slowly",
         "stuck_trees",
         "trees_that_wait",
+        "look_among",
         "look_at_block",
         "end_block",
         "cancel_block",

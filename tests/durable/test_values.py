@@ -3,12 +3,16 @@ of parents, children and scheduled jobs."""
 
 from __future__ import annotations
 
+import enum
+import uuid
 from dataclasses import dataclass
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import pydantic
 import pytest
+import trio
 
 from pulse_trio import AeadCodec, Handlers, Job, SyncClient, Worker
 
@@ -128,3 +132,47 @@ async def test_parents_children_and_scheduled_jobs_have_their_tags_and_metadata(
     await trees.burst()
     assert told == dict.fromkeys(("plain", "durable", "scheduled", "parent"), (("eu",), {"n": 1}))
     assert (trees.job(job_id)["state"], trees.job(job_id)["tags"]) == ("completed", ["eu"])
+
+
+ADA = uuid.UUID(int=7)
+
+
+class Row(enum.Enum):
+    FIRST = 1
+
+
+@pytest.mark.parametrize(
+    ("type_", "seats"),
+    [
+        (dict[int, str], {2: "aisle", 1: "window"}),
+        (dict[uuid.UUID, list[int]], {ADA: [1, 2]}),
+        (dict[str, dict[date, int]], {"may": {date(2026, 5, 1): 3}}),
+        (dict[Row, set[str]], {Row.FIRST: {"a", "b", "c"}}),
+    ],
+)
+async def test_a_child_takes_dictionaries_whose_keys_are_no_texts_and_is_found_again(
+    trees: Trees, type_: Any, seats: Any
+) -> None:
+    taken: list[Any] = []
+
+    async def child(seats: Any) -> None:
+        taken.append(seats)
+
+    child.__annotations__["seats"] = type_
+    started: Any = trees.handlers.job(child)
+
+    @trees.handlers.job(durable=True)
+    async def parent(job: Job) -> None:
+        # In another order in each attempt.
+        given = dict(reversed(seats.items())) if job.attempt > 1 else seats
+        async with job.durable_nursery() as nursery:
+            nursery.start_soon(started, given)
+            await nursery.flush()
+            if job.attempt == 1:
+                await trees.lose(job.id)
+                await trio.sleep_forever()
+
+    job_id = trees.enqueue("parent")
+    await trees.burst()
+    assert trees.job(job_id)["state"] == "completed"
+    assert taken == [seats]

@@ -806,8 +806,8 @@ TORN = [
     Torn("restart_children()", r"NOT j\.cancelling", child_restarted_by_a_job_that_is_being_cancelled),
     Torn("members_of()", r"p\.attempt = \$2", children_told_to_an_earlier_attempt),
     Torn("members_of()", r"p\.locked_by = \$3", children_told_to_another_session),
-    Torn("look_at_block()", r"j\.attempt = \$2", block_looked_at_by_an_earlier_attempt),
-    Torn("look_at_block()", r"j\.locked_by = \$3", block_looked_at_by_another_session),
+    Torn("look_among()", r"j\.attempt = \$2", block_looked_at_by_an_earlier_attempt),
+    Torn("look_among()", r"j\.locked_by = \$3", block_looked_at_by_another_session),
 ]  # fmt: skip
 """A name with () is a function of the schema. Every place in which the predicate stands is torn at once: most stand twice,
 for what was read before a row was locked."""

@@ -175,7 +175,7 @@ class World:
 
     def look(self, one: Attempt) -> None:
         ((live, _, refused),) = self.ask(
-            "look_at_block", parent=one.job, attempt=one.attempt, session=one.session, block=0
+            "look_at_block", parent=one.job, attempt=one.attempt, session=one.session, block=0, candidates="{}"
         )
         if refused is None and not live:
             ((left,),) = self.run(
@@ -420,7 +420,7 @@ TAKEN_AWAY = {
     "the word of a watched child": ("member_ended", "INSERT INTO recheck (job_id) VALUES (parent);", "", "will wake", 0),
     "the look at a suspension": ("suspend", "IF NOT look_at(target) THEN", "IF false THEN", "nothing will wake", 0),
     "the outcome that waits": (
-        "lives_on", "lives := EXISTS (SELECT FROM member c", "lives := false AND EXISTS (SELECT FROM member c",
+        "lives_on", "lives := member_lives($1.id);", "lives := false;",
         "its parent does not", 0,
     ),
     "the sweep of a parked job": ("look_at", "swept := cancel_children(target, f.sweep);", "", "untold", 0),

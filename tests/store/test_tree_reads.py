@@ -87,7 +87,9 @@ def asked(name: str, job: Job, lines: int = 0) -> dict[str, Any]:
                 "child_keys": "{a}", "kinds": "{c}", "args": '{"{}"}', "queues": "{q}", "priorities": "{0}",
                 "max_attempts": "{1}",
             }  # fmt: skip
-        case "look_at_block" | "end_block":
+        case "look_at_block":
+            return parent | {"candidates": "{}"}
+        case "end_block":
             return parent
         case "members":
             return parent | {"ended": False, "ids": None}

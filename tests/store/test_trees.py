@@ -250,6 +250,53 @@ async def test_of_children_that_complete_the_watched_one_alone_leaves_a_recheck(
     assert await grove.a.trees.look(of(parent), 0) == (False, False, None)
 
 
+async def test_a_look_watches_the_last_of_the_candidates_that_lives_here(grove: Grove) -> None:
+    parent, other = await grove.root(), await grove.root()
+    first, second, third = await grove.start(parent, "2", "1", "0")
+    (elsewhere,) = await grove.start(parent, "0", block=1, queue="later")
+    (strange,) = await grove.start(other, "0", queue="later")
+    watched = "SELECT job_id FROM member WHERE watched ORDER BY 1"
+
+    async def look(*candidates: int) -> list[int]:
+        assert (await grove.a.trees.look(of(parent), 0, candidates)).live
+        return [row["job_id"] for row in grove.w.run(watched)]
+
+    claims = await grove.run()
+    assert await look(first, second, elsewhere, strange) == [second]
+    assert await look(first, third) == [second]  # it lives
+    await grove.b.settle([end(claims[1])])
+    await grove.settle()
+    # Those that have ended are passed over, and so is one that another transaction holds; another child is found then.
+    assert await look(second, third) == [second, third]
+    await grove.b.settle([end(claims[2])])
+    await grove.settle()
+    assert await look(second, third) == [first, second, third]
+    assert grove.w.value("SELECT options ->> 'tree' FROM job WHERE id = %s", first) == "1"
+    await grove.b.settle([end(claims[0])])
+    assert await grove.a.trees.look(of(parent), 0, [first, second, third]) == (False, False, None)
+
+
+@pytest.mark.parametrize("between", ["nothing", "1,100 other jobs", "2,500 ids"])
+async def test_a_parent_of_many_children_waits_for_the_one_that_lives(grove: Grove, between: str) -> None:
+    # Where few jobs live between the first and the last of them, it is one of these; else they are asked for one by one.
+    parent = await grove.root()
+    await grove.start(parent, *(f"{n}" for n in range(300)))
+    if between == "1,100 other jobs":
+        grove.w.enqueue_many(1100, "others")
+    elif between == "2,500 ids":
+        grove.w.run("SELECT nextval('job_id_seq') FROM generate_series(1, 2500)")
+    await grove.start(parent, *(f"{n}" for n in range(300, 600)))
+    *most, last = await grove.run(limit=1000)
+    assert len(most) == 599
+    await grove.b.settle([end(claim) for claim in most])
+    await grove.a.settle([end(parent)])
+    await grove.settle()
+    assert grove.w.state(parent.id) == "suspended"
+    await grove.b.settle([end(last)])
+    await grove.settle()
+    assert grove.w.state(parent.id) == "completed"
+
+
 async def test_the_mark_says_of_which_child_nobody_asks_anything_at_its_end(grove: Grove) -> None:
     def marks() -> list[int]:
         rows = grove.w.run(
@@ -509,7 +556,7 @@ def test_plans_made_on_empty_tables_read_few_rows_of_large_ones(databases: Datab
             asked = {
                 "parent": parent, "attempt": 1, "session": 9, "block": 0, "args": '{"{}","{}","{}","{}","{}"}',
                 "priorities": "{0,0,0,0,0}", "max_attempts": "{1,1,1,1,1}", "cause": "sibling", "ids": None, "most": 100,
-                "ended": False,
+                "ended": False, "candidates": "{}",
             } | texts | nothing  # fmt: skip
             for name in (
                 "start_children",

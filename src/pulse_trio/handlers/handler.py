@@ -76,7 +76,7 @@ class Handler(Generic[P, R]):
         bare = (
             self if self.defaults.child_key is None else replace(self, defaults=replace(self.defaults, child_key=None))
         )
-        return bare.request(*args, **kwargs)
+        return bare._request(self.signature.encode(args, kwargs))
 
     def _request(self, encoded: str) -> JobRequest:
         if self.key_of is None or self.defaults.key is not None:

@@ -140,10 +140,12 @@ class Trees:
             started += [StartedChild(int(child), *_HOW[said]) for child, said in zip(ids.split(","), how, strict=True)]
         return Started(started)
 
-    async def look(self, fence: Fence, block: int) -> BlockLook:
+    async def look(self, fence: Fence, block: int, candidates: Sequence[int] = ()) -> BlockLook:
         """Looks at a block of a running job. One child that lives is watched from then on: its end notifies the parent's
-        worker. Other children that complete notify no one; those that fail always do."""
-        ((live, failed, refused),) = await self._run("look_at_block", _of(fence, block=block))
+        worker. Other children that complete notify no one; those that fail always do. The `candidates`, which may live, are
+        tried first."""
+        asked = _of(fence, block=block, candidates=numbers(candidates))
+        ((live, failed, refused),) = await self._run("look_at_block", asked)
         return BlockLook(bool(live), bool(failed), refused)
 
     async def members(

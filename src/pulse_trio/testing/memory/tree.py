@@ -231,7 +231,7 @@ class MemoryTree:
             for listener in self._store.database.listeners:
                 listener(f"look_for_tree {self.job.id}")
 
-    async def look(self, fence: Fence, block: int) -> BlockLook:
+    async def look(self, fence: Fence, block: int, candidates: Sequence[int] = ()) -> BlockLook:
         await trio.lowlevel.checkpoint()
         if not self._held(fence):
             return BlockLook(live=False, failed=False, refused="lost")

@@ -86,8 +86,10 @@ def is_in_step(durable: Durable) -> bool:
 def refusal(durable: Durable, what: str) -> DurableCallRefused | None:
     """The error of a call, if it is one that the handler makes while it unwinds, and the next attempt comes to its place."""
     reason = durable.running.cancel_reason
+    if reason is None:
+        return None
     replays = not durable.history.replay.over and not durable.cancelling.noted
-    if reason is None or (reason not in REFUSED and not replays):
+    if reason not in REFUSED and not replays:
         return None
     return DurableCallRefused(
         f"{what} is refused while the handler unwinds ({reason}): the next attempt comes here again, and does it then."

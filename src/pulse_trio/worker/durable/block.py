@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from hashlib import blake2b
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import trio
 from msgspec.structs import replace
 
 from ...codec import encoded
 from ...errors import DatabaseUnavailable, ReplayMismatch, UsageError
-from ...handlers.models import fields_of
 from ...records import State
 from ...store.trees import CHUNK, Fence, NewChild
 from ...tracing import LONGEST_OF_CHILDREN, carrying
 from .beginning import refusal
 from .children import Child, was_cut
+from .digests import Digests
 from .ear import WINDOW, Ear
 from .seen import Seen
 
@@ -34,6 +32,7 @@ _PAUSE, _LONGEST_PAUSE = 0.01, 1.0
 """Seconds until the database is asked again, when a row was locked or the database was away; doubled each time."""
 _CANCEL_AGAIN, _LONGEST_CANCEL_AGAIN = 1.0, 60.0
 """Seconds after which a block that closes cancels its children once more; doubled each time."""
+_CANDIDATES = 8
 _LOOK = 1.0
 """Seconds after which a block that waits looks although it was told nothing."""
 
@@ -56,7 +55,7 @@ class Block:
         self.by_key: dict[str, Child[Any]] = {}
         """The children that this attempt has started."""
         self._pending = deque[tuple[Child[Any], NewChild]]()
-        self._digests: dict[str, bytes] = {}
+        self._digests = Digests(claim.id)
         self._asking = trio.Lock()
         """Held by who starts children, or reads how they are: no answer is true of a child that another task has started again
         since."""
@@ -79,7 +78,7 @@ class Block:
             raise UsageError(f"The child_key {key!r} is used twice in this block; each child needs its own.")
         request = handler.child_request(args, kwargs)
         codec = self.durable.parts.codec
-        digest = self._digest(handler, request.args)
+        digest = self._digests.add(key, handler, request.args)
         if codec is not None:
             request = replace(request, args=encoded(codec, request.args, handler.kind, None))
         if (traces := self.durable.parts.traces) is not None:
@@ -88,7 +87,6 @@ class Block:
         child.durable = handler.durability is not None
         self.by_key[key] = child
         self._ear.living += 1
-        self._digests[key] = digest
         if not self._pending:
             self.durable.parts.looks.filled(self)
         self._pending.append((child, NewChild(request, key, digest)))
@@ -99,16 +97,6 @@ class Block:
         """The replay is over: what was started meanwhile is to be written."""
         if self._pending:
             self.durable.parts.looks.filled(self)
-
-    def _digest(self, handler: Handler[..., Any], args: str) -> bytes:
-        # Decoded first: the order of the names, and that of a set, may be another in the next attempt.
-        if args == "{}":
-            plain = b"{}"
-        else:
-            given = handler.signature.by_name(args)
-            names = msgspec.json.decode(args)
-            plain = msgspec.json.encode({name: given.get(name) for name in names}, enc_hook=fields_of, order="sorted")
-        return blake2b(handler.kind.encode() + b"\0" + plain, key=str(self.fence.id).encode(), digest_size=16).digest()
 
     async def flush(self, *, learn: bool = True) -> None:
         """Starts the children that wait to be written together, or finds those of earlier attempts, and with `learn` reads how
@@ -147,28 +135,25 @@ class Block:
         return self.broken is None and bool(self._pending or self._flushes)
 
     async def _start(self, batch: list[tuple[Child[Any], NewChild]]) -> list[Child[Any]]:
-        trees, adopted = self.durable.parts.trees, list[Child[Any]]()
+        trees, adopted, written = self.durable.parts.trees, list[Child[Any]](), list[Child[Any]]()
         started = await self._answer(lambda: trees.start_children(self.fence, self.number, [new for _, new in batch]))
         for (child, _), row in zip(batch, started.children, strict=False):
             self._pending.popleft()
             if not row.fits:
                 raise self._mismatch(child, row.job_id)
             if child.known_id is None:
-                self._written(child, row.job_id, adopted=not row.added)
+                child.written(row.job_id, adopted=not row.added)
+                written.append(child)
             # Else `learn` has found it meanwhile, and may have started it again: that was this attempt's.
             if not row.added:
                 adopted.append(child)
+        self.durable.parts.looks.live(self, written)
         if started.refused == "cancelling" and self.durable.running.cancel_reason is not None:
             # The caller is told of the cancellation, unless it cleans up, or writes for a handler that does something else.
             await trio.lowlevel.checkpoint_if_cancelled()
             raise UsageError(f"Job {self.fence.id} is being cancelled: it starts no more children.")
         await self._rest(started.refused)
         return adopted
-
-    def _written(self, child: Child[Any], job_id: int, *, adopted: bool) -> None:
-        child.written(job_id, adopted=adopted)
-        if not child.durable:
-            self.durable.parts.looks.lives(self, child)
 
     def _mismatch(self, child: Child[Any], job_id: int) -> ReplayMismatch:
         return self.durable.fail(
@@ -207,10 +192,15 @@ class Block:
         """Whether children live, and whether one has failed. One that lives is watched from then on."""
         trees = self.durable.parts.trees
         while True:
-            look = await self._answer(lambda: trees.look(self.fence, self.number))
+            look = await self._answer(lambda: trees.look(self.fence, self.number, self._last_started()))
             if look.refused is None:
                 return look
             await self._rest(look.refused)
+
+    def _last_started(self) -> list[int]:
+        """Of the children whose end is not known. One of these ends as one of the last, most often."""
+        started = (child.known_id for child in reversed(self.by_key.values()) if not child.has_ended)
+        return list(islice((job_id for job_id in started if job_id is not None), _CANDIDATES))
 
     async def cancel(self, cause: Cause) -> None:
         """Cancels all children that live, and what they have started. It starts none any more."""
@@ -278,11 +268,12 @@ class Block:
                 child = self.by_key.get(member.key)
                 if child is None or child.has_ended:
                     continue
-                if member.digest is not None and member.digest != self._digests[member.key]:
+                if member.digest is not None and not self._digests.fits(member.key, member.digest):
                     self.broken = self._mismatch(child, member.job_id)
                     raise self.broken
                 if child.known_id is None:
-                    self._written(child, member.job_id, adopted=True)
+                    child.written(member.job_id, adopted=True)
+                    self.durable.parts.looks.live(self, [child])
                 if member.state == "completed":
                     child.completed(member.result)
                 elif member.state in ("dead", "cancelled", "gone"):

@@ -95,11 +95,11 @@ class Looks:
         self._filled[block] = None
         self._to_write.give()
 
-    def lives(self, block: Block, child: Child[Any]) -> None:
-        """A child of the block is written. Its handler is not durable: its job ends with an attempt."""
+    def live(self, block: Block, children: Iterable[Child[Any]]) -> None:
+        """These children of the block are written. Those whose handler is not durable end with an attempt."""
         # A handler that is suspended does not wait for what its block is writing.
         if any(opened.block is block for opened in self._open.get(block.fence.id, ())):
-            self.living[child.id] = child
+            self.living.update((child.id, child) for child in children if not child.durable)
 
     def written(self, outcomes: Iterable[Outcome]) -> None:
         """These jobs of this worker have ended, and the database has it. A block whose children were completed here asks for

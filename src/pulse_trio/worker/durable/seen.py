@@ -83,7 +83,7 @@ class Seen:
 
     def started(self, child: Child[Any], digest: bytes) -> None:
         """The handler has started a child. That an earlier attempt has started it with other arguments is told later."""
-        if (self._key, child.key) not in self._durable.history.replay.seen:
+        if not (seen := self._durable.history.replay.seen) or (self._key, child.key) not in seen:
             return
         member = self._before.pop(child.key, None)
         if member is not None and member.digest in (None, digest):
