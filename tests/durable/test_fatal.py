@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from pulse_trio import Discard, Job, RetryAfter, Snooze, SyncClient, UsageError
-from pulse_trio.worker.durable import history as lines_of_one_attempt
+from pulse_trio.worker.durable import room
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,7 +77,7 @@ async def test_in_a_block_too_and_its_children_are_cancelled(trees: Trees) -> No
 
 
 async def test_a_result_beyond_the_limit_of_a_history_too(trees: Trees, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines_of_one_attempt, "MOST_SIZE", 100)
+    monkeypatch.setattr(room, "MOST_SIZE", 100)
 
     async def large() -> str:
         return "x" * 200

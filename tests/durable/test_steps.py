@@ -13,7 +13,7 @@ from pulse_trio import Discard, Handlers, Job, ReplayMismatch, StepFailed, SyncC
 from pulse_trio.observe import EndedAfterCommit, UnfitArgumentsReleased
 from pulse_trio.store import history
 from pulse_trio.store import trees as store_trees
-from pulse_trio.worker.durable import history as lines_of_one_attempt
+from pulse_trio.worker.durable import room
 
 if TYPE_CHECKING:
     from support.trees import Trees
@@ -517,7 +517,7 @@ async def test_a_retry_afresh_forgets_the_history(trees: Trees) -> None:
 async def test_a_job_beyond_the_most_lines_of_a_history_is_dead_at_its_first_attempt(
     trees: Trees, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    monkeypatch.setattr(lines_of_one_attempt, "MOST_LINES", 3)
+    monkeypatch.setattr(room, "MOST_LINES", 3)
 
     async def once() -> None: ...
 

@@ -115,11 +115,14 @@ class Cancelling:
         reason = running.cancel_reason
         if reason is None or reason in REFUSED or self.noted:
             return
-        self.noted = True
+        self._is_noted()
         after = self.seconds_to(min(self._came, running.deadline))
         self._count = self._durable.keys.count
         value = msgspec.json.encode(Stood(at, reason, self._count, after)).decode()
         self._durable.history.hold(Kind.CANCELLED, "job", "", value)
+
+    def _is_noted(self) -> None:
+        self.noted = self._durable.history.room.cleans_up = True
 
     def seconds_to(self, moment: float) -> float:
         """How long a task stood in a plain await before it was cancelled at a moment, as far as one can know; 0 if none did."""
@@ -208,7 +211,7 @@ class Cancelling:
         if remembered or not history.has_lines or (told and reason not in ("user", "deadline")):
             return False
         if not self.noted:
-            self.noted = True
+            self._is_noted()
             history.hold(Kind.CANCELLED, "job", "", msgspec.json.encode(self._stood_at_the_end()).decode())
         # As above: the lease may be lost, or the history have no room.
         with suppress(RuntimeError, BeyondLimit):
@@ -246,7 +249,8 @@ class Cancelling:
     def again(self, line: Line) -> None:
         """The history has come to it."""
         found = stood(line)
-        self.noted, self._count = True, found.count
+        self._is_noted()
+        self._count = found.count
         self.ends()
         self._durable.running.cancel(cast("CancelReason", found.reason))
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from ...lines import BeyondLimit, Kind, Line, Lines
+from ...lines import Kind, Line, Lines
 from .replay import Replay
+from .room import Room
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
 
 Value = str | Callable[[int], str] | None
 """JSON, or what makes it from the line's number."""
-MOST_LINES = 10_000
-MOST_SIZE = 64 * 1024 * 1024
-"""Bytes of one history."""
 
 
 class Writer(Protocol):
@@ -71,7 +69,7 @@ class History:
         self.lost = False
         """Whether the fence was lost: no line is written any more."""
         self._held: list[tuple[Kind, str, str, Value, Callable[[Line], None] | None]] = []
-        self._next, self._size = 1, 0
+        self.room = Room(running.claim.id)
         self._waiters = deque[_Waiter]()
         self._alone = trio.Lock()
         self._written = 0
@@ -82,17 +80,17 @@ class History:
         self.replay = replay
         if known:
             self.version = -1
-        self._next, self._written, self._size = after + 1, after, size
+        self.room.next, self.room.size, self._written = after + 1, size, after
 
     @property
     def latest(self) -> int:
         """The number of the last line that was added."""
-        return self._next - 1
+        return self.room.next - 1
 
     @property
     def has_lines(self) -> bool:
         """Whether the job remembers anything."""
-        return self._next > 1
+        return self.room.next > 1
 
     # Adding
 
@@ -148,24 +146,13 @@ class History:
             self.let_go()
 
     def _append(self, kind: Kind, key: str, name: str, value: Value, event_id: int | None = None) -> Line:
-        self._check_room()
-        text = value(self._next) if callable(value) else value
-        if self._size + len(text or "") > MOST_SIZE:
-            raise BeyondLimit(
-                f"The history of job {self.running.claim.id} would take more than {MOST_SIZE // 1024**2} MiB; keep large "
-                "values elsewhere and their names in steps."
-            )
-        line = Line(self._next, kind, key, name, text, event_id)
-        self._next += 1
-        self._size += len(text or "")
+        self.room.check()
+        text = value(self.room.next) if callable(value) else value
+        line = Line(self.room.take(len(text or "")), kind, key, name, text, event_id)
         self.unwritten.append(line)
         if not self._alone.locked():
             self._writer.add(self)
         return line
-
-    def _check_room(self) -> None:
-        if self._next > MOST_LINES:
-            raise BeyondLimit(f"A history has at most {MOST_LINES:,} lines; put loops into children.")
 
     def moment(self, key: str, until: float, within: str = "", *, anew: bool = False) -> float:
         """The moment that an earlier attempt remembered for the call `key`; `until`, from now on, if none did, or `anew`.
@@ -188,10 +175,10 @@ class History:
     async def written(self, *, decided: bool = False) -> None:
         """Waits until all lines that were added are written. What is waited for has happened already, so a cancellation waits
         too, as long as the lease is proven."""
-        if self._written >= self._next - 1:
+        if self._written >= self.room.next - 1:
             await trio.lowlevel.checkpoint()
             return
-        waiter = _Waiter(self._next - 1, decided=decided)
+        waiter = _Waiter(self.room.next - 1, decided=decided)
         self._waiters.append(waiter)
         try:
             await while_proven(self.running, waiter.event)
@@ -231,8 +218,8 @@ class History:
 
     def unused(self, number: int) -> None:
         """No line with this number of `alone` was written, and that is known: the next line may have it."""
-        if self._next == number + 1:
-            self._next = number
+        if self.room.next == number + 1:
+            self.room.next = number
             self._written = min(self._written, number - 1)
             # Who came to wait while the block was open waits for a line that nobody writes.
             for waiter in self._waiters:
@@ -247,13 +234,11 @@ class History:
         """
         async with self._alone:
             # What was added before comes first, also what is added during this wait; what is added after it waits.
-            while self._written < self._next - 1 and not self.lost:
+            while self._written < self.room.next - 1 and not self.lost:
                 if self.unwritten:
                     self._writer.add(self)
                 await self.written()
-            self._check_room()
-            number = self._next
-            self._next += 1
+            number = self.room.take()
             try:
                 yield number
             finally:

@@ -17,7 +17,7 @@ from ...handlers.models import from_builtins
 from ...handlers.payloads import readable_result
 from ...handlers.signature import hints_of
 from ...jobs import Discard, Job, RetryAfter, Snooze
-from ...lines import Kind, Line, Lines
+from ...lines import BeyondLimit, Kind, Line, Lines
 from ...store import CommitUnknown
 from ..jobs.given_transaction import Transaction
 from .beginning import begin
@@ -58,6 +58,7 @@ async def step(durable: Durable, function: Callable[..., Any], args: Sequence[An
     line = await durable.replayed(call)
     if line is not None:
         return remembered(durable, function, line)
+    _keep_room(durable)
     try:
         async with durable.awaiting(call):
             if is_async(function):
@@ -69,6 +70,8 @@ async def step(durable: Durable, function: Callable[..., Any], args: Sequence[An
         if failed is error:
             raise
         raise failed from error
+    finally:
+        durable.history.room.give_back()
     text = _encoded(durable, name, value)
     del value
     line = await durable.record(
@@ -118,6 +121,8 @@ async def transaction_step(durable: Durable, function: Callable[..., Any], args:
         running.cancel("lease-unproven")
         await trio.lowlevel.checkpoint()  # noqa: ASYNC120 -- the cancellation says more
         raise
+    except BeyondLimit as error:
+        raise durable.fail(error) from None
     except Exception as error:
         if issubclass(type(error), DatabaseUnavailable):
             durable.fail(error)
@@ -127,6 +132,14 @@ async def transaction_step(durable: Durable, function: Callable[..., Any], args:
             raise
         raise failed from error
     raise AssertionError("this scope is not cancelled")
+
+
+def _keep_room(durable: Durable) -> None:
+    """For the line of a step that is about to be called. Raises `BeyondLimit`."""
+    try:
+        durable.history.room.keep()
+    except BeyondLimit as error:
+        raise durable.fail(error) from None
 
 
 def _plain(function: Callable[..., Any], args: Sequence[Any]) -> Any:
