@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import trio
 
@@ -136,12 +137,27 @@ def waits_for_children(nursery: trio.Nursery) -> bool:
 _SYNCHRONISATION = frozenset(("trio._sync", "trio._channel", "trio._core._parking_lot"))
 
 
+_driven: WeakKeyDictionary[trio.lowlevel.Task, Any] = WeakKeyDictionary()
+"""The coroutines that a driver of ours stands for in Trio's eyes."""
+
+
+def put_between(task: trio.lowlevel.Task, driver: Any) -> None:
+    """From now on Trio runs the `driver`, which runs the coroutine of a task that has not begun."""
+    _driven[task] = task.coro
+    task.coro = driver
+
+
+def coroutine_of(task: trio.lowlevel.Task) -> Any:
+    """That of the function which the task was started with, whoever drives it."""
+    return _driven.get(task, task.coro)
+
+
 def waits_for_another_task(task: trio.lowlevel.Task) -> bool:
     """Whether a task waits in a lock, a limiter, a semaphore, an event or a channel of Trio's, for what another task does. If
     Trio keeps these elsewhere, no task does."""
     if getattr(task, "_abort_func", None) is None:
         return False  # it is about to run
-    awaited: Any = task.coro
+    awaited: Any = coroutine_of(task)
     while awaited is not None:
         frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
         if frame is not None and frame.f_globals.get("__name__") in _SYNCHRONISATION:

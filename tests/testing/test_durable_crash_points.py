@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -378,3 +379,36 @@ async def test_children_may_have_results_instead_of_running(pulse_clock: PulseCl
         order, 2, dsn=pulse_dsn, children={part: lambda n: n + 5}, events={"approved": "Ada"}, only="none"
     ):
         assert (run.state, run.result, done) == ("completed", 11, ["charged", "shipped"])
+
+
+@handlers.job(durable=True, max_attempts=5)
+async def crawl(job: Job) -> list[str]:
+    limiter, pages = trio.CapacityLimiter(2), list[str]()
+
+    async def fetch(page: str) -> None:
+        async with limiter:
+            pages.append(await job.step(act, page, key=page))
+
+    async with trio.open_nursery() as nursery:
+        for page in "abcde":
+            nursery.start_soon(fetch, page)
+    return sorted(pages)
+
+
+async def test_a_limiter_around_keyed_steps_is_given_to_other_tasks_in_the_next_attempt(
+    pulse_clock: PulseClock, pulse_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Trio draws it: this is what it draws from.
+    monkeypatch.setattr(trio._core._run, "_r", random.Random(0))
+    async for run in crash_points(crawl, dsn=pulse_dsn, handlers=handlers, timeout=8.0):
+        assert (run.state, run.result) == ("completed", ["a", "b", "c", "d", "e"]), run
+
+
+async def test_a_retry_that_comes_due_by_itself_is_no_failure_of_the_test(
+    pulse_clock: PulseClock, pulse_dsn: str
+) -> None:
+    async with grounds.open_database(pulse_dsn) as ground:
+        job_id = await ground.enqueue(part.request(1))
+        assert (await ground.look(job_id)).state == "available"
+        await ground.hasten(job_id)
+        assert (await ground.look(job_id)).state == "available"

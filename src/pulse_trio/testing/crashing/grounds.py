@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,6 +11,7 @@ import msgspec
 import trio
 
 from ...client import open_client
+from ...errors import InvalidTransition
 from ...states import FINISHED
 from ...store import WorkerStore
 from ..faults.proxy import open_proxy
@@ -264,7 +265,9 @@ class DatabaseGround:
         await self._client.cancel(job_id)
 
     async def hasten(self, job_id: int) -> None:
-        await self._client.retry(job_id)
+        # Its time may come in between.
+        with suppress(InvalidTransition):
+            await self._client.retry(job_id)
 
     async def until_due(self, job_id: int) -> int:
         assert self._others is not None  # noqa: S101 -- only durable jobs are suspended

@@ -27,7 +27,7 @@ import trio
 import pulse_trio
 
 from ...postgres import TrioConnection
-from ...trio_internals import forget, opened_by, waits_for_children
+from ...trio_internals import forget, opened_by, put_between, waits_for_children
 from ...worker.diagnosis.stack import await_frames
 from ...worker.jobs.children import Children
 from ...worker.jobs.kinds.asyncio_thread import LoopThread
@@ -152,7 +152,7 @@ class Process(trio.abc.Instrument):
     def task_spawned(self, task: trio.lowlevel.Task) -> None:
         if task.context.get(_process) is self:
             self._tasks[task] = task.coro
-            task.coro = self._driven(task, task.coro)  # type: ignore[assignment]  # a coroutine all the same
+            put_between(task, self._driven(task, task.coro))
 
     def task_scheduled(self, task: trio.lowlevel.Task) -> None:
         self._waiting.pop(task, None)

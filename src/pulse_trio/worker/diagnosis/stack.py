@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from ...trio_internals import coroutine_of
 from ..jobs.running_job import HEARTBEAT
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def _lines(task: trio.lowlevel.Task, indent: str) -> Iterator[str]:
     for nursery in task.child_nurseries:
         for child in sorted(nursery.child_tasks, key=lambda t: t.name):
             # The job's heartbeat is not the handler's.
-            if getattr(child.coro, "cr_code", None) is HEARTBEAT:
+            if getattr(coroutine_of(child), "cr_code", None) is HEARTBEAT:
                 continue
             yield from _lines(child, f"{indent}    ")
 

@@ -16,7 +16,7 @@ import trio
 from ...describing import leaves_of
 from ...errors import ReplayMismatch
 from ...lines import Kind, Line
-from ...trio_internals import opened_by, waits_for_another_task, waits_for_children
+from ...trio_internals import coroutine_of, opened_by, waits_for_another_task, waits_for_children
 from ..jobs.running_job import HEARTBEAT
 from . import beginning, entering, scopes, steps, waits
 from .beginning import VERSION
@@ -273,7 +273,7 @@ class Durable:
                 tasks.extend(opened.child_tasks)
             if (
                 task not in standing
-                and getattr(task.coro, "cr_code", None) not in _OURS
+                and getattr(coroutine_of(task), "cr_code", None) not in _OURS
                 and not (nurseries and waits_for_children(nurseries[-1]))
                 and not (or_wait and waits_for_another_task(task))
             ):

@@ -28,6 +28,7 @@ import trio
 
 from ...describing import leaves_of
 from ...lines import BeyondLimit, Kind, Line
+from ...trio_internals import coroutine_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -251,4 +252,4 @@ def _is_caught(task: trio.lowlevel.Task | None, job: trio.Nursery | None) -> boo
 
 
 def _coroutine(task: trio.lowlevel.Task) -> Any:
-    return task.coro
+    return coroutine_of(task)
