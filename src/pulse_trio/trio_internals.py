@@ -56,7 +56,10 @@ def check() -> None:
         for name, there in {
             "Task._child_nurseries": hasattr(trio.lowlevel.Task, "_child_nurseries"),
             "Task._cancel_status": hasattr(trio.lowlevel.Task, "_cancel_status"),
-            "CancelStatus._scope and _parent": all(hasattr(statuses, name) for name in ("_scope", "_parent")),
+            "CancelStatus._scope, _parent and effectively_cancelled": all(
+                hasattr(statuses, name) for name in ("_scope", "_parent", "effectively_cancelled")
+            ),
+            "CancelScope._cancel_status": hasattr(trio.CancelScope(), "_cancel_status"),
             "Nursery._closed": "_closed" in _code(trio.Nursery.__init__).co_names,
             "Nursery._parent_waiting_in_aexit": "_parent_waiting_in_aexit" in _code(trio.Nursery.__init__).co_names,
             "trio._core._run.unrolled_run with its local `task`": "task" in _code(unrolled_run).co_varnames,
@@ -116,6 +119,17 @@ def scopes_around(task: trio.lowlevel.Task) -> Iterator[trio.CancelScope]:
     while status is not None:
         yield status._scope
         status = status._parent
+
+
+def is_cancelled(task: trio.lowlevel.Task) -> bool:
+    """Whether a scope around a task is cancelled, and no clean-up inside of it goes on."""
+    return task._cancel_status.effectively_cancelled
+
+
+def is_cancelled_around(scope: trio.CancelScope) -> bool:
+    """The same of what is around an open scope."""
+    status = scope._cancel_status
+    return status is not None and status._parent is not None and status._parent.effectively_cancelled
 
 
 def innermost_scope(owner: trio.lowlevel.Task | trio.Nursery) -> object:

@@ -63,7 +63,8 @@ class Trees:
     def time_passes(self, job_id: int) -> None:
         """The moments that the job remembers have come: of its sleeps, its waits and its deadlines."""
         self.window.run(
-            "UPDATE history SET value = to_json(extract(epoch FROM now())::float8) WHERE job_id = %s AND kind = 10",
+            "UPDATE history SET value = to_json(extract(epoch FROM now())::float8)"
+            " WHERE job_id = %s AND kind = 10 AND key <> '0:quiet'",
             job_id,
         )
         self.again()

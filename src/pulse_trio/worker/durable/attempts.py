@@ -122,11 +122,11 @@ def _check_version(durable: Durable) -> None:
     """Raises `UnfitArguments` where a newer version of the handler has begun the job: the author of that version has
     thought of this one's jobs, but not this one of that version's. While a deployment is under way both run, and to replay
     here would be a mismatch, which is the job's death."""
-    if durable.version > durable.declared.version:
+    if durable.version > durable.history.code_version:
         claim = durable.running.claim
         raise UnfitArguments(
             f"version {durable.version} of {claim.kind!r} has begun job {claim.id}, and this worker has version "
-            f"{durable.declared.version}: a worker with that version, or a newer one, goes on with it."
+            f"{durable.history.code_version}: a worker with that version, or a newer one, goes on with it."
         )
 
 

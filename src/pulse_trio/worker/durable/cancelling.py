@@ -25,6 +25,7 @@ from ..jobs.job_states import HELD_BACK
 from .beginning import REFUSED
 from .failures import comes_from_a_cancellation
 from .keys import highest_number, highest_of
+from .own_tasks import own_task
 from .replay import CANCELLATIONS, Stood, stood
 from .scopes import is_struck
 
@@ -96,7 +97,7 @@ class Cancelling:
 
     def holds_back(self, reason: CancelReason) -> bool:
         """Whether a cancellation of the job must wait: an attempt that still replays has not come to where it is now."""
-        replays = self.resumes or not self._durable.history.replay.over
+        replays = self.resumes or not self._durable.history.replay.over or self._durable.quiet.is_awaited
         if reason not in HELD_BACK or not replays or self.noted:
             self._came = min(self._came, trio.current_time())
             return False
@@ -119,6 +120,7 @@ class Cancelling:
         after = self.seconds_to(min(self._came, running.deadline))
         self._count = self._durable.keys.count
         value = msgspec.json.encode(Stood(at, reason, self._count, after)).decode()
+        self._durable.quiet.note_held()
         self._durable.history.hold(Kind.CANCELLED, "job", "", value)
 
     def _is_noted(self) -> None:
@@ -279,6 +281,7 @@ class Cancelling:
         here = not (found.asked or found.read) and self._durable.keys.count >= (found.begun or found.count)
         timer.deadline = min(self._latest, self._moved + found.after if here else math.inf)
 
+    @own_task
     async def _later(self, timer: trio.CancelScope) -> None:
         with timer:
             await trio.sleep_forever()
@@ -331,7 +334,3 @@ def _is_the_jobs(error: BaseException | None) -> bool:
     leaves = () if error is None else leaves_of(error)
     known = (Exception, SystemExit, trio.Cancelled)
     return all(issubclass(type(leaf), known) and not issubclass(type(leaf), UnfitArguments) for leaf in leaves)
-
-
-AGAIN = Cancelling._later.__code__  # pyright: ignore[reportPrivateUsage] -- of this file's own class
-"""The code of the task that waits for its moment."""

@@ -16,16 +16,18 @@ import trio
 from ...describing import leaves_of
 from ...errors import ReplayMismatch
 from ...lines import Kind, Line
-from ...trio_internals import coroutine_of, opened_by, waits_for_another_task, waits_for_children
-from ..jobs.running_job import HEARTBEAT
+from ...trio_internals import opened_by, waits_for_another_task, waits_for_children
 from . import beginning, entering, scopes, steps, waits
 from .beginning import VERSION
 from .calls import IN_STEP, Call
-from .cancelling import AGAIN, Cancelling
+from .cancelling import Cancelling
 from .failures import Failures, mark
 from .history import History
 from .keys import Keys
 from .left_behind import await_left_behind
+from .own_tasks import is_own
+from .quiet import Quiet
+from .replay import Turn
 from .resuming import give_way, help_on
 from .standing import keys_of, may_get_its_line
 from .suspension import Suspension
@@ -51,8 +53,6 @@ The call that began last looks at once: behind a limiter each line of the histor
 RETURNED = Call("block", "")
 """Where the main task of a handler stands that has returned, while tasks of `job.nursery` run."""
 RETURNED.suspendable = True
-_OURS = frozenset((HEARTBEAT, AGAIN))
-"""The code of the tasks in the job's nursery that do not belong to its handler."""
 
 
 Failed = TypeVar("Failed", bound=Exception)
@@ -63,7 +63,6 @@ class Durable:
 
     def __init__(self, running: RunningJob, declared: Durability, parts: DurableParts) -> None:
         self.running = running
-        self.declared = declared
         self.parts = parts
         self.keys = Keys(running)
         self.history = History(running, parts.writer, declared.version)
@@ -75,7 +74,8 @@ class Durable:
         self.fatal: Exception | None = None
         """What the attempt ends with, whatever the handler does with it: no line tells a later attempt of it."""
         self.cancelling = Cancelling(self)
-        self.suspension = Suspension(self)
+        self.suspension = Suspension(self, declared.suspend_after)
+        self.quiet = Quiet(self)
         self.blocks: list[Block] = []
         """The blocks with children that are open."""
 
@@ -85,7 +85,7 @@ class Durable:
         remembered = self.history.replay.moments.get(VERSION)
         if remembered is not None:
             return int(remembered)
-        return self.declared.version if self.is_first else 1
+        return self.history.code_version if self.is_first else 1
 
     @property
     def is_first(self) -> bool:
@@ -139,7 +139,7 @@ class Durable:
         Raises `ReplayMismatch`.
         """
         replay = self.history.replay
-        if replay.over:
+        if replay.over and not self.quiet.is_awaited:
             try:
                 line = replay.by_key(call)
             except ReplayMismatch as error:
@@ -244,6 +244,7 @@ class Durable:
             await trio.lowlevel.checkpoint()
             raise self.fatal
         try:
+            self.quiet.note()
             line = self.history.add(kind, call.key, call.name, value, event_id=event_id)
         except Exception as error:
             self.fail(error)
@@ -273,7 +274,7 @@ class Durable:
                 tasks.extend(opened.child_tasks)
             if (
                 task not in standing
-                and getattr(coroutine_of(task), "cr_code", None) not in _OURS
+                and not is_own(task)
                 and not (nurseries and waits_for_children(nurseries[-1]))
                 and not (or_wait and waits_for_another_task(task))
             ):
@@ -317,7 +318,9 @@ class Durable:
         that has none goes on live."""
         replay = self.history.replay
         while (
-            self.fatal is None and (turn := replay.turn(self.cancelling.is_early, early=early, anew=anew)) is not None
+            self.fatal is None
+            and (early or not self.quiet.is_awaited)
+            and (turn := self._strikes_anyway() or replay.turn(self.cancelling.is_early, early=early, anew=anew))
         ):
             early = False
             if turn.call is not None:
@@ -330,8 +333,19 @@ class Durable:
         if replay.out_of_order and not replay.over:
             for scope in self.scopes:
                 scope.strike_out_of_order()
-        if replay.over:
+        if replay.over and not self.quiet.is_awaited:
             self._goes_on_live()
+
+    def _strikes_anyway(self) -> Turn | None:
+        """The next line is that of a scope in which all is cut short already, for something else: where its tasks stood then
+        they stand no more."""
+        line = self.history.replay.next_line
+        if line is not None and line.kind is Kind.SCOPE_CANCELLED:
+            for scope in self.scopes:
+                if scope.key == line.key and scope.is_cut_from_outside:
+                    self.history.replay.take_out(scope.key, bool)
+                    return Turn(None, line)
+        return None
 
     def opens(self, number: int) -> None:
         """A block is open."""

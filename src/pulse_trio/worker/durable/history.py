@@ -59,6 +59,8 @@ class History:
 
     def __init__(self, running: RunningJob, writer: Writer, version: int) -> None:
         self.running = running
+        self.code_version = version
+        """That of this attempt's handler."""
         self.version = version
         """What the first lines say: that of the code if the job's row does not say yet that it has a history, -1 if it does; 0
         after them."""

@@ -50,6 +50,7 @@ async def resume(durable: Durable) -> None:
     replay.resumed = found
     replay.unopened.found(set(found.blocks) - _ended(found, replay), replay.moments, found.first_block)
     durable.history.resumed(replay, found.last, size, known=found.known)
+    durable.quiet.resumes(found.lines)
     durable.cancelling.resumes = False
     if replay.loose is not None:
         # Before a line comes after it: an attempt that finds one would be cut short there.

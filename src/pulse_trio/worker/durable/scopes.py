@@ -28,7 +28,7 @@ import trio
 from ...errors import UsageError
 from ...lines import Kind
 from ...text import spelled
-from ...trio_internals import scopes_around
+from ...trio_internals import is_cancelled_around, scopes_around
 from .beginning import check_place, is_in_step, refusal
 from .failures import comes_from_a_cancellation
 from .keys import highest_number
@@ -104,7 +104,7 @@ class Scope(NoScopeOfTrios):
         if ended_key(key) in durable.history.replay.moments:
             self.until = math.inf
         self._live_since: float | None = None
-        if durable.history.replay.over:
+        if durable.history.replay.over and not durable.quiet.is_awaited:
             self.goes_on_live()
 
     @property
@@ -141,6 +141,11 @@ class Scope(NoScopeOfTrios):
     def in_main(self) -> bool:
         """Whether it is the main task's."""
         return self._task is self._durable.running.task
+
+    @property
+    def is_cut_from_outside(self) -> bool:
+        """Whether what is in it is cut short whether it strikes or not."""
+        return is_cancelled_around(self.inner)
 
     def _is_read(self, said: Stood) -> bool:
         """Whether the task had found that it had struck where it stands now."""
@@ -209,6 +214,7 @@ class Scope(NoScopeOfTrios):
             asked = self.remembered and self.asked == "by its task"
             self._stood = Stood(at, "", 0, after, begun, asked, self._so_far.read, self._so_far.calls)
             self._count_calls()
+            self._durable.quiet.note_held()
             self._durable.history.hold(Kind.SCOPE_CANCELLED, self.key, "", self._said, gets=self._gets)
 
     def _said(self, _: int) -> str:
@@ -272,7 +278,7 @@ class Scope(NoScopeOfTrios):
         if self.inner.cancel_called and not self._is_left_by_a_failure(error):
             self._is_cut_short()
             if self._so_far.late is None:
-                self._so_far.late = not comes_from_a_cancellation(error)
+                self._so_far.late = not comes_from_a_cancellation(error) or self.is_cut_from_outside
         else:
             self._ends_in_time(raises=error is not None)
 

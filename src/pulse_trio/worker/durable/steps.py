@@ -109,6 +109,7 @@ async def transaction_step(durable: Durable, function: Callable[..., Any], args:
                     raise _FenceLost
                 decided.shield = True
             durable.history.are_written(number)
+            durable.quiet.note_held(number)
             return _first(durable, function, Line(number, Kind.STEP, call.key, name), text)
     except _FenceLost:
         if not running.ended:
@@ -170,6 +171,7 @@ def failure_of(durable: Durable, call: Call, error: Exception) -> Exception:
     said = storable(f"{_said_of(call.name)}{type_name(error)}: {message_of(error)}")[:_TEXT]
     failed = error if of_job is not None else StepFailed(said, step=call.name)
     durable.cancelling.step_ends(failed=True)
+    durable.quiet.note_held()
     durable.failures.raised(
         failed, call.key, call.name, msgspec.json.encode(said).decode(), of_job, undoes=durable.cancelling.noted
     )

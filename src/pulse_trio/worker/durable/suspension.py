@@ -38,10 +38,12 @@ _IGNORED = "the handler returned a value while it was being suspended: it is ign
 class Suspension:
     """Of one attempt."""
 
-    __slots__ = ("_calls", "_closing", "_durable", "_moved", "_since", "_waits")
+    __slots__ = ("_after", "_calls", "_closing", "_durable", "_moved", "_since", "_waits")
 
-    def __init__(self, durable: Durable) -> None:
+    def __init__(self, durable: Durable, after: float) -> None:
         self._durable = durable
+        self._after = after
+        """Seconds for which it only waits before it is suspended."""
         self._calls: set[Call] = set()
         self._since = -math.inf
         """Since when the tasks stand in the same calls, on Trio's clock."""
@@ -55,7 +57,7 @@ class Suspension:
         """Returns when `news` is set, or at `until` on Trio's clock. Meanwhile the handler may be suspended, to wait for what
         `call` names. The caller has opened `durable.awaiting(call)`, and all lines that it depends on are written."""
         now = trio.current_time()
-        after = self._durable.declared.suspend_after
+        after = self._after
         call.suspendable, call.scopes = True, self._scopes_around()
         pause = _FIRST_LOOK
         try:
@@ -143,6 +145,12 @@ class Suspension:
             return
         if history.replay.unopened.awaited:
             durable.opens_no_more()
+            return
+        # What has struck or failed is remembered, though no call has begun since: the handler has gone on after it.
+        durable.failures.call_begins()
+        history.let_go()
+        durable.quiet.note_suspension()
+        if history.unwritten:
             return
         if any(block.failures and not block.collect for block in durable.blocks):
             # Found when children were adopted: the block cancels its body, and the others.

@@ -110,6 +110,7 @@ async def _receive(durable: Durable, call: Call) -> Line | None:
         wanted = Wanted(claim, number, call.key, call.name)
         payload = await durable.parts.receiver.receive(wanted, durable.running)
         if payload is not None:
+            durable.quiet.note_held(number)
             return Line(number, Kind.EVENT, call.key, call.name, payload)
     history.unused(number)
     await trio.lowlevel.checkpoint()
