@@ -247,3 +247,40 @@ async def test_crashes_without_a_new_line_use_up_the_budget(trees: Trees) -> Non
             await trees.burst(watchdog=5)
     found = trees.job(job_id)
     assert (found["state"], found["attempt"]) == ("dead", 3)
+
+
+async def test_once_an_attempt_knows_that_it_is_lost_it_begins_no_other_step_of_its_clean_up(trees: Trees) -> None:
+    calls: list[str] = []
+    waits = trio.Event()
+
+    async def work(name: str) -> None:
+        calls.append(name)
+
+    @trees.handlers.job(durable=True)
+    async def saga(job: Job) -> None:
+        await job.step(work, "charge")
+        try:
+            try:
+                waits.set()
+                await job.wait_for_event("never")
+            except BaseException:
+                with job.cleanup():
+                    if job.attempt == 1:
+                        await trees.lose(job.id)
+                    await job.step(work, "unpack")
+                raise
+        except BaseException as error:
+            with job.cleanup():
+                calls.append(f"{type(error).__name__}: {error}"[:40])
+                await job.step(work, "refund")
+            raise
+
+    job_id = trees.enqueue("saga")
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trees.burst)
+            await waits.wait()
+            SyncClient(trees.dsn).cancel(job_id)
+    assert trees.job(job_id)["state"] == "cancelled"
+    assert Counter(calls)["refund"] == Counter(calls)["unpack"] == 1
+    assert "RuntimeError: job 1 lost its lease: its " in calls

@@ -110,6 +110,8 @@ async def _may_begin(durable: Durable, what: str) -> None:
     if (refused := refusal(durable, what)) is not None:
         await trio.lowlevel.checkpoint()
         raise refused
+    # The handler may clean up for a reason of before, a person's.
+    await durable.history.check_lease()
     if durable.cancelling.comes_before_a_call():
         await trio.lowlevel.checkpoint_if_cancelled()
     durable.cancelling.clean_up_begins()

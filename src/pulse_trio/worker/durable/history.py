@@ -188,6 +188,10 @@ class History:
             # The next one goes on when this one has: all attempts see lines in their order.
             self._waiters.remove(waiter)
             self._wake()
+        await self.check_lease()
+
+    async def check_lease(self) -> None:
+        """Raises `RuntimeError` if it is known that another attempt has the job."""
         if self.lost:
             await trio.lowlevel.checkpoint()
             raise RuntimeError(f"job {self.running.claim.id} lost its lease: its history takes no more lines")
