@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import msgspec
@@ -26,6 +28,7 @@ from .beginning import REFUSED
 from .failures import comes_from_a_cancellation
 from .keys import highest_number, highest_of
 from .own_tasks import own_task
+from .places import Watch, place_of_the_cut
 from .replay import CANCELLATIONS, Stood, stood
 from .scopes import is_struck
 
@@ -40,19 +43,27 @@ COMPENSATED = "0:compensated"
 """The key of the moment at which a clean-up has ended well. See migrations/0095_clean_ups_that_did_not_end.sql."""
 
 
+@dataclass(slots=True)
+class _Again:
+    timer: trio.CancelScope
+    """Its deadline is when the cancellation comes again, if the code does not come to the place before."""
+    latest: float
+    """When it comes again wherever the code is."""
+    watch: Watch | None = None
+
+
 class Cancelling:
     """Of one attempt. `noted`: the history has it."""
 
     __slots__ = (
+        "_again",
         "_beyond",
         "_came",
         "_count",
         "_durable",
         "_failed",
         "_held_back",
-        "_latest",
         "_moved",
-        "_timer",
         "_undone",
         "noted",
         "resumes",
@@ -71,10 +82,8 @@ class Cancelling:
         """When a task last came to a durable call, or out of one, before the job was cancelled."""
         self._count = 0
         """How many calls the main task had made, in the attempt that was cancelled."""
-        self._timer: trio.CancelScope | None = None
-        """Its deadline is when a cancellation comes again that came in a plain await; None if none is to."""
-        self._latest = math.inf
-        """When it comes again wherever the code is."""
+        self._again: _Again | None = None
+        """A cancellation that is to come again in a plain await."""
         self._beyond = False
         """Whether the code had gone on behind that place when it came."""
         self._failed = False
@@ -92,8 +101,8 @@ class Cancelling:
         """A task comes to a durable call, or out of one."""
         if self._durable.running.cancel_reason is None:
             self._moved = trio.current_time()
-            if self._timer is not None and (line := self.awaited) is not None:
-                self._set(self._timer, stood(line))
+            if self._again is not None and (line := self.awaited) is not None:
+                self._set(self._again, stood(line))
 
     def holds_back(self, reason: CancelReason) -> bool:
         """Whether a cancellation of the job must wait: an attempt that still replays has not come to where it is now."""
@@ -110,8 +119,8 @@ class Cancelling:
         if reason is not None:
             self._durable.running.cancel(reason)
 
-    def note(self, at: tuple[str, ...]) -> None:
-        """Remembers it, if there is one, while these calls stood."""
+    def note(self, at: tuple[str, ...], *, clean_up: bool) -> None:
+        """Remembers it, if there is one, while these calls stood. `clean_up`: one that it has led to begins."""
         running = self._durable.running
         reason = running.cancel_reason
         if reason is None or reason in REFUSED or self.noted:
@@ -119,8 +128,9 @@ class Cancelling:
         self._is_noted()
         after = self.seconds_to(min(self._came, running.deadline))
         self._count = self._durable.keys.count
-        value = msgspec.json.encode(Stood(at, reason, self._count, after)).decode()
-        self._durable.quiet.note_held()
+        place = place_of_the_cut() if clean_up and after else ()
+        value = msgspec.json.encode(Stood(at, reason, self._count, after, place=place)).decode()
+        self._durable.quiet.note_cut()
         self._durable.history.hold(Kind.CANCELLED, "job", "", value)
 
     def _is_noted(self) -> None:
@@ -263,35 +273,50 @@ class Cancelling:
         asked = found.asked or found.read
         if not (found.after or asked) or running.scope_nursery is None or self._is_asked_again(line):
             return False
-        if self._timer is None:
+        if self._again is None:
             self._moved = trio.current_time()
             # The code comes to its own call however long that takes; a guess would leave out what it does before.
             patience = math.inf if asked else min(_LONGEST, (running.timeout_deadline - running.sent) / 2)
-            self._latest = self._moved + patience
-            self._timer = trio.CancelScope()
-            self._set(self._timer, found)
-            running.scope_nursery.start_soon(self._later, self._timer, name="a cancellation that comes again")
-        return trio.current_time() < self._timer.deadline
+            self._again = again = _Again(trio.CancelScope(), self._moved + patience)
+            self._set(again, found)
+            running.scope_nursery.start_soon(self._later, again, name="a cancellation that comes again")
+            if found.place and running.task is not None:
+                standing = self._durable.standing
+                again.watch = Watch(running.task, standing, found.place, partial(self._is_there, found))
+        watch = self._again.watch
+        if watch is not None and self._has_begun(found) and watch.is_there():
+            return False
+        return trio.current_time() < self._again.timer.deadline
+
+    def _is_there(self, found: Stood) -> None:
+        """A task has come to the place."""
+        if self.awaited is not None and self._has_begun(found):
+            self.comes_now()
+
+    def _has_begun(self, found: Stood) -> bool:
+        """Whether the main task has begun as many calls as when it came."""
+        return self._durable.keys.count >= (found.begun or found.count)
 
     def _is_asked_again(self, line: Line) -> bool:
         """Whether the handler has called `cancel` of the scope that the line tells of."""
         return any(scope.key == line.key and scope.remembered and scope.asked for scope in self._durable.scopes)
 
-    def _set(self, timer: trio.CancelScope, found: Stood) -> None:
-        here = not (found.asked or found.read) and self._durable.keys.count >= (found.begun or found.count)
-        timer.deadline = min(self._latest, self._moved + found.after if here else math.inf)
+    def _set(self, again: _Again, found: Stood) -> None:
+        # Where the place is known it is no guess when the code is there.
+        here = not (found.asked or found.read or found.place) and self._has_begun(found)
+        again.timer.deadline = min(again.latest, self._moved + found.after if here else math.inf)
 
     @own_task
-    async def _later(self, timer: trio.CancelScope) -> None:
-        with timer:
+    async def _later(self, again: _Again) -> None:
+        with again.timer:
             await trio.sleep_forever()
-        if self._timer is timer:
+        if self._again is again:
             self.comes_now()
 
     @property
     def awaited(self) -> Line | None:
         """The line, while it is too early for it."""
-        if self._timer is None:
+        if self._again is None:
             return None
         line = self._durable.history.replay.next_line
         return line if line is not None and line.kind in CANCELLATIONS else None
@@ -314,15 +339,17 @@ class Cancelling:
 
     def comes_now(self) -> None:
         """It comes again wherever the code is."""
-        assert self._timer is not None  # noqa: S101 -- a line is awaited only while there is one
-        self._latest = self._timer.deadline = -math.inf
+        assert self._again is not None  # noqa: S101 -- a line is awaited only while there is one
+        self._again.latest = self._again.timer.deadline = -math.inf
         self._durable.hand_out()
 
     def ends(self) -> None:
         """It has come, or the attempt ends."""
-        timer, self._timer = self._timer, None
-        if timer is not None:
-            timer.cancel()
+        again, self._again = self._again, None
+        if again is not None:
+            again.timer.cancel()
+            if again.watch is not None:
+                again.watch.ends()
 
 
 def _is_a_cancellation(error: BaseException) -> bool:

@@ -291,7 +291,7 @@ class Durable:
         at = self.keys_that_stand()
         for scope in self.scopes:
             scope.note(at, cuts=cuts, clean_up=clean_up)
-        self.cancelling.note(at)
+        self.cancelling.note(at, clean_up=clean_up)
 
     def keys_that_stand(self) -> tuple[str, ...]:
         """Those of the calls in which tasks stand."""

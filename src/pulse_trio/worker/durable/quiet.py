@@ -67,10 +67,17 @@ class Quiet:
             name = "" if number is None else str(number)
             self._durable.history.hold(Kind.MOMENT, QUIET, name, repr(float(self._said is True)))
 
-    def _is_news(self) -> bool:
+    def note_cut(self) -> None:
+        """It is about to hold a line that says what has cut it short, in a call or in a plain await."""
+        in_call = trio.lowlevel.current_task() in self._durable.standing
+        if self._is_news(in_call=in_call):
+            self._durable.history.hold(Kind.MOMENT, QUIET, "", repr(float(self._said is True)))
+
+    def _is_news(self, *, in_call: bool = True) -> bool:
+        """`in_call`: whether the current task is, or was."""
         if not self._durable.history.replay.over or not self._has_others():
             return False
-        before, self._said = self._said, not self._is_busy(trio.lowlevel.current_task())
+        before, self._said = self._said, in_call and not self._is_busy(trio.lowlevel.current_task())
         return self._said is not before
 
     def note_suspension(self) -> None:

@@ -55,6 +55,8 @@ class Stood(msgspec.Struct, frozen=True):
     """How many calls the scope's task had begun in it; None of a line that older workers have written."""
     late: bool = False
     """Whether the scope had cut nothing short when its block ended."""
+    place: tuple[str, ...] = ()
+    """Where in the code the plain await was, if it is known (places.py)."""
 
 
 class Turn(NamedTuple):

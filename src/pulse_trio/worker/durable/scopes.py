@@ -33,6 +33,7 @@ from .beginning import check_place, is_in_step, refusal
 from .failures import comes_from_a_cancellation
 from .keys import highest_number
 from .left_behind import leave_behind
+from .places import place_of_the_cut
 from .replay import Stood, stood
 from .unopened import OUTERMOST
 from .unremembered import NoScopeOfTrios, Unremembered
@@ -65,6 +66,8 @@ class _SoFar:
     """Whether its task has found that it had struck."""
     cleans_up: bool = False
     """Whether what it has cut short cleans up in it."""
+    place: tuple[str, ...] = ()
+    """Where the plain await was that it has cut short, if that is known."""
     late: bool | None = None
     """Whether it struck too late to cut anything short; known when it has cut something, or its block has ended."""
 
@@ -205,7 +208,10 @@ class Scope(NoScopeOfTrios):
             return
         if cuts:
             self._so_far.late = False
-        self._so_far.cleans_up = self._so_far.cleans_up or clean_up
+        if clean_up and not self._so_far.cleans_up:
+            self._so_far.cleans_up = True
+            if self.inner in scopes_around(trio.lowlevel.current_task()):
+                self._so_far.place = place_of_the_cut()
         if self._stood is None and (line := self._durable.history.replay.struck_by_key(self.key)) is not None:
             self._stood, self.line = stood(line), line.line
         if self._stood is None:
@@ -214,7 +220,7 @@ class Scope(NoScopeOfTrios):
             asked = self.remembered and self.asked == "by its task"
             self._stood = Stood(at, "", 0, after, begun, asked, self._so_far.read, self._so_far.calls)
             self._count_calls()
-            self._durable.quiet.note_held()
+            self._durable.quiet.note_cut()
             self._durable.history.hold(Kind.SCOPE_CANCELLED, self.key, "", self._said, gets=self._gets)
 
     def _said(self, _: int) -> str:
@@ -226,6 +232,8 @@ class Scope(NoScopeOfTrios):
         said = msgspec.structs.replace(self._stood, late=self._so_far.late is True)
         if not self._so_far.cleans_up:
             said = msgspec.structs.replace(said, after=0.0)
+        elif said.after:
+            said = msgspec.structs.replace(said, place=self._so_far.place)
         return msgspec.json.encode(said).decode()
 
     def _count_calls(self) -> None:

@@ -1,0 +1,103 @@
+"""Where in a handler's code a plain await was cut short, and whether a task is there again.
+
+No line says how far code has come since its last durable call. A clean-up that makes a durable call tells it: the exception
+that it handles has left a frame of its task at a certain line. Lines count from the first of their function, so that a change
+of other code moves no place.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from ...trio_internals import coroutine_of, opened_by
+from ..diagnosis.stack import await_frames
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterable
+    from types import FrameType
+
+_DEEPEST, _LONGEST = 30, 200
+"""Frames of a place, and letters of a function's name. A place with more is none."""
+_NOT_THE_HANDLERS = ("pulse_trio.", "trio.", "outcome.")
+
+
+def place_of_the_cut() -> tuple[str, ...]:
+    """The functions of the current task and their lines, the outermost first, to that which the exception that is handled now
+    has left an await of. Empty: that is not known."""
+    error = sys.exception()
+    left: dict[FrameType, int] = {}
+    traceback = error.__traceback__ if error is not None else None
+    while traceback is not None:
+        left[traceback.tb_frame] = traceback.tb_lineno
+        traceback = traceback.tb_next
+    frames: list[FrameType] = []
+    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage] -- a coroutine that runs says nothing
+    while frame is not None and frame.f_globals.get("__name__") != "trio._core._run":
+        frames.append(frame)
+        frame = frame.f_back
+    # The last that it has left: those further in have ended, and what cleans up has begun since.
+    inner = next((one for one in reversed(left) if one in frames), None)
+    if inner is None:
+        return ()
+    outer = frames[frames.index(inner) + 1 :]
+    return _place([*((one, one.f_lineno) for one in reversed(outer)), (inner, left[inner])])
+
+
+def _place(frames: Iterable[tuple[FrameType, int]]) -> tuple[str, ...]:
+    own = [(frame.f_code, line) for frame, line in frames if not _is_ours(frame)]
+    place = tuple(f"{code.co_qualname}:{line - code.co_firstlineno}" for code, line in own)
+    return place if len(place) <= _DEEPEST and all(len(one) <= _LONGEST for one in place) else ()
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return f"{frame.f_globals.get('__name__')}.".startswith(_NOT_THE_HANDLERS)
+
+
+class Watch(trio.abc.Instrument):
+    """Calls `reached` when a task below `root`, which is none of `standing`, awaits something at a place. Trio tells it of each
+    step of each task, so it is there only while a cancellation is to come again."""
+
+    def __init__(
+        self,
+        root: trio.lowlevel.Task,
+        standing: Container[trio.lowlevel.Task],
+        place: tuple[str, ...],
+        reached: Callable[[], object],
+    ) -> None:
+        self._root = root
+        self._standing = standing
+        self._place = place
+        self._reached = reached
+        trio.lowlevel.add_instrument(self)
+
+    def is_there(self) -> bool:
+        """Whether a task is there now."""
+        tasks = [self._root]
+        while tasks:
+            task = tasks.pop()
+            if task not in self._standing and self._stands(task):
+                return True
+            tasks += [child for opened in opened_by(task) for child in opened.child_tasks]
+        return False
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        if task not in self._standing and self._is_below(task) and self._stands(task):
+            self._reached()
+
+    def _stands(self, task: trio.lowlevel.Task) -> bool:
+        frames: Any = await_frames(coroutine_of(task))
+        return _place(frames)[: len(self._place)] == self._place
+
+    def _is_below(self, task: trio.lowlevel.Task | None) -> bool:
+        while task is not None and task is not self._root:
+            task = None if task.parent_nursery is None else task.parent_nursery.parent_task
+        return task is not None
+
+    def ends(self) -> None:
+        """It watches no more."""
+        with suppress(KeyError):
+            trio.lowlevel.remove_instrument(self)
