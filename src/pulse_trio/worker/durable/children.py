@@ -42,6 +42,10 @@ class Asked(Protocol):
         """The end of a child is known."""
         ...
 
+    def one_failed(self) -> None:
+        """It is a failure that counts."""
+        ...
+
     def one_lives(self) -> None:
         """That end was not the last."""
         ...
@@ -193,6 +197,8 @@ class Child(Generic[R]):
         if counts:
             self._ended_as = member, ChildFailed(_said(self), record or _only_known(member))
         self._over()
+        if counts:
+            self._block.one_failed()
 
     def lives_again(self) -> None:
         """Its end was not the last: a person may have retried it."""

@@ -21,11 +21,12 @@ from ...errors import ReplayMismatch
 from ...lines import CALL_OF, Kind, Line
 from .failures import mark
 from .keys import highest_number, is_entry
-from .seen import seen_in
+from .seen import bound_in, seen_in
 from .unopened import Unopened, body_key, is_body
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Set as AbstractSet
 
     from ...lines import Resumed
     from .calls import Call
@@ -116,6 +117,11 @@ class Replay:
     def seen(self) -> dict[tuple[str, str], int]:
         """Where the handler has seen that children had ended, by block and child."""
         return {} if self.resumed is None else seen_in(self.resumed.lines)
+
+    @cached_property
+    def bound(self) -> AbstractSet[tuple[str, str]]:
+        """Those after which it has gone on: what it has done since may rest on them."""
+        return frozenset() if self.resumed is None else bound_in(self.resumed.lines, self.leaves_out)
 
     def _is_left_out(self, line: Line) -> bool:
         return (

@@ -20,9 +20,10 @@ import trio
 
 from ...lines import Kind
 from .children import was_cut
+from .keys import highest_number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from collections.abc import Set as AbstractSet
 
     from ...lines import Line
@@ -40,7 +41,20 @@ _KEY = re.compile(r"([0-9]+):(seen|again)")
 
 def seen_in(lines: Iterable[Line]) -> dict[tuple[str, str], int]:
     """Where in a history each end was seen: the number of the line before, by the block (its key below) and the child's key."""
-    found: dict[tuple[str, str], int] = {}
+    return {end: int(float(line.value or 0)) for end, line in _told_in(lines).items()}
+
+
+def bound_in(lines: Sequence[Line], left_out: Callable[[Line], bool]) -> frozenset[tuple[str, str]]:
+    """Those after which a line has come that later attempts read, or a wait has begun."""
+    later = [line.line for line in lines if line.kind is not Kind.MOMENT and not left_out(line)]
+    later += [line.line for line in lines if line.kind is Kind.MOMENT and highest_number((line.key,), ())]
+    last = max(later, default=0)
+    return frozenset(end for end, line in _told_in(lines).items() if line.line < last)
+
+
+def _told_in(lines: Iterable[Line]) -> dict[tuple[str, str], Line]:
+    """The line that tells of each end first."""
+    found: dict[tuple[str, str], Line] = {}
     for line in lines:
         if line.kind is not Kind.MOMENT or (key := _KEY.fullmatch(line.key)) is None:
             continue
@@ -49,7 +63,7 @@ def seen_in(lines: Iterable[Line]) -> dict[tuple[str, str], int]:
             if key[2] == "again":
                 found.pop((seen, child), None)
             else:
-                found.setdefault((seen, child), int(float(line.value or 0)))
+                found.setdefault((seen, child), line)
     return found
 
 
@@ -90,12 +104,21 @@ class Seen:
             if member.state == "completed":
                 child.written(member.job_id, adopted=True)
                 child.completed(member.result)
-            elif self._block.collect and member.state in ("dead", "cancelled", "gone") and not was_cut(member):
-                # Only such a block goes on after it.
+            elif (
+                (self._block.collect or self.binds(child.key))
+                and member.state in ("dead", "cancelled", "gone")
+                and not was_cut(member)
+            ):
+                # Only such a block goes on after it, or one whose body has read of it in its clean-up.
                 child.written(member.job_id, adopted=True)
                 child.ended(member, None, counts=True)
         if not child.has_ended:
             self._awaited.append(child)
+
+    def binds(self, child: str) -> bool:
+        """Whether the handler has gone on after it saw this child's end, in an earlier attempt: what it did may rest on that,
+        so the child is not started again, and the block fails of it again."""
+        return (self._key, child) in self._durable.history.replay.bound
 
     def shows(self, child: str) -> bool:
         """Whether the handler may see that this child has ended. If this is live, it has seen it."""
