@@ -30,8 +30,9 @@ BY_BLOCK = ("parent", "sibling")
 class Asked(Protocol):
     """What a child tells of itself to its block."""
 
-    def asked(self) -> None:
-        """The handler reads how a child is: the block looks at them within a second."""
+    def asked(self, *, has_ended: bool) -> None:
+        """The handler reads how a child is: the block looks at them within a second. `has_ended`: it
+        has, and the handler is not to see that yet."""
         ...
 
     def shows(self, child: str) -> bool:
@@ -154,7 +155,7 @@ class Child(Generic[R]):
         """A replay shows the end where an earlier attempt has seen it (seen.py)."""
         if self.has_ended and self._block.shows(self.key):
             return True
-        self._block.asked()
+        self._block.asked(has_ended=self.has_ended)
         return False
 
     # What the block says

@@ -26,12 +26,13 @@ from .failures import Failures, mark
 from .history import History
 from .keys import Keys
 from .left_behind import await_left_behind
-from .resuming import give_way, help_on
+from .resuming import give_way, help_on, help_those_who_ask
 from .standing import keys_of, may_get_its_line
 from .suspension import Suspension
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Coroutine
+    from collections.abc import Set as AbstractSet
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from datetime import datetime
 
@@ -279,6 +280,10 @@ class Durable:
             ):
                 return False
         return True
+
+    def stands_still(self, asking: AbstractSet[trio.lowlevel.Task], since: float) -> None:
+        """The replay stands still, and these tasks ask for the ends of children that have none."""
+        help_those_who_ask(self, asking, since)
 
     # Cancellation
 

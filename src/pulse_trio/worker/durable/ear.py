@@ -65,9 +65,11 @@ class Ear:
     def shows(self, child: str) -> bool:
         return self.seen.shows(child)
 
-    def asked(self) -> None:
+    def asked(self, *, has_ended: bool) -> None:
         # Sets a mark alone, because a handler may read in a thread.
         self.interest = True
+        if not has_ended:
+            self.seen.waited_for()
 
     def take_interest(self) -> bool:
         interest, self.interest = self.interest, False

@@ -165,7 +165,7 @@ class Opened:
             return
         if not self._durable.history.replay.over:
             if self.block.is_read:
-                await self.block.learn_of_the_living()
+                await self.block.seen.peek()
         else:
             await self.block.flush()
             failed = (await self.block.look()).failed

@@ -70,7 +70,7 @@ def _told_in(lines: Iterable[Line]) -> dict[tuple[str, str], Line]:
 class Seen:
     """Of one block."""
 
-    __slots__ = ("_awaited", "_before", "_block", "_durable", "_key", "_new", "_stood", "_told", "over")
+    __slots__ = ("_asked", "_awaited", "_before", "_block", "_durable", "_key", "_new", "_stood", "_told", "over")
 
     def __init__(self, block: Block) -> None:
         self._block = block
@@ -85,6 +85,8 @@ class Seen:
         """Those whose end the history says was seen, and is not known yet."""
         self._stood: tuple[int | None, float] | None = None
         """The line at which the replay stood when an end was not to be seen yet, and since when."""
+        self._asked: dict[trio.lowlevel.Task, float] = {}
+        """When each task has last asked, in the replay, for the end of a child that had none."""
         self.over = False
         """The block has ended: all ends are seen."""
 
@@ -135,20 +137,37 @@ class Seen:
             self._told.add(child)
         return shown
 
+    def _stood_since(self, line: Line | None) -> float:
+        number = None if line is None else line.line
+        if self._stood is None or self._stood[0] != number:
+            self._stood = number, trio.current_time()
+        return self._stood[1]
+
     def _stands_still(self, line: Line | None) -> bool:
         if not trio.lowlevel.in_trio_run():
             return False
-        number, now = None if line is None else line.line, trio.current_time()
-        if self._stood is None or self._stood[0] != number:
-            self._stood = number, now
         timeout = self._durable.running.timeout_deadline - self._durable.running.sent
-        if now < self._stood[1] + min(_LONG, timeout / 2):
+        if trio.current_time() < self._stood_since(line) + min(_LONG, timeout / 2):
             return False
         # Perhaps the body waits until it is cut short, as it was for the failure of a child.
         if self._durable.failures.recall():
             self._durable.hand_out()
             return False
         return True
+
+    def waited_for(self) -> None:
+        """The handler asks for the end of a child that has none."""
+        if not self._durable.history.replay.over and trio.lowlevel.in_trio_task():
+            self._asked[trio.lowlevel.current_task()] = trio.current_time()
+
+    async def peek(self) -> None:
+        """The handler asks for ends in a replay: they are read. A child that lives, or was never started, may wait for the end
+        of the replay, and that for the task which asks."""
+        await self._block.learn_of_the_living()
+        replay = self._durable.history.replay
+        if not replay.over:
+            since = self._stood_since(replay.next_line)
+            self._durable.stands_still({task for task, at in self._asked.items() if at > since}, since)
 
     def note(self) -> None:
         new, self._new = self._new, {}
