@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import msgspec
 import trio
@@ -25,7 +25,7 @@ from ..jobs.job_states import HELD_BACK
 from .beginning import REFUSED
 from .failures import comes_from_a_cancellation
 from .keys import highest_number, highest_of
-from .replay import CANCELLATIONS, Stood, stood
+from .replay import Stood, stood
 from .scopes import is_struck
 
 if TYPE_CHECKING:
@@ -37,6 +37,13 @@ _LONGEST = 10.0
 """Seconds after which a cancellation comes again wherever the code is (half of the attempt's timeout, if that is less)."""
 COMPENSATED = "0:compensated"
 """The key of the moment at which a clean-up has ended well. See migrations/0095_clean_ups_that_did_not_end.sql."""
+
+
+class _Timer(NamedTuple):
+    """The deadline of `scope` is when a cancellation comes again."""
+
+    scope: trio.CancelScope
+    line: Line
 
 
 class Cancelling:
@@ -70,8 +77,8 @@ class Cancelling:
         """When a task last came to a durable call, or out of one, before the job was cancelled."""
         self._count = 0
         """How many calls the main task had made, in the attempt that was cancelled."""
-        self._timer: trio.CancelScope | None = None
-        """Its deadline is when a cancellation comes again that came in a plain await; None if none is to."""
+        self._timer: _Timer | None = None
+        """For a cancellation that came in a plain await, and comes again; None if none is to."""
         self._latest = math.inf
         """When it comes again wherever the code is."""
         self._beyond = False
@@ -91,8 +98,8 @@ class Cancelling:
         """A task comes to a durable call, or out of one."""
         if self._durable.running.cancel_reason is None:
             self._moved = trio.current_time()
-            if self._timer is not None and (line := self.awaited) is not None:
-                self._set(self._timer, stood(line))
+            if self._timer is not None and self.awaited is not None:
+                self._set(self._timer)
 
     def holds_back(self, reason: CancelReason) -> bool:
         """Whether a cancellation of the job must wait: an attempt that still replays has not come to where it is now."""
@@ -257,26 +264,28 @@ class Cancelling:
         asked = found.asked or found.read
         if not (found.after or asked) or running.scope_nursery is None or self._is_asked_again(line):
             return False
-        if self._timer is None:
+        if self._timer is None or self._timer.line is not line:
+            self.ends()
             self._moved = trio.current_time()
             # The code comes to its own call however long that takes; a guess would leave out what it does before.
             patience = math.inf if asked else min(_LONGEST, (running.timeout_deadline - running.sent) / 2)
             self._latest = self._moved + patience
-            self._timer = trio.CancelScope()
-            self._set(self._timer, found)
+            self._timer = _Timer(trio.CancelScope(), line)
+            self._set(self._timer)
             running.scope_nursery.start_soon(self._later, self._timer, name="a cancellation that comes again")
-        return trio.current_time() < self._timer.deadline
+        return trio.current_time() < self._timer.scope.deadline
 
     def _is_asked_again(self, line: Line) -> bool:
         """Whether the handler has called `cancel` of the scope that the line tells of."""
         return any(scope.key == line.key and scope.remembered and scope.asked for scope in self._durable.scopes)
 
-    def _set(self, timer: trio.CancelScope, found: Stood) -> None:
+    def _set(self, timer: _Timer) -> None:
+        found = stood(timer.line)
         here = not (found.asked or found.read) and self._durable.keys.count >= (found.begun or found.count)
-        timer.deadline = min(self._latest, self._moved + found.after if here else math.inf)
+        timer.scope.deadline = min(self._latest, self._moved + found.after if here else math.inf)
 
-    async def _later(self, timer: trio.CancelScope) -> None:
-        with timer:
+    async def _later(self, timer: _Timer) -> None:
+        with timer.scope:
             await trio.sleep_forever()
         if self._timer is timer:
             self.comes_now()
@@ -284,10 +293,9 @@ class Cancelling:
     @property
     def awaited(self) -> Line | None:
         """The line, while it is too early for it."""
-        if self._timer is None:
-            return None
+        # That of a scope may have come otherwise meanwhile: its task has called `cancel`.
         line = self._durable.history.replay.next_line
-        return line if line is not None and line.kind in CANCELLATIONS else None
+        return line if self._timer is not None and self._timer.line is line else None
 
     def comes_before_a_call(self) -> bool:
         """A call is about to begin. If it is one more than the main task had begun, the cancellation comes before it. Returns
@@ -308,14 +316,14 @@ class Cancelling:
     def comes_now(self) -> None:
         """It comes again wherever the code is."""
         assert self._timer is not None  # noqa: S101 -- a line is awaited only while there is one
-        self._latest = self._timer.deadline = -math.inf
+        self._latest = self._timer.scope.deadline = -math.inf
         self._durable.hand_out()
 
     def ends(self) -> None:
         """It has come, or the attempt ends."""
         timer, self._timer = self._timer, None
         if timer is not None:
-            timer.cancel()
+            timer.scope.cancel()
 
 
 def _is_a_cancellation(error: BaseException) -> bool:

@@ -166,6 +166,10 @@ class Replay:
         """Whether the call with this key has a line."""
         return key in self._by_key
 
+    def is_cancelled_at(self, key: str) -> bool:
+        """Whether the job's cancellation is still to come, and the call with this key stood then."""
+        return any(line.kind is Kind.CANCELLED and key in stood(line).at for line in self._lines)
+
     def begin(self, call: Call) -> None:
         """The call waits for its turn. Raises `ReplayMismatch` if the history has another call under its key."""
         self._check(call)
