@@ -85,9 +85,10 @@ class History:
         self._next, self._written, self._size = after + 1, after, size
 
     @property
-    def latest(self) -> int:
-        """The number of the last line that was added."""
-        return self._next - 1
+    def gone_on(self) -> int:
+        """The number of the last line after which its task has gone on, as a later attempt hands them out: those that are being
+        written, and those whose tasks have not had their turn since, come after what happens now."""
+        return min(self._written, self._waiters[0].line - 1) if self._waiters else self._written
 
     @property
     def has_lines(self) -> bool:

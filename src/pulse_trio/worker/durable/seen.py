@@ -129,7 +129,7 @@ class Seen:
             return True
         if replay.over:
             self._told.add(child)
-            self._new.setdefault(self._durable.history.latest, []).append(child)
+            self._new.setdefault(self._durable.history.gone_on, []).append(child)
             return True
         place, line = replay.seen.get((self._key, child)), replay.next_line
         shown = (place is not None and (line is None or line.line > place)) or self._stands_still(line)
