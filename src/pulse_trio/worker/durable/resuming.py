@@ -57,6 +57,8 @@ async def resume(durable: Durable) -> None:
         # Before a line comes after it: an attempt that finds one would be cut short there.
         number = replay.loose.line
         durable.history.hold(Kind.MOMENT, mark(number, "forgotten"), "", repr(float(number)))
+    for line in replay.needed:
+        durable.history.hold(Kind.MOMENT, mark(line.line, "needed"), "", repr(float(line.line)))
     if found.cancelling:
         running.ask(CancelRequest(found.cause or "user", found.message))
     elif _is_overdue(durable):
