@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
+from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import msgspec
@@ -21,6 +22,7 @@ from ...describing import leaves_of
 from ...handlers import UnfitArguments
 from ...jobs import Discard
 from ...lines import BeyondLimit, Kind
+from ...trio_internals import scopes_around
 from ..jobs.job_states import HELD_BACK
 from .beginning import REFUSED
 from .failures import comes_from_a_cancellation
@@ -138,11 +140,20 @@ class Cancelling:
         """A call begins in a task that was cancelled, in a clean-up: what was cut short may have been no durable call. What is
         done now rests on the cancellation, and has numbers above those of what came before it."""
         struck = self._durable.running.cancel_reason is not None or is_struck(self._durable)
-        if not struck or trio.current_effective_deadline() == -math.inf:
+        if not struck or (trio.current_effective_deadline() == -math.inf and not self._is_cut_in_a_clean_up()):
             return
         self._durable.note_cancellation(clean_up=True)
         if self.noted and self._durable.keys.in_main:
             self._durable.keys.go_on_after(self._count)
+
+    def _is_cut_in_a_clean_up(self) -> bool:
+        """Whether the caller is in a clean-up of the cancelled job whose time is over: its calls come to nothing, and the
+        cancellation came before them."""
+        nursery = self._durable.running.scope_nursery
+        if nursery is None or self._durable.running.cancel_reason is None:
+            return False
+        around = takewhile(lambda scope: scope is not nursery.cancel_scope, scopes_around(trio.lowlevel.current_task()))
+        return any(scope.shield for scope in around)
 
     def task_failed(self, error: BaseException) -> None:
         """A task of the job's own nursery ends with an exception."""

@@ -100,16 +100,19 @@ class Replay:
         self._left_out = {line.key: line for line in ordered if self._is_left_out(line)}
         """Failures that attempts have failed of, by the keys of their calls, and what says that a block's body was cut short
         for one, by the key of its scope. Lines of other tasks may rest on them."""
-        self.needed = self._with_clean_ups(ordered, moments)
-        """What is left out no more from the beginning on: what cut a body short, and its block's failure, where the main task
-        has done something in its clean-up. Without it the body would go on there, with calls of the same numbers."""
-        for line in self.needed:
+        self.marks: list[str] = []
+        """Those which this attempt writes before a line of its own comes: an attempt that finds one would go on otherwise."""
+        # What cut a body short, and its block's failure, where the main task has done something in its clean-up. Without it the
+        # body would go on there, with calls of the same numbers.
+        for line in self._with_clean_ups(ordered, moments):
             del self._left_out[line.key]
-            self.moments[mark(line.line, "needed")] = float(line.line)
+            self.marks.append(mark(line.line, "needed"))
+            self.moments[self.marks[-1]] = float(line.line)
         ordered = [line for line in ordered if not self._is_left_out(line)]
-        self.loose = ordered.pop() if ordered and self._is_loose(ordered[-1], moments) else None
-        """What says that a block's body was cut short, if nothing rests on it: a child that has failed still cuts it again, and
-        if a person has started that child again the block would end well without the rest of its body."""
+        if ordered and self._is_loose(ordered[-1], moments):
+            # What says that a block's body was cut short, if nothing rests on it: a child that has failed still cuts it again,
+            # and if a person has started that child again the block would end well without the rest of its body.
+            self.marks.append(mark(ordered.pop().line, "forgotten"))
         self._lines = deque(ordered)
         self._by_key = {line.key: line for line in ordered if line.kind in CALL_OF}
         self._waiting: dict[str, Call] = {}

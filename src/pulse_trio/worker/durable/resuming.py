@@ -10,7 +10,6 @@ from ...errors import DatabaseUnavailable
 from ...jobs import CancelRequest
 from ...lines import Kind
 from ...states import options_of
-from .failures import mark
 from .keys import block_number
 from .old_lines import completed
 from .replay import Replay
@@ -53,12 +52,8 @@ async def resume(durable: Durable) -> None:
     replay.unopened.found(set(found.blocks) - _ended(found, replay), replay.moments, found.first_block)
     durable.history.resumed(replay, found.last, size, known=found.known)
     durable.cancelling.resumes = False
-    if replay.loose is not None:
-        # Before a line comes after it: an attempt that finds one would be cut short there.
-        number = replay.loose.line
-        durable.history.hold(Kind.MOMENT, mark(number, "forgotten"), "", repr(float(number)))
-    for line in replay.needed:
-        durable.history.hold(Kind.MOMENT, mark(line.line, "needed"), "", repr(float(line.line)))
+    for said in replay.marks:
+        durable.history.hold(Kind.MOMENT, said, "", repr(float(said.partition(":")[0])))
     if found.cancelling:
         running.ask(CancelRequest(found.cause or "user", found.message))
     elif _is_overdue(durable):
