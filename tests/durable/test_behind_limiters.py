@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from pulse_trio import Job, SyncClient
+from pulse_trio.worker.durable import resuming
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -170,3 +171,65 @@ async def test_a_scope_that_struck_in_something_plain_strikes_there_though_its_l
         await trees.burst()
     assert (trees.job(job_id)["error"], trees.job(job_id)["result"]) == (None, "done")
     assert struck == [True, True]
+
+
+@pytest.mark.parametrize("ends", ["after it was started again", "at last"])
+@pytest.mark.parametrize("beside", ["behind the lock", "with a call of its own"])
+async def test_a_task_that_has_a_lock_and_polls_for_the_end_of_a_child_goes_on(
+    beside: str, ends: str, trees: Trees, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next line is that of a task which waits for the lock, and the child is started when the replay is over."""
+    monkeypatch.setattr(resuming, "_LONG", 0.5)
+    polled: list[int] = []
+
+    @trees.handlers.job
+    async def label() -> str:
+        return "labelled"
+
+    @trees.handlers.job(durable=True, max_attempts=9)
+    async def order(job: Job) -> list[str]:
+        lock, has_it, found = trio.Lock(), trio.Event(), list[str]()
+
+        async def polls() -> None:
+            async with lock:
+                has_it.set()
+                if job.attempt == 1 and ends == "at last":
+                    raise ConnectionError("for now")
+                async with job.durable_nursery(key="labels") as nursery:
+                    child = nursery.start_soon(label.options(child_key="label"))
+                    if job.attempt == 1:
+                        raise ConnectionError("for now")
+                    polled.append(job.attempt)
+                    while child.outcome is None:  # noqa: ASYNC110 -- as a user writes it
+                        await trio.sleep(0.01)
+                    found.append(await job.step(_same, child.result, key="labelled"))
+
+        async def waits() -> None:
+            async with lock:
+                found.append(await job.step(_same, "first", key="first"))
+
+        async def stands() -> None:
+            found.append(await job.step(_same, "second", key="second"))
+
+        async with trio.open_nursery() as nursery:
+            if job.attempt == 1:
+                await waits()
+                if beside == "with a call of its own":
+                    await stands()
+                nursery.start_soon(polls)
+            else:
+                nursery.start_soon(polls)
+                await has_it.wait()
+                nursery.start_soon(waits)
+                if beside == "with a call of its own":
+                    nursery.start_soon(stands)
+        return sorted(found)
+
+    job_id = trees.enqueue("order")
+    for _ in range(2):
+        with trio.fail_after(20):
+            await trees.burst(log=False)
+        trees.again()
+    others = ["second"] if beside == "with a call of its own" else []
+    assert (trees.job(job_id)["state"], trees.job(job_id)["result"]) == ("completed", ["first", "labelled", *others])
+    assert polled == [2]

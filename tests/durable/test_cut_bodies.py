@@ -101,6 +101,34 @@ async def test_a_block_fails_again_where_lines_rest_on_that_its_body_was_cut_sho
         assert (await attempts(1, trees, job_id), ran) == ("retryable", ["pack", "undo"])
 
 
+async def test_a_body_that_has_cleaned_up_does_not_go_on_with_the_numbers_of_its_clean_up(
+    trees: Trees, pack: Handler[[], str]
+) -> None:
+    """The plain code before its next call takes less time than before, so nothing stands still."""
+
+    async def act(what: str) -> str:
+        ran.append(what)
+        return what
+
+    @trees.handlers.job(durable=True, max_attempts=9)
+    async def order(job: Job) -> str:
+        async with job.durable_nursery() as nursery:
+            nursery.start_soon(pack)
+            try:
+                if job.attempt == 1:
+                    await trio.sleep_forever()
+                ran.append(await job.step(act, "the rest"))
+            finally:
+                with job.cleanup():
+                    await job.step(act, "undo")  # noqa: ASYNC102
+        return "done"
+
+    job_id = trees.enqueue("order")
+    for _ in range(3):
+        assert (await attempts(1, trees, job_id), ran) == ("retryable", ["pack", "undo"])
+    assert "out of stock" in trees.job(job_id)["error"]
+
+
 @pytest.mark.parametrize("then", ["goes on", "fails", "is lost"])
 async def test_what_cut_a_body_short_binds_no_attempt_if_its_own_was_lost_before_anything_rested_on_it(
     then: str, trees: Trees, pack: Handler[[], str]

@@ -54,3 +54,63 @@ async def test_steps_that_end_after_it_have_their_results_again(trees: Trees) ->
 
 
 async def _first() -> None: ...
+
+
+async def test_a_call_in_it_stands_until_the_job_is_cancelled_there_again(trees: Trees) -> None:
+    """The job was cancelled before the task had its turn, and its clean-up has made a step since."""
+    calls: list[str] = []
+
+    async def act(name: str) -> None:
+        calls.append(name)
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> None:
+        first, charged, noted, cut = trio.Event(), trio.Event(), trio.Event(), trio.Event()
+
+        async def note() -> None:
+            if job.attempt == 1:
+                await charged.wait()
+            else:
+                # The other one stands, and is cut short, before this line is handed out.
+                for _ in range(20):
+                    await trio.lowlevel.cancel_shielded_checkpoint()
+            await job.step(act, "note", key="note")
+            noted.set()
+
+        async def remind() -> None:
+            if job.attempt == 1:
+                await first.wait()
+            await job.step(act, "charge", key="charge")
+            charged.set()
+            if job.attempt == 1:
+                with trio.CancelScope(shield=True):
+                    await cut.wait()
+                    SyncClient(trees.dsn).cancel(job.id)
+                    while job.cancel_reason is None:  # noqa: ASYNC110 -- it has no event
+                        await trio.sleep(0.01)
+            try:
+                await job.sleep(3600, key="sleep")
+            finally:
+                with job.cleanup():
+                    await job.step(act, "refund", key="refund")  # noqa: ASYNC102
+                    if job.attempt == 1:
+                        await trees.lose(job.id)  # noqa: ASYNC102
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(remind)
+            nursery.start_soon(note)
+            await job.step(_first)
+            first.set()
+            if job.attempt == 1:
+                await noted.wait()
+            nursery.cancel_scope.cancel()
+            cut.set()
+        await job.sleep(3600)
+
+    job_id = trees.enqueue("order")
+    with trio.fail_after(30):
+        await trees.burst(log=False)
+        trees.again()
+        await trees.burst(log=False)
+    ended = trees.window.run("SELECT outcome, error FROM attempt WHERE job_id = %s ORDER BY attempt", job_id)
+    assert ([one["outcome"] for one in ended], calls) == (["rescued", "cancelled"], ["charge", "note", "refund"]), ended

@@ -180,3 +180,36 @@ async def test_another_task_cuts_the_scope_and_a_later_attempt_does_not_wait_for
 
     assert await ends(trees, trees.enqueue("order")) == ("completed", "cut True")
     assert ordering.done == ["after"]
+
+
+async def test_a_scope_that_the_handler_has_cut_before_hurries_no_other_one(trees: Trees) -> None:
+    """The replay waits for the first `cancel`, and a scope that struck late comes between that and the second one."""
+    ordering = Ordering()
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> list[str]:
+        async def slow() -> None:
+            with trio.CancelScope(shield=True):
+                while not late.cancel_called:  # noqa: ASYNC110 -- it has no event
+                    await trio.sleep(0.01)
+
+        found: list[str] = []
+        for what in ("early", "late"):
+            with job.move_on_after(3600) as scope:
+                await job.step(ordering.act, what)
+                await trio.sleep(0.05)
+                found.append(what)
+                scope.cancel()
+                await trio.sleep_forever()
+            if what == "early":
+                with job.move_on_after(0.01) as late:
+                    await job.step(slow)
+                    await trio.lowlevel.cancel_shielded_checkpoint()
+                    await trio.lowlevel.cancel_shielded_checkpoint()
+                await job.step(ordering.act, "between")
+        await job.step(ordering.act, "after")
+        fails_for_now(job)
+        return found
+
+    assert await ends(trees, trees.enqueue("order")) == ("completed", ["early", "late"])
+    assert ordering.done == ["early", "between", "late", "after"]

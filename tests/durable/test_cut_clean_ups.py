@@ -111,3 +111,34 @@ async def test_a_plain_job_that_returns_keeps_its_result(autojump_clock: MockClo
 
     run = await run_job(order, handlers=handlers, cancel_after=0.5, cancel_reason="shutdown")
     assert (run.outcome, run.result) == ("completed", "done")
+
+
+async def test_a_clean_up_whose_time_was_over_before_its_first_call_is_done_by_a_retry(trees: Trees) -> None:
+    """That call is not where the handler stood when the job was cancelled."""
+    calls: list[str] = []
+
+    async def act(name: str) -> None:
+        calls.append(name)
+
+    @trees.handlers.job(durable=True)
+    async def order(job: Job) -> None:
+        await job.step(act, "charge")
+        try:
+            if job.attempt == 1:
+                SyncClient(trees.dsn).cancel(job.id)
+                await trio.sleep_forever()
+            await job.sleep(3600)
+        finally:
+            if job.attempt == 1:
+                with job.cleanup():
+                    await trio.sleep_forever()  # noqa: ASYNC102
+            with job.cleanup():
+                await job.step(act, "refund")  # noqa: ASYNC102
+
+    job_id = trees.enqueue("order")
+    with trio.fail_after(30):
+        await trees.burst(log=False, cleanup=0.3)
+        assert calls == ["charge"]
+        SyncClient(trees.dsn).retry(job_id)
+        await trees.burst(log=False)
+    assert (trees.job(job_id)["state"], calls) == ("cancelled", ["charge", "refund"]), trees.job(job_id)["error"]

@@ -239,3 +239,42 @@ def test_an_end_that_was_seen_counts_no_more_once_the_child_was_started_again() 
     assert seen.seen_in(lines) == {("2:seen", "#1"): 7}
     lines.append(Line(20, Kind.MOMENT, "2:seen", '["#2"]', "19.0"))
     assert seen.seen_in(lines) == {("2:seen", "#1"): 7, ("2:seen", "#2"): 19}
+
+
+async def test_an_end_is_seen_before_a_line_that_was_being_written(report: Report, trees: Trees) -> None:
+    """Which has its number by then: a later attempt hands it out only after what the handler does because of the end."""
+    part = trees.handlers["part"]
+
+    @trees.handlers.job(durable=True)
+    async def nightly(job: Job) -> list[str]:
+        begun, read, way = trio.Event(), trio.Event(), list[str]()
+
+        async def write(tx: object) -> None:
+            begun.set()
+            await read.wait()
+
+        async def beside() -> None:
+            if job.attempt > 1:
+                await read.wait()
+            await job.transaction_step(write, key="beside")
+
+        async with trio.open_nursery() as tasks, job.durable_nursery() as nursery:
+            child = nursery.start_soon(part, 7)
+            if job.attempt == 1:
+                await nursery.flush()
+                tasks.start_soon(beside)
+                await begun.wait()
+                while child.outcome is None:  # noqa: ASYNC110 -- as a user writes it
+                    await trio.sleep(0.01)
+            else:
+                tasks.start_soon(beside)
+            way.append("early" if child.outcome is None else "late")
+            read.set()
+            if way == ["early"]:
+                await job.sleep(0)
+            await job.step(report.note, 1, "one")
+            report.may_fail(job, 3)
+        return way
+
+    assert await report.ends(trees.enqueue("nightly")) == ("completed", ["late"])
+    assert report.noted == [1]

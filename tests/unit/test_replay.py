@@ -269,12 +269,12 @@ def test_what_cut_a_body_short_as_the_last_line_is_loose_unless_the_clean_up_has
     cut = struck(2, "1:block body")
     after = line(3, "3:sleep", "", Kind.MOMENT, "1.5")
     for lines, loose in (
-        ([cut], cut),
-        ([cut, line(3, "2:open", "", Kind.MOMENT, "2.0")], cut),
-        ([cut, after], None),
-        ([cut, line(3, "2:step")], None),
-        ([line(1, "1:block body", "", Kind.MOMENT, "9.5"), cut], None),  # a scope of the handler's
-        ([struck(2, "1:scope")], None),
+        ([cut], True),
+        ([cut, line(3, "2:open", "", Kind.MOMENT, "2.0")], True),
+        ([cut, after], False),
+        ([cut, line(3, "2:step")], False),
+        ([line(1, "1:block body", "", Kind.MOMENT, "9.5"), cut], False),  # a scope of the handler's
+        ([struck(2, "1:scope")], False),
     ):
         replay = Replay(7, lines)
-        assert (replay.loose, replay.over) == (loose, loose is not None)
+        assert (replay.marks, replay.over) == (["2:forgotten"] if loose else [], loose)

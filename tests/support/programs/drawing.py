@@ -20,6 +20,8 @@ Ends = Literal["goes on", "raises", "waits"]
 FAR = 3600.0
 CROSSINGS = float(os.environ.get("PULSE_TRIO_CROSSINGS", "0.12"))
 """How many of them stand before the nodes of a sequence."""
+SAYING = 0.7
+"""How many of the steps that fail say something of their job: `Discard`, `RetryAfter`, `Snooze`."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class Drawing:
         self.random = Random(seed)
         self.crossing = Random(f"{seed} crossing")
         """For what is drawn by crossings.py."""
+        self.saying = Random(f"{seed} saying")
+        """For what steps say of their job."""
         self._count = 0
         self.left = self.random.choice((6, 10, 16, 24))
         """Nodes to draw."""
@@ -160,6 +164,8 @@ class Drawing:
     def step(self, around: Around, fail: str = "") -> Node:
         """A step; some run in a thread, some write in their line's transaction."""
         kind = self.random.choices(("async", "thread", "transaction"), (6, 1, 1))[0]
+        if fail and self.saying.random() < SAYING:
+            fail = self.saying.choice(("snooze once", "retry once") if fail == "once" else ("discard", "retry"))
         return self.called(around, "step", fail=fail, kind=kind)
 
     def plain(self, around: Around) -> Node:
@@ -211,6 +217,9 @@ class Drawing:
         body, ends = self.sequence(inner, self.random.randint(0, 2)) if self.chance(0.6) else ([], "goes on")
         if ends == "goes on":
             body.append(self.raises(inner)[0] if not around.task or self.chance(0.5) else self.step(inner, "always"))
+            if body[-1]["do"] == "step" and self.saying.random() < SAYING:
+                # Which ends no job: each attempt would be put off.
+                body[-1]["fail"] = "snooze"
         then, ends = self.sequence(inner, 1)
         node = {"do": "catch", "body": body, "then": then, "tag": self.tag(), "sure": around.sure}
         return node, ends

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import trio
 import trio.lowlevel
 
-from pulse_trio import Discard, Handlers, Job, RetryAfter, Snooze
+from pulse_trio import Discard, Handlers, Job, RetryAfter, Snooze, StepFailed
 
 from .crossed import CROSSED
 
@@ -43,6 +43,19 @@ class Attempt(Protocol):
 
 class Planned(Exception):
     """What a drawn program fails of."""
+
+
+def failure(fail: str, label: str) -> Exception:
+    """What a step raises that fails so."""
+    match fail.removesuffix(" once"):
+        case "discard":
+            return Discard(f"planned {label}")
+        case "retry":
+            return RetryAfter(0.0)
+        case "snooze":
+            return Snooze(0.0)
+        case _:
+            return Planned(label)
 
 
 async def nothing(job: Job, spec: str, point: str) -> None:
@@ -135,8 +148,8 @@ class Play:
 
     def went(self, job: Attempt) -> None:
         """A task of an attempt ends."""
-        if job.cancel_reason in GIVES_UP:
-            # The job may be started again, from the beginning.
+        if job.cancel_reason in GIVES_UP and self.names.get(job.id) != "root":
+            # Its parent may start it again, from the beginning.
             self.remembered = {one for one in self.remembered if one[0] != job.id}
             self.decisions = {one: how for one, how in self.decisions.items() if one[0] != job.id}
 
@@ -222,8 +235,8 @@ class Interpreter:
 
         def work() -> str:
             play.effect(job, self.spec["name"], node, self.task)
-            if fail == "always" or (fail == "once" and play.first(f"{self.spec['name']} {label}")):
-                raise Planned(label)
+            if fail and ("once" not in fail or play.first(f"{self.spec['name']} {label}")):
+                raise failure(fail, label)
             return f"{label.upper()} of {plain}" if plain else label.upper()
 
         async def effect() -> str:
@@ -255,8 +268,10 @@ class Interpreter:
                     {"thread": work, "shielded": shielded, "long thread": long}.get(node["kind"], effect),
                     key=node["key"],
                 )
-        except Exception:
+        except Exception as error:
             self.failed.append(label)
+            if isinstance(error, (StepFailed, Discard, RetryAfter, Snooze)):
+                self.decides(f"{label} raises", type(error).__name__)
             await self.point(label, "after the failure of")  # noqa: ASYNC120
             raise
         self.did()

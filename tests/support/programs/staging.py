@@ -5,7 +5,9 @@ A fault is struck at a point that the undisturbed play came to, in the first att
 - `lost`: the lease is over, another worker may have the job, and the handler does no more before it is told;
 - `lost and deaf`: the same, and the handler goes on until the database refuses what it writes;
 - `stopped`: as when its worker stops;
-- `cancelled`: a person cancels the root; `child cancelled`: the job at whose point it strikes.
+- `cancelled`: a person cancels the root; `child cancelled`: the job at whose point it strikes;
+- `cancelled, then 2 lost`: and the second point after that to which a job comes in its clean-up is struck by another one;
+- `cancelled, then 2 cut`: and there the time for clean-ups is over. A person retries the job, which does the rest.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from pulse_trio import InvalidTransition, UnknownJob, Worker, open_client
 from support.stage import parts
 from support.stores import Window, open_store
 
-from .playing import HANDLERS, PLAYS, Play
+from .playing import GIVES_UP, HANDLERS, PLAYS, Play
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -33,10 +35,14 @@ if TYPE_CHECKING:
     from .drawing import Node
 
 FAULTS = ("lost", "lost", "lost and deaf", "lost and deaf", "stopped", "cancelled", "cancelled", "child cancelled")
+SECONDS = ("lost", "lost", "lost and deaf", "stopped", "cancelled", "cut", "cut")
+"""What strikes clean-ups."""
+THEN = 0.35
+"""How many of the cancelled programs are struck in a clean-up."""
 KINDS = ("quick", "middling", "patient")
 EXPECTED = re.compile(
     "[Pp]lanned|RetryAfter|ChildFailed|StepFailed|TooSlowError|TimeoutError|[Ll]ease|^(parent|user|sibling|shutdown)$"
-    "|^the worker stopped before the job had ended$|the job was cancelled meanwhile, and runs once more to clean up"
+    "|CleanupCut|^the worker stopped before the job had ended$|the job was cancelled meanwhile, and runs once more to clean up"
 )
 GAP = "was cancelled in an earlier attempt while its handler awaited something plain"
 """Plain code that ends before a cancellation comes again that came in a plain await: durable-nurseries.md says so."""
@@ -139,6 +145,11 @@ class Stage:
         match fault:
             case "lost" | "lost and deaf":
                 await self.lose(play, job, told=fault == "lost")
+            case "cut":
+                clean_up = self.running(job)._cleanup
+                if clean_up is not None:
+                    clean_up._end = trio.current_time()
+                    clean_up.cancelled()
             case "stopped":
                 self.running(job).cancel("shutdown")
                 await trio.lowlevel.checkpoint()
@@ -156,14 +167,22 @@ class Stage:
     def arm(self, ended: Ended, fault: str, point: str) -> None:
         """A fault will strike at a point, if one is given."""
 
+        first, _, then = fault.partition(", then ")
+        left, _, second = then.partition(" ")
+        points = iter(range(int(left or 0), 0, -1))
+
         async def strike(job: Job, _: str, at: str) -> None:
-            if at == point and not ended.struck:
+            if not ended.struck:
+                now = first if at == point else ""
+            else:
+                now = second if job.cancel_reason in GIVES_UP and next(points, 0) == 1 else ""
+            if now:
                 # The program may stand in a scope that it has cut: it makes the same calls all the same.
                 with trio.CancelScope(shield=True):
                     while not ended.root:
                         await trio.lowlevel.checkpoint()
-                    await self.strike(ended, fault, job)
-                if fault == "lost":
+                    await self.strike(ended, now, job)
+                if now in ("lost", "cut"):
                     await trio.sleep_forever()
 
         if fault:
@@ -194,8 +213,25 @@ class Stage:
         ended.state, ended.result, ended.error = row["state"], row["result"], row["error"]
         if row["living"]:
             ended.wrong.append(f"the root is settled, and these live: {row['living']}")
+        if fault.endswith("cut"):
+            await self._do_the_rest(ended)
         await self._look_at(ended)
         return ended
+
+    async def _do_the_rest(self, ended: Ended) -> None:
+        """A person retries the jobs whose clean-up was cut short, those of the tree last."""
+        for (job_id, charge), how in sorted(ended.play.sagas.items()):
+            state = self.window.run("SELECT state FROM jobs WHERE id = %s", job_id)[0]["state"]
+            if (state, how) != ("cancelled", "open") or (job_id, charge) not in ended.play.charged:
+                continue
+            if ended.play.sagas[job_id, charge] != "open":
+                continue  # the one before did it
+            await self.client.retry(job_id)
+            with trio.move_on_after(self.longest) as patience:
+                while not self.window.run("SELECT 1 FROM jobs WHERE id = %s AND finished_at IS NOT NULL", job_id):  # noqa: ASYNC110
+                    await trio.sleep(0.02)
+            if patience.cancelled_caught:
+                ended.wrong.append(f"the retry of {ended.play.names[job_id]} hangs")
 
     async def _look_at(self, ended: Ended) -> None:
         ended.wrong += ended.play.wrong
@@ -269,6 +305,12 @@ def compare(one: Ended, other: Ended) -> list[str]:
     return wrong
 
 
+def _twice(fault: str, random: Random) -> str:
+    if "cancelled" not in fault or random.random() > THEN:
+        return fault
+    return f"{fault}, then {random.randint(1, 3)} {random.choice(SECONDS)}"
+
+
 async def try_program(stage: Stage, spec: Node, seed: int, faults: int) -> list[str]:
     """Plays one program undisturbed and with drawn faults. Returns what was wrong, a line each."""
     random = Random(seed)
@@ -282,6 +324,7 @@ async def try_program(stage: Stage, spec: Node, seed: int, faults: int) -> list[
     plays: list[tuple[str, str, str]] = [(kind, "", "") for kind in KINDS if random.random() < 0.2]
     if points:
         plays += [(random.choice(KINDS), random.choice(FAULTS), random.choice(points)) for _ in range(faults)]
+        plays = [(kinds, _twice(fault, random), point) for kinds, fault, point in plays]
     for kinds, fault, point in plays:
         wrong += await try_fault(stage, spec, first, kinds, fault, point)
     return wrong

@@ -64,7 +64,7 @@ class Block:
         """Why its children cannot be started."""
         self.closing = False
         """Whether it cancels its children."""
-        self._ear = Ear(Seen(self))
+        self.ear = Ear(Seen(self))
 
     # Starting
 
@@ -83,10 +83,10 @@ class Block:
             request = replace(request, args=encoded(codec, request.args, handler.kind, None))
         if (traces := self.durable.parts.traces) is not None:
             request = carrying(request, traces.current(), LONGEST_OF_CHILDREN)
-        child: Child[Any] = Child(self._ear, handler.kind, key, handler.result_type, codec)
+        child: Child[Any] = Child(self.ear, handler.kind, key, handler.result_type, codec)
         child.durable = handler.durability is not None
         self.by_key[key] = child
-        self._ear.living += 1
+        self.ear.living += 1
         if not self._pending:
             self.durable.parts.looks.filled(self)
         self._pending.append((child, NewChild(request, key, digest)))
@@ -94,9 +94,11 @@ class Block:
         return child
 
     def goes_on_live(self) -> None:
-        """The replay is over: what was started meanwhile is to be written."""
+        """The replay is over: what was started meanwhile is to be written, and a failure that is known cuts the body short."""
         if self._pending:
             self.durable.parts.looks.filled(self)
+        if self.ear.has_failed:
+            self.ear.failed()
 
     async def flush(self, *, learn: bool = True) -> None:
         """Starts the children that wait to be written together, or finds those of earlier attempts, and with `learn` reads how
@@ -301,7 +303,9 @@ class Block:
             bad = [(child, member) for child, member in bad if not self._may_restart(child, member)]
         elif not self.closing:
             # What an attempt before had cut stays so where a child has failed that was no part of it: the block cuts it again.
-            fails = not self.collect and any(not self._may_restart(child, member) for child, member in bad)
+            fails = not self.collect and (
+                self.ear.has_failed or any(not self._may_restart(child, member) for child, member in bad)
+            )
             ids = [m.job_id for child, m in bad if self._may_restart(child, m) and not (fails and was_cut(m))]
             if ids:
                 await self.seen.live_again({child.key for child, m in bad if m.job_id in ids})
@@ -336,44 +340,44 @@ class Block:
         return again
 
     def _may_restart(self, child: Child[Any], member: Member) -> bool:
+        if was_cut(member) or not child.adopted or self.seen.binds(child.key):
+            return was_cut(member)
         resumed = self.durable.history.replay.resumed
         failed_of: Any = resumed.forgotten if resumed is not None else None
-        return was_cut(member) or (
-            child.adopted and failed_of is not None and member.job_id in failed_of.get("failed", ())
-        )
+        return failed_of is not None and member.job_id in failed_of.get("failed", ())
 
     # Waiting
 
     def told(self) -> None:
         """Something has happened to its children."""
-        self._ear.told()
+        self.ear.told()
 
     async def news(self, call: Call | None = None) -> None:
         """Returns when it was told of something, or a second later. With the block's `call` the handler may be suspended
         meanwhile."""
         if call is None:
             with trio.move_on_after(_LOOK):
-                await self._ear.event.wait()
+                await self.ear.event.wait()
         else:
-            self._ear.call = call
-            await self.durable.suspension.wait(call, self._ear.event, trio.current_time() + _LOOK)
-        self._ear.event = trio.Event()
+            self.ear.call = call
+            await self.durable.suspension.wait(call, self.ear.event, trio.current_time() + _LOOK)
+        self.ear.event = trio.Event()
 
     @property
     def seen(self) -> Seen:
         """Which ends of its children the handler has seen."""
-        return self._ear.seen
+        return self.ear.seen
 
     @property
     def is_read(self) -> bool:
         """Whether the handler reads how its children are."""
-        return self._ear.interest
+        return self.ear.interest
 
     async def catch_up(self, *, failed: bool = False) -> None:
         """Reads how the children are that are not known to have ended, if the handler has asked, or one has `failed`."""
-        if self._ear.take_interest() or failed:
+        if self.ear.take_interest() or failed:
             alive = [child for child in self.by_key.values() if not child.has_ended and child.known_id is not None]
-            await self._ear.catch_up(alive, self.learn, failed=failed)
+            await self.ear.catch_up(alive, self.learn, failed=failed)
 
     @property
     def failures(self) -> list[Any]:
@@ -383,4 +387,4 @@ class Block:
     @property
     def all_ended(self) -> bool:
         """Whether every child that this attempt has started is known to have ended."""
-        return not self._ear.living
+        return not self.ear.living

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, cast
 
 import msgspec
@@ -23,13 +23,14 @@ from ...describing import leaves_of
 from ...handlers import UnfitArguments
 from ...jobs import Discard
 from ...lines import BeyondLimit, Kind
+from ...trio_internals import scopes_around
 from ..jobs.job_states import HELD_BACK
 from .beginning import REFUSED
 from .failures import comes_from_a_cancellation
 from .keys import highest_number, highest_of
 from .own_tasks import own_task
 from .places import Watch, place_of_the_cut
-from .replay import CANCELLATIONS, Stood, stood
+from .replay import Stood, stood
 from .scopes import is_struck
 
 if TYPE_CHECKING:
@@ -43,13 +44,21 @@ COMPENSATED = "0:compensated"
 """The key of the moment at which a clean-up has ended well. See migrations/0095_clean_ups_that_did_not_end.sql."""
 
 
+class _Watch(Watch):
+    cancelling: Cancelling
+
+    def reached(self) -> None:
+        self.cancelling.reached()
+
+
 @dataclass(slots=True)
 class _Again:
     timer: trio.CancelScope
     """Its deadline is when the cancellation comes again, if the code does not come to the place before."""
     latest: float
     """When it comes again wherever the code is."""
-    watch: Watch | None = None
+    line: Line
+    watch: _Watch | None = None
 
 
 class Cancelling:
@@ -101,8 +110,8 @@ class Cancelling:
         """A task comes to a durable call, or out of one."""
         if self._durable.running.cancel_reason is None:
             self._moved = trio.current_time()
-            if self._again is not None and (line := self.awaited) is not None:
-                self._set(self._again, stood(line))
+            if self._again is not None and self.awaited is not None:
+                self._set(self._again)
 
     def holds_back(self, reason: CancelReason) -> bool:
         """Whether a cancellation of the job must wait: an attempt that still replays has not come to where it is now."""
@@ -146,11 +155,20 @@ class Cancelling:
         """A call begins in a task that was cancelled, in a clean-up: what was cut short may have been no durable call. What is
         done now rests on the cancellation, and has numbers above those of what came before it."""
         struck = self._durable.running.cancel_reason is not None or is_struck(self._durable)
-        if not struck or trio.current_effective_deadline() == -math.inf:
+        if not struck or (trio.current_effective_deadline() == -math.inf and not self._is_cut_in_a_clean_up()):
             return
         self._durable.note_cancellation(clean_up=True)
         if self.noted and self._durable.keys.in_main:
             self._durable.keys.go_on_after(self._count)
+
+    def _is_cut_in_a_clean_up(self) -> bool:
+        """Whether the caller is in a clean-up of the cancelled job whose time is over: its calls come to nothing, and the
+        cancellation came before them."""
+        nursery = self._durable.running.scope_nursery
+        if nursery is None or self._durable.running.cancel_reason is None:
+            return False
+        around = takewhile(lambda scope: scope is not nursery.cancel_scope, scopes_around(trio.lowlevel.current_task()))
+        return any(scope.shield for scope in around)
 
     def task_failed(self, error: BaseException) -> None:
         """A task of the job's own nursery ends with an exception."""
@@ -273,24 +291,26 @@ class Cancelling:
         asked = found.asked or found.read
         if not (found.after or asked) or running.scope_nursery is None or self._is_asked_again(line):
             return False
-        if self._again is None:
+        if self._again is None or self._again.line is not line:
+            self.ends()
             self._moved = trio.current_time()
             # The code comes to its own call however long that takes; a guess would leave out what it does before.
             patience = math.inf if asked else min(_LONGEST, (running.timeout_deadline - running.sent) / 2)
-            self._again = again = _Again(trio.CancelScope(), self._moved + patience)
-            self._set(again, found)
+            self._again = again = _Again(trio.CancelScope(), self._moved + patience, line)
+            self._set(again)
             running.scope_nursery.start_soon(self._later, again, name="a cancellation that comes again")
             if found.place and running.task is not None:
                 standing = self._durable.standing
-                again.watch = Watch(running.task, standing, found.place, partial(self._is_there, found))
+                again.watch = _Watch(running.task, standing, found.place)
+                again.watch.cancelling = self
         watch = self._again.watch
         if watch is not None and self._has_begun(found) and watch.is_there():
             return False
         return trio.current_time() < self._again.timer.deadline
 
-    def _is_there(self, found: Stood) -> None:
+    def reached(self) -> None:
         """A task has come to the place."""
-        if self.awaited is not None and self._has_begun(found):
+        if (line := self.awaited) is not None and self._has_begun(stood(line)):
             self.comes_now()
 
     def _has_begun(self, found: Stood) -> bool:
@@ -301,7 +321,8 @@ class Cancelling:
         """Whether the handler has called `cancel` of the scope that the line tells of."""
         return any(scope.key == line.key and scope.remembered and scope.asked for scope in self._durable.scopes)
 
-    def _set(self, again: _Again, found: Stood) -> None:
+    def _set(self, again: _Again) -> None:
+        found = stood(again.line)
         # Where the place is known it is no guess when the code is there.
         here = not (found.asked or found.read or found.place) and self._has_begun(found)
         again.timer.deadline = min(again.latest, self._moved + found.after if here else math.inf)
@@ -316,10 +337,9 @@ class Cancelling:
     @property
     def awaited(self) -> Line | None:
         """The line, while it is too early for it."""
-        if self._again is None:
-            return None
+        # That of a scope may have come otherwise meanwhile: its task has called `cancel`.
         line = self._durable.history.replay.next_line
-        return line if line is not None and line.kind in CANCELLATIONS else None
+        return line if self._again is not None and self._again.line is line else None
 
     def comes_before_a_call(self) -> bool:
         """A call is about to begin. If it is one more than the main task had begun, the cancellation comes before it. Returns

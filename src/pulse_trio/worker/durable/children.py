@@ -30,8 +30,9 @@ BY_BLOCK = ("parent", "sibling")
 class Asked(Protocol):
     """What a child tells of itself to its block."""
 
-    def asked(self) -> None:
-        """The handler reads how a child is: the block looks at them within a second."""
+    def asked(self, *, has_ended: bool) -> None:
+        """The handler reads how a child is: the block looks at them within a second. `has_ended`: it
+        has, and the handler is not to see that yet."""
         ...
 
     def shows(self, child: str) -> bool:
@@ -40,6 +41,10 @@ class Asked(Protocol):
 
     def one_ended(self) -> None:
         """The end of a child is known."""
+        ...
+
+    def one_failed(self) -> None:
+        """It is a failure that counts."""
         ...
 
     def one_lives(self) -> None:
@@ -150,7 +155,7 @@ class Child(Generic[R]):
         """A replay shows the end where an earlier attempt has seen it (seen.py)."""
         if self.has_ended and self._block.shows(self.key):
             return True
-        self._block.asked()
+        self._block.asked(has_ended=self.has_ended)
         return False
 
     # What the block says
@@ -193,6 +198,8 @@ class Child(Generic[R]):
         if counts:
             self._ended_as = member, ChildFailed(_said(self), record or _only_known(member))
         self._over()
+        if counts:
+            self._block.one_failed()
 
     def lives_again(self) -> None:
         """Its end was not the last: a person may have retried it."""

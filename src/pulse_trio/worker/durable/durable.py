@@ -17,7 +17,7 @@ from ...describing import leaves_of
 from ...errors import ReplayMismatch
 from ...lines import Kind, Line
 from ...trio_internals import opened_by, waits_for_another_task, waits_for_children
-from . import beginning, entering, scopes, steps, waits
+from . import beginning, entering, steps, waits
 from .beginning import VERSION
 from .calls import IN_STEP, Call
 from .cancelling import Cancelling
@@ -25,15 +25,17 @@ from .failures import Failures, mark
 from .history import History
 from .keys import Keys
 from .left_behind import await_left_behind
+from .opening_scopes import OpenScope
 from .own_tasks import is_own
 from .quiet import Quiet
 from .replay import Turn
-from .resuming import give_way, help_on
+from .resuming import give_way, help_on, help_those_who_ask
 from .standing import keys_of, may_get_its_line
 from .suspension import Suspension
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Coroutine
+    from collections.abc import Set as AbstractSet
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from datetime import datetime
 
@@ -107,7 +109,7 @@ class Durable:
         return entering.open_nursery(self, collect=collect, key=key)
 
     def scope(self, seconds: float, key: str | None, *, fail: bool) -> AbstractContextManager[DurableScope]:
-        return scopes.OpenScope(self, seconds, key, fail=fail)
+        return OpenScope(self, seconds, key, fail=fail)
 
     def sleep(self, seconds: float, key: str | None) -> Coroutine[Any, Any, None]:
         return self.keys.called("job.sleep", waits.sleep, self, seconds, key)
@@ -280,6 +282,10 @@ class Durable:
             ):
                 return False
         return True
+
+    def stands_still(self, asking: AbstractSet[trio.lowlevel.Task], since: float) -> None:
+        """The replay stands still, and these tasks ask for the ends of children that have none."""
+        help_those_who_ask(self, asking, since)
 
     # Cancellation
 

@@ -22,6 +22,9 @@ _REST_EVERY = 0.5
 """Seconds at least between two looks at those. A notification has the first ones read alone, and many may come in a second."""
 
 
+def _nobody() -> None: ...
+
+
 class Ear:
     """What a block has been told, and whether the handler reads how its children are."""
 
@@ -29,6 +32,10 @@ class Ear:
         self.seen = seen
         self.event = trio.Event()
         self.interest = False
+        self.has_failed = False
+        """Whether the failure of a child is known."""
+        self.failed: Callable[[], None] = _nobody
+        """Called as soon as it is."""
         self.living = 0
         """Children whose end is not known."""
         self.call: Call | None = None
@@ -48,15 +55,21 @@ class Ear:
         if not self.living:
             self.told()
 
+    def one_failed(self) -> None:
+        self.has_failed = True
+        self.failed()
+
     def one_lives(self) -> None:
         self.living += 1
 
     def shows(self, child: str) -> bool:
         return self.seen.shows(child)
 
-    def asked(self) -> None:
+    def asked(self, *, has_ended: bool) -> None:
         # Sets a mark alone, because a handler may read in a thread.
         self.interest = True
+        if not has_ended:
+            self.seen.waited_for()
 
     def take_interest(self) -> bool:
         interest, self.interest = self.interest, False

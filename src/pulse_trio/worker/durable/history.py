@@ -90,6 +90,12 @@ class History:
         return self.room.next - 1
 
     @property
+    def gone_on(self) -> int:
+        """The number of the last line after which its task has gone on, as a later attempt hands them out: those that are being
+        written, and those whose tasks have not had their turn since, come after what happens now."""
+        return min(self._written, self._waiters[0].line - 1) if self._waiters else self._written
+
+    @property
     def has_lines(self) -> bool:
         """Whether the job remembers anything."""
         return self.room.next > 1

@@ -131,6 +131,7 @@ class Opened:
         self._scope = Scope(durable, body_key(call.key), math.inf)
         self._in_body = True
         self._body = self._scope.opened()
+        block.ear.failed = self._child_failed
 
     def enter(self) -> DurableNursery:
         """The body begins."""
@@ -150,6 +151,11 @@ class Opened:
             self._in_body = False
         return None if caught else error
 
+    def _child_failed(self) -> None:
+        """Its failure is known: the body is cut short before it reads of that, and makes a durable call because of it."""
+        if self._in_body and not self.block.collect and self._durable.history.replay.over:
+            self._scope.cancel()
+
     async def peek(self) -> None:
         """Looks whether a child has failed while the body runs: then the body is cancelled.
 
@@ -159,15 +165,15 @@ class Opened:
             return
         if not self._durable.history.replay.over:
             if self.block.is_read:
-                await self.block.learn_of_the_living()
+                await self.block.seen.peek()
         else:
             await self.block.flush()
             failed = (await self.block.look()).failed
             if failed and not self.block.collect:
                 await self.block.learn_of_the_living()
             await self.block.catch_up(failed=failed and self.block.collect)
-            if self.block.failures and not self.block.collect and self._in_body:
-                self._scope.cancel()
+            if self.block.failures:
+                self._child_failed()
 
     async def end(self, error: BaseException | None) -> None:
         """The end of the block, after the body. Raises its failures."""

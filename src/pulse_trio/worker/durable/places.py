@@ -17,7 +17,7 @@ from ...trio_internals import coroutine_of, opened_by
 from ..diagnosis.stack import await_frames
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable
+    from collections.abc import Container, Iterable
     from types import FrameType
 
 _DEEPEST, _LONGEST = 30, 200
@@ -58,20 +58,15 @@ def _is_ours(frame: FrameType) -> bool:
 
 
 class Watch(trio.abc.Instrument):
-    """Calls `reached` when a task below `root`, which is none of `standing`, awaits something at a place. Trio tells it of each
-    step of each task, so it is there only while a cancellation is to come again."""
+    """Is told when a task below `root`, which is none of `standing`, awaits something at a place. Trio tells it of each step of
+    each task, so it is there only while a cancellation is to come again."""
 
     def __init__(
-        self,
-        root: trio.lowlevel.Task,
-        standing: Container[trio.lowlevel.Task],
-        place: tuple[str, ...],
-        reached: Callable[[], object],
+        self, root: trio.lowlevel.Task, standing: Container[trio.lowlevel.Task], place: tuple[str, ...]
     ) -> None:
         self._root = root
         self._standing = standing
         self._place = place
-        self._reached = reached
         trio.lowlevel.add_instrument(self)
 
     def is_there(self) -> bool:
@@ -86,7 +81,11 @@ class Watch(trio.abc.Instrument):
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
         if task not in self._standing and self._is_below(task) and self._stands(task):
-            self._reached()
+            self.reached()
+
+    def reached(self) -> None:
+        """A task awaits something there."""
+        raise NotImplementedError
 
     def _stands(self, task: trio.lowlevel.Task) -> bool:
         frames: Any = await_frames(coroutine_of(task))

@@ -20,12 +20,13 @@ import msgspec
 from ...errors import ReplayMismatch
 from ...lines import CALL_OF, Kind, Line
 from .failures import mark
-from .keys import highest_number, is_entry
-from .seen import seen_in
+from .keys import highest_number, highest_of, is_entry
+from .seen import bound_in, seen_in
 from .unopened import Unopened, body_key, is_body
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Set as AbstractSet
 
     from ...lines import Resumed
     from .calls import Call
@@ -101,10 +102,19 @@ class Replay:
         self._left_out = {line.key: line for line in ordered if self._is_left_out(line)}
         """Failures that attempts have failed of, by the keys of their calls, and what says that a block's body was cut short
         for one, by the key of its scope. Lines of other tasks may rest on them."""
+        self.marks: list[str] = []
+        """Those which this attempt writes before a line of its own comes: an attempt that finds one would go on otherwise."""
+        # What cut a body short, and its block's failure, where the main task has done something in its clean-up. Without it the
+        # body would go on there, with calls of the same numbers.
+        for line in self._with_clean_ups(ordered, moments):
+            del self._left_out[line.key]
+            self.marks.append(mark(line.line, "needed"))
+            self.moments[self.marks[-1]] = float(line.line)
         ordered = [line for line in ordered if not self._is_left_out(line)]
-        self.loose = ordered.pop() if ordered and self._is_loose(ordered[-1], moments) else None
-        """What says that a block's body was cut short, if nothing rests on it: a child that has failed still cuts it again, and
-        if a person has started that child again the block would end well without the rest of its body."""
+        if ordered and self._is_loose(ordered[-1], moments):
+            # What says that a block's body was cut short, if nothing rests on it: a child that has failed still cuts it again,
+            # and if a person has started that child again the block would end well without the rest of its body.
+            self.marks.append(mark(ordered.pop().line, "forgotten"))
         self._lines = deque(ordered)
         self._by_key = {line.key: line for line in ordered if line.kind in CALL_OF}
         self._waiting: dict[str, Call] = {}
@@ -119,12 +129,38 @@ class Replay:
         """Where the handler has seen that children had ended, by block and child."""
         return {} if self.resumed is None else seen_in(self.resumed.lines)
 
+    @cached_property
+    def bound(self) -> AbstractSet[tuple[str, str]]:
+        """Those after which it has gone on: what it has done since may rest on them."""
+        return frozenset() if self.resumed is None else bound_in(self.resumed.lines, self.leaves_out)
+
     def _is_left_out(self, line: Line) -> bool:
         return (
             line.kind in (Kind.STEP_FAILED, Kind.BLOCK_FAILED, Kind.SCOPE_CANCELLED)
             and mark(line.line, "forgotten") in self.moments
             and mark(line.line, "needed") not in self.moments
         )
+
+    def _with_clean_ups(self, ordered: Iterable[Line], moments: Sequence[Line]) -> list[Line]:
+        found: list[Line] = []
+        for cut in self._left_out.values():
+            ends = self._end_after(cut) if cut.kind is Kind.SCOPE_CANCELLED and stood(cut).count else None
+            if ends is None:
+                continue
+            between = [line for line in ordered if cut.line < line.line < ends.line and not self.leaves_out(line)]
+            waits = [line for line in moments if cut.line < line.line < ends.line]
+            # Else the attempt after it had gone on without it, and did what comes then.
+            together = mark(cut.line, "forgotten") not in (line.key for line in waits)
+            if together and (
+                highest_of(line.key for line in between) or highest_number((line.key for line in waits), ())
+            ):
+                found += [cut, ends]
+        return found
+
+    def _end_after(self, cut: Line) -> Line | None:
+        """The failure of the block whose body was cut short so, if it is left out too."""
+        ends = (one for one in self._left_out.values() if body_key(one.key) == cut.key and one.line > cut.line)
+        return next(ends, None)
 
     def _is_loose(self, last: Line, moments: Iterable[Line]) -> bool:
         if last.kind is not Kind.SCOPE_CANCELLED or not is_body(last.key) or mark(last.line, "needed") in self.moments:
@@ -161,6 +197,10 @@ class Replay:
     def has_line(self, key: str) -> bool:
         """Whether the call with this key has a line."""
         return key in self._by_key
+
+    def is_cancelled_at(self, key: str) -> bool:
+        """Whether the job's cancellation is still to come, and the call with this key stood then."""
+        return any(line.kind is Kind.CANCELLED and key in stood(line).at for line in self._lines)
 
     def begin(self, call: Call) -> None:
         """The call waits for its turn. Raises `ReplayMismatch` if the history has another call under its key."""
@@ -311,7 +351,7 @@ class Replay:
         failure, in its place. Returns both."""
         found = [line]
         if line.kind is Kind.SCOPE_CANCELLED:
-            found += [one for one in self._left_out.values() if body_key(one.key) == line.key and one.line > line.line]
+            found += [one for one in [self._end_after(line)] if one is not None]
         for one in found:
             del self._left_out[one.key]
             if one.kind in CALL_OF:

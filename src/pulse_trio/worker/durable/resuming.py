@@ -10,13 +10,14 @@ from ...errors import DatabaseUnavailable
 from ...jobs import CancelRequest
 from ...lines import Kind
 from ...states import options_of
-from .failures import mark
 from .keys import block_number
 from .old_lines import completed
 from .replay import Replay
 from .standing import is_cut_now
 
 if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
+
     from ...lines import Resumed
     from .durable import Durable
 
@@ -52,10 +53,8 @@ async def resume(durable: Durable) -> None:
     durable.history.resumed(replay, found.last, size, known=found.known)
     durable.quiet.resumes(found.lines)
     durable.cancelling.resumes = False
-    if replay.loose is not None:
-        # Before a line comes after it: an attempt that finds one would be cut short there.
-        number = replay.loose.line
-        durable.history.hold(Kind.MOMENT, mark(number, "forgotten"), "", repr(float(number)))
+    for said in replay.marks:
+        durable.history.hold(Kind.MOMENT, said, "", repr(float(said.partition(":")[0])))
     if found.cancelling:
         running.ask(CancelRequest(found.cause or "user", found.message))
     elif _is_overdue(durable):
@@ -105,12 +104,32 @@ def give_way(durable: Durable, *, live: bool = False) -> None:
     if it has none, it goes `live`.
     """
     replay = durable.history.replay
-    waiting = {task for task, call in durable.standing.items() if call.turn is not None and not call.turn.is_set()}
-    if not durable.all_stand(waiting, or_wait=True) or durable.all_stand():
+    if not durable.all_stand(_waiting(durable), or_wait=True) or durable.all_stand():
         return
     durable.hand_out(early=True)
     if live and replay.idle and not replay.over and (durable.failures.recall() or replay.goes_on_by_keys()):
         durable.hand_out()
+
+
+def help_those_who_ask(durable: Durable, asking: AbstractSet[trio.lowlevel.Task], since: float) -> None:
+    """Tasks ask by plain code for the ends of children that have none: these live, or are started when the replay is over.
+    Since a moment on Trio's clock no call has come for the next line: its task may be behind a lock that one of these has.
+    Where every other task waits for its line, too, or for another task, the replay goes on out of order, or is over."""
+    replay, line = durable.history.replay, durable.history.replay.next_line
+    half = (durable.running.timeout_deadline - durable.running.sent) / 2
+    if trio.current_time() - since < min(_LONG, half):
+        return
+    if not durable.all_stand(_waiting(durable) | asking, or_wait=True):
+        return
+    if not durable.failures.recall():
+        durable.hand_out(early=True)
+    if replay.next_line is not line or replay.goes_on_by_keys():
+        durable.hand_out()
+
+
+def _waiting(durable: Durable) -> set[trio.lowlevel.Task]:
+    """The tasks that wait for their lines."""
+    return {task for task, call in durable.standing.items() if call.turn is not None and not call.turn.is_set()}
 
 
 def _ended(found: Resumed, replay: Replay) -> set[int]:

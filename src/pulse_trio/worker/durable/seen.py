@@ -20,9 +20,10 @@ import trio
 
 from ...lines import Kind
 from .children import was_cut
+from .keys import highest_number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from collections.abc import Set as AbstractSet
 
     from ...lines import Line
@@ -40,7 +41,20 @@ _KEY = re.compile(r"([0-9]+):(seen|again)")
 
 def seen_in(lines: Iterable[Line]) -> dict[tuple[str, str], int]:
     """Where in a history each end was seen: the number of the line before, by the block (its key below) and the child's key."""
-    found: dict[tuple[str, str], int] = {}
+    return {end: int(float(line.value or 0)) for end, line in _told_in(lines).items()}
+
+
+def bound_in(lines: Sequence[Line], left_out: Callable[[Line], bool]) -> frozenset[tuple[str, str]]:
+    """Those after which a line has come that later attempts read, or a wait has begun."""
+    later = [line.line for line in lines if line.kind is not Kind.MOMENT and not left_out(line)]
+    later += [line.line for line in lines if line.kind is Kind.MOMENT and highest_number((line.key,), ())]
+    last = max(later, default=0)
+    return frozenset(end for end, line in _told_in(lines).items() if line.line < last)
+
+
+def _told_in(lines: Iterable[Line]) -> dict[tuple[str, str], Line]:
+    """The line that tells of each end first."""
+    found: dict[tuple[str, str], Line] = {}
     for line in lines:
         if line.kind is not Kind.MOMENT or (key := _KEY.fullmatch(line.key)) is None:
             continue
@@ -49,14 +63,14 @@ def seen_in(lines: Iterable[Line]) -> dict[tuple[str, str], int]:
             if key[2] == "again":
                 found.pop((seen, child), None)
             else:
-                found.setdefault((seen, child), int(float(line.value or 0)))
+                found.setdefault((seen, child), line)
     return found
 
 
 class Seen:
     """Of one block."""
 
-    __slots__ = ("_awaited", "_before", "_block", "_durable", "_key", "_new", "_stood", "_told", "over")
+    __slots__ = ("_asked", "_awaited", "_before", "_block", "_durable", "_key", "_new", "_stood", "_told", "over")
 
     def __init__(self, block: Block) -> None:
         self._block = block
@@ -71,6 +85,8 @@ class Seen:
         """Those whose end the history says was seen, and is not known yet."""
         self._stood: tuple[int | None, float] | None = None
         """The line at which the replay stood when an end was not to be seen yet, and since when."""
+        self._asked: dict[trio.lowlevel.Task, float] = {}
+        """When each task has last asked, in the replay, for the end of a child that had none."""
         self.over = False
         """The block has ended: all ends are seen."""
 
@@ -90,12 +106,21 @@ class Seen:
             if member.state == "completed":
                 child.written(member.job_id, adopted=True)
                 child.completed(member.result)
-            elif self._block.collect and member.state in ("dead", "cancelled", "gone") and not was_cut(member):
-                # Only such a block goes on after it.
+            elif (
+                (self._block.collect or self.binds(child.key))
+                and member.state in ("dead", "cancelled", "gone")
+                and not was_cut(member)
+            ):
+                # Only such a block goes on after it, or one whose body has read of it in its clean-up.
                 child.written(member.job_id, adopted=True)
                 child.ended(member, None, counts=True)
         if not child.has_ended:
             self._awaited.append(child)
+
+    def binds(self, child: str) -> bool:
+        """Whether the handler has gone on after it saw this child's end, in an earlier attempt: what it did may rest on that,
+        so the child is not started again, and the block fails of it again."""
+        return (self._key, child) in self._durable.history.replay.bound
 
     def shows(self, child: str) -> bool:
         """Whether the handler may see that this child has ended. If this is live, it has seen it."""
@@ -104,7 +129,7 @@ class Seen:
             return True
         if replay.over:
             self._told.add(child)
-            self._new.setdefault(self._durable.history.latest, []).append(child)
+            self._new.setdefault(self._durable.history.gone_on, []).append(child)
             return True
         place, line = replay.seen.get((self._key, child)), replay.next_line
         shown = (place is not None and (line is None or line.line > place)) or self._stands_still(line)
@@ -112,20 +137,37 @@ class Seen:
             self._told.add(child)
         return shown
 
+    def _stood_since(self, line: Line | None) -> float:
+        number = None if line is None else line.line
+        if self._stood is None or self._stood[0] != number:
+            self._stood = number, trio.current_time()
+        return self._stood[1]
+
     def _stands_still(self, line: Line | None) -> bool:
         if not trio.lowlevel.in_trio_run():
             return False
-        number, now = None if line is None else line.line, trio.current_time()
-        if self._stood is None or self._stood[0] != number:
-            self._stood = number, now
         timeout = self._durable.running.timeout_deadline - self._durable.running.sent
-        if now < self._stood[1] + min(_LONG, timeout / 2):
+        if trio.current_time() < self._stood_since(line) + min(_LONG, timeout / 2):
             return False
         # Perhaps the body waits until it is cut short, as it was for the failure of a child.
         if self._durable.failures.recall():
             self._durable.hand_out()
             return False
         return True
+
+    def waited_for(self) -> None:
+        """The handler asks for the end of a child that has none."""
+        if not self._durable.history.replay.over and trio.lowlevel.in_trio_task():
+            self._asked[trio.lowlevel.current_task()] = trio.current_time()
+
+    async def peek(self) -> None:
+        """The handler asks for ends in a replay: they are read. A child that lives, or was never started, may wait for the end
+        of the replay, and that for the task which asks."""
+        await self._block.learn_of_the_living()
+        replay = self._durable.history.replay
+        if not replay.over:
+            since = self._stood_since(replay.next_line)
+            self._durable.stands_still({task for task, at in self._asked.items() if at > since}, since)
 
     def note(self) -> None:
         new, self._new = self._new, {}

@@ -29,10 +29,10 @@ def may_get_its_line(durable: Durable, call: Call) -> bool:
     """Whether a call that was cancelled in the replay waits for its line all the same. It had it in spite of that
     cancellation: a step in a thread ends, and so does a block whose children have; what was written counts. The handler has
     the result, and is cancelled after it. So it is where the handler cancels a plain nursery in which several calls have their
-    lines still to come."""
-    reason = durable.running.cancel_reason
+    lines still to come, or stood when the job was cancelled a moment later: they are cut short where that comes again."""
+    reason, replay = durable.running.cancel_reason, durable.history.replay
     struck = reason is None or durable.cancelling.noted or is_struck(durable)
-    return struck and reason not in REFUSED and durable.history.replay.has_line(call.key)
+    return struck and reason not in REFUSED and (replay.has_line(call.key) or replay.is_cancelled_at(call.key))
 
 
 def is_cut_now(task: trio.lowlevel.Task) -> bool:
