@@ -80,4 +80,5 @@ async def test_of_several_failures_each_is_told_without_its_traceback(trees: Tre
     await trees.burst()
     first = trees.job(job_id)["error"].partition("\n")[0]
     assert "Traceback" not in first
-    assert ("is dead: Discard: no" in first) != ("ValueError: not today" in first)
+    # The leaf may have failed before the body's failure has cut it, or not.
+    assert "is dead: Discard: no" in first or (others and "ValueError: not today" in first)

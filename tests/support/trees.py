@@ -8,6 +8,7 @@ from pulse_trio import Handlers, SyncClient, Worker
 from pulse_trio.testing.kept import kept_for
 from pulse_trio.testing.kept_worker import KeepingWorker
 from pulse_trio.worker.durable.cancelling import COMPENSATED
+from pulse_trio.worker.durable.quiet import QUIET
 from support.stage import Recorder
 from support.stores import Window, open_store
 
@@ -64,8 +65,9 @@ class Trees:
         """The moments that the job remembers have come: of its sleeps, its waits and its deadlines."""
         self.window.run(
             "UPDATE history SET value = to_json(extract(epoch FROM now())::float8)"
-            " WHERE job_id = %s AND kind = 10 AND key <> '0:quiet'",
+            " WHERE job_id = %s AND kind = 10 AND key <> %s",
             job_id,
+            QUIET,
         )
         self.again()
 
@@ -75,10 +77,11 @@ class Trees:
         return row
 
     def lines(self, job_id: int) -> list[tuple[int, str, str]]:
-        """Kind, key and name of each line of its history, in order; without the one which says that a clean-up ended well."""
+        """Kind, key and name of each line of its history, in order; without those which say that a clean-up ended well, or
+        whether it was quiet."""
         found = self.window.run(
-            "SELECT kind, key, coalesce(name, '') AS name FROM history WHERE job_id = %s AND key <> %s ORDER BY line",
+            "SELECT kind, key, coalesce(name, '') AS name FROM history WHERE job_id = %s AND key <> ALL (%s) ORDER BY line",
             job_id,
-            COMPENSATED,
+            [COMPENSATED, QUIET],
         )
         return [(row["kind"], row["key"], row["name"]) for row in found]
