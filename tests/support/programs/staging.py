@@ -226,7 +226,13 @@ class Stage:
                 continue
             if ended.play.sagas[job_id, charge] != "open":
                 continue  # the one before did it
-            await self.client.retry(job_id)
+            try:
+                await self.client.retry(job_id)
+            except InvalidTransition as error:
+                ended.wrong.append(
+                    f"{charge} of {ended.play.names[job_id]} is not refunded, and a retry is refused: {error}"
+                )
+                continue
             with trio.move_on_after(self.longest) as patience:
                 while not self.window.run("SELECT 1 FROM jobs WHERE id = %s AND finished_at IS NOT NULL", job_id):  # noqa: ASYNC110
                     await trio.sleep(0.02)
