@@ -22,6 +22,7 @@ from . import beginning, entering, scopes, steps, waits
 from .beginning import VERSION
 from .calls import IN_STEP, Call
 from .cancelling import AGAIN, Cancelling
+from .changed import check_blocks
 from .failures import Failures, mark
 from .history import History
 from .keys import Keys
@@ -154,6 +155,7 @@ class Durable:
             except trio.Cancelled:
                 async with self.awaiting(call):  # noqa: ASYNC102 -- what struck is remembered: a clean-up may come next
                     raise
+            await check_blocks(self, call)
             return None
         try:
             replay.begin(call)
@@ -210,6 +212,7 @@ class Durable:
             async with self.awaiting(call):
                 await trio.lowlevel.checkpoint_if_cancelled()  # by a deadline: the replay may have ended here
                 await await_left_behind(self)  # by a scope that the replay has left
+                await check_blocks(self, call)
         return call.line
 
     @asynccontextmanager

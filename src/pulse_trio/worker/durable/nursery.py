@@ -21,6 +21,7 @@ from ...lines import Kind
 from ..jobs.completion import DEAD_AT_ONCE
 from ..jobs.job_states import DurableCallRefused
 from .beginning import is_in_step, refusal
+from .changed import check_children
 from .children import FAILED
 from .scopes import Scope
 from .seen import note_what_was_seen
@@ -270,6 +271,7 @@ class Opened:
         failed: list[int] = [] if line.kind is Kind.BLOCK else value.get("failed", [])
         self._check_deleted(failed)
         if line.kind is Kind.BLOCK:
+            check_children(self._durable, self._call, block.by_key.values())
             if error is None:
                 return
             # Plain code in the body, this time. The block had ended well, and stays so in later attempts.
