@@ -22,6 +22,8 @@ class Shop:
         self.trees = trees
         self.charged: list[int] = []
         self.done: list[str] = []
+        self.beside = trio.Event()
+        """Set when the task beside the main one has done its step."""
         self.client = SyncClient(trees.dsn)
         self.id = 0
 
@@ -96,6 +98,14 @@ async def block_in_a_scope(shop: Shop, job: Job) -> Any:
         return await block(shop, job)
 
 
+async def block_that_writes(shop: Shop, job: Job) -> Any:
+    async with job.durable_nursery() as nursery:
+        for n in range(2):
+            nursery.start_soon(shop.pay, n)
+        await shop.beside.wait()
+        await nursery.flush()
+
+
 async def step_before(shop: Shop, job: Job) -> Any:
     await job.step(shop.note, "new")
     return await block(shop, job)
@@ -168,7 +178,15 @@ async def test_a_block_that_is_open_and_is_not_opened_again_is_a_mismatch(
     assert shop.trees.job(shop.id)["state"] == "dead"
 
 
-@pytest.mark.parametrize(("old", "new"), [(block, step_before), (block, block_in_a_scope), (block_in_a_scope, block)])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (block, step_before),
+        (block, block_in_a_scope),
+        (block_in_a_scope, block),
+        (block_in_a_scope, block_that_writes),
+    ],
+)
 async def test_so_it_is_where_the_history_has_lines_of_another_task(shop: Shop, old: Body, new: Body) -> None:
     def beside(body: Body) -> Body:
         async def both(shop: Shop, job: Job) -> Any:
@@ -176,7 +194,9 @@ async def test_so_it_is_where_the_history_has_lines_of_another_task(shop: Shop, 
                 await trio.lowlevel.checkpoint()  # the main task is at its call before
                 await trio.lowlevel.checkpoint()
                 await job.step(shop.note, "other", key="other")
+                shop.beside.set()
 
+            shop.beside = trio.Event()
             job.nursery.start_soon(other)
             return await body(shop, job)
 
@@ -186,6 +206,7 @@ async def test_so_it_is_where_the_history_has_lines_of_another_task(shop: Shop, 
     await shop.confirm()
     found = await shop.resume(beside(new))
     assert (found["state"], shop.charged, shop.done) == ("dead", [0, 1], ["other"])
+    assert len(shop.states()) == 2
     assert "block is open since an earlier attempt" in found["error"]
 
 
