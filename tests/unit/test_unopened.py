@@ -61,7 +61,7 @@ def test_scopes_that_a_stranger_has_written_around_each_other_stop_nobody() -> N
 
 
 def test_a_call_with_the_number_of_a_block_that_is_not_that_block_is_suspected() -> None:
-    blocks = unopened({}, 102, 104, KEYED, first=100)
+    blocks = unopened({}, 102, 104, 100 + KEYED, first=100)
     for number, key in ((1, "1:step"), (2, "2:step"), (3, "3:sleep"), (4, "4:block")):
         blocks.begins(number, key.partition(":")[2], key, has_line=False)
     assert blocks.suspects == {102: Passed("step", "2:step")}
