@@ -6,6 +6,9 @@
     pulse-trio jobs cancel 1
 
 The cancellation reaches every child, on every machine; those that wait end at once. What is done stays done.
+
+The task that tells the progress keeps the parent's slot, because it waits by `trio.sleep`: as many such parents as all workers
+have slots would leave none to their children. Run fewer at once, or the children in a queue that other workers serve.
 """
 
 from __future__ import annotations

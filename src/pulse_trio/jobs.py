@@ -107,6 +107,10 @@ class Claim(msgspec.Struct, frozen=True, gc=False, eq=False):
     session: int
 
 
+class PermitClaim(Claim, frozen=True, gc=False, eq=False):
+    """One that counts against a limit, of its queue or of its key, as long as it runs."""
+
+
 class Outcome(msgspec.Struct, frozen=True, gc=False, eq=False):
     """How one attempt ended. `result` is JSON (None for null); `delay` seconds until the job is due again; `error` text.
     `cancelling`: the handler completed although it had been asked to cancel. `span`: its traceparent, for the next attempt."""

@@ -39,12 +39,12 @@ class ClaimResult(NamedTuple):
     refused: Sequence[tuple[ClaimCursor, str]] = ()
 
 
-def claims_of(rows: Sequence[Sequence[Any]], session: int) -> list[Claim]:
-    """Reads the rows of complete_and_claim.sql and claim_suspect.sql, without their last row."""
+def claims_of(rows: Sequence[Sequence[Any]], session: int, made: type[Claim] = Claim) -> list[Claim]:
+    """Reads the rows of the claiming statements, without those that have no job."""
     # A worker may hold 10,000 claims of few queues and kinds: they share one text for each of these.
     same = sys.intern
     return [
-        Claim(id_, attempt, most, failures, priority, run_at, same(queue), same(kind), args, options, session)
+        made(id_, attempt, most, failures, priority, run_at, same(queue), same(kind), args, options, session)
         for id_, attempt, most, failures, priority, run_at, queue, kind, args, options in rows
     ]
 

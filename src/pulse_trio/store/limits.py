@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..jobs import Claim, PermitClaim
 from .claimed import claims_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..handlers import QueueLimits
-    from ..jobs import Claim
 
 
 class Limited(NamedTuple):
@@ -28,9 +28,13 @@ class Limited(NamedTuple):
 
 
 def limited_claims(rows: Sequence[Sequence[Any]], session: int, sent: float) -> Limited:
-    """Reads the rows of claim_limited.sql: the jobs, then one row with what the next call needs."""
+    """Reads the rows of claim_limited.sql: the jobs, each with whether it holds a permit, then one row with what the next call
+    needs."""
     *jobs, (*_, again_in, blocked, turns) = rows
-    return Limited(claims_of([job for *job, _, _, _ in jobs], session), sent, again_in, blocked, turns)
+    claims = [
+        claim for *job, _, holds, _ in jobs for claim in claims_of([job], session, PermitClaim if holds else Claim)
+    ]
+    return Limited(claims, sent, again_in, blocked, turns)
 
 
 def limits_parameters(limits: QueueLimits) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from ...handlers import UnfitArguments
 from ...jobs import Job
 from ..jobs.job_states import CleansUpNext
 from .beginning import REFUSED
+from .changed import check_end
 from .durable import RETURNED, Durable
 from .left_behind import await_left_behind
 from .resuming import resume
@@ -109,6 +110,8 @@ async def run(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
         durable.cancelling.begins()
         await resume(durable)
         _check_version(durable)
+        if not durable.history.replay.unopened.is_empty:
+            durable.keys.replay = durable.history.replay
         durable.hand_out()
     try:
         return await _called(durable, call)
@@ -133,6 +136,7 @@ def _check_version(durable: Durable) -> None:
 async def _called(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
     try:
         value = await call()
+        await check_end(durable)
         # Tasks in `job.nursery` may still make durable calls.
         async with durable.awaiting(RETURNED):
             await durable.running.children_ended()

@@ -9,6 +9,7 @@ import trio
 from ...errors import UsageError
 from ..jobs.job_states import HELD_BACK, DurableCallRefused
 from .calls import IN_STEP, Call
+from .changed import check_blocks, check_end
 from .keys import entry_key
 from .seen import learn_what_was_seen, note_what_was_seen
 
@@ -37,6 +38,11 @@ async def begin(durable: Durable, kind: CallKind, name: str, key: str | None, wh
         scope.call_begins()
     if durable.fatal is not None:
         raise durable.fatal
+    # A block's own key says that a task stands at its end. And this task is in no step yet: those beside it start children.
+    stands = Call("block", entry_key(call.key) if kind == "block" else call.key)
+    if durable.history.replay.unopened.suspects:
+        async with durable.awaiting(stands):
+            await check_blocks(durable, call)
     if kind != "block" and durable.keys.in_main and _is_beyond(durable):
         durable.keys.beyond = True
     if durable.version != 1 and durable.is_first:
@@ -44,8 +50,6 @@ async def begin(durable: Durable, kind: CallKind, name: str, key: str | None, wh
         if kind == "block":
             # Children are started before the next line.
             await durable.history.written()
-    # A block's own key says that a task stands at its end. And this task is in no step yet: those beside it start children.
-    stands = Call("block", entry_key(call.key) if kind == "block" else call.key)
     await _write_what_it_rests_on(durable, stands)
     if kind == "block" and durable.history.replay.stands_at(stands.key):
         await durable.replayed(stands)
@@ -62,6 +66,7 @@ async def begin_transaction(durable: Durable) -> None:
     call = Call("transaction", "0:transaction")
     await _write_what_it_rests_on(durable, call)
     await durable.replayed(call)
+    await check_end(durable, f"now calls {_TRANSACTION}, which completes the job")
 
 
 def check_completion(durable: Durable) -> None:

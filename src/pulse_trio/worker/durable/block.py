@@ -10,26 +10,26 @@ import trio
 from msgspec.structs import replace
 
 from ...codec import encoded
-from ...errors import DatabaseUnavailable, ReplayMismatch, UsageError
+from ...errors import ReplayMismatch, UsageError
 from ...records import State
 from ...store.trees import CHUNK, Fence, NewChild
 from ...tracing import LONGEST_OF_CHILDREN, carrying
 from .beginning import refusal
+from .changed import check_blocks
 from .children import Child, was_cut
 from .digests import Digests
 from .ear import WINDOW, Ear
 from .seen import Seen
+from .tree_store import PAUSE, answered
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from ...handlers import Handler
     from ...store.trees import BlockEnd, BlockLook, Cause, Member
     from .calls import Call
     from .durable import Durable
 
-_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
-"""Seconds until the database is asked again, when a row was locked or the database was away; doubled each time."""
 _CANCEL_AGAIN, _LONGEST_CANCEL_AGAIN = 1.0, 60.0
 """Seconds after which a block that closes cancels its children once more; doubled each time."""
 _CANDIDATES = 8
@@ -120,6 +120,7 @@ class Block:
             async with self._asking:
                 adopted: list[Child[Any]] = []
                 try:
+                    await check_blocks(self.durable)
                     while self._pending:
                         adopted += await self._start(list(islice(self._pending, CHUNK)))
                 except (UsageError, ReplayMismatch) as error:
@@ -138,7 +139,7 @@ class Block:
 
     async def _start(self, batch: list[tuple[Child[Any], NewChild]]) -> list[Child[Any]]:
         trees, adopted, written = self.durable.parts.trees, list[Child[Any]](), list[Child[Any]]()
-        started = await self._answer(lambda: trees.start_children(self.fence, self.number, [new for _, new in batch]))
+        started = await answered(lambda: trees.start_children(self.fence, self.number, [new for _, new in batch]))
         for (child, _), row in zip(batch, started.children, strict=False):
             self._pending.popleft()
             if not row.fits:
@@ -161,22 +162,13 @@ class Block:
         return self.durable.fail(
             ReplayMismatch(
                 f"job {self.fence.id}, child {child.key!r} is job {job_id} with another kind or other arguments than this "
-                f"{child.kind!r}. The code changed under a running job: branch on job.version, give the children a child_key, "
-                f"or run it again from the beginning: pulse-trio jobs retry {self.fence.id} --afresh"
+                f"{child.kind!r}. The code changed under a running job: branch on job.version, or run it again from the "
+                f"beginning: pulse-trio jobs retry {self.fence.id} --afresh. (Children whose number changes from attempt to "
+                "attempt need a child_key from the first on.)"
             )
         )
 
     # Asking the database
-
-    async def _answer(self, ask: Callable[[], Awaitable[Any]]) -> Any:
-        """The answer, however long the database is away: the lease ends a wait that is too long."""
-        pause = _PAUSE
-        while True:
-            try:
-                return await ask()
-            except DatabaseUnavailable:
-                await trio.sleep(pause)
-                pause = min(pause * 2, _LONGEST_PAUSE)
 
     async def _rest(self, refused: str | None) -> None:
         """After a refusal: the pause before the next try, or the end of an attempt that has lost its lease."""
@@ -188,13 +180,13 @@ class Block:
             await trio.lowlevel.checkpoint()
             raise LeaseGone(f"job {running.claim.id} lost its lease: its block can do nothing more")
         if refused is not None:
-            await trio.sleep(_PAUSE * 5 if refused == "cancelling" else _PAUSE)
+            await trio.sleep(PAUSE * 5 if refused == "cancelling" else PAUSE)
 
     async def look(self) -> BlockLook:
         """Whether children live, and whether one has failed. One that lives is watched from then on."""
         trees = self.durable.parts.trees
         while True:
-            look = await self._answer(lambda: trees.look(self.fence, self.number, self._last_started()))
+            look = await answered(lambda: trees.look(self.fence, self.number, self._last_started()))
             if look.refused is None:
                 return look
             await self._rest(look.refused)
@@ -211,7 +203,7 @@ class Block:
             self._pending.clear()
         trees = self.durable.parts.trees
         while True:
-            cancelled = await self._answer(lambda: trees.cancel_block(self.fence, self.number, cause))
+            cancelled = await answered(lambda: trees.cancel_block(self.fence, self.number, cause))
             if cancelled.whole:
                 return
             await self._rest(cancelled.refused or "locked")
@@ -242,7 +234,7 @@ class Block:
         if not ended:
             return True
         while True:
-            end: BlockEnd = await self._answer(lambda: trees.end_block(self.fence, self.number))
+            end: BlockEnd = await answered(lambda: trees.end_block(self.fence, self.number))
             if end.refused is None:
                 break
             await self._rest(end.refused)
@@ -288,7 +280,7 @@ class Block:
 
     async def members(self, ids: Sequence[int] | None = None) -> list[Member]:
         """How the children with these ids are, or all of the block, those of earlier attempts included."""
-        return await self._answer(lambda: self.durable.parts.trees.members(self.fence, self.number, ids=ids))
+        return await answered(lambda: self.durable.parts.trees.members(self.fence, self.number, ids=ids))
 
     async def learn_of_the_living(self) -> None:
         """The same of those alone whose end is not known."""
@@ -320,7 +312,7 @@ class Block:
         records = (
             {
                 record.id: record
-                for record in await self._answer(lambda: trees.records([m.job_id for _, m in final if not was_cut(m)]))
+                for record in await answered(lambda: trees.records([m.job_id for _, m in final if not was_cut(m)]))
             }
             if any(not was_cut(m) for _, m in final)
             else {}
@@ -335,7 +327,7 @@ class Block:
     async def _restart(self, ids: Sequence[int]) -> set[int]:
         """Starts them again. A row that is locked decides nothing of them."""
         trees = self.durable.parts.trees
-        while (again := await self._answer(lambda: trees.restart_children(self.fence, ids))) is None:
+        while (again := await answered(lambda: trees.restart_children(self.fence, ids))) is None:
             await self._rest("locked")
         return again
 

@@ -79,6 +79,11 @@ class Block(Protocol):
         ...
 
     @property
+    def all_ended(self) -> bool:
+        """Whether every child that this attempt has started is known to have ended."""
+        ...
+
+    @property
     def failures(self) -> Sequence[object]:
         """The failures of its children that this attempt knows of."""
         ...

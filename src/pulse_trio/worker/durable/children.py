@@ -39,6 +39,11 @@ class Asked(Protocol):
         """Whether the handler may see the end of the child with this key."""
         ...
 
+    @property
+    def over(self) -> bool:
+        """Whether the block has ended, or was left."""
+        ...
+
     def one_ended(self) -> None:
         """The end of a child is known."""
         ...
@@ -127,10 +132,7 @@ class Child(Generic[R]):
         """What it returned. Raises its `ChildFailed`, or `UsageError` before its end."""
         ended = self.outcome
         if ended is None:
-            raise UsageError(
-                f"The child {self.key!r} has not ended, so it has no result yet: read it after the block of the durable "
-                "nursery, or once child.outcome is not None."
-            )
+            raise UsageError(f"The child {self.key!r} {self._why_no_result()}")
         return ended.unwrap()
 
     @property
@@ -157,6 +159,18 @@ class Child(Generic[R]):
             return True
         self._block.asked(has_ended=self.has_ended)
         return False
+
+    def _why_no_result(self) -> str:
+        if not self._block.over:
+            return (
+                "has not ended, so it has no result yet: read it after the block of the durable nursery, or once "
+                "child.outcome is not None."
+            )
+        if self._id is None:
+            return (
+                "was never started, so it has no result: its block was cut short before. Its child.outcome stays None."
+            )
+        return "had not ended when its block was left, so it has no result in this attempt. Its child.outcome is None."
 
     # What the block says
 

@@ -21,6 +21,7 @@ from . import beginning, entering, steps, waits
 from .beginning import VERSION
 from .calls import IN_STEP, Call
 from .cancelling import Cancelling
+from .changed import check_blocks
 from .failures import Failures, mark
 from .history import History
 from .keys import Keys
@@ -156,6 +157,7 @@ class Durable:
             except trio.Cancelled:
                 async with self.awaiting(call):  # noqa: ASYNC102 -- what struck is remembered: a clean-up may come next
                     raise
+            await check_blocks(self, call)
             return None
         try:
             replay.begin(call)
@@ -212,6 +214,7 @@ class Durable:
             async with self.awaiting(call):
                 await trio.lowlevel.checkpoint_if_cancelled()  # by a deadline: the replay may have ended here
                 await await_left_behind(self)  # by a scope that the replay has left
+                await check_blocks(self, call)
         return call.line
 
     @asynccontextmanager

@@ -65,6 +65,10 @@ class Ear:
     def shows(self, child: str) -> bool:
         return self.seen.shows(child)
 
+    @property
+    def over(self) -> bool:
+        return self.seen.over
+
     def asked(self, *, has_ended: bool) -> None:
         # Sets a mark alone, because a handler may read in a thread.
         self.interest = True

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from ..jobs.running_job import RunningJob
     from .calls import CallKind
+    from .replay import Replay
 
 R = TypeVar("R")
 
@@ -55,7 +56,7 @@ class _Made(NamedTuple):
 class Keys:
     """The keys that one attempt has used, and the calls that it has made."""
 
-    __slots__ = ("_count", "_main", "_running", "_unawaited", "_used", "beyond")
+    __slots__ = ("_count", "_main", "_running", "_unawaited", "_used", "beyond", "replay")
 
     def __init__(self, running: RunningJob) -> None:
         self._running = running
@@ -65,6 +66,8 @@ class Keys:
         self.beyond = False
         """Whether the main task has begun a call that no attempt before has ended: what they remembered of scopes after it they
         remembered while they unwound."""
+        self.replay: Replay | None = None
+        """It is told of the main task's calls. None if no attempt before has left a block open."""
         self._used = set[str]()
         self._unawaited: dict[object, _Made] = {}
 
@@ -120,6 +123,8 @@ class Keys:
 
     def go_on_after(self, number: int) -> None:
         """The next call of the main task has a higher number."""
+        if self.replay is not None:
+            self.replay.unopened.skips(self._count, number)
         self._count = max(self._count, number)
 
     def next(self, kind: CallKind, key: str | None, what: str) -> str:
@@ -142,6 +147,8 @@ class Keys:
                 f"{what}: the key {key!r} is used twice in this job (as {min(taken)!r}); each durable call needs its own."
             )
         self._used |= names
+        if in_main and self.replay is not None:
+            self.replay.unopened.begins(self._count, kind, key, has_line=self.replay.has_line(key))
         return key
 
 

@@ -26,6 +26,7 @@ class LeftBehind:
     collect = True
     closing = True
     unread = False
+    all_ended = False
     left_behind = True
     seen = None
     failures: Sequence[object] = ()

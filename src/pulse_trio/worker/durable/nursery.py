@@ -8,7 +8,6 @@ children alone, and the next attempt adopts them by their keys.
 from __future__ import annotations
 
 import math
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, cast
 
 import msgspec
@@ -21,13 +20,14 @@ from ...lines import Kind
 from ..jobs.completion import DEAD_AT_ONCE
 from ..jobs.job_states import DurableCallRefused
 from .beginning import is_in_step, refusal
+from .changed import check_children
 from .children import FAILED
-from .scopes import Scope
+from .scopes import Scope, shielded_from_scopes
 from .seen import note_what_was_seen
 from .unopened import body_key
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Coroutine
+    from collections.abc import Coroutine
     from types import TracebackType
 
     from ...lines import Line
@@ -276,6 +276,7 @@ class Opened:
         failed: list[int] = [] if line.kind is Kind.BLOCK else value.get("failed", [])
         self._check_deleted(failed)
         if line.kind is Kind.BLOCK:
+            check_children(self._durable, self._call, block.by_key.values())
             if error is None:
                 return
             # Plain code in the body, this time. The block had ended well, and stays so in later attempts.
@@ -325,7 +326,7 @@ class Opened:
                 await self._close("parent")
             return
         # A scope of the handler's, which goes on when the children have ended. What cancels the job ends the wait.
-        async with _shielded_from_scopes(self._durable, running.scope_nursery):
+        async with shielded_from_scopes(self._durable, running.scope_nursery):
             await self._close("parent")
 
     async def __aenter__(self) -> DurableNursery:
@@ -347,27 +348,6 @@ class Opened:
             self._durable.blocks.remove(self.block)
             self._durable.parts.looks.closed(self)
         return error is not None
-
-
-@asynccontextmanager
-async def _shielded_from_scopes(durable: Durable, nursery: trio.Nursery) -> AsyncGenerator[None]:
-    """Shields the block from the scopes of the handler, but not from those of the job, in whose `nursery` a task listens."""
-    shield, over = trio.CancelScope(shield=True), trio.CancelScope()
-
-    async def listen() -> None:
-        with over, durable.suspension.closes():
-            try:
-                await trio.sleep_forever()
-            finally:
-                if not over.cancel_called:
-                    shield.cancel()
-
-    nursery.start_soon(listen, name="a block's end")
-    try:
-        with shield:
-            yield
-    finally:
-        over.cancel()
 
 
 def _outside_of_the_handler(durable: Durable) -> str | None:

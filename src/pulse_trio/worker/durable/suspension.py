@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ...jobs import Suspended
+from ...jobs import PermitClaim, Suspended
 from ...trio_internals import scopes_around
 from .standing import is_cut
 
@@ -31,6 +31,8 @@ _FIRST_LOOK, _LONGEST_LOOK = 0.05, 1.0
 _IN_A_FULL_WORKER = 0.1
 """Seconds after which a handler that only waits is suspended although it may wait longer, if its worker has no free slot:
 what it waits for, its children most often, may need one. 500 parents in 500 slots kept theirs waiting for `suspend_after`.
+So it is while its children live and it holds the permit of a limit: they may need that. A parent that asked for their ends and
+slept for a second, in turn, never waited for `suspend_after`, and they never began.
 As long as its children end one after the other they have slots: a parent of 10,000 started again from the top meanwhile."""
 _IGNORED = "the handler returned a value while it was being suspended: it is ignored, for the handler starts again from the top"
 
@@ -69,7 +71,7 @@ class Suspension:
                 if now >= due:
                     if self._have_moved():
                         self._moved, pause = now, _FIRST_LOOK
-                    starves = self._durable.parts.jobs.full and now >= self._moved + _IN_A_FULL_WORKER
+                    starves = self._keeps_others_waiting and now >= self._moved + _IN_A_FULL_WORKER
                     if starves or now >= self._since + after:
                         self._suspend_if_all_wait()
                     due = now + pause
@@ -116,6 +118,14 @@ class Suspension:
             waits.claim, "suspended", error=_IGNORED, blocks=waits.blocks, fail_blocks=waits.fail_blocks,
             events=waits.events, until=waits.until,
         )  # fmt: skip
+
+    @property
+    def _keeps_others_waiting(self) -> bool:
+        """Whether what the handler waits for may need its slot, or its permit."""
+        durable = self._durable
+        if durable.parts.jobs.full:
+            return True
+        return isinstance(durable.running.claim, PermitClaim) and any(not block.all_ended for block in durable.blocks)
 
     def _have_moved(self) -> bool:
         """Whether something has come, since the last look, that one of the calls waits for."""

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+import trio
+
+from ...errors import DatabaseUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from ...records import JobRecord
     from ...store.trees import BlockCancel, BlockEnd, BlockLook, Cause, Fence, Member, NewChild, Started
+
+
+PAUSE, _LONGEST_PAUSE = 0.01, 1.0
+"""Seconds until the database is asked again, when a row was locked or the database was away; doubled each time."""
+
+
+async def answered(ask: Callable[[], Awaitable[Any]]) -> Any:
+    """The answer, however long the database is away: the lease ends a wait that is too long."""
+    pause = PAUSE
+    while True:
+        try:
+            return await ask()
+        except DatabaseUnavailable:
+            await trio.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)
 
 
 class TreeStore(Protocol):

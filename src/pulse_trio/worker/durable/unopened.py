@@ -1,14 +1,17 @@
 """The blocks that the attempts before had open, and that this one has not opened again: in which remembered scopes they stand.
 
 A scope's moment says which scope was around it, in the line's name. A block inside of a scope has a moment of its own that says
-so, written before its children are. Pure: no I/O, no Trio.
+so, written before its children are.
+
+The main task's calls are numbered, and a block has the number of its call. So another call of that task with the number of such
+a block is a sign that the code has changed (changed.py). Pure: no I/O, no Trio.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from .keys import block_number
+from .keys import KEYED, block_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -16,6 +19,8 @@ if TYPE_CHECKING:
 OUTERMOST = "0:job"
 """What is around a scope that is in no other. No key of a handler's looks like it."""
 _BODY = "{} body"
+_REMEMBERED = {"scope": "{}:scope", "event": "{}:event", "sleep": "{}:sleep", "block": "{}:block body"}
+"""The moments that a call with a number may have, by its kind."""
 
 
 def body_key(key: str) -> str:
@@ -28,10 +33,29 @@ def is_body(key: str) -> bool:
     return key.endswith(_BODY.format(""))
 
 
+class Passed(NamedTuple):
+    """A call that a block has not been opened at: `kind` and `key` are the call's; `had` is the key of the call that an earlier
+    attempt made in its place, or empty if that was the block."""
+
+    kind: str
+    key: str
+    had: str = ""
+
+
 class Unopened:
     """Of one attempt."""
 
-    __slots__ = ("_around", "_given_up", "_in_scope", "_unknown", "within")
+    __slots__ = (
+        "_around",
+        "_first",
+        "_given_up",
+        "_in_scope",
+        "_moments",
+        "_skipped",
+        "_unknown",
+        "suspects",
+        "within",
+    )
 
     def __init__(self) -> None:
         self.within: dict[str, str] = {}
@@ -44,10 +68,17 @@ class Unopened:
         self._unknown = set[int]()
         """Blocks that are in no scope, or in one of which nothing says so."""
         self._given_up = False
+        self._first = 0
+        self._moments: Mapping[str, float] = {}
+        self._skipped = set[int]()
+        """Those that the main task may leave out."""
+        self.suspects: dict[int, Passed] = {}
+        """Those that it should have opened, it seems, with the call that it made."""
 
     def found(self, numbers: Iterable[int], moments: Mapping[str, float], first_block: int) -> None:
         """The numbers of the blocks that have children and no end, as this attempt begins."""
         suffix, bodies = body_key(""), dict[int, str]()
+        self._first, self._moments = first_block, moments
         for body in self.within:
             number = block_number(body.removesuffix(suffix), moments) if body.endswith(suffix) else None
             if number is not None:
@@ -67,6 +98,11 @@ class Unopened:
             yield at
 
     @property
+    def is_empty(self) -> bool:
+        """Whether there are none."""
+        return not self._around
+
+    @property
     def awaited(self) -> bool:
         """Whether there are some, and they may still be opened."""
         return bool(self._around) and not self._given_up
@@ -76,6 +112,42 @@ class Unopened:
         for scope in self._around.pop(number, ()):
             self._in_scope[scope].discard(number)
         self._unknown.discard(number)
+        self.suspects.pop(number, None)
+
+    def begins(self, number: int, kind: str, key: str, *, has_line: bool) -> None:
+        """The main task begins the call with this number, which may have a line."""
+        own = self._first + number
+        if own in self._around:
+            if key == f"{number}:block":
+                self._skipped.add(own)  # it may be cut short before the block is open
+            else:
+                self.suspects.setdefault(own, Passed(kind, key))
+        elif self._around and not has_line:
+            self._look_for_another(number, kind, key)
+
+    def _look_for_another(self, number: int, kind: str, key: str) -> None:
+        for other, remembered in _REMEMBERED.items():
+            moment = remembered.format(number)
+            # A worker of 1.0.0rc1 has remembered scopes of handlers that unwound, too; but of none where it stood.
+            if moment not in self._moments or (other == "scope" and moment not in self.within):
+                continue
+            if (other, f"{number}:{other}") != (kind, key):
+                for later in self._numbered():
+                    if later > self._first + number:
+                        self.suspects.setdefault(later, Passed(kind, key, f"{number}:{other}"))
+
+    def skips(self, after: int, upto: int) -> None:
+        """The main task was cut short, and goes on with the number after `upto`."""
+        for block in self._numbered():
+            if after < block - self._first <= upto:
+                self._skipped.add(block)
+
+    def left_out(self) -> list[int]:
+        """The main task begins no more calls. Returns those of its blocks that it should have opened, it seems."""
+        return [block for block in self._numbered() if block not in self._skipped]
+
+    def _numbered(self) -> list[int]:
+        return sorted(block for block in self._around if block - self._first <= KEYED)
 
     def give_up(self) -> None:
         """They are opened no more."""
