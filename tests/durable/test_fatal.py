@@ -244,3 +244,20 @@ async def test_a_discard_of_a_step_is_the_jobs_after_a_compensation_that_a_kill_
     found = trees.job(job_id)
     assert (found["state"], found["error"].splitlines()[0]) == ("dead", "Discard: no such account")
     assert calls == ["charge", "free", "tell", "tell"]
+
+
+async def test_a_mismatch_in_a_task_of_the_jobs_nursery_is_the_jobs_death_too(trees: Trees) -> None:
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> None:
+        async def task() -> None:
+            await job.step(book, key="a" if job.attempt == 1 else "b")
+            await job.wait_for_event("never", key="never")
+
+        job.nursery.start_soon(task)
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    SyncClient(trees.dsn).send_event(job_id, "never")
+    await trees.burst()
+    assert (trees.job(job_id)["state"], trees.job(job_id)["attempt"]) == ("dead", 2)
+    assert "ReplayMismatch" in trees.job(job_id)["error"]

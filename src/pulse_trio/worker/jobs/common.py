@@ -79,6 +79,9 @@ class Common:
 class Attempt(DurableCalls, Protocol):
     """A durable handler's attempt."""
 
+    fatal: Exception | None
+    """What it ends with, whatever the handler does with it."""
+
     async def transaction_begins(self) -> None:
         """`job.transaction()` is about to begin. Returns when the history of the attempts before is used up; raises what a
         durable call raises that is refused."""

@@ -357,7 +357,11 @@ class Runner:
             return Outcome(claim, "released", delay=_elsewhere(claim), error=text)
         if issubclass(type(error), CleansUpNext):
             return Outcome(claim, "released", error=storable(str(error)))
-        if issubclass(type(error), DEAD_AT_ONCE):
+        # A task of `job.nursery` raises it in a group.
+        fatal = job.durability.fatal if hasattr(job, "durability") else None
+        if issubclass(type(error), DEAD_AT_ONCE) or (
+            issubclass(type(fatal), DEAD_AT_ONCE) and any(leaf is fatal for leaf in leaves_of(error))
+        ):
             return Outcome(claim, "discarded", error=text)
         return outcome_of_error(claim, error, self._calls.retries.get(claim.kind), text)
 
