@@ -298,6 +298,7 @@ class Runner:
         if not known:
             self._observer.emit(UnknownKindReleased(claim.id, claim.kind))
             return False, Outcome(claim, "released", delay=_elsewhere(claim))
+        self._calls.look_back(job)
         return True, None
 
     def _bad_row(self, claim: Claim, error: Exception) -> Outcome:
