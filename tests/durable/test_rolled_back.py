@@ -9,7 +9,7 @@ import pytest
 from pulse_trio import Handlers, Job, SyncClient
 from pulse_trio.doctor import diagnose
 from pulse_trio.jobs import CancelRequest
-from pulse_trio.store import health
+from pulse_trio.store import family, health
 from pulse_trio.worker.jobs.runner import Runner
 
 if TYPE_CHECKING:
@@ -137,6 +137,42 @@ async def test_a_deadline_waits_for_a_worker_that_can_go_on_with_the_job(
     ended = trees.job(job_id)
     assert (ended["state"], ended["cancel_reason"]) == ("cancelled", "deadline")
     assert deploys.calls == ["charge", "refund"]
+
+
+@pytest.mark.parametrize("compensates", [True, False])
+async def test_what_a_deadline_ended_in_a_queue_that_nobody_serves_is_cleaned_up_by_a_retry(
+    compensates: bool, trees: Trees
+) -> None:
+    deploys = Deploys()
+    trees.handlers = deploys.newer
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def waits_only(job: Job) -> None:
+        await job.step(_charge)
+        await job.wait_for_event("never")
+
+    job_id = trees.enqueue("order" if compensates else "waits_only", deadline=3600.0)
+    await trees.burst(log=False)
+    trees.window.run("""UPDATE job SET options = (options::jsonb || '{"deadline": 5}')::text::json""")
+    for _ in range(2):
+        trees.window.run("UPDATE member_deadline SET deadline = '2020-01-01Z'")
+        assert trees.window.value("SELECT end_overdue()") == 1
+        trees.window.run("UPDATE cancellation SET requested_at = requested_at - interval '1 minute'")
+    assert trees.job(job_id)["state"] == "cancelled"
+    client = SyncClient(trees.dsn)
+    assert trees.window.do(family.unfinished_clean_ups([job_id])) == [job_id]
+    client.retry(job_id)
+    await trees.burst(log=False)
+    assert (trees.job(job_id)["state"], trees.job(job_id)["cancel_reason"]) == ("cancelled", "deadline")
+    assert trees.window.do(family.unfinished_clean_ups([job_id])) == []
+    # The next retry begins it anew, or lets it go on where it had nothing to undo.
+    client.retry(job_id)
+    await trees.burst(log=False)
+    assert trees.job(job_id)["state"] == "suspended"
+    assert deploys.calls == (["charge", "refund", "charge"] if compensates else [])
+
+
+async def _charge() -> None: ...
 
 
 @pytest.mark.parametrize("left", ["none of its kind", "not durable"])
