@@ -204,7 +204,9 @@ async def test_what_a_step_says_of_its_job_comes_again_where_the_handler_has_cau
     assert (trees.job(job_id)["result"], calls) == ("booked", ["charge"])
     assert len(caught) == 2
     assert (
-        caught == [said, said] if said is not None else caught[1] == "Discard: ExceptionGroup: of one (1 sub-exception)"
+        caught == [said, said]
+        if said is not None
+        else caught[1] == "Discard: ExceptionGroup: of one (1 sub-exception): Discard: no such account"
     )
 
 

@@ -410,3 +410,67 @@ async def test_a_step_is_an_async_function_however_it_is_made_and_no_plain_one_t
     *found, said = trees.job(job_id)["result"]
     assert found == [1, 2, 3]
     assert "got <lambda>, which is no async function and returns a coroutine: write `job.step(fetch, page)`" in said
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_remembered_scope_is_entered_once_as_trios_is(fails: bool, trees: Trees) -> None:
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> list[str]:
+        refused: list[str] = []
+        patience = (job.fail_after if fails else job.move_on_after)(3600)
+        with patience:
+            await job.sleep(0.01)
+            with pytest.raises(UsageError) as within, patience:
+                raise AssertionError
+            refused.append(str(within.value))
+        with pytest.raises(UsageError) as after, patience:
+            raise AssertionError
+        return [*refused, str(after.value)]
+
+    job_id = trees.enqueue("order")
+    await trees.burst()
+    trees.again()
+    await trees.burst()
+    call = "job.fail_after(...)" if fails else "job.move_on_after(...)"
+    said = f"This {call} was entered before: call {call} anew for each `with`."
+    assert trees.job(job_id)["result"] == [said, said]
+
+
+async def test_a_step_that_fails_in_a_nursery_of_its_own_says_of_what(trees: Trees) -> None:
+    told: list[str] = []
+
+    async def broken(what: str) -> None:
+        raise ValueError(f"no {what}\nat all")
+
+    async def fetch() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(broken, "paper")
+            nursery.start_soon(broken, "ink")
+
+    async def long() -> None:
+        raise ExceptionGroup("x" * 3900, [ValueError("y" * 1000)])
+
+    @trees.handlers.job(durable=True, max_attempts=2, suspend_after=0)
+    async def order(job: Job) -> None:
+        for step in (fetch, long):
+            try:
+                await job.step(step)
+            except StepFailed as error:
+                told.append(str(error))
+                await job.sleep(0.01)
+        await job.step(fetch)
+
+    job_id = trees.enqueue("order")
+    while trees.job(job_id)["state"] != "dead":
+        trees.again()
+        await trees.burst(log=False)
+    first, again = told[0], told[1]
+    assert first == again
+    assert first.startswith("Step fetch failed: ExceptionGroup: Exceptions from Trio nursery (2 sub-exceptions): ")
+    assert {"ValueError: no paper at all", "ValueError: no ink at all"} == set(first.rpartition("): ")[2].split("; "))
+    assert max(len(said) for said in told) == 4000
+    error = trees.job(job_id)["error"].partition("\n")[0]
+    assert error.startswith(
+        "StepFailed: Step fetch failed: ExceptionGroup: Exceptions from Trio nursery (2 sub-exceptions): "
+    )
+    assert "ValueError: no paper at all" in error

@@ -21,7 +21,7 @@ worker's log says where (`LoopBlocked`). Endless recursion ends with a `Recursio
 from .attributes import is_group, place_of, raised_by_ctrl_c, type_name
 from .carrying import Carried, CarriedBase, carried, leaves_of, original, parted
 from .texts import ask, cut, storable
-from .tracebacks import error_text, message_of
+from .tracebacks import error_text, headline_of, message_of
 
 __all__ = [
     "Carried",
@@ -30,6 +30,7 @@ __all__ = [
     "carried",
     "cut",
     "error_text",
+    "headline_of",
     "is_group",
     "leaves_of",
     "message_of",

@@ -63,12 +63,16 @@ def error_text(error: BaseException) -> str:
     and lone surrogates, which PostgreSQL's text cannot hold, become U+FFFD.
     """
     error = original(error)
-    name, message = type_name(error), message_of(error)
-    headline = f"{name}: {message}" if message else name
-    if is_group(error):
-        headline = f"{headline}: {_named(error)}"
+    headline = headline_of(error)
     # Made storable before it is cut: the replacement for a NUL is longer.
     return f"{cut(storable(headline), LIMIT // 4)}\n\n{cut(storable(_trace_of(error)), LIMIT * 3 // 4 - 2)}".rstrip()
+
+
+def headline_of(error: BaseException) -> str:
+    """`Type: message`, and of a group what is in it. May contain characters that PostgreSQL cannot store."""
+    name, message = type_name(error), message_of(error)
+    said = f"{name}: {message}" if message else name
+    return f"{said}: {_named(error)}" if is_group(error) else said
 
 
 def _named(group: BaseException) -> str:

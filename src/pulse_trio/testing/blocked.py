@@ -13,6 +13,7 @@ import signal
 import sys
 import sysconfig
 import threading
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,8 @@ _LOOKS = 5
 _DEBUGGERS = ("pdb", "bdb", "pydevd", "debugpy", "_pydevd_bundle")
 _OURS = ("pulse_trio", "trio", "outcome")
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_VIRTUAL_LOOKS = 10_000
+"""How many times `within` a handler may take on a virtual clock, which jumps over its waits."""
 _SIGNAL: int | None = getattr(signal, "SIGRTMAX", getattr(signal, "SIGUSR2", None))
 
 
@@ -156,3 +159,21 @@ def ending_blocks(what: str, worker: Worker, timeout: float) -> Generator[Blocke
         thread.join()
         if before is not None and _SIGNAL is not None:
             signal.signal(_SIGNAL, before)
+
+
+class Limit:
+    """Real seconds, on any clock: on one that jumps, the handler's sleeps take none."""
+
+    def __init__(self, seconds: float, worker: Worker) -> None:
+        self._seconds = seconds
+        self._worker = worker
+        self.passed = False
+
+    async def run(self) -> None:
+        end = time.monotonic() + self._seconds
+        for _ in range(_VIRTUAL_LOOKS):
+            await trio.sleep(max(0.001, end - time.monotonic()))
+            if time.monotonic() >= end:
+                break
+        self.passed = True
+        self._worker.stop_now()

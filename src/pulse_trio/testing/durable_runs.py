@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..states import State
     from .memory.one_job import OneClaim
     from .memory.rows import MemoryJob
+    from .memory.time_of_tree import JobsTime
     from .memory.tree import MemoryTree
 
 
@@ -52,13 +53,13 @@ class Given:
 
 
 class Resuming:
-    """The resumptions of one job. `cancel_at` is the moment on the tree's clock at which it is cancelled."""
+    """The resumptions of one job."""
 
-    def __init__(self, store: OneClaim, job: MemoryJob) -> None:
+    def __init__(self, store: OneClaim, job: MemoryJob, time: JobsTime) -> None:
         self._store = store
         self._tree = store.tree
         self._job = job
-        self.cancel_at = math.inf
+        self._time = time
         self.stuck = ""
         """What it waits for that nothing here brings; "" if nothing."""
 
@@ -67,31 +68,24 @@ class Resuming:
         tree = self._tree
         while tree.waits is None:
             await tree.changed.wait()
-        while not tree.goes_on():
-            until = tree.waits.until
-            until, changed = math.inf if until is None else until, tree.changed
-            if tree.any_runs:
-                with trio.move_on_after(max(0.0, until - tree.now)):
-                    await changed.wait()
-            elif (soonest := min(until, self.cancel_at)) < math.inf:
-                tree.pass_time(soonest)
-                if self.cancel_at <= tree.now:
-                    await tree.changed.wait()  # until it is cancelled
-            else:
-                self.stuck = tree.waits_for
-                return False
+        until = tree.waits.until
+        with self._time.waiting(math.inf if until is None else until):
+            while not tree.goes_on():
+                if not await self._time.passes(tree):
+                    self.stuck = tree.waits_for
+                    return False
         self._store.go_on(self._job)
         return True
 
     async def pass_after(self, seconds: float) -> None:
         """Returns when that time has passed: on Trio's clock, or because durable waits moved the job's time on."""
-        tree = self._tree
-        self.cancel_at = tree.now + seconds
-        while tree.now < self.cancel_at:
+        tree, time = self._tree, self._time.of_tree
+        time.cancel_at = tree.now + seconds
+        while tree.now < time.cancel_at:
             changed = tree.changed
-            with trio.move_on_after(self.cancel_at - tree.now):
+            with trio.move_on_after(time.cancel_at - tree.now):
                 await changed.wait()
-        self.cancel_at = math.inf
+        time.cancel_at = math.inf
 
     def cancel(self, message: str | None, cause: CancelReason) -> None:
         """Cancels the job, for a person or with the cause that a tree has."""

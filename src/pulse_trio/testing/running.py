@@ -6,7 +6,6 @@ cancellation with its reason, the table of outcomes.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from itertools import count
@@ -22,11 +21,12 @@ from ..errors import ConfigurationError, HandlerStuck, InvalidArguments, PulseTr
 from ..handlers import Handler, Handlers
 from ..observe import AttemptFailed, JobEnded, JobStarted
 from ..states import FINISHED, State
-from .blocked import ending_blocks
+from .blocked import Limit, ending_blocks
 from .durable_runs import Given, Resuming, children_of, encoded_events, steps_of
 from .job_runs import JobRun, logged, run_of
 from .memory import EPOCH, MemoryDatabase, unavailable
 from .memory.one_job import OneClaim
+from .memory.time_of_tree import JobsTime, TimeOfTree
 from .memory.worker import MemoryWorker
 from .stubs import events_of, kind_of, with_stubs
 from .suspended import suspending_at_once
@@ -45,10 +45,6 @@ P = ParamSpec("P")
 WITHOUT_REGISTRY = (
     "Here it runs without its registry, and so without resources and middleware. Pass the registry: handlers=..."
 )
-_VIRTUAL_LOOKS = 10_000
-"""How many times `within` a handler may take on a virtual clock, which jumps over its waits."""
-
-
 _ATTEMPTS = 100
 """After so many attempts a child counts as one that never ends."""
 _BEATS = {"lease": 1.0, "heartbeat": 0.1}
@@ -116,9 +112,9 @@ run_job_sync.__name__ = run_job_sync.__qualname__ = "run_job_sync"
 run_job_sync.__doc__ = "`run_job` for tests without an event loop."
 
 
-def enqueue_in_memory(database: MemoryDatabase, request: JobRequest) -> MemoryJob:
-    """Enqueues a client's request in a database in memory. Unique keys are not looked at."""
-    now = EPOCH + trio.current_time()
+def enqueue_in_memory(database: MemoryDatabase, request: JobRequest, *, offset: float = EPOCH) -> MemoryJob:
+    """Enqueues a client's request in a database in memory. Unique keys are not looked at. `offset`: of its clock, to Trio's."""
+    now = offset + trio.current_time()
     options: dict[str, Any] = msgspec.json.decode(request.options or "{}")
     if request.deadline_in is not None:
         options["deadline"] = now + request.deadline_in
@@ -211,6 +207,7 @@ class _OneAttempt:
         within: float,
         *,
         alone: bool,
+        time: JobsTime | None = None,
     ) -> None:
         if attempt < 1:
             raise ValueError(f"attempt is a number from 1 on, got {attempt!r}")
@@ -222,18 +219,20 @@ class _OneAttempt:
         self._child_failed: Exception | None = None
         """Why a child could not be run, which is not the handler's fault."""
         self._waits_for = ""
+        self._time = JobsTime(TimeOfTree()) if time is None else time
         self._attempt = attempt
         self._cancellation = cancellation
         self._within = within
 
     async def run(self, settings: Mapping[str, Any]) -> JobRun:
         worker, job, watch = self._prepared(settings, 1)
-        limit = _Limit(self._within, worker)
+        limit = Limit(self._within, worker)
         failure: Exception | None = None
         with ending_blocks("run_job()", worker, self._within) as blocked, logged() as log:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(limit.run)
-                failure = await self._live(worker, job, watch)
+                with self._time.in_play():
+                    failure = await self._live(worker, job, watch)
                 nursery.cancel_scope.cancel()
         if blocked.said:
             raise TimeoutError(blocked.said) from failure
@@ -251,13 +250,15 @@ class _OneAttempt:
         self._settings = settings
         database, watch = MemoryDatabase(), _Watch()
         database.ids = count(job_id)
-        job = enqueue_in_memory(database, self._request)
+        job = enqueue_in_memory(database, self._request, offset=self._time.of_tree.offset)
         # Due at once: this runs the attempt, whatever the job would have waited for.
         job.run_at, job.attempt, job.failures = trio.current_time(), self._attempt - 1, self._attempt - 1
         job.max_attempts = max(job.max_attempts, self._attempt)
         given: dict[str, Any] = {"cleanup": 1.0, "grace": 0.0, **self._cancellation.noticed_by, **settings}
         instruments = [watch, *given.pop("instruments", ())]
         store = OneClaim(database, self._play)
+        store.epoch_offset = self._time.of_tree.offset
+        self._time.tree = store.tree
         store.tree.job, store.tree.events = job, encoded_events(self.given.events, self._handlers.codec, job.id)
         self._worker = worker = _Worker(
             self._handlers, database, memory=store, instruments=instruments, log=False, **given
@@ -266,7 +267,7 @@ class _OneAttempt:
 
     async def _live(self, worker: _Worker, job: MemoryJob, watch: _Watch) -> Exception | None:
         failure: Exception | None = None
-        resuming = Resuming(worker.memory, job)
+        resuming = Resuming(worker.memory, job, self._time)
         async with trio.open_nursery() as nursery:
             worker.memory.tree.nursery = nursery
             nursery.start_soon(self._end_when_it_has, worker, watch, resuming)
@@ -281,6 +282,11 @@ class _OneAttempt:
 
     async def _play(self, child: MemoryChild) -> None:
         """Runs a child to its end, in place: its retries are due at once."""
+        time = JobsTime(self._time.of_tree, self._time)
+        with time.in_play():
+            await self._play_in(child, time)
+
+    async def _play_in(self, child: MemoryChild, time: JobsTime) -> None:
         kind = child.request.kind
         first = child.request.max_attempts if kind in self.given.stubs else 1
         try:
@@ -291,7 +297,12 @@ class _OneAttempt:
                 )
             for attempt in range(first, first + _ATTEMPTS):
                 one = _OneAttempt(
-                    (self._handlers, child.request), attempt, _NOT_CANCELLED, self._within, alone=self._is_alone
+                    (self._handlers, child.request),
+                    attempt,
+                    _NOT_CANCELLED,
+                    self._within,
+                    alone=self._is_alone,
+                    time=time,
                 )
                 one.given = Given(self.given.stubs)
                 worker, job, watch = one._prepared(self._settings, child.id)
@@ -338,24 +349,6 @@ class _OneAttempt:
                 worker.stop_now()
             case _:
                 resuming.cancel(how.message if how.reason == "user" else None, how.reason)
-
-
-class _Limit:
-    """Real seconds, on any clock: on one that jumps, the handler's sleeps take none."""
-
-    def __init__(self, seconds: float, worker: MemoryWorker) -> None:
-        self._seconds = seconds
-        self._worker = worker
-        self.passed = False
-
-    async def run(self) -> None:
-        end = time.monotonic() + self._seconds
-        for _ in range(_VIRTUAL_LOOKS):
-            await trio.sleep(max(0.001, end - time.monotonic()))
-            if time.monotonic() >= end:
-                break
-        self.passed = True
-        self._worker.stop_now()
 
 
 def _asked(

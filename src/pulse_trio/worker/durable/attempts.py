@@ -17,7 +17,7 @@ from .beginning import REFUSED
 from .changed import check_end
 from .durable import RETURNED, Durable
 from .left_behind import await_left_behind
-from .resuming import resume
+from .resuming import history_of, resume
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -93,20 +93,43 @@ def durable_call(
     return in_attempt
 
 
+def may_have_history(claim: Claim) -> bool:
+    """Whether this is a later attempt of a job that has made a durable call, or of a child that its parent watches. A child has
+    the mark from its start on, with a 2 until it is watched or durable (migrations/0052_quiet_children.sql)."""
+    options = claim.options
+    return claim.attempt > 1 and options is not None and '"tree"' in options and '"tree": 2' not in options
+
+
+def unless_history(
+    call: Callable[[RunningJob, str], Awaitable[Any]], parts: DurableParts
+) -> Callable[[RunningJob, str], Awaitable[Any]]:
+    """The call of a handler that is not durable, for a job that may have a history: another version of the code has begun it.
+    Run from the top, the handler would do again what that remembers. Raises `UnfitArguments` if so, as for an older version."""
+
+    async def looks_first(running: RunningJob, args: str) -> Any:
+        claim = running.claim
+        found = await history_of(running, parts)
+        if found.last > 0 or found.blocks:
+            raise UnfitArguments(
+                f"job {claim.id} has a history, and the handler {claim.kind!r} of this worker is not durable: a worker whose "
+                "handler has durable=True goes on with it."
+            )
+        # A child that its parent watches: its deadline, or a cancellation, came before its beginning.
+        if (reason := running.reason or running.read_options()) is not None and reason != "expired":
+            running.cancel(reason)
+        await trio.lowlevel.checkpoint()
+        return await call(running, args)
+
+    return looks_first
+
+
 async def run(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
     """Calls the handler. Raises what makes the job dead, whatever the handler has caught: `ReplayMismatch` too if it returned
     before its history was used up. Raises `UsageError` if it did not await a durable call."""
     durable.running.durability = durable
     # The runner looks at what else is to be said of its end.
     durable.running.plain = False
-    claim = durable.running.claim
-    # A child has the mark from its start on, with a 2 until it is watched or durable (migrations/0052_quiet_children.sql).
-    if (
-        claim.attempt > 1
-        and claim.options is not None
-        and '"tree"' in claim.options
-        and '"tree": 2' not in claim.options
-    ):
+    if may_have_history(durable.running.claim):
         durable.cancelling.begins()
         await resume(durable)
         _check_version(durable)

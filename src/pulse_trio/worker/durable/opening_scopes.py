@@ -37,6 +37,8 @@ class OpenScope:
 
     def __enter__(self) -> DurableScope:
         self._durable.running.run.check(self._what)
+        if self._block is not None:
+            raise UsageError(f"This {self._what}(...) was entered before: call {self._what}(...) anew for each `with`.")
         self._block = self._opened()
         return self._block.__enter__()
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from ...lines import Resumed
+    from ..jobs.running_job import RunningJob
+    from .attempts import DurableParts
     from .durable import Durable
 
 _PAUSE, _LONGEST_PAUSE = 0.1, 2.0
@@ -30,22 +32,28 @@ _VERY_LONG = 60.0
 that is not one of Trio's means of synchronisation, and may wait for a task that waits for its line."""
 
 
-async def resume(durable: Durable) -> None:
-    """Reads the history of a job that has one."""
-    running = durable.running
+async def history_of(running: RunningJob, parts: DurableParts) -> Resumed:
+    """What the attempts before have written. Waits while the database does not answer; an attempt whose lease is lost ends."""
     pause = _PAUSE
     while True:
         try:
-            found = await durable.parts.store.resume(running.claim)
+            found = await parts.store.resume(running.claim)
             break
         except DatabaseUnavailable:
             await trio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
     if found is None:
-        durable.parts.jobs.lose(running)
+        parts.jobs.lose(running)
         running.cancel("fence-lost")
         await trio.lowlevel.checkpoint()
         raise RuntimeError(f"job {running.claim.id} lost its lease before its handler began")
+    return found
+
+
+async def resume(durable: Durable) -> None:
+    """Reads the history of a job that has one."""
+    running = durable.running
+    found = await history_of(running, durable.parts)
     size = sum(len(line.value or "") for line in found.lines)
     replay = Replay(running.claim.id, completed(found.lines))
     replay.resumed = found

@@ -10,7 +10,7 @@ import msgspec
 import trio
 
 from ...callables import is_async
-from ...describing import leaves_of, message_of, raised_by_ctrl_c, storable, type_name
+from ...describing import headline_of, leaves_of, raised_by_ctrl_c, storable
 from ...errors import DatabaseUnavailable, ReplayMismatch, StepFailed, UsageError
 from ...handlers import Handler, UnfitValue, encode_result
 from ...handlers.models import from_builtins
@@ -168,7 +168,7 @@ def failure_of(durable: Durable, call: Call, error: Exception) -> Exception:
     if error is durable.fatal:
         return error
     of_job = _of_job(leaves)
-    said = storable(f"{_said_of(call.name)}{type_name(error)}: {message_of(error)}")[:_TEXT]
+    said = storable(f"{_said_of(call.name)}{headline_of(error)}")[:_TEXT]
     failed = error if of_job is not None else StepFailed(said, step=call.name)
     durable.cancelling.step_ends(failed=True)
     durable.quiet.note_held()

@@ -9,6 +9,7 @@ import trio
 from msgspec.structs import replace
 
 from ...codec import coded_result
+from ...describing import leaves_of
 from ...errors import NotDurable, ReplayMismatch
 from ...handlers import UnfitValue, encode_result
 from ...jobs import Outcome
@@ -23,6 +24,14 @@ if TYPE_CHECKING:
 
 DEAD_AT_ONCE = (UnfitValue, ReplayMismatch, NotDurable, BeyondLimit)
 """What a handler's exception may be that every further attempt would end with too."""
+
+
+def is_dead_of(job: RunningJob, error: BaseException) -> bool:
+    """Whether no other attempt would end otherwise. A task of `job.nursery` raises what a durable one is dead of in a group."""
+    fatal = job.durability.fatal if hasattr(job, "durability") else None
+    return issubclass(type(error), DEAD_AT_ONCE) or (
+        issubclass(type(fatal), DEAD_AT_ONCE) and any(leaf is fatal for leaf in leaves_of(error))
+    )
 
 
 def completed(claim: Claim, value: Any) -> Outcome:

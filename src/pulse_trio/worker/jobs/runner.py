@@ -29,7 +29,7 @@ from ...observe import (
     UnknownKindReleased,
 )
 from ...states import GIVEN_BACK, STOPPED, UnreadableOptions, outcome_of_error, retry_delay, storable
-from .completion import DEAD_AT_ONCE, completed, in_view_of
+from .completion import completed, in_view_of, is_dead_of
 from .cut_short import outcome_of_cancelled, outcome_of_stuck
 from .events import JobEvents
 from .job_states import LOST, CleansUpNext, DurableCallRefused
@@ -298,6 +298,7 @@ class Runner:
         if not known:
             self._observer.emit(UnknownKindReleased(claim.id, claim.kind))
             return False, Outcome(claim, "released", delay=_elsewhere(claim))
+        self._calls.look_back(job)
         return True, None
 
     def _bad_row(self, claim: Claim, error: Exception) -> Outcome:
@@ -357,11 +358,7 @@ class Runner:
             return Outcome(claim, "released", delay=_elsewhere(claim), error=text)
         if issubclass(type(error), CleansUpNext):
             return Outcome(claim, "released", error=storable(str(error)))
-        # A task of `job.nursery` raises it in a group.
-        fatal = job.durability.fatal if hasattr(job, "durability") else None
-        if issubclass(type(error), DEAD_AT_ONCE) or (
-            issubclass(type(fatal), DEAD_AT_ONCE) and any(leaf is fatal for leaf in leaves_of(error))
-        ):
+        if is_dead_of(job, error):
             return Outcome(claim, "discarded", error=text)
         return outcome_of_error(claim, error, self._calls.retries.get(claim.kind), text)
 

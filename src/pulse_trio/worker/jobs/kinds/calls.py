@@ -11,7 +11,7 @@ from ....describing import carried
 from ....handlers import death_hooks
 from ....jobs import Job
 from ...diagnosis.stack import task_tree
-from ...durable.attempts import durable_call
+from ...durable.attempts import durable_call, may_have_history, unless_history
 from ..job_states import HELD_BACK
 from ..middleware import around
 from .in_asyncio import AsyncioCalls
@@ -106,29 +106,22 @@ class Calls:
         return await self._asyncio.opened()
 
     def cleans_up(self, job: RunningJob) -> bool:
-        """Whether a job whose deadline has passed begins all the same: a later attempt of a durable handler that has made a
-        durable call. It stands in the middle of its handler, which is cancelled there (durable/resuming.py)."""
-        claim = job.claim
-        if (
-            claim.kind not in self._durable
-            or claim.attempt == 1
-            or claim.options is None
-            or '"tree"' not in claim.options
-        ):
+        """Whether a job whose deadline has passed does not end here and now: it may have a history, and what that says was done
+        is to be undone. A durable handler begins, and is cancelled where it stood (durable/resuming.py). A worker without that
+        handler gives the job back for one that has it."""
+        if not may_have_history(job.claim):
             return False
         job.job_deadline = math.inf
         return True
 
     def replays_first(self, job: RunningJob) -> bool:
-        """Whether a job that was cancelled between its claim and its beginning begins all the same: its history says where it
-        stands, and what is to be undone (durable/durable.py)."""
-        options = job.claim.options
-        return (
-            job.reason in HELD_BACK
-            and options is not None
-            and '"tree": 2' not in options  # a child without a history
-            and self.cleans_up(job)
-        )
+        """The same of a job that was cancelled between its claim and its beginning."""
+        return job.reason in HELD_BACK and self.cleans_up(job)
+
+    def look_back(self, job: RunningJob) -> None:
+        """A handler that is not durable does not begin over a history."""
+        if job.claim.kind not in self._durable and may_have_history(job.claim):
+            job.call = unless_history(job.call, self._durables)
 
     def ends_by_itself(self, job: RunningJob) -> bool:
         """Whether only the job's handler itself can end it now: it keeps its slot, and the process stays."""
