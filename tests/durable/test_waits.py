@@ -743,3 +743,28 @@ async def test_a_handler_that_has_just_cancelled_a_task_is_not_suspended_for_wha
     with trio.fail_after(30):
         await trees.burst()
     assert (trees.job(job_id)["state"], ways) == ("completed", ["cancelled"])
+
+
+async def test_a_job_that_has_begun_does_not_expire_while_it_is_suspended(trees: Trees) -> None:
+    calls: list[str] = []
+
+    async def charge() -> None:
+        calls.append("charge")
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> str:
+        await job.step(charge)
+        return await job.wait_for_event("approved", type=str)
+
+    started = trees.enqueue("order", expires=3600)
+    late = trees.enqueue("order", expires=3600, delay=3000)
+    await trees.burst()
+    trees.window.run(
+        "UPDATE job SET options = (options::jsonb || jsonb_build_object('expires', extract(epoch FROM now()) - 1))::text::json"
+    )
+    trees.again()
+    SyncClient(trees.dsn).send_event(started, "approved", "Ada")
+    await trees.burst()
+    assert (trees.job(started)["state"], trees.job(started)["result"]) == ("completed", "Ada")
+    assert (trees.job(late)["state"], trees.job(late)["cancel_reason"]) == ("cancelled", "expired")
+    assert calls == ["charge"]

@@ -291,7 +291,7 @@ class Runner:
                 if known:
                     return False, self._bad_row(claim, error)
             else:
-                if never is not None and not (never == "deadline" and self._calls.cleans_up(job)):
+                if never is not None and not self._calls.goes_on(job, never):
                     return False, Outcome(claim, "cancelled", error=never)
         if job.reason is not None and not self._calls.replays_first(job):
             return False, self._after_cancel(job)

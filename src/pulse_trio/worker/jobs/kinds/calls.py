@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ....codec import decoding
 from ....describing import carried
@@ -113,6 +113,10 @@ class Calls:
             return False
         job.job_deadline = math.inf
         return True
+
+    def goes_on(self, job: RunningJob, never: Literal["deadline", "expired"]) -> bool:
+        """Whether a job begins that must not start any more: it may have started in an earlier attempt."""
+        return may_have_history(job.claim) if never == "expired" else self.cleans_up(job)
 
     def replays_first(self, job: RunningJob) -> bool:
         """The same of a job that was cancelled between its claim and its beginning."""
