@@ -182,11 +182,12 @@ class Scope(NoScopeOfTrios):
 
     def goes_on_live(self) -> None:
         """The attempt has come to where the one before was: from now on the deadline counts. If blocks in it are to be opened
-        again it waits for them, for a while, so that it reaches their children."""
+        again it waits for them, for a while, so that it reaches their children; and for calls that had ended before."""
         if self._live_since is None:
             self._live_since = trio.current_time()
         deadline = self._durable.on_our_clock(self.until)
-        if self._durable.history.replay.unopened.hold_back(self.key):
+        replay = self._durable.history.replay
+        if replay.unopened.hold_back(self.key) or replay.awaits_keys:
             deadline = max(deadline, self._live_since + REOPENED_WITHIN)
         self.inner.deadline = deadline
         if self.asked or deadline <= trio.current_time():
