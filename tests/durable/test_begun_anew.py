@@ -275,6 +275,34 @@ async def test_a_deadline_waits_for_the_results_of_an_attempt_before_while_anoth
     assert (job["result"], held) == ([["a", "b", "after"], True], ["b"])
 
 
+async def test_a_deadline_that_struck_calls_of_other_tasks_strikes_no_sooner_after_another_order(trees: Trees) -> None:
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def crawl(job: Job) -> list[str]:
+        found: list[str] = []
+
+        async def before(name: str) -> None:
+            await job.step(same, name, key=name)
+
+        async def fetch() -> None:
+            found.append(await job.step(same, "c", key="c"))
+            await job.step(trio.sleep_forever, key="never")
+
+        await in_order("ab" if job.attempt == 1 else "ba", before)
+        with job.move_on_after(1):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(fetch)
+        await job.step(same, "after")
+        await job.wait_for_event("go on")
+        return found
+
+    job_id = trees.enqueue("crawl")
+    with trio.fail_after(30):
+        await trees.burst()
+    SyncClient(trees.dsn).send_event(job_id, "go on")
+    job = await ended(trees, job_id)
+    assert (job["error"], job["result"]) == (None, ["c"])
+
+
 async def test_an_order_that_never_comes_again_is_an_error_that_says_so(
     trees: Trees, monkeypatch: pytest.MonkeyPatch
 ) -> None:

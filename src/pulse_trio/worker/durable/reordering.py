@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from ...lines import BeyondLimit
-from ...trio_internals import opened_by, scopes_around, waits_for_another_task
+from ...trio_internals import holders_of_what_awaits, opened_by, scopes_around, waits_for_another_task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 
 BEGUN_ANEW = "0:anew"
 """The key of the moment that says which attempt began anew last, and how many in a row."""
-MOST = 15
-"""So many attempts in a row begin anew."""
-_IN_A_ROW = 100
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 10.0
-"""Seconds for which the replay stands still before that: the limiter may be held by another job."""
+MOST = 99
+"""So many attempts in a row begin anew: what several nurseries did, one after the other, all comes again in one of so many.
+Under pytest-trio Trio draws from all orders, not from two."""
+_IN_A_ROW = 1000
+_PAUSE, _LONGEST_PAUSE = 0.05, 10.0
+"""Seconds for which the replay stands still before that. Where another job holds the limiter it is waited for, twice as long
+each time."""
 
 
 def may_begin_anew(durable: Durable) -> bool:
@@ -46,7 +48,10 @@ def may_begin_anew(durable: Durable) -> bool:
 
 def stands_long_enough(durable: Durable, stood_still: float) -> bool:
     """Whether the replay has stood still long enough for that, in seconds."""
-    return stood_still >= min(_FIRST_PAUSE * 2.0 ** _in_a_row(durable), _LONGEST_PAUSE)
+    ours = durable.standing.keys()
+    if any(any(one in held for one in ours) for held in map(holders_of_what_awaits, _waiting_for_another(durable))):
+        return stood_still >= _PAUSE
+    return stood_still >= min(_PAUSE * 2.0 ** _in_a_row(durable), _LONGEST_PAUSE)
 
 
 def may_cut(durable: Durable) -> bool:
@@ -84,7 +89,8 @@ def _in_a_row(durable: Durable) -> int:
 
 
 def cuts_too_early(durable: Durable, line: Line) -> bool:
-    """Whether a cancellation, which came after calls that have not come yet, would cut a task short that may come to one."""
+    """Whether this, which came after calls that have not come yet, would cut a task short that may come to one: a scope those
+    in it, a cancellation of the job all, and a failure perhaps those beside its task."""
     struck = {scope.inner for scope in durable.scopes if scope.key == line.key}
     return any(not struck or not struck.isdisjoint(scopes_around(task)) for task in _waiting_for_another(durable))
 

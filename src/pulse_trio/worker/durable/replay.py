@@ -254,15 +254,17 @@ class Replay:
         return Turn(call, None) if anew and (call := next(without, None)) is not None else None
 
     def comes_before_others(self) -> Line | None:
-        """The cancellation that would come before its turn, and before calls that had their lines when it came."""
-        waited = False
+        """What may cut tasks short, and would come before its turn, before calls that had their lines when it came."""
+        waited, raises = False, None
         for line in self._lines:
             if line.kind is Kind.CANCELLED or (line.key in self.scopes and not _is_late(line)):
-                return line if waited else None
+                return raises or (line if waited else None)
             if line.key in self._waiting:
-                return None
+                if line.kind not in _RAISES or not waited:
+                    return None
+                raises = raises or line
             waited = waited or line.kind not in CANCELLATIONS
-        return None
+        return raises
 
     @property
     def may_cut(self) -> bool:

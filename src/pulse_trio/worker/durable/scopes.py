@@ -28,7 +28,7 @@ import trio
 from ...errors import UsageError
 from ...lines import Kind
 from ...text import spelled
-from ...trio_internals import scopes_around
+from ...trio_internals import opened_by, scopes_around, waits_for_children
 from .beginning import check_place, is_in_step, refusal
 from .failures import comes_from_a_cancellation
 from .keys import highest_number
@@ -148,14 +148,21 @@ class Scope(NoScopeOfTrios):
 
     def _is_here(self, said: Stood) -> bool:
         """Whether it struck in the plain await in which the task may be now."""
-        return self._has_begun(said) and not (said.late or said.asked or said.read)
+        if said.late or said.asked or said.read or not self._has_begun(said):
+            return False
+        stand = {call.key for call in self._durable.standing.values()}
+        return all(key in stand or self._durable.history.replay.has_line(key) for key in said.at)
 
     def _has_begun(self, said: Stood) -> bool:
         """Whether the task has begun as many calls in it as when it struck."""
         return said.calls is not None and said.calls <= self._so_far.calls
 
     def strike_out_of_order(self) -> None:
-        """Lines were handed out before their turn, and that of this scope may come too late: its task has gone on."""
+        """Lines were handed out before their turn, and that of this scope may come too late: its task has gone on. One that
+        waits for tasks of its own has not."""
+        nurseries = opened_by(self._task)
+        if nurseries and waits_for_children(nurseries[-1]):
+            return
         if not self.inner.cancel_called and self._task not in self._durable.standing:
             line = self._durable.history.replay.take_out(self.key, self._is_here)
             if line is not None:

@@ -67,7 +67,7 @@ async def step(durable: Durable, function: Callable[..., Any], args: Sequence[An
             else:
                 value = await trio.to_thread.run_sync(_plain, function, args, limiter=durable.parts.limiter)
     except Exception as error:
-        await begin_anew_if_lines_are_left(durable)
+        await begin_anew_if_lines_are_left(durable)  # noqa: ASYNC120 -- the step is done again then
         failed = failure_of(durable, call, error)
         if failed is error:
             raise
@@ -129,7 +129,7 @@ async def transaction_step(durable: Durable, function: Callable[..., Any], args:
         if issubclass(type(error), DatabaseUnavailable):
             durable.fail(error)
             raise
-        await begin_anew_if_lines_are_left(durable)
+        await begin_anew_if_lines_are_left(durable)  # noqa: ASYNC120 -- the step is done again then
         failed = failure_of(durable, call, error)
         if failed is error:
             raise
