@@ -283,24 +283,27 @@ async def test_a_deadline_that_struck_calls_of_other_tasks_strikes_no_sooner_aft
         async def before(name: str) -> None:
             await job.step(same, name, key=name)
 
-        async def fetch() -> None:
-            found.append(await job.step(same, "c", key="c"))
-            await job.step(trio.sleep_forever, key="never")
+        async def fetch(page: str) -> None:
+            await job.step(same if page != "e" else forever, page, key=page)
+            found.append(page)
 
         await in_order("ab" if job.attempt == 1 else "ba", before)
         with job.move_on_after(1):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(fetch)
+            await in_order("cde", fetch)
         await job.step(same, "after")
         await job.wait_for_event("go on")
         return found
+
+    async def forever(_: str) -> str:
+        await trio.sleep_forever()
+        raise AssertionError
 
     job_id = trees.enqueue("crawl")
     with trio.fail_after(30):
         await trees.burst()
     SyncClient(trees.dsn).send_event(job_id, "go on")
     job = await ended(trees, job_id)
-    assert (job["error"], job["result"]) == (None, ["c"])
+    assert (job["error"], job["result"]) == (None, ["c", "d"])
 
 
 async def test_an_order_that_never_comes_again_is_an_error_that_says_so(
