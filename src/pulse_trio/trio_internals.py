@@ -15,7 +15,7 @@ import trio
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
-    from types import CodeType, ModuleType
+    from types import CodeType, FrameType, ModuleType
 
 SUPPORTED = "trio>=0.31"
 """As in pyproject.toml."""
@@ -169,15 +169,29 @@ def coroutine_of(task: trio.lowlevel.Task) -> Any:
 def waits_for_another_task(task: trio.lowlevel.Task) -> bool:
     """Whether a task waits in a lock, a limiter, a semaphore, an event or a channel of Trio's, for what another task does. If
     Trio keeps these elsewhere, no task does."""
+    return _synchronised(task) is not None
+
+
+def holders_of_what_awaits(task: trio.lowlevel.Task) -> Container[object]:
+    """The tasks that hold the lock or the limiter which a task waits for. Of what has no holders any task may be one."""
+    frame = _synchronised(task)
+    awaited: Any = None if frame is None else frame.f_locals.get("self")
+    if isinstance(awaited, trio.CapacityLimiter):
+        return awaited.statistics().borrowers
+    return [awaited.statistics().owner] if isinstance(awaited, trio.Lock) else _Any()
+
+
+def _synchronised(task: trio.lowlevel.Task) -> FrameType | None:
+    """The frame of the method, of what it waits in."""
     if getattr(task, "_abort_func", None) is None:
-        return False  # it is about to run
+        return None  # it is about to run
     awaited: Any = coroutine_of(task)
     while awaited is not None:
         frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
         if frame is not None and frame.f_globals.get("__name__") in _SYNCHRONISATION:
-            return True
+            return frame
         awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
-    return False
+    return None
 
 
 _threads: Any = sys.modules["trio._threads"]

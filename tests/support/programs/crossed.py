@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from pulse_trio import StepFailed
+
+from .crossings import FAR
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
@@ -14,13 +18,43 @@ if TYPE_CHECKING:
     from .playing import Interpreter
 
 
-async def limited(one: Interpreter, node: Node) -> None:
+def _limiter(node: Node) -> Any:
     makes: dict[str, Callable[[], Any]] = {
         "limiter": lambda: trio.CapacityLimiter(node["tokens"]),
         "semaphore": lambda: trio.Semaphore(node["tokens"]),
         "lock": trio.Lock,
     }
-    limiter = makes[node["how"]]()
+    return makes[node["how"]]()
+
+
+async def cut_short(one: Interpreter, node: Node) -> None:
+    label, limiter = node["label"], _limiter(node)
+    returned: list[str] = []
+
+    async def behind(other: Interpreter, nodes: list[Node]) -> None:
+        async with limiter:
+            for called in nodes:
+                await other.run([called])
+                returned.append(called["label"])
+
+    await one.point(label, "before")
+    scope: Any = nullcontext()
+    if node["seconds"] < FAR:
+        scope = one.job.move_on_after(node["seconds"], key=node["key"])
+    with scope:
+        try:
+            async with trio.open_nursery() as nursery:
+                for n, nodes in enumerate(node["tasks"]):
+                    nursery.start_soon(behind, one.beside(f"{label}.{n}"), nodes)
+        except* StepFailed:
+            await one.point(label, "answering")
+    one.decides(label, sorted(returned))
+    await one.run(node["then"])
+    await one.point(label, "after")
+
+
+async def limited(one: Interpreter, node: Node) -> None:
+    limiter = _limiter(node)
 
     async def take_turns(other: Interpreter, turns: list[Node]) -> None:
         for turn in turns:
@@ -115,6 +149,7 @@ async def reads(one: Interpreter, node: Node) -> None:
 
 CROSSED: dict[str, Callable[[Interpreter, Node], Awaitable[None]]] = {
     "limited": limited,
+    "cut_short": cut_short,
     "channel": channel,
     "until": until,
     "first": first,

@@ -43,6 +43,7 @@ KINDS = ("quick", "middling", "patient")
 EXPECTED = re.compile(
     "[Pp]lanned|RetryAfter|ChildFailed|StepFailed|TooSlowError|TimeoutError|[Ll]ease|^(parent|user|sibling|shutdown)$"
     "|CleanupCut|^the worker stopped before the job had ended$|the job was cancelled meanwhile, and runs once more to clean up"
+    "|^a limiter, a lock or a semaphore was given to other tasks than in an earlier attempt"
 )
 GAP = "was cancelled in an earlier attempt while its handler awaited something plain"
 """Plain code that ends before a cancellation comes again that came in a plain await: durable-nurseries.md says so."""

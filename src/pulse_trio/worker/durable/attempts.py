@@ -17,6 +17,7 @@ from .beginning import REFUSED
 from .changed import check_end
 from .durable import RETURNED, Durable
 from .left_behind import await_left_behind
+from .reordering import begin_anew
 from .resuming import history_of, resume
 
 if TYPE_CHECKING:
@@ -185,7 +186,9 @@ async def _called(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
     if durable.fatal is None and durable.running.cancel_reason is None:
         await durable.failures.forget_those_of()
     await durable.cancelling.ended()
-    if (fatal := durable.fatal or durable.history.replay.left()) is not None:
+    if (fatal := durable.fatal or durable.history.replay.left()) is not None and not (
+        durable.history.replay.out_of_order and await begin_anew(durable)
+    ):
         raise fatal
     # What a handler returns while it is suspended, or has lost its job, counts for nothing.
     if durable.running.cancel_reason not in REFUSED:

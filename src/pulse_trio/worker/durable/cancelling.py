@@ -30,8 +30,9 @@ from .failures import comes_from_a_cancellation
 from .keys import highest_number, highest_of
 from .own_tasks import own_task
 from .places import Watch, place_of_the_cut
-from .replay import Stood, stood
+from .reordering import may_begin_anew
 from .scopes import is_struck
+from .stood import Stood, stood
 
 if TYPE_CHECKING:
     from ...jobs import CancelReason
@@ -116,10 +117,25 @@ class Cancelling:
     def holds_back(self, reason: CancelReason) -> bool:
         """Whether a cancellation of the job must wait: an attempt that still replays has not come to where it is now."""
         replays = self.resumes or not self._durable.history.replay.over or self._durable.quiet.is_awaited
+        if reason in HELD_BACK and not replays and self._comes_before_lines():
+            return True
         if reason not in HELD_BACK or not replays or self.noted:
             self._came = min(self._came, trio.current_time())
             return False
         self._held_back = reason
+        return True
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether one waits for the end of the replay."""
+        return self._held_back is not None
+
+    def _comes_before_lines(self) -> bool:
+        """Whether calls are still to have their lines, of which a clean-up must know: it comes in the next attempt."""
+        durable = self._durable
+        if self.noted or not durable.history.replay.awaits_keys or not may_begin_anew(durable):
+            return False
+        durable.suspension.begin_anew()
         return True
 
     def goes_on_live(self) -> None:

@@ -29,6 +29,7 @@ from .left_behind import await_left_behind
 from .opening_scopes import OpenScope
 from .own_tasks import is_own
 from .quiet import Quiet
+from .reordering import begin_anew
 from .replay import Turn
 from .resuming import give_way, help_on, help_those_who_ask
 from .standing import keys_of, may_get_its_line
@@ -151,6 +152,8 @@ class Durable:
             if line is not None:
                 if prepare is not None:
                     await prepare()
+                if not replay.awaits_keys:
+                    self._goes_on_live()
                 return line
             try:
                 await trio.lowlevel.checkpoint_if_cancelled()
@@ -185,8 +188,8 @@ class Durable:
                         self.hand_out()
                         if replay.next_line != seen:
                             seen, since = replay.next_line, trio.current_time()
-                        elif replay.idle and not replay.over:
-                            help_on(self, since)
+                        elif replay.idle and not replay.over and help_on(self, since):
+                            await begin_anew(self)
                 if call.line is None:
                     # The last line may have been a cancellation of this very call.
                     await trio.lowlevel.checkpoint_if_cancelled()

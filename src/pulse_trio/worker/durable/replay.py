@@ -15,13 +15,13 @@ from collections import deque
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
-
 from ...errors import ReplayMismatch
 from ...lines import CALL_OF, Kind, Line
 from .failures import mark
 from .keys import highest_number, highest_of, is_entry
+from .mismatches import mismatch
 from .seen import bound_in, seen_in
+from .stood import CANCELLATIONS, is_late, stood
 from .unopened import Unopened, body_key, is_body
 
 if TYPE_CHECKING:
@@ -30,34 +30,11 @@ if TYPE_CHECKING:
 
     from ...lines import Resumed
     from .calls import Call
+    from .stood import Stood
 
 
-CANCELLATIONS = frozenset((Kind.SCOPE_CANCELLED, Kind.CANCELLED))
-
-
-class Stood(msgspec.Struct, frozen=True):
-    """What a line of a cancellation remembers: the keys of the calls that stood then, and the job's reason."""
-
-    at: tuple[str, ...] = ()
-    reason: str = ""
-    count: int = 0
-    """After that number the main task's calls go on, where a scope of it was cut short, or the job."""
-    after: float = 0.0
-    """Seconds since a task had come to a durable call, or out of one, if it came in a plain await: of the job's, or of a scope
-    with a clean-up in it."""
-    begun: int = 0
-    """How many calls the main task had begun then, if not `count`."""
-    asked: bool = False
-    """Whether the task that had opened the scope called `scope.cancel()`: it comes to that call again."""
-    read: bool = False
-    """Whether the scope's task has found by `scope.cancel_called` that it had struck, before anything was cut short: it finds
-    that there again."""
-    calls: int | None = None
-    """How many calls the scope's task had begun in it; None of a line that older workers have written."""
-    late: bool = False
-    """Whether the scope had cut nothing short when its block ended."""
-    place: tuple[str, ...] = ()
-    """Where in the code the plain await was, if it is known (places.py)."""
+_RAISES = frozenset((Kind.STEP_FAILED, Kind.BLOCK_FAILED, Kind.TIMED_OUT))
+"""What may cut other tasks short: those of a plain nursery that one of them raises in."""
 
 
 class Turn(NamedTuple):
@@ -70,13 +47,15 @@ class Turn(NamedTuple):
 class _OutOfOrder:
     """What a replay hands out otherwise than in the order of its lines, where tasks wait for each other by other means."""
 
-    __slots__ = ("begun", "cancellations", "left")
+    __slots__ = ("begun", "cancellations", "left", "raised")
 
     def __init__(self, cancellations: Sequence[Line]) -> None:
         self.cancellations = cancellations
         """All of the history: that of a scope may come elsewhere than its line stands."""
         self.begun = False
         """Whether a line was handed out before its turn."""
+        self.raised = False
+        """Whether one was that its call raises."""
         self.left: dict[str, Line] = {}
         """The lines that are left, once their order cannot be kept: each is that of the call with its key, when that comes."""
 
@@ -210,7 +189,7 @@ class Replay:
     def _check(self, call: Call) -> None:
         line = self._by_key.get(call.key)
         if line is not None and (CALL_OF[line.kind] != call.kind or line.name != call.name):
-            raise self._mismatch(line, f"the handler now calls {call}")
+            raise mismatch(self._job_id, line, f"the handler now calls {call}")
 
     def goes_on_by_keys(self) -> bool:
         """No call that waits has a line, and the calls of the next lines wait for the tasks that make these: the order of the
@@ -218,6 +197,7 @@ class Replay:
         come, it comes first."""
         if self._given is None and self._lines and all(line.kind is not Kind.CANCELLED for line in self._lines):
             self._out_of_order.left.update({line.key: line for line in self._lines})
+            self._out_of_order.begun = True
             self._lines.clear()
             return True
         return False
@@ -228,6 +208,11 @@ class Replay:
             return None
         self._check(call)
         return self._out_of_order.left.pop(call.key)
+
+    @property
+    def awaits_keys(self) -> bool:
+        """Whether calls are still to come to lines of theirs, after that."""
+        return any(line.kind in CALL_OF and line.kind not in CANCELLATIONS for line in self._out_of_order.left.values())
 
     def struck_by_key(self, key: str) -> Line | None:
         """The line which says that a scope struck, after that."""
@@ -246,7 +231,9 @@ class Replay:
         turn = self._early(anew=anew) if early else self._next(is_early)
         if turn is not None:
             if turn.line is not None:
-                self._out_of_order.begun = self._out_of_order.begun or turn.line is not self._lines[0]
+                if turn.line is not self._lines[0]:
+                    self._out_of_order.begun = True
+                    self._out_of_order.raised = self._out_of_order.raised or turn.line.kind in _RAISES
                 self._lines.remove(turn.line)
             if turn.call is not None:
                 del self._waiting[turn.call.key]
@@ -266,15 +253,42 @@ class Replay:
         return None if call is None else Turn(call, line)
 
     def _early(self, *, anew: bool) -> Turn | None:
+        raises: Turn | None = None
         for line in self._lines:
-            if line.kind is Kind.CANCELLED or (line.key in self.scopes and not _is_late(line)):
-                return Turn(None, line)
+            if line.kind is Kind.CANCELLED or (line.key in self.scopes and not is_late(line)):
+                return raises or Turn(None, line)
             if line.kind in CANCELLATIONS:
                 continue  # its task is behind those that wait
             if (call := self._waiting.get(line.key)) is not None:
-                return Turn(call, line)
+                if line.kind not in _RAISES:
+                    return Turn(call, line)
+                # It may cut those short that are behind others.
+                raises = raises or Turn(call, line)
+        if raises is not None:
+            return raises
         without = (call for key, call in self._waiting.items() if key not in self._by_key)
         return Turn(call, None) if anew and (call := next(without, None)) is not None else None
+
+    def comes_before_others(self) -> Line | None:
+        """What may cut tasks short, and would come before its turn, before calls that had their lines when it came."""
+        waited, raises = False, None
+        for line in self._lines:
+            if line.kind is Kind.CANCELLED or (line.key in self.scopes and not is_late(line)):
+                return raises or (line if waited else None)
+            if line.key in self._waiting:
+                if line.kind not in _RAISES or not waited:
+                    return None
+                raises = raises or line
+            waited = waited or line.kind not in CANCELLATIONS
+        return raises
+
+    @property
+    def may_cut(self) -> bool:
+        """Whether one of the lines that are left may cut tasks short, or one has before its turn: those that go on live now, or
+        have not come to their calls, may be among them."""
+        return self._out_of_order.raised or any(
+            line.kind in _RAISES or line.kind in CANCELLATIONS for line in self._lines
+        )
 
     def _is_here(self, line: Line) -> bool:
         """Whether a cancellation comes now. It comes where it came: while the same calls stand."""
@@ -298,7 +312,7 @@ class Replay:
     def comes_late(self, key: str) -> bool:
         """Whether the next line says that the scope struck too late to cut anything short."""
         line = self._out_of_order.left.get(key, self.next_line)
-        return line is not None and line.key == key and _is_late(line)
+        return line is not None and line.key == key and is_late(line)
 
     def take_out(self, key: str, fits: Callable[[Stood], bool]) -> Line | None:
         """The line which says that a scope struck, if it says what fits. It is taken out of the history, because where it
@@ -359,13 +373,16 @@ class Replay:
         self._lines = deque(sorted([*self._lines, *found], key=lambda one: one.line))
         return found
 
-    def stuck(self) -> ReplayMismatch:
-        """The error of a handler whose tasks all wait in durable calls, none of which is the history's next line."""
+    def stuck(self, *, reordered: bool = False) -> ReplayMismatch:
+        """The error of a handler whose tasks all wait in durable calls, none of which is the history's next line; or for a task
+        that does, if it is `reordered`."""
         line, waiting = self._lines[0], list(self._waiting.values())
         now = f"the handler now stands in {', '.join(map(str, waiting))}"
-        if all(call.key in self._by_key for call in waiting):
-            return self._mismatch(line, now)
-        return self._mismatch(
+        reordered = reordered or self.out_of_order
+        if reordered or all(call.key in self._by_key for call in waiting):
+            return mismatch(self._job_id, line, now, reordered=reordered)
+        return mismatch(
+            self._job_id,
             line,
             f"{now}, which has no line. If a plain Trio scope (trio.move_on_after) cut it short in an earlier attempt, that is "
             "not remembered: use job.move_on_after or job.fail_after, whose end is",
@@ -381,19 +398,5 @@ class Replay:
                 f"pulse-trio jobs retry {self._job_id} does that"
             )
         left = [*self._lines, *(line for line in self._out_of_order.left.values() if line.kind in CALL_OF)]
-        return self._mismatch(left[0], "the handler has returned") if left else None
-
-    def _mismatch(self, line: Line, now: str, *, cause: str = "The code changed under a running job") -> ReplayMismatch:
-        return ReplayMismatch(
-            f"job {self._job_id}, {line}, but {now}. {cause}: branch on job.version, or run it again from the beginning: "
-            f"pulse-trio jobs retry {self._job_id} --afresh"
-        )
-
-
-def _is_late(line: Line) -> bool:
-    return line.kind is Kind.SCOPE_CANCELLED and stood(line).late
-
-
-def stood(line: Line) -> Stood:
-    """What a line of a cancellation remembers."""
-    return msgspec.json.decode(line.value or "{}", type=Stood)
+        now = "the handler has returned"
+        return mismatch(self._job_id, left[0], now, reordered=self.out_of_order) if left else None

@@ -12,8 +12,9 @@ from ...lines import Kind
 from ...states import options_of
 from .keys import block_number
 from .old_lines import completed
+from .reordering import cuts_too_early, may_begin_anew, may_cut, stands_long_enough
 from .replay import Replay
-from .standing import is_cut_now
+from .standing import is_cut_late, is_cut_now
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
@@ -74,19 +75,19 @@ async def resume(durable: Durable) -> None:
             await trio.lowlevel.checkpoint()
 
 
-def help_on(durable: Durable, since: float) -> None:
+def help_on(durable: Durable, since: float) -> bool:
     """No call has come for the next line, since a moment on Trio's clock. A failure that was left out because an attempt had
     failed of it is handed out again if the line may rest on it. Without one this is a mismatch, if every task stands in a
-    durable call."""
+    durable call. Returns whether the attempt is to begin anew, because tasks have gone on in another order."""
     replay = durable.history.replay
     if any(call.turn is not None and is_cut_now(task) for task, call in durable.standing.items()):
-        return  # it has only not had its turn since
+        return False  # it has only not had its turn since
     stuck = durable.all_stand()
     if stuck and (early := durable.cancelling.awaited) is not None:
         # No task comes any nearer to where it stood.
         durable.cancelling.comes_now()
         if replay.next_line is not early:
-            return
+            return False
     # A task may stand in a plain await for what comes of the failure. Nothing tells that from a task that does something; the
     # same failure again is no mistake, however slow that is.
     half = (durable.running.timeout_deadline - durable.running.sent) / 2
@@ -95,28 +96,53 @@ def help_on(durable: Durable, since: float) -> None:
         # What has failed in a clean-up is done again though an outer one had undone its part after it: that has its lines then.
         durable.hand_out(early=True, anew=True)
         if not replay.idle:
-            return
+            return False
     if (stuck or stood_still >= min(_LONG, half)) and durable.failures.recall():
         durable.hand_out()
+    elif stuck and any(call.turn is not None and is_cut_late(task) for task, call in durable.standing.items()):
+        # It had ended all the same, and is cut sooner now: its nursery's failure comes before its line.
+        durable.hand_out(early=True)
     elif stuck:
+        if replay.out_of_order and may_begin_anew(durable):
+            return True
         durable.fail(replay.stuck())
     elif stood_still >= min(_VERY_LONG, half):
         durable.hand_out(early=True)
     else:
-        give_way(durable, live=True)
+        return give_way(durable, stood_still)
+    return False
 
 
-def give_way(durable: Durable, *, live: bool = False) -> None:
+def give_way(durable: Durable, stood_still: float | None = None) -> bool:
     """The call of the next line may be behind a limiter or a lock that a task has which waits for a line of its own: Trio gives
-    them to other tasks in each attempt. Where every task waits for its line or for another task, that one has its line first;
-    if it has none, it goes `live`.
+    them to other tasks in each attempt. Where every task waits for its line or for another task, that one has its line first.
+    If it has none, and the replay has `stood_still` for some seconds, it goes live. Returns whether the attempt is to begin
+    anew instead: tasks would be cut short that had ended by then.
     """
     replay = durable.history.replay
     if not durable.all_stand(_waiting(durable), or_wait=True) or durable.all_stand():
-        return
+        return False
+    if (line := replay.comes_before_others()) is not None and cuts_too_early(durable, line):
+        if stood_still is None or not stands_long_enough(durable, stood_still):
+            return False
+        if may_begin_anew(durable):
+            return True
+        if line.kind is Kind.CANCELLED and durable.running.cancel_reason is None:
+            # The clean-up would not know what was done, and say that all is undone.
+            durable.fail(replay.stuck(reordered=True))
+            return False
     durable.hand_out(early=True)
-    if live and replay.idle and not replay.over and (durable.failures.recall() or replay.goes_on_by_keys()):
+    if stood_still is None or not replay.idle or replay.over:
+        return False
+    if durable.failures.recall():
         durable.hand_out()
+    elif may_cut(durable) and may_begin_anew(durable):
+        return stands_long_enough(durable, stood_still)
+    elif durable.cancelling.is_held_back:
+        durable.fail(replay.stuck(reordered=True))
+    elif replay.goes_on_by_keys():
+        durable.hand_out()
+    return False
 
 
 def help_those_who_ask(durable: Durable, asking: AbstractSet[trio.lowlevel.Task], since: float) -> None:

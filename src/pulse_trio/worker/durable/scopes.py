@@ -26,13 +26,13 @@ import msgspec
 import trio
 
 from ...lines import Kind
-from ...trio_internals import is_cancelled_around, scopes_around
+from ...trio_internals import is_cancelled_around, opened_by, scopes_around, waits_for_children
 from .beginning import is_in_step
 from .failures import comes_from_a_cancellation
 from .keys import highest_number
 from .left_behind import leave_behind
 from .places import place_of_the_cut
-from .replay import Stood, stood
+from .stood import Stood, stood
 from .unremembered import NoScopeOfTrios
 
 if TYPE_CHECKING:
@@ -147,14 +147,21 @@ class Scope(NoScopeOfTrios):
 
     def _is_here(self, said: Stood) -> bool:
         """Whether it struck in the plain await in which the task may be now."""
-        return self._has_begun(said) and not (said.late or said.asked or said.read)
+        if said.late or said.asked or said.read or not self._has_begun(said):
+            return False
+        stand = {call.key for call in self._durable.standing.values()}
+        return all(key in stand or self._durable.history.replay.has_line(key) for key in said.at)
 
     def _has_begun(self, said: Stood) -> bool:
         """Whether the task has begun as many calls in it as when it struck."""
         return said.calls is not None and said.calls <= self._so_far.calls
 
     def strike_out_of_order(self) -> None:
-        """Lines were handed out before their turn, and that of this scope may come too late: its task has gone on."""
+        """Lines were handed out before their turn, and that of this scope may come too late: its task has gone on. One that
+        waits for tasks of its own has not."""
+        nurseries = opened_by(self._task)
+        if nurseries and waits_for_children(nurseries[-1]):
+            return
         if not self.inner.cancel_called and self._task not in self._durable.standing:
             line = self._durable.history.replay.take_out(self.key, self._is_here)
             if line is not None:
@@ -181,11 +188,12 @@ class Scope(NoScopeOfTrios):
 
     def goes_on_live(self) -> None:
         """The attempt has come to where the one before was: from now on the deadline counts. If blocks in it are to be opened
-        again it waits for them, for a while, so that it reaches their children."""
+        again it waits for them, for a while, so that it reaches their children; and for calls that had ended before."""
         if self._live_since is None:
             self._live_since = trio.current_time()
         deadline = self._durable.on_our_clock(self.until)
-        if self._durable.history.replay.unopened.hold_back(self.key):
+        replay = self._durable.history.replay
+        if replay.unopened.hold_back(self.key) or replay.awaits_keys:
             deadline = max(deadline, self._live_since + REOPENED_WITHIN)
         self.inner.deadline = deadline
         if self.asked or deadline <= trio.current_time():

@@ -41,6 +41,12 @@ def is_cut_now(task: trio.lowlevel.Task) -> bool:
     return not own.shield and is_cut(around)
 
 
+def is_cut_late(task: trio.lowlevel.Task) -> bool:
+    """Whether a task that waits for its line has been cancelled, and waits for it all the same."""
+    own, *around = scopes_around(task)
+    return own.shield and is_cut(around)
+
+
 def is_cut(scopes: Iterable[trio.CancelScope], struck: Container[trio.CancelScope] | None = None) -> bool:
     """Whether one of these scopes, the innermost first, has struck (is among those), and no clean-up inside of it goes on."""
     for scope in scopes:

@@ -22,6 +22,7 @@ from ...store import CommitUnknown
 from ..jobs.given_transaction import Transaction
 from .beginning import begin
 from .failures import mark
+from .reordering import begin_anew_if_lines_are_left
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,6 +67,7 @@ async def step(durable: Durable, function: Callable[..., Any], args: Sequence[An
             else:
                 value = await trio.to_thread.run_sync(_plain, function, args, limiter=durable.parts.limiter)
     except Exception as error:
+        await begin_anew_if_lines_are_left(durable)  # noqa: ASYNC120 -- the step is done again then
         failed = failure_of(durable, call, error)
         if failed is error:
             raise
@@ -128,6 +130,7 @@ async def transaction_step(durable: Durable, function: Callable[..., Any], args:
         if issubclass(type(error), DatabaseUnavailable):
             durable.fail(error)
             raise
+        await begin_anew_if_lines_are_left(durable)  # noqa: ASYNC120 -- the step is done again then
         failed = failure_of(durable, call, error)
         if failed is error:
             raise

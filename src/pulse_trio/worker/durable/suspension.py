@@ -35,6 +35,10 @@ So it is while its children live and it holds the permit of a limit: they may ne
 slept for a second, in turn, never waited for `suspend_after`, and they never began.
 As long as its children end one after the other they have slots: a parent of 10,000 started again from the top meanwhile."""
 _IGNORED = "the handler returned a value while it was being suspended: it is ignored, for the handler starts again from the top"
+_ANEW = (
+    "a limiter, a lock or a semaphore was given to other tasks than in an earlier attempt: some would be cut short that had "
+    "their results then, so the handler starts again from the top"
+)
 
 
 class Suspension:
@@ -111,13 +115,20 @@ class Suspension:
     def outcome(self, *, returned: bool = False) -> Suspended:
         """The end of the attempt. `returned`: the handler returned a value although it was cancelled."""
         assert self._waits is not None  # noqa: S101 -- nothing else gives that reason
-        if not returned:
-            return self._waits
         waits = self._waits
+        if not returned or waits.error is not None:
+            return waits
         return Suspended(
             waits.claim, "suspended", error=_IGNORED, blocks=waits.blocks, fail_blocks=waits.fail_blocks,
             events=waits.events, until=waits.until,
         )  # fmt: skip
+
+    def begin_anew(self) -> None:
+        """The attempt ends, and the next one is due now (reordering.py)."""
+        durable = self._durable
+        now = trio.current_time() + durable.parts.clock.epoch_offset
+        self._waits = Suspended(durable.running.claim, "suspended", error=_ANEW, until=now)
+        durable.running.cancel("suspended")
 
     @property
     def _keeps_others_waiting(self) -> bool:

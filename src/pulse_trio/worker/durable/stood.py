@@ -1,0 +1,49 @@
+"""What the line of a cancellation, the job's or a scope's, remembers: where the handler stood when it came."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ...lines import Kind
+
+if TYPE_CHECKING:
+    from ...lines import Line
+
+CANCELLATIONS = frozenset((Kind.SCOPE_CANCELLED, Kind.CANCELLED))
+
+
+class Stood(msgspec.Struct, frozen=True):
+    """What a line of a cancellation remembers: the keys of the calls that stood then, and the job's reason."""
+
+    at: tuple[str, ...] = ()
+    reason: str = ""
+    count: int = 0
+    """After that number the main task's calls go on, where a scope of it was cut short, or the job."""
+    after: float = 0.0
+    """Seconds since a task had come to a durable call, or out of one, if it came in a plain await: of the job's, or of a scope
+    with a clean-up in it."""
+    begun: int = 0
+    """How many calls the main task had begun then, if not `count`."""
+    asked: bool = False
+    """Whether the task that had opened the scope called `scope.cancel()`: it comes to that call again."""
+    read: bool = False
+    """Whether the scope's task has found by `scope.cancel_called` that it had struck, before anything was cut short: it finds
+    that there again."""
+    calls: int | None = None
+    """How many calls the scope's task had begun in it; None of a line that older workers have written."""
+    late: bool = False
+    """Whether the scope had cut nothing short when its block ended."""
+    place: tuple[str, ...] = ()
+    """Where in the code the plain await was, if it is known (places.py)."""
+
+
+def is_late(line: Line) -> bool:
+    """Whether the scope had cut nothing short."""
+    return line.kind is Kind.SCOPE_CANCELLED and stood(line).late
+
+
+def stood(line: Line) -> Stood:
+    """What a line of a cancellation remembers."""
+    return msgspec.json.decode(line.value or "{}", type=Stood)
