@@ -6,8 +6,8 @@ import pytest
 
 from pulse_trio import ReplayMismatch
 from pulse_trio.lines import Kind, Line
-from pulse_trio.worker.durable.calls import Call
-from pulse_trio.worker.durable.replay import Replay, Turn
+from pulse_trio.worker.durable.calls import Call, Turn
+from pulse_trio.worker.durable.replay import Replay
 
 
 def step(key: str, name: str = "work") -> Call:

@@ -4,7 +4,7 @@ of an attempt know of its open blocks."""
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,3 +100,10 @@ class Block(Protocol):
     def goes_on_live(self) -> None:
         """The replay is over: what waits to be written may be."""
         ...
+
+
+class Turn(NamedTuple):
+    """Whose turn it is: `call` gets `line`, or goes on live if that is None. Without a call the line is a cancellation."""
+
+    call: Call | None
+    line: Line | None

@@ -19,7 +19,7 @@ from ...lines import Kind, Line
 from ...trio_internals import opened_by, waits_for_another_task, waits_for_children
 from . import beginning, entering, steps, waits
 from .beginning import VERSION
-from .calls import IN_STEP, Call
+from .calls import IN_STEP, Call, Turn
 from .cancelling import Cancelling
 from .changed import check_blocks
 from .failures import Failures, mark
@@ -30,7 +30,6 @@ from .opening_scopes import OpenScope
 from .own_tasks import is_own
 from .quiet import Quiet
 from .reordering import begin_anew
-from .replay import Turn
 from .resuming import give_way, help_on, help_those_who_ask
 from .standing import keys_of, may_get_its_line
 from .suspension import Suspension

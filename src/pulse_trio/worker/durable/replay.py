@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections import deque
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ...errors import ReplayMismatch
 from ...lines import CALL_OF, Kind, Line
+from .calls import Turn
 from .failures import mark
 from .keys import highest_number, highest_of, is_entry
 from .mismatches import mismatch
@@ -35,13 +36,6 @@ if TYPE_CHECKING:
 
 _RAISES = frozenset((Kind.STEP_FAILED, Kind.BLOCK_FAILED, Kind.TIMED_OUT))
 """What may cut other tasks short: those of a plain nursery that one of them raises in."""
-
-
-class Turn(NamedTuple):
-    """Whose turn it is: `call` gets `line`, or goes on live if that is None. Without a call the line is a cancellation."""
-
-    call: Call | None
-    line: Line | None
 
 
 class _OutOfOrder:
