@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from pulse_trio import StepFailed
+from pulse_trio import Discard, RetryAfter, Snooze, StepFailed
 
 from .crossings import FAR
 
@@ -46,7 +46,7 @@ async def cut_short(one: Interpreter, node: Node) -> None:
             async with trio.open_nursery() as nursery:
                 for n, nodes in enumerate(node["tasks"]):
                     nursery.start_soon(behind, one.beside(f"{label}.{n}"), nodes)
-        except* StepFailed:
+        except* (StepFailed, Discard, RetryAfter, Snooze):
             await one.point(label, "answering")
     one.decides(label, sorted(returned))
     await one.run(node["then"])
