@@ -163,7 +163,7 @@ def put_between(task: trio.lowlevel.Task, driver: Any) -> None:
 
 def coroutine_of(task: trio.lowlevel.Task) -> Any:
     """That of the function which the task was started with, whoever drives it."""
-    return _driven.get(task, task.coro)
+    return _driven.get(task, task.coro) if _driven else task.coro
 
 
 def waits_for_another_task(task: trio.lowlevel.Task) -> bool:

@@ -33,7 +33,7 @@ async def begin(durable: Durable, kind: CallKind, name: str, key: str | None, wh
     """
     await _may_begin(durable, what)
     call = Call(kind, durable.keys.next(kind, key, what), name)
-    durable.cancelling.moves()
+    durable.cancelling.moves(asked=True)
     for scope in durable.scopes:
         scope.call_begins()
     if durable.fatal is not None:
@@ -116,7 +116,8 @@ async def _may_begin(durable: Durable, what: str) -> None:
         await trio.lowlevel.checkpoint()
         raise refused
     # The handler may clean up for a reason of before, a person's.
-    await durable.history.check_lease()
+    if durable.history.lost:
+        await durable.history.check_lease()
     if durable.cancelling.comes_before_a_call():
         await trio.lowlevel.checkpoint_if_cancelled()
     durable.cancelling.clean_up_begins()

@@ -107,9 +107,10 @@ class Cancelling:
         if running.reason in HELD_BACK:
             self._held_back, running.reason = running.reason, None
 
-    def moves(self) -> None:
-        """A task comes to a durable call, or out of one."""
-        if self._durable.running.cancel_reason is None:
+    def moves(self, *, asked: bool = False) -> None:
+        """A task comes to a durable call, or out of one. `asked`: it was just asked whether the job is cancelled."""
+        running = self._durable.running
+        if (running.reason if asked else running.cancel_reason) is None:
             self._moved = trio.current_time()
             if self._again is not None and self.awaited is not None:
                 self._set(self._again)
@@ -170,7 +171,8 @@ class Cancelling:
     def clean_up_begins(self) -> None:
         """A call begins in a task that was cancelled, in a clean-up: what was cut short may have been no durable call. What is
         done now rests on the cancellation, and has numbers above those of what came before it."""
-        struck = self._durable.running.cancel_reason is not None or is_struck(self._durable)
+        # The caller has asked for the reason, which finds out whether a deadline has passed.
+        struck = self._durable.running.reason is not None or is_struck(self._durable)
         if not struck or (trio.current_effective_deadline() == -math.inf and not self._is_cut_in_a_clean_up()):
             return
         self._durable.note_cancellation(clean_up=True)

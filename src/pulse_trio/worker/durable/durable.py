@@ -159,7 +159,8 @@ class Durable:
             except trio.Cancelled:
                 async with self.awaiting(call):  # noqa: ASYNC102 -- what struck is remembered: a clean-up may come next
                     raise
-            await check_blocks(self, call)
+            if replay.unopened.suspects:
+                await check_blocks(self, call)
             return None
         try:
             replay.begin(call)

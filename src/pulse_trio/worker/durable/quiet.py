@@ -90,10 +90,12 @@ class Quiet:
         """Whether the handler has opened a nursery, so that there are other tasks, or were."""
         running = self._durable.running
         assert running.task is not None  # noqa: S101 -- it runs
-        return self._said is not None or any(
-            nursery is not running.scope_nursery or not all(map(is_own, nursery.child_tasks))
-            for nursery in opened_by(running.task)
-        )
+        if self._said is not None:
+            return True
+        for nursery in opened_by(running.task):
+            if nursery is not running.scope_nursery or not all(map(is_own, nursery.child_tasks)):
+                return True
+        return False
 
     def _is_busy(self, besides: trio.lowlevel.Task | None = None) -> bool:
         """Whether a task is neither in a call nor waits for others."""
