@@ -25,7 +25,6 @@ async def test_a_parent_whose_children_end_one_after_the_other_keeps_its_slot(
     call = Call("block", "1:block")
     durable: Any = SimpleNamespace(
         running=SimpleNamespace(scope_nursery=None),
-        declared=SimpleNamespace(suspend_after=3600),
         parts=SimpleNamespace(jobs=SimpleNamespace(full=True, take_back=lambda _: None)),
         standing={trio.lowlevel.current_task(): call},
         scopes=[],
@@ -39,6 +38,6 @@ async def test_a_parent_whose_children_end_one_after_the_other_keeps_its_slot(
     began = trio.current_time()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(children)
-        await Suspension(cast("Durable", durable)).wait(call, trio.Event(), began + 4)
+        await Suspension(cast("Durable", durable), 3600).wait(call, trio.Event(), began + 4)
     # The last child ends after 2 s.
     assert 2.1 <= suspended[0] - began < 2.5
