@@ -103,6 +103,11 @@ CTRL_C = "trio._core._ki"
 _RUN = "trio._core._run"
 
 
+def runs_tasks(module: object) -> bool:
+    """Whether the frames of this module are those of Trio's loop."""
+    return module == _RUN
+
+
 def task_run_by(module: object, variables: dict[str, Any]) -> Any:
     """The task that a frame runs, given its module's name and its variables; None if it is not the frame of Trio's loop."""
     return variables.get("task") if module == _RUN else None

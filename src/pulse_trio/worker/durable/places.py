@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from ...trio_internals import coroutine_of, opened_by
+from ...trio_internals import coroutine_of, opened_by, runs_tasks
 from ..diagnosis.stack import await_frames
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def place_of_the_cut() -> tuple[str, ...]:
         traceback = traceback.tb_next
     frames: list[FrameType] = []
     frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage] -- a coroutine that runs says nothing
-    while frame is not None and frame.f_globals.get("__name__") != "trio._core._run":
+    while frame is not None and not runs_tasks(frame.f_globals.get("__name__")):
         frames.append(frame)
         frame = frame.f_back
     # The last that it has left: those further in have ended, and what cleans up has begun since.
