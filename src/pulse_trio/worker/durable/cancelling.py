@@ -169,9 +169,8 @@ class Cancelling:
         return min(max(min(moment, trio.current_time()) - self._moved, 0.001), _LONGEST)
 
     def clean_up_begins(self) -> None:
-        """A call begins in a task that was cancelled, in a clean-up: what was cut short may have been no durable call. What is
-        done now rests on the cancellation, and has numbers above those of what came before it."""
-        # The caller has asked for the reason, which finds out whether a deadline has passed.
+        """A call begins (it has asked for the reason) in a task that was cancelled, in a clean-up: what was cut short may have
+        been no durable call. What is done now rests on the cancellation, and has numbers above those of what came before."""
         struck = self._durable.running.reason is not None or is_struck(self._durable)
         if not struck or (trio.current_effective_deadline() == -math.inf and not self._is_cut_in_a_clean_up()):
             return
