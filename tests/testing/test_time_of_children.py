@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from pulse_trio import Handlers, Job
 from pulse_trio.states import State
@@ -106,7 +106,8 @@ async def test_a_child_waits_with_its_sleep_for_what_its_parent_does_meanwhile()
 
     def works() -> None:
         trio.from_thread.run_sync(begun.set)
-        time.sleep(0.2)
+        # The child stands in its sleep.
+        trio.from_thread.run(trio.testing.wait_all_tasks_blocked)
 
     @both.job(durable=True)
     async def child(job: Job) -> None:

@@ -45,13 +45,6 @@ COMPENSATED = "0:compensated"
 """The key of the moment at which a clean-up has ended well. See migrations/0095_clean_ups_that_did_not_end.sql."""
 
 
-class _Watch(Watch):
-    cancelling: Cancelling
-
-    def reached(self) -> None:
-        self.cancelling.reached()
-
-
 @dataclass(slots=True)
 class _Again:
     timer: trio.CancelScope
@@ -59,7 +52,7 @@ class _Again:
     latest: float
     """When it comes again wherever the code is."""
     line: Line
-    watch: _Watch | None = None
+    watch: Watch | None = None
 
 
 class Cancelling:
@@ -318,8 +311,7 @@ class Cancelling:
             running.scope_nursery.start_soon(self._later, again, name="a cancellation that comes again")
             if found.place and running.task is not None:
                 standing = self._durable.standing
-                again.watch = _Watch(running.task, standing, found.place)
-                again.watch.cancelling = self
+                again.watch = Watch(running.task, standing, found.place, self)
         watch = self._again.watch
         if watch is not None and self._has_begun(found) and watch.is_there():
             return False

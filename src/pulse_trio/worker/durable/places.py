@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
@@ -17,7 +18,7 @@ from ...trio_internals import coroutine_of, opened_by, runs_tasks
 from ..diagnosis.stack import await_frames
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
+    from collections.abc import Container, Iterable, Iterator
     from types import FrameType
 
 _DEEPEST, _LONGEST = 30, 200
@@ -48,25 +49,40 @@ def place_of_the_cut() -> tuple[str, ...]:
 
 
 def _place(frames: Iterable[tuple[FrameType, int]]) -> tuple[str, ...]:
-    own = [(frame.f_code, line) for frame, line in frames if not _is_ours(frame)]
-    place = tuple(f"{code.co_qualname}:{line - code.co_firstlineno}" for code, line in own)
+    place = tuple(_lines(frames))
     return place if len(place) <= _DEEPEST and all(len(one) <= _LONGEST for one in place) else ()
+
+
+def _lines(frames: Iterable[tuple[FrameType, int]]) -> Iterator[str]:
+    for frame, line in frames:
+        if not _is_ours(frame):
+            code = frame.f_code
+            yield f"{code.co_qualname}:{line - code.co_firstlineno}"
 
 
 def _is_ours(frame: FrameType) -> bool:
     return f"{frame.f_globals.get('__name__')}.".startswith(_NOT_THE_HANDLERS)
 
 
+class Told(Protocol):
+    """What a watch tells."""
+
+    def reached(self) -> None:
+        """A task awaits something there."""
+        ...
+
+
 class Watch(trio.abc.Instrument):
-    """Is told when a task below `root`, which is none of `standing`, awaits something at a place. Trio tells it of each step of
-    each task, so it is there only while a cancellation is to come again."""
+    """Tells when a task below `root`, which is none of `standing`, awaits something at a place. Trio calls it for each step of
+    each task, so it exists only while a cancellation is to come again."""
 
     def __init__(
-        self, root: trio.lowlevel.Task, standing: Container[trio.lowlevel.Task], place: tuple[str, ...]
+        self, root: trio.lowlevel.Task, standing: Container[trio.lowlevel.Task], place: tuple[str, ...], told: Told
     ) -> None:
         self._root = root
         self._standing = standing
         self._place = place
+        self._told = told
         trio.lowlevel.add_instrument(self)
 
     def is_there(self) -> bool:
@@ -81,15 +97,12 @@ class Watch(trio.abc.Instrument):
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
         if task not in self._standing and self._is_below(task) and self._stands(task):
-            self.reached()
-
-    def reached(self) -> None:
-        """A task awaits something there."""
-        raise NotImplementedError
+            self._told.reached()
 
     def _stands(self, task: trio.lowlevel.Task) -> bool:
         frames: Any = await_frames(coroutine_of(task))
-        return _place(frames)[: len(self._place)] == self._place
+        # What is awaited there may go on for many frames.
+        return tuple(islice(_lines(frames), len(self._place))) == self._place
 
     def _is_below(self, task: trio.lowlevel.Task | None) -> bool:
         while task is not None and task is not self._root:
