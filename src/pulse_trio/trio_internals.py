@@ -118,6 +118,16 @@ def opened_by(task: trio.lowlevel.Task) -> list[trio.Nursery]:
     return task._child_nurseries
 
 
+def tasks_from(root: trio.lowlevel.Task | None) -> Iterator[trio.lowlevel.Task]:
+    """The task and all below it, in the nurseries that they have opened. None: there is none."""
+    tasks = [] if root is None else [root]
+    while tasks:
+        task = tasks.pop()
+        for opened in opened_by(task):
+            tasks.extend(opened.child_tasks)
+        yield task
+
+
 def scopes_around(task: trio.lowlevel.Task) -> Iterator[trio.CancelScope]:
     """The scopes that a task is in, the innermost first, those around the nursery that it was started in included."""
     status = task._cancel_status

@@ -110,7 +110,7 @@ class Cancelling:
 
     def holds_back(self, reason: CancelReason) -> bool:
         """Whether a cancellation of the job must wait: an attempt that still replays has not come to where it is now."""
-        replays = self.resumes or not self._durable.history.replay.over or self._durable.quiet.is_awaited
+        replays = self.resumes or not self._durable.history.replay.over or self._durable.quiet.holds_up()
         if reason in HELD_BACK and not replays and self._comes_before_lines():
             return True
         if reason not in HELD_BACK or not replays or self.noted:

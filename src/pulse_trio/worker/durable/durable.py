@@ -16,7 +16,7 @@ import trio
 from ...describing import leaves_of
 from ...errors import ReplayMismatch
 from ...lines import Kind, Line
-from ...trio_internals import opened_by, waits_for_another_task, waits_for_children
+from ...trio_internals import opened_by, tasks_from, waits_for_another_task, waits_for_children
 from . import beginning, entering, steps, waits
 from .beginning import VERSION
 from .calls import IN_STEP, Call, Turn
@@ -142,7 +142,7 @@ class Durable:
         Raises `ReplayMismatch`.
         """
         replay = self.history.replay
-        if replay.over and not self.quiet.is_awaited:
+        if replay.over and not self.quiet.holds_up():
             try:
                 line = replay.by_key(call)
             except ReplayMismatch as error:
@@ -273,13 +273,8 @@ class Durable:
         """Whether every task of the handler stands in a durable call (is `standing`), or waits for tasks of its own that do.
         `or_wait`: or waits for what another task does."""
         standing = self.standing if standing is None else standing
-        assert self.running.task is not None  # noqa: S101 -- it runs
-        tasks = [self.running.task]
-        while tasks:
-            task = tasks.pop()
+        for task in tasks_from(self.running.task):
             nurseries = opened_by(task)
-            for opened in nurseries:
-                tasks.extend(opened.child_tasks)
             if (
                 task not in standing
                 and not is_own(task)
@@ -331,7 +326,7 @@ class Durable:
         replay = self.history.replay
         while (
             self.fatal is None
-            and (early or not self.quiet.is_awaited)
+            and (early or not self.quiet.holds_up())
             and (turn := self._strikes_anyway() or replay.turn(self.cancelling.is_early, early=early, anew=anew))
         ):
             early = False
@@ -345,7 +340,7 @@ class Durable:
         if replay.out_of_order and not replay.over:
             for scope in self.scopes:
                 scope.strike_out_of_order()
-        if replay.over and not self.quiet.is_awaited:
+        if replay.over and not self.quiet.holds_up():
             self._goes_on_live()
 
     def _strikes_anyway(self) -> Turn | None:

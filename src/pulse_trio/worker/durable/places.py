@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
-from ...trio_internals import coroutine_of, opened_by, runs_tasks
+from ...trio_internals import coroutine_of, runs_tasks, tasks_from
 from ..diagnosis.stack import await_frames
 
 if TYPE_CHECKING:
@@ -87,13 +87,7 @@ class Watch(trio.abc.Instrument):
 
     def is_there(self) -> bool:
         """Whether a task is there now."""
-        tasks = [self._root]
-        while tasks:
-            task = tasks.pop()
-            if task not in self._standing and self._stands(task):
-                return True
-            tasks += [child for opened in opened_by(task) for child in opened.child_tasks]
-        return False
+        return any(task not in self._standing and self._stands(task) for task in tasks_from(self._root))
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
         if task not in self._standing and self._is_below(task) and self._stands(task):

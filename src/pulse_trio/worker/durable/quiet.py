@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 import trio
 
 from ...lines import Kind
-from ...trio_internals import is_cancelled, opened_by, waits_for_another_task, waits_for_children
+from ...trio_internals import is_cancelled, opened_by, tasks_from, waits_for_another_task, waits_for_children
 from .own_tasks import is_own, own_task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from ...lines import Line
     from .durable import Durable
@@ -100,7 +100,7 @@ class Quiet:
     def _is_busy(self, besides: trio.lowlevel.Task | None = None) -> bool:
         """Whether a task is neither in a call nor waits for others."""
         standing, looked_at = self._durable.standing, 0
-        for task in self._tasks():
+        for task in tasks_from(self._durable.running.task):
             looked_at += 1
             if looked_at > _MOST:
                 return True
@@ -113,15 +113,6 @@ class Quiet:
                 return True
         return False
 
-    def _tasks(self) -> Iterator[trio.lowlevel.Task]:
-        assert self._durable.running.task is not None  # noqa: S101 -- it runs
-        tasks = [self._durable.running.task]
-        while tasks:
-            task = tasks.pop()
-            for opened in opened_by(task):
-                tasks.extend(opened.child_tasks)
-            yield task
-
     # Again
 
     def resumes(self, lines: Iterable[Line]) -> None:
@@ -131,9 +122,8 @@ class Quiet:
         if self._changes:
             self._said, self._given_up = self._changes[-1][1], False
 
-    @property
-    def is_awaited(self) -> bool:
-        """Whether what comes next in the history has to wait: it was quiet, and is not."""
+    def holds_up(self) -> bool:
+        """Whether what comes next in the history has to wait: it was quiet, and is not. Sees to it that it goes on then."""
         if self._given_up:
             return False
         durable = self._durable
@@ -164,7 +154,7 @@ class Quiet:
     async def _watch(self) -> None:
         pause = _SOON
         try:
-            while self.is_awaited:
+            while self.holds_up():
                 await trio.sleep(pause)
                 pause = min(pause * 2, _LATER)
         finally:

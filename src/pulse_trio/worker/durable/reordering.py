@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from ...lines import BeyondLimit
-from ...trio_internals import holders_of_what_awaits, opened_by, scopes_around, waits_for_another_task
+from ...trio_internals import holders_of_what_awaits, scopes_around, tasks_from, waits_for_another_task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,11 +97,6 @@ def cuts_too_early(durable: Durable, line: Line) -> bool:
 
 def _waiting_for_another(durable: Durable) -> Iterator[trio.lowlevel.Task]:
     """The tasks that wait for what another one does."""
-    assert durable.running.task is not None  # noqa: S101 -- it runs
-    tasks = [durable.running.task]
-    while tasks:
-        task = tasks.pop()
-        for opened in opened_by(task):
-            tasks.extend(opened.child_tasks)
+    for task in tasks_from(durable.running.task):
         if task not in durable.standing and waits_for_another_task(task):
             yield task

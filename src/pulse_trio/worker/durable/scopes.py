@@ -98,7 +98,7 @@ class Scope(NoScopeOfTrios):
         if ended_key(key) in durable.history.replay.moments:
             self.until = math.inf
         self._live_since: float | None = None
-        if durable.history.replay.over and not durable.quiet.is_awaited:
+        if durable.history.replay.over and not durable.quiet.holds_up():
             self.goes_on_live()
 
     @property
