@@ -97,8 +97,7 @@ class Block:
         """The replay is over: what was started meanwhile is to be written, and a failure that is known cuts the body short."""
         if self._pending:
             self.durable.parts.looks.filled(self)
-        if self.ear.has_failed:
-            self.ear.failed()
+        self.ear.tell_body()
 
     async def flush(self, *, learn: bool = True) -> None:
         """Starts the children that wait to be written together, or finds those of earlier attempts, and with `learn` reads how

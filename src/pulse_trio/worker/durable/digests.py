@@ -19,23 +19,19 @@ _SIZE = 16
 class Digests:
     """Of one block of a job. They are keyed by the job's id, so that equal arguments of two jobs do not look alike."""
 
-    __slots__ = ("_begun", "_by_key", "_of_nothing", "_salt")
+    __slots__ = ("_begun", "_by_key", "_salt")
 
     def __init__(self, job_id: int) -> None:
         self._salt = str(job_id).encode()
         self._by_key: dict[str, bytes] = {}
         self._begun: dict[str, Any] = {}
         """The digest of each kind, to which the arguments are still to be added: to begin one anew takes longer than that."""
-        self._of_nothing: dict[str, bytes] = {}
-        """By kind, that of a child without arguments."""
 
     def add(self, key: str, handler: Handler[..., Any], args: str) -> bytes:
         """The digest of the child `key`; `args` is JSON by name."""
         kind = handler.kind
         if args == "{}":
-            found = self._of_nothing.get(kind)
-            if found is None:
-                found = self._of_nothing[kind] = self._digest(kind, b"{}")
+            found = self._digest(kind, b"{}")
         else:
             # Decoded first: the order of the names, and that of a set, may be another in the next attempt.
             given = handler.signature.by_name(args)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
@@ -22,7 +22,8 @@ _REST_EVERY = 0.5
 """Seconds at least between two looks at those. A notification has the first ones read alone, and many may come in a second."""
 
 
-def _nobody() -> None: ...
+class Body(Protocol):
+    def child_failed(self) -> None: ...
 
 
 class Ear:
@@ -34,8 +35,8 @@ class Ear:
         self.interest = False
         self.has_failed = False
         """Whether the failure of a child is known."""
-        self.failed: Callable[[], None] = _nobody
-        """Called as soon as it is."""
+        self.body: Body | None = None
+        """Is told as soon as it is."""
         self.living = 0
         """Children whose end is not known."""
         self.call: Call | None = None
@@ -57,7 +58,12 @@ class Ear:
 
     def one_failed(self) -> None:
         self.has_failed = True
-        self.failed()
+        self.tell_body()
+
+    def tell_body(self) -> None:
+        """Tells the body of a failure, if one is known."""
+        if self.has_failed and self.body is not None:
+            self.body.child_failed()
 
     def one_lives(self) -> None:
         self.living += 1

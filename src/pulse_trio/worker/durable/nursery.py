@@ -131,7 +131,7 @@ class Opened:
         self._scope = Scope(durable, body_key(call.key), math.inf)
         self._in_body = True
         self._body = self._scope.opened()
-        block.ear.failed = self._child_failed
+        block.ear.body = self
 
     def enter(self) -> DurableNursery:
         """The body begins."""
@@ -151,7 +151,7 @@ class Opened:
             self._in_body = False
         return None if caught else error
 
-    def _child_failed(self) -> None:
+    def child_failed(self) -> None:
         """Its failure is known: the body is cut short before it reads of that, and makes a durable call because of it."""
         if self._in_body and not self.block.collect and self._durable.history.replay.over:
             self._scope.cancel()
@@ -173,7 +173,7 @@ class Opened:
                 await self.block.learn_of_the_living()
             await self.block.catch_up(failed=failed and self.block.collect)
             if self.block.failures:
-                self._child_failed()
+                self.child_failed()
 
     async def end(self, error: BaseException | None) -> None:
         """The end of the block, after the body. Raises its failures."""
