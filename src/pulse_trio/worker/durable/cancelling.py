@@ -149,7 +149,7 @@ class Cancelling:
         self._count = self._durable.keys.count
         place = place_of_the_cut() if clean_up and after else ()
         value = msgspec.json.encode(Stood(at, reason, self._count, after, place=place)).decode()
-        self._durable.quiet.note_cut()
+        self._durable.quiet.note_held(cut=True)
         self._durable.history.hold(Kind.CANCELLED, "job", "", value)
 
     def _is_noted(self) -> None:

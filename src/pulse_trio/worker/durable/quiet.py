@@ -61,17 +61,12 @@ class Quiet:
         if self._is_news():
             self._durable.history.moment(QUIET, float(self._said is True), anew=True)
 
-    def note_held(self, number: int | None = None) -> None:
-        """It is about to hold a line, or has written that with this number by itself."""
-        if self._is_news():
+    def note_held(self, number: int | None = None, *, cut: bool = False) -> None:
+        """It is about to hold a line, or has written that with this number by itself. `cut`: the line says what has cut it
+        short, in a call or in a plain await."""
+        if self._is_news(in_call=not cut or trio.lowlevel.current_task() in self._durable.standing):
             name = "" if number is None else str(number)
             self._durable.history.hold(Kind.MOMENT, QUIET, name, repr(float(self._said is True)))
-
-    def note_cut(self) -> None:
-        """It is about to hold a line that says what has cut it short, in a call or in a plain await."""
-        in_call = trio.lowlevel.current_task() in self._durable.standing
-        if self._is_news(in_call=in_call):
-            self._durable.history.hold(Kind.MOMENT, QUIET, "", repr(float(self._said is True)))
 
     def _is_news(self, *, in_call: bool = True) -> bool:
         """`in_call`: whether the current task is, or was."""

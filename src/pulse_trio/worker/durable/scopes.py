@@ -219,7 +219,7 @@ class Scope(NoScopeOfTrios):
             asked = self.remembered and self.asked == "by its task"
             self._stood = Stood(at, "", 0, after, begun, asked, self._so_far.read, self._so_far.calls)
             self._count_calls()
-            self._durable.quiet.note_cut()
+            self._durable.quiet.note_held(cut=True)
             self._durable.history.hold(Kind.SCOPE_CANCELLED, self.key, "", self._said, gets=self._gets)
 
     def _said(self, _: int) -> str:
