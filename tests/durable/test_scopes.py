@@ -783,7 +783,7 @@ async def test_a_deadline_that_passes_while_a_failure_leaves_the_scope_has_cut_n
 
     async def packs(job: Job) -> None:
         with job.move_on_after(3600, key="outer"):
-            with job.move_on_after(0.3, key="patience") as patience:
+            with job.move_on_after(2, key="patience") as patience:
                 try:
                     async with job.durable_nursery(key="packing") as nursery:
                         nursery.start_soon(child.options(child_key="child"))

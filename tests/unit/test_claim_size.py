@@ -121,6 +121,7 @@ class Table:
     def __init__(self, concurrency: int) -> None:
         self.slots = RealSlots(concurrency)
         self.running = 0
+        self.free = 0
 
 
 def claims(table: Table, size: ClaimSize, claimed: int, *, ended: int, in_seconds: float, clock: MockClock) -> int:
@@ -189,3 +190,49 @@ async def test_the_worker_is_told_when_it_holds_more_jobs_than_slots(mock_clock:
         await wait_all_tasks_blocked()
         assert not told.is_set()
         claims(table, size, 50, ended=0, in_seconds=0.01, clock=mock_clock)
+
+
+async def gathered(size: ClaimSize, table: Table, free: int, ends: list[float]) -> tuple[int, float]:
+    """A claim is due while so many slots are free, and jobs end after so many seconds. Returns with how many it goes, and when."""
+    began = trio.current_time()
+
+    async def end(after: float) -> None:
+        await trio.sleep(after)
+        table.free += 1
+
+    table.free = free
+    async with trio.open_nursery() as nursery:
+        for after in ends:
+            nursery.start_soon(end, after)
+        found = await size.gathered(free)
+        took = trio.current_time() - began
+        nursery.cancel_scope.cancel()
+    return found, round(took, 4)
+
+
+async def test_a_full_worker_whose_jobs_end_one_by_one_claims_several_at_once(autojump_clock: MockClock) -> None:
+    table = Table(500)
+    size = ClaimSize(cast("Any", table))
+    size.answered(trio.current_time(), 1, may_exceed=False)
+    assert await gathered(size, table, 1, [n * 0.0004 for n in range(1, 40)]) == (13, 0.005)
+
+
+async def test_it_waits_no_longer_than_slots_become_free_and_until_there_are_some(autojump_clock: MockClock) -> None:
+    table = Table(500)
+    size = ClaimSize(cast("Any", table))
+    size.answered(trio.current_time(), 1, may_exceed=False)
+    # Five slots have short jobs, beside 495 that run for hours: all five are free again.
+    assert await gathered(size, table, 5, []) == (5, 0.001)
+    assert await gathered(size, table, 5, [0.0005]) == (6, 0.002)
+    assert await gathered(size, table, 30, [0.0005]) == (31, 0.001)
+    # It is longer ago that the last claim was answered.
+    assert await gathered(size, table, 1, [n * 0.0004 for n in range(1, 40)]) == (3, 0.001)
+    assert await gathered(size, table, 1, [0.0005]) == (1, 0.0)
+
+
+async def test_a_claim_for_a_good_part_of_the_slots_or_of_a_small_worker_does_not_wait(autojump_clock: MockClock) -> None:
+    for slots, free in ((500, 31), (100, 6), (31, 1), (1, 1)):
+        table = Table(slots)
+        size = ClaimSize(cast("Any", table))
+        size.answered(trio.current_time(), 1, may_exceed=False)
+        assert await gathered(size, table, free, [0.0005]) == (free, 0.0)

@@ -106,7 +106,7 @@ class ClaimLoop:
         return self._sweeps.next_limited()
 
     async def _round(self) -> None:
-        if not (free := await self._wait_for_room()):
+        if not (free := await self._size.gathered(await self._wait_for_room())):
             return
         heeded = self._wakeups.heed()
         swept = await self._sweep_if_due()
