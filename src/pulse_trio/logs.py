@@ -30,6 +30,7 @@ from .observe import (
     EndedAfterCommit,
     FenceLost,
     HandlerOverran,
+    HistoryFilling,
     JobDied,
     JobEnded,
     JobQuarantined,
@@ -73,6 +74,7 @@ _WARNINGS = (
     TasksLeftBehind,
     LoopBlocked,
     CleanupCut,
+    HistoryFilling,
     HandlerOverran,
     JobsRescued,
     WorkerStale,
@@ -265,6 +267,11 @@ def sentence(event: Event) -> str:
                 f"job {event.job_id} ({event.kind}) did not finish its clean-up: job.cleanup() was cut short after "
                 f"{duration(event.seconds)}, and the rest of it is not done; the setting `cleanup` gives it more time"
             )
+        case HistoryFilling():
+            return (
+                f"job {event.job_id} ({event.kind}) has {event.lines:,} lines of history, and is dead when it has "
+                f"{event.most:,}: put its loop into children"
+            )
         case JobsRescued():
             dead = f", {event.dead} of them dead (no attempts left)" if event.dead else ""
             whose = f" (process {event.pid}){_list_of(event.jobs)}" if event.pid is not None else ""
@@ -321,8 +328,7 @@ def sentence(event: Event) -> str:
             what = "look for due jobs" if event.queue is None else f"claim from the queue {event.queue!r}"
             return (
                 f"the database refuses to {what}: {headline(event.error)}; a row holds a value that no version of pulse-trio "
-                f"writes. "
-                f"Trying again in {duration(event.retry_in)}"
+                f"writes. Trying again in {duration(event.retry_in)}"
             )
         case DatabaseLost():
             return f"database lost ({event.loop}): {headline(event.error)}; trying again in {duration(event.retry_in)}"
@@ -342,8 +348,7 @@ def sentence(event: Event) -> str:
         case NoChildComesUp():
             return (
                 f"giving up: {event.times} worker processes in a row ended before they had started. "
-                "Their output above, "
-                f"or importing the module by hand (python -c 'import ...'), shows why"
+                "Their output above, or importing the module by hand (python -c 'import ...'), shows why"
             )
 
 

@@ -191,6 +191,17 @@ class CleanupCut:
 
 
 @dataclass(frozen=True, slots=True)
+class HistoryFilling:
+    """The history of a durable job has `lines` of the `most` that it may have. With those it is dead."""
+
+    job_id: int
+    kind: str
+    attempt: int
+    lines: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
 class JobsRescued:
     """Expired leases were put back on their queues (or dead-lettered). If a supervisor saw the process `pid` die: the jobs it
     held; `jobs` has the id and the kind of each."""
@@ -434,6 +445,7 @@ Event = (
     | LoopBlocked
     | HandlerOverran
     | CleanupCut
+    | HistoryFilling
     | JobsRescued
     | WorkerStale
     | SuspectAlone

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from pulse_trio import Job, SyncClient
+from pulse_trio import Job, RetryAfter, SyncClient
+from pulse_trio.observe import HistoryFilling
 from pulse_trio.store import family
 from pulse_trio.worker.durable import room
 
@@ -147,3 +148,29 @@ async def test_a_clean_up_that_goes_on_in_a_later_attempt_has_the_room_too(trees
     await trees.burst()
     assert bank == ["refund 0", "refund 1", "tried", "refund 2", "refund 3", "refund 4"]
     assert trees.window.do(family.compensated([job_id])) == [job_id]
+
+
+@pytest.mark.parametrize("lines", ["steps", "events"])
+async def test_a_history_that_has_nearly_all_its_lines_is_a_warning_once(
+    trees: Trees, lines: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "MOST_LINES", 6)
+    monkeypatch.setattr(room, "NEARLY_ALL", 4)
+
+    async def note() -> None: ...
+
+    @trees.handlers.job(durable=True, max_attempts=2)
+    async def order(job: Job) -> None:
+        for _ in range(5):
+            await (job.step(note) if lines == "steps" else job.wait_for_event("more"))
+        if job.attempt == 1:
+            raise RetryAfter(0)
+
+    job_id = trees.enqueue("order")
+    for _ in range(5):
+        SyncClient(trees.dsn).send_event(job_id, "more")
+    await trees.burst()
+    assert trees.job(job_id)["state"] == "completed"
+    assert [(event.job_id, event.kind, event.lines) for event in trees.events.of(HistoryFilling)] == [
+        (job_id, "order", 4)
+    ]

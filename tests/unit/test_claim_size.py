@@ -193,7 +193,7 @@ async def test_the_worker_is_told_when_it_holds_more_jobs_than_slots(mock_clock:
 
 
 async def gathered(size: ClaimSize, table: Table, free: int, ends: list[float]) -> tuple[int, float]:
-    """A claim is due while so many slots are free, and jobs end after so many seconds. Returns with how many it goes, and when."""
+    """A claim is due with so many free slots, and jobs end after so many seconds. Returns for how many it goes, and when."""
     began = trio.current_time()
 
     async def end(after: float) -> None:
@@ -230,7 +230,9 @@ async def test_it_waits_no_longer_than_slots_become_free_and_until_there_are_som
     assert await gathered(size, table, 1, [0.0005]) == (1, 0.0)
 
 
-async def test_a_claim_for_a_good_part_of_the_slots_or_of_a_small_worker_does_not_wait(autojump_clock: MockClock) -> None:
+async def test_a_claim_for_a_good_part_of_the_slots_or_of_a_small_worker_does_not_wait(
+    autojump_clock: MockClock,
+) -> None:
     for slots, free in ((500, 31), (100, 6), (31, 1), (1, 1)):
         table = Table(slots)
         size = ClaimSize(cast("Any", table))

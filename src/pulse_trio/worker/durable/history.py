@@ -33,6 +33,10 @@ class Writer(Protocol):
         """The history has lines to write. Never waits."""
         ...
 
+    def fills(self, history: History) -> None:
+        """The history has nearly all lines that it may have."""
+        ...
+
 
 class _Waiter:
     """A task that waits until the lines up to `line` are written; `decided`: the handler has taken a branch because of them."""
@@ -156,11 +160,17 @@ class History:
     def _append(self, kind: Kind, key: str, name: str, value: Value, event_id: int | None = None) -> Line:
         self.room.check()
         text = value(self.room.next) if callable(value) else value
-        line = Line(self.room.take(len(text or "")), kind, key, name, text, event_id)
+        line = Line(self._take(len(text or "")), kind, key, name, text, event_id)
         self.unwritten.append(line)
         if not self._alone.locked():
             self._writer.add(self)
         return line
+
+    def _take(self, size: int = 0) -> int:
+        number = self.room.take(size)
+        if self.room.is_nearly_full(number):
+            self._writer.fills(self)
+        return number
 
     def moment(self, key: str, until: float, within: str = "", *, anew: bool = False) -> float:
         """The moment that an earlier attempt remembered for the call `key`; `until`, from now on, if none did, or `anew`.
@@ -250,7 +260,7 @@ class History:
                 if self.unwritten:
                     self._writer.add(self)
                 await self.written()
-            number = self.room.take()
+            number = self._take()
             try:
                 yield number
             finally:

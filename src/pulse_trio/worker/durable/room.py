@@ -8,6 +8,8 @@ from ...lines import BeyondLimit
 MOST_LINES = 10_000
 SPARE = 1_000
 """Lines beyond that for the clean-up of a job that is cancelled."""
+NEARLY_ALL = 8_000
+"""Lines at which the operator is warned."""
 MOST_SIZE = 64 * 1024 * 1024
 """Bytes of one history."""
 
@@ -45,6 +47,11 @@ class Room:
         self.next += 1
         self.size += size
         return number
+
+    @staticmethod
+    def is_nearly_full(number: int) -> bool:
+        """Whether the line with this number is the one at which the operator is warned."""
+        return number == NEARLY_ALL
 
     def keep(self) -> None:
         """Keeps room for the line of a call whose work begins, until `give_back`. Raises `BeyondLimit`."""

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from ...errors import DatabaseUnavailable
+from ...observe import HistoryFilling
 from ..outage import Outage
 from ..signal import Signal
+from .room import MOST_LINES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,6 +44,7 @@ class LineWriter:
     def __init__(self, store: LineStore, jobs: JobTable, plan: Plan) -> None:
         self._store = store
         self._jobs = jobs
+        self._observer = plan.observer
         self._outage = Outage("history", plan.observer)
         self._waiting: dict[History, None] = {}
         self._work = Signal()
@@ -50,6 +53,11 @@ class LineWriter:
         """The history has lines to write. Never waits."""
         self._waiting[history] = None
         self._work.give()
+
+    def fills(self, history: History) -> None:
+        """The history has nearly all lines that it may have: the worker says so."""
+        claim = history.running.claim
+        self._observer.emit(HistoryFilling(claim.id, claim.kind, claim.attempt, history.latest, MOST_LINES))
 
     async def run(self) -> None:
         """Writes until cancelled."""
