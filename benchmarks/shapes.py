@@ -159,7 +159,10 @@ def _transactions(meter: Meter) -> tuple[int, ...]:
 
 def run_pgbench(server: Server, count: int) -> Row:
     """pgbench with the statements that a worker sends for `job.transaction()` with one INSERT, in as many messages."""
-    each = max(50, count // CONNECTIONS)
+    # Each of its transactions does the work of so many jobs: it ends none that leaves one of PostgreSQL's open.
+    at_once = 25
+    runs = max(2, count // CONNECTIONS // at_once)
+    each = runs * at_once
     completion = statement("complete_or_raise", "pulse") % {
         b"id": b":id",
         b"attempt": b"1",
@@ -167,13 +170,14 @@ def run_pgbench(server: Server, count: int) -> Row:
         b"result": b"NULL",
         b"keep": b"true",
     }
-    messages = [
-        b"BEGIN; SET LOCAL statement_timeout = 100000",
-        b"INSERT INTO public.written VALUES (:id, 'x')",
-        b"; ".join([b"SAVEPOINT c", *BEFORE_COMMIT, b"\n".join(_code(completion)), b"COMMIT", RESET_SESSION]),
-    ]
-    lines = ["\\set id :lowest + :client_id * :part + :done", "\\set done :done + 1"]
-    lines += [message.decode().replace("; ", " \\; ") + ";" for message in messages]
+    begin = b"BEGIN; SET LOCAL statement_timeout = 100000"
+    ending = [b"SAVEPOINT c", *BEFORE_COMMIT, b"\n".join(_code(completion)), b"COMMIT"]
+    lines = [_message(begin)]
+    for left in reversed(range(at_once)):
+        # The next transaction begins with the end of this one.
+        reset = [b"BEGIN", RESET_SESSION, b"COMMIT", begin] if left else [RESET_SESSION]
+        lines += ["\\set id :lowest + :client_id * :part + :done", "\\set done :done + 1"]
+        lines += [_message(b"INSERT INTO public.written VALUES (:id, 'x')"), _message(b"; ".join([*ending, *reset]))]
     with server.database() as dsn, Meter(server.admin) as meter:
         fill(dsn, each * CONNECTIONS, kind="writes")
         with psycopg.connect(dsn, autocommit=True) as connection:
@@ -184,14 +188,18 @@ def run_pgbench(server: Server, count: int) -> Row:
             connection.execute("VACUUM (ANALYZE) pulse.job")
             (lowest,) = connection.execute("SELECT min(id) FROM pulse.job").fetchone() or (0,)
         before = meter.read()
-        rate = pgbench(
-            dsn, "\n".join(lines), each, clients=CONNECTIONS, mode="simple", lowest=lowest, part=each, done=0
+        rate = at_once * pgbench(
+            dsn, "\n".join(lines), runs, clients=CONNECTIONS, mode="simple", lowest=lowest, part=each, done=0
         )
         after = meter.read()
         with psycopg.connect(dsn) as connection:
             (left,) = connection.execute("SELECT count(*) FROM pulse.job").fetchone() or (None,)
     assert left == 0, f"{left} jobs left: pgbench did not do what it was to do"
     return {"rate": rate, **costs(before, after, each * CONNECTIONS), "workers": 0}
+
+
+def _message(commands: bytes) -> str:
+    return commands.decode().replace("; ", " \\; ") + ";"
 
 
 def _code(text: bytes) -> list[bytes]:

@@ -110,6 +110,8 @@ class TrioConnection(CancellableConnection[Row]):
     """Whether the COMMIT with the epilogue is done."""
     is_reset: bool = False
     """Whether the epilogue is done, too."""
+    begun: bytes = b""
+    """The commands after it that have begun a transaction for the session's next user; empty if none has."""
 
     # Connecting and closing
 
@@ -260,8 +262,14 @@ class TrioConnection(CancellableConnection[Row]):
                 return (yield from self._commit_and_reset(self.epilogue))
         return (yield from super()._exec_command(command, result_format))
 
-    def _commit_and_reset(self, epilogue: bytes | None, before: Sequence[bytes] = ()) -> PQGen[PGresult]:
-        commands = [*before, b"COMMIT"] if epilogue is None else [*before, b"COMMIT", epilogue]
+    def _commit_and_reset(
+        self, epilogue: bytes | None, before: Sequence[bytes] = (), then: bytes = b""
+    ) -> PQGen[PGresult]:
+        after = [] if epilogue is None else [epilogue]
+        if after and then:
+            # In a block of its own: otherwise it would be part of the next transaction, and undone with that.
+            after = [b"BEGIN", *after, b"COMMIT", then]
+        commands = [*before, b"COMMIT", *after]
         results = yield from answers(self.pgconn, b"; ".join(commands))
         # After the first error there is no other result.
         for result in results[: len(before) + 1]:
@@ -272,26 +280,30 @@ class TrioConnection(CancellableConnection[Row]):
             # If the rest failed, the commit is done all the same, and the pool resets the session in its own way, or closes it.
             self.is_over = self._revoked = True
             self.is_reset = not any(failure_of(self.pgconn, answer) for answer in others)
+            self.begun = then if self.is_reset else b""
         return commit
 
-    async def begin(self, settings: bytes = b"") -> None:
-        """Begin a transaction without a block, with these commands in the same message. `finish` commits it, `make_idle` rolls
-        it back; until then psycopg's `commit`, `rollback` and `transaction` act as inside a block."""
+    async def begin(self, commands: bytes = b"BEGIN", *, done: bool = False) -> None:
+        """Begin a transaction without a block, by commands of which the first is BEGIN. `finish` commits it, `make_idle` rolls
+        it back; until then psycopg's `commit`, `rollback` and `transaction` act as inside a block. `done`: the user before
+        has sent these commands already."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        with running_in(Mode.FINISH):
-            await self.command(b"BEGIN; " + settings if settings else b"BEGIN")
+        if not done:
+            with running_in(Mode.FINISH):
+                await self.command(commands)
         self._num_transactions = 1
 
-    async def finish(self, commands: Sequence[bytes] = ()) -> None:
+    async def finish(self, commands: Sequence[bytes] = (), then: bytes = b"") -> None:
         """Commands, COMMIT and the epilogue in one message. Each command gives one result. If one fails, nothing is committed,
-        and the transaction is left as the error left it.
+        and the transaction is left as the error left it. `then`: commands that begin the transaction of the session's next
+        user; they go along where there is an epilogue. Its `now()` is when this message came, up to a COMMIT's time earlier.
 
         Never interrupted halfway, like the end of a block.
         """
         with running_in(Mode.FINISH):
             async with self.lock:
                 self._check_connection_ok()
-                await self.wait(self._commit_and_reset(self.epilogue, commands))
+                await self.wait(self._commit_and_reset(self.epilogue, commands, then))
         self._num_transactions = 0
 
     @asynccontextmanager

@@ -17,18 +17,17 @@ cannot take a connection back from a caller that keeps it.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-import outcome
 import trio
 from psycopg import errors as e
 
 from pulse_trio.errors import DatabaseUnavailable, UsageError
 from pulse_trio.postgres.dsn import redact, shown_dsn
+from pulse_trio.postgres.pool_queue import PoolQueue
 from pulse_trio.postgres.pool_slots import Opening, Slot
 from pulse_trio.postgres.pool_statistics import PoolStatistics
 from pulse_trio.postgres.reconnecting import reconnect_delay
@@ -77,7 +76,7 @@ class TrioPool:
         self._nursery = nursery
         self._idle: list[Slot] = []
         self._lent: set[Slot] = set()
-        self._queue: deque[trio.lowlevel.Task] = deque()
+        self._queue = PoolQueue()
         self._being_made = 0
         self._closed = False
         self._counters = PoolStatistics()
@@ -119,11 +118,13 @@ class TrioPool:
         finally:
             await self.take_back(slot)  # noqa: ASYNC102 - bounded by its mode
 
-    async def take(self, seconds: float = inf) -> Slot:
+    async def take(self, seconds: float = inf, *, begins: bytes = b"") -> Slot:
         """A connection without a block, which costs 5 µs: `take_back` must follow, whatever happens.
 
         Args:
             seconds: to wait for one.
+            begins: the commands that begin the caller's transaction. If it has to wait, the user before may send them with
+                its own COMMIT (`TrioConnection.finish`); then the slot is `begun`.
 
         Raises:
             PoolTimeout: none in time.
@@ -139,28 +140,26 @@ class TrioPool:
             if await self._is_alive(slot):
                 return slot
             await self.take_back(slot)
-        return await self._wait_in_queue(seconds)
-
-    async def _wait_in_queue(self, seconds: float) -> Slot:
         self._counters.queued += 1
         if seconds == inf:  # a scope costs 10 µs
-            return await self._next_offered()
+            return await self._next_offered(begins)
         with trio.move_on_after(seconds):
-            return await self._next_offered()
+            return await self._next_offered(begins)
         self._counters.timeouts += 1
         raise PoolTimeout(f"no connection became free within {seconds:g} s{self._reason()}")
 
-    async def _next_offered(self) -> Slot:
-        started, task = trio.current_time(), trio.lowlevel.current_task()
-        self._queue.append(task)
+    async def _next_offered(self, begins: bytes) -> Slot:
+        started = trio.current_time()
+        waiter = self._queue.join(begins)
         self._grow()
-        slot: Slot = await trio.lowlevel.wait_task_rescheduled(lambda _: self._leave_queue(task))
+        slot = await self._queue.turn_of(waiter)
         self._counters.wait_seconds += trio.current_time() - started
         return slot
 
-    def _leave_queue(self, task: trio.lowlevel.Task) -> trio.lowlevel.Abort:
-        self._queue.remove(task)
-        return trio.lowlevel.Abort.SUCCEEDED
+    @property
+    def begins_next(self) -> bytes:
+        """What the caller that has waited longest has said to `take`."""
+        return self._queue.begins
 
     def _reason(self) -> str:
         if self._last_failure is None:
@@ -191,6 +190,13 @@ class TrioPool:
         Args:
             slot: as `take` gave it; nothing of it may be used any more.
         """
+        is_reset = slot.connection.is_reset
+        if (begun := slot.connection.begun) and not slot.connection.closed:
+            slot.connection = slot.connection.renewed(slot.made)
+            if begun == self._queue.begins and trio.current_time() < slot.expires_at:
+                slot.begun = True
+                self._queue.hand(slot)
+                return
         try:
             await slot.connection.make_idle()
         except BaseException:
@@ -205,7 +211,6 @@ class TrioPool:
             await self._lay_down(slot)
             return
         # Done at once: nothing that the caller kept may be used any more. The rest happens while the caller goes on.
-        is_reset = slot.connection.is_reset
         slot.connection = slot.connection.renewed(slot.made)
         if self._closed or is_reset:
             await self._lay_down(slot)
@@ -245,7 +250,7 @@ class TrioPool:
         """Give a usable connection to the longest waiter, or make it idle."""
         if self._queue:
             self._lent.add(slot)
-            trio.lowlevel.reschedule(self._queue.popleft(), outcome.Value(slot))
+            self._queue.hand(slot)
         else:
             slot.idle_since = trio.current_time()
             self._idle.append(slot)
@@ -334,9 +339,7 @@ class TrioPool:
     async def close(self) -> None:
         """Refuse further requests and close idle connections; a connection in use is closed when it comes back."""
         self._closed = True
-        while self._queue:
-            closed = trio.ClosedResourceError("the pool was closed")
-            trio.lowlevel.reschedule(self._queue.popleft(), outcome.Error(closed))
+        self._queue.close("the pool was closed")
         while self._idle:
             await self._idle.pop().connection.close()
 

@@ -26,6 +26,8 @@ class Slot:
     expires_at: float
     idle_since: float
     made: Made
+    begun: bool = False
+    """Whether its user's transaction has begun already."""
 
 
 # Without repr(): the connection string may have a password.

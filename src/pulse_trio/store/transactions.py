@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ..jobs import Claim, Outcome
     from ..lines import Lines
     from ..postgres import TrioConnection, TrioPool
+    from ..postgres.pool_slots import Slot
 
 _SIZE = 10
 """Connections of one worker for fenced transactions, at most: a database has 100 for all."""
@@ -96,10 +97,9 @@ class TimeLimits(NamedTuple):
 class Begun:
     """A transaction that has begun; the block around it commits, if the completion has not."""
 
-    def __init__(
-        self, connection: TrioConnection[Any], schema: str, answering: trio.CancelScope, *, keep: bool
-    ) -> None:
-        self.connection = connection
+    def __init__(self, slot: Slot, pool: TrioPool, schema: str, answering: trio.CancelScope, *, keep: bool) -> None:
+        self.connection = connection = slot.connection
+        self._pool = pool
         self.completed = False
         self.committed = False
         """Whether the completion is committed, whatever is raised afterwards."""
@@ -147,7 +147,8 @@ class Begun:
         """Commits, with the job's completion or a line of its history: with these commands or with what is written already."""
         self._answering.deadline = trio.current_time() + _ANSWER_WITHIN
         self.committing = True
-        await self.connection.finish(commands)
+        # The transaction of who waits for this connection begins in the same message: one of three less for each job.
+        await self.connection.finish(commands, self._pool.begins_next)
         self.committed = True
 
     async def remember(self, lines: Lines) -> bool | None:
@@ -228,16 +229,17 @@ class FencedTransactions:
         Raises:
             CommitUnknown: whether it was committed is not known.
         """
-        pool = self._opened()
-        slot = await pool.take()
+        pool, begins = self._opened(), _begin(seconds)
+        slot = await pool.take(begins=begins)
         try:
             begun_at = trio.current_time()
             # One scope for BEGIN and COMMIT: each costs 10 µs.
             answering = trio.CancelScope(deadline=begun_at + _ANSWER_WITHIN)
-            begun, entered = Begun(slot.connection, self._schema, answering, keep=self._keep), False
+            begun, entered = Begun(slot, pool, self._schema, answering, keep=self._keep), False
+            done, slot.begun = slot.begun, False
             with answering:
                 try:
-                    await slot.connection.begin(_time_limit(seconds) if seconds < math.inf else b"")
+                    await slot.connection.begin(begins, done=done)
                     if answering.cancel_called:  # the answer came too late, and is no longer waited for
                         raise _unanswered("BEGIN")
                     answering.deadline = math.inf
@@ -331,8 +333,10 @@ def _unanswered(what: str) -> DatabaseUnavailable:
     return DatabaseUnavailable(f"transactions: the database did not answer {what} within {_ANSWER_WITHIN:g} s")
 
 
-def _time_limit(seconds: float) -> bytes:
-    """Sent as a command that begins no query, so that the handler may still say SET TRANSACTION."""
+def _begin(seconds: float) -> bytes:
+    """The time limit is a command that begins no query, so that the handler may still say SET TRANSACTION."""
+    if seconds == math.inf:
+        return b"BEGIN"
     # One second more: while this side lives, its own deadline strikes first, with the better reason.
     milliseconds = min(math.ceil((seconds + 1) * 1000), _LONGEST)
-    return f"SET LOCAL statement_timeout = {max(1, milliseconds)}".encode()
+    return f"BEGIN; SET LOCAL statement_timeout = {max(1, milliseconds)}".encode()
