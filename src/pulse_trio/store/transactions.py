@@ -3,8 +3,8 @@
 The connections are a small pool of their own, made when first needed, so that no handler can delay a claim, a report or a beat.
 The fenced completion is the last statement before COMMIT: it locks the job's row, and a row locked from the start would keep
 the worker's own beats waiting. Both go in one message, and so does the session's reset: the completion raises an error if the
-lease was lost or the row is locked, and PostgreSQL does nothing of a message after its first error. If another job waits for the
-connection, its BEGIN comes last in that message (`TrioPool.begins_next`).
+lease was lost or the row is locked, and PostgreSQL does nothing of a message after its first error. If another job waits for
+the connection, its BEGIN comes last in that message (`TrioPool.begins_next`).
 
 **A COMMIT without an answer** may be done, undone, or still under way on the server. Silence proves nothing: `committed` waits
 for the row, which a completion keeps locked until its transaction has ended, and then looks. If the job still runs by then, the

@@ -16,6 +16,7 @@ import trio
 import trio.lowlevel
 
 from pulse_trio import Discard, Handlers, Job, RetryAfter, Snooze, StepFailed
+from pulse_trio.describing import leaves_of
 
 from .crossed import CROSSED
 
@@ -43,6 +44,10 @@ class Attempt(Protocol):
 
 class Planned(Exception):
     """What a drawn program fails of."""
+
+
+class Flaky(OSError):
+    """What plain code fails of for a moment: no program catches it."""
 
 
 def failure(fail: str, label: str) -> Exception:
@@ -320,7 +325,9 @@ class Interpreter:
     async def do_catch(self, node: Node) -> None:
         try:
             await self.run(node["body"])
-        except Exception:
+        except Exception as error:
+            if any(isinstance(leaf, Flaky) for leaf in leaves_of(error)):
+                raise
             await self.point(node["tag"], "answering")
             if node["then"]:
                 await self.run(node["then"])

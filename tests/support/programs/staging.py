@@ -7,7 +7,8 @@ A fault is struck at a point that the undisturbed play came to, in the first att
 - `stopped`: as when its worker stops;
 - `cancelled`: a person cancels the root; `child cancelled`: the job at whose point it strikes;
 - `cancelled, then 2 lost`: and the second point after that to which a job comes in its clean-up is struck by another one;
-- `cancelled, then 2 cut`: and there the time for clean-ups is over. A person retries the job, which does the rest.
+- `cancelled, then 2 cut`: and there the time for clean-ups is over. A person retries the job, which does the rest;
+- `lost, then 2 flaky`: and plain code of the root fails in a later attempt, before the second step that has a line already.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pulse_trio import InvalidTransition, UnknownJob, Worker, open_client
 from support.stage import parts
 from support.stores import Window, open_store
 
-from .playing import GIVES_UP, HANDLERS, PLAYS, Play
+from .playing import GIVES_UP, HANDLERS, PLAYS, Flaky, Play
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -38,10 +39,10 @@ FAULTS = ("lost", "lost", "lost and deaf", "lost and deaf", "stopped", "cancelle
 SECONDS = ("lost", "lost", "lost and deaf", "stopped", "cancelled", "cut", "cut")
 """What strikes clean-ups."""
 THEN = 0.35
-"""How many of the cancelled programs are struck in a clean-up."""
+"""How many of the cancelled programs are struck in a clean-up, and of the others in a later attempt."""
 KINDS = ("quick", "middling", "patient")
 EXPECTED = re.compile(
-    "[Pp]lanned|RetryAfter|ChildFailed|StepFailed|TooSlowError|TimeoutError|[Ll]ease|^(parent|user|sibling|shutdown)$"
+    "[Pp]lanned|Flaky|RetryAfter|ChildFailed|StepFailed|TooSlowError|TimeoutError|[Ll]ease|^(parent|user|sibling|shutdown)$"
     "|CleanupCut|^the worker stopped before the job had ended$|the job was cancelled meanwhile, and runs once more to clean up"
     "|^a limiter, a lock or a semaphore was given to other tasks than in an earlier attempt"
 )
@@ -85,6 +86,11 @@ class Ended:
     wrong: list[str] = field(default_factory=list[str])
     cancelled: set[int] = field(default_factory=set[int])
     struck: bool = False
+
+    def replays(self, job: Job, at: str) -> bool:
+        """Whether the root comes to this point before a step that an earlier attempt has made."""
+        _, before, label = at.partition(" before ")
+        return job.id == self.root and bool(before) and (job.id, label) in self.play.remembered
 
 
 class Stage:
@@ -175,6 +181,10 @@ class Stage:
         async def strike(job: Job, _: str, at: str) -> None:
             if not ended.struck:
                 now = first if at == point else ""
+            elif second == "flaky":
+                if ended.replays(job, at) and next(points, 0) == 1:
+                    raise Flaky(at)
+                now = ""
             else:
                 now = second if job.cancel_reason in GIVES_UP and next(points, 0) == 1 else ""
             if now:
@@ -193,7 +203,7 @@ class Stage:
         """Plays a program to its end. `kinds` is that of its durable jobs."""
         number = len(PLAYS) + 1
         play = PLAYS[number] = Play(number, {"program": kinds, "leaf": "leaf"}, send=self.send)
-        handler: Any = HANDLERS[kinds].options(max_attempts=spec["attempts"])
+        handler: Any = HANDLERS[kinds].options(max_attempts=spec["attempts"] + fault.endswith("flaky"))
         ended = Ended(play, 0, f"{kinds}, {fault} {point}")
 
         self.arm(ended, fault, point)
@@ -313,8 +323,10 @@ def compare(one: Ended, other: Ended) -> list[str]:
 
 
 def _twice(fault: str, random: Random) -> str:
-    if "cancelled" not in fault or random.random() > THEN:
+    if random.random() > THEN:
         return fault
+    if "cancelled" not in fault:
+        return f"{fault}, then {random.randint(1, 3)} flaky"
     return f"{fault}, then {random.randint(1, 3)} {random.choice(SECONDS)}"
 
 

@@ -16,6 +16,7 @@ from ..jobs.job_states import CleansUpNext
 from .beginning import REFUSED
 from .changed import check_end
 from .durable import RETURNED, Durable
+from .interrupted import ends_with
 from .left_behind import await_left_behind
 from .reordering import begin_anew
 from .resuming import history_of, resume
@@ -174,12 +175,11 @@ async def _called(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
             await durable.failures.forget_those_of(error, steps_alone=steps)  # noqa: ASYNC102 -- waits as long as the lease is proven
         again = await durable.cancelling.ended(error)  # noqa: ASYNC102 -- a handler that does not end is found as stuck
         # A group around it would be a failure, which is retried.
-        if (
-            durable.fatal is not None
-            and error is not durable.fatal
-            and not any(issubclass(type(leaf), trio.Cancelled) for leaf in leaves_of(error))
-        ):
-            raise durable.fatal from error  # noqa: ASYNC104 -- none is among them
+        if durable.fatal is not None and not any(issubclass(type(leaf), trio.Cancelled) for leaf in leaves_of(error)):
+            if (ending := ends_with(durable.fatal)) is not durable.fatal:
+                raise ending  # noqa: ASYNC104, B904 -- none is among them; its cause is the handler's
+            if error is not durable.fatal:
+                raise durable.fatal from error  # noqa: ASYNC104 -- none is among them
         if again:
             raise CleansUpNext(f"{type_name(error)}: {message_of(error)}") from error  # noqa: ASYNC104 -- no `Cancelled`
         raise
@@ -189,7 +189,7 @@ async def _called(durable: Durable, call: Callable[[], Awaitable[Any]]) -> Any:
     if (fatal := durable.fatal or durable.history.replay.left()) is not None and not (
         durable.history.replay.out_of_order and await begin_anew(durable)
     ):
-        raise fatal
+        raise ends_with(fatal)
     # What a handler returns while it is suspended, or has lost its job, counts for nothing.
     if durable.running.cancel_reason not in REFUSED:
         durable.keys.check_awaited()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import trio
@@ -33,6 +34,8 @@ async def begin(durable: Durable, kind: CallKind, name: str, key: str | None, wh
     """
     await _may_begin(durable, what)
     call = Call(kind, durable.keys.next(kind, key, what), name)
+    if durable.history.replay.resumed is not None:
+        call.handles = sys.exception()
     durable.cancelling.moves(asked=True)
     for scope in durable.scopes:
         scope.call_begins()

@@ -24,6 +24,7 @@ class Call:
     `suspendable`: whether it only waits, so that the handler may be suspended; then `scopes` are those around it. `blocks`: it
     waits for the children of these blocks; `fail_blocks`: and for the first failure of one in these; `events`: for these names;
     `until`: for this moment, in seconds since 1970 by the database's clock. `moved`: something that it waits for has come.
+    `handles`: the exception in whose handling it was made, if earlier attempts have left a history.
     `turn` is set when its turn in the replay has come, with its `line`.
     """
 
@@ -31,6 +32,7 @@ class Call:
         "blocks",
         "events",
         "fail_blocks",
+        "handles",
         "key",
         "kind",
         "line",
@@ -46,6 +48,7 @@ class Call:
         self.kind: CallKind = kind
         self.key = key
         self.name = name
+        self.handles: BaseException | None = None
         self.suspendable = False
         self.scopes: Sequence[trio.CancelScope] = ()
         self.moved = False

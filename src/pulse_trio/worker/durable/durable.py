@@ -24,6 +24,7 @@ from .cancelling import Cancelling
 from .changed import check_blocks
 from .failures import Failures, mark
 from .history import History
+from .interrupted import misfit
 from .keys import Keys
 from .left_behind import await_left_behind
 from .opening_scopes import OpenScope
@@ -146,8 +147,7 @@ class Durable:
             try:
                 line = replay.by_key(call)
             except ReplayMismatch as error:
-                self.fail(error)
-                raise
+                raise misfit(self, error, [call]) from error
             if line is not None:
                 if prepare is not None:
                     await prepare()
@@ -165,8 +165,7 @@ class Durable:
         try:
             replay.begin(call)
         except ReplayMismatch as error:
-            self.fail(error)
-            raise
+            raise misfit(self, error, [call]) from error
         call.turn = turn = trio.Event()
         pause, seen, since, late = _AT_ONCE, replay.next_line, trio.current_time(), False
         try:
@@ -188,7 +187,7 @@ class Durable:
                         self.hand_out()
                         if replay.next_line != seen:
                             seen, since = replay.next_line, trio.current_time()
-                        elif replay.idle and not replay.over and help_on(self, since):
+                        elif replay.idle and not replay.over and help_on(self, since, late=late):
                             await begin_anew(self)
                 if call.line is None:
                     # The last line may have been a cancellation of this very call.

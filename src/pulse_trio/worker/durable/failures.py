@@ -196,7 +196,7 @@ class Failures:
         among = self._open if among is None else among
         if not among:
             return []
-        reasons = set(map(id, _reasons(error)))
+        reasons = set(map(id, reasons_of(error)))
         # `except*` raises groups of its own, with the same exceptions in them.
         return [one for one in among if any(id(leaf) in reasons for leaf in leaves_of(one.error))]
 
@@ -215,7 +215,7 @@ def mark(line: int, said: Mark | OfJob) -> str:
     return f"{line}:{said}"
 
 
-def _reasons(error: BaseException) -> Iterator[BaseException]:
+def reasons_of(error: BaseException) -> Iterator[BaseException]:
     """The exceptions in a group, and those that they came from."""
     left, seen = [error], set[int]()
     while left:
@@ -228,7 +228,7 @@ def _reasons(error: BaseException) -> Iterator[BaseException]:
 
 def comes_from_a_cancellation(error: BaseException | None) -> bool:
     """Whether a `Cancelled` is in it, or among what it came from."""
-    return error is not None and any(issubclass(type(leaf), trio.Cancelled) for leaf in _reasons(error))
+    return error is not None and any(issubclass(type(leaf), trio.Cancelled) for leaf in reasons_of(error))
 
 
 def goes_on(task: trio.lowlevel.Task | None, job: trio.Nursery | None = None) -> trio.lowlevel.Task | None:

@@ -277,10 +277,9 @@ class Scope(NoScopeOfTrios):
 
     def _is_left(self, error: BaseException | None) -> None:
         """The block ends, with this exception or none. What cut a plain await short is remembered here."""
-        if (
-            not self.inner.cancel_called
-            and (line := self._durable.history.replay.take_out(self.key, _is_left_so)) is not None
-        ):
+        # What is around it may strike again, and its task go on, before its own line has its turn.
+        fits = _struck_too if self.is_cut_from_outside else _is_left_so
+        if not self.inner.cancel_called and (line := self._durable.history.replay.take_out(self.key, fits)) is not None:
             self.strike_again(line)
         if self.inner.cancel_called and not self._is_left_by_a_failure(error):
             self._is_cut_short()
@@ -364,6 +363,10 @@ def is_struck(durable: Durable) -> bool:
 
 def _is_asked(said: Stood) -> bool:
     return said.read or (said.asked and not said.late)
+
+
+def _struck_too(_: Stood) -> bool:
+    return True
 
 
 def _is_left_so(said: Stood) -> bool:

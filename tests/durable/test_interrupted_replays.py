@@ -1,0 +1,231 @@
+"""Plain code of a handler fails while a later attempt replays. That is no mismatch: the attempt fails of it, undoes nothing,
+and the next one replays again."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+import trio.testing
+
+from pulse_trio import Discard, Job, RetryAfter, Snooze, StepFailed, SyncClient
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from support.trees import Trees
+
+
+async def ended(trees: Trees, job_id: int) -> dict[str, Any]:
+    with trio.fail_after(30):
+        while trees.job(job_id)["finished_at"] is None:
+            await trees.burst(log=False)
+            trees.again()
+    return trees.job(job_id)
+
+
+def outcomes(trees: Trees, job_id: int) -> list[str]:
+    rows = trees.window.run("SELECT outcome FROM attempts WHERE job_id = %s ORDER BY attempt", job_id)
+    return [row["outcome"] for row in rows]
+
+
+class Pages:
+    """A step whose calls end in the order of the names that it is given."""
+
+    def __init__(self, order: str) -> None:
+        self.called: list[str] = []
+        self._ended = {name: trio.Event() for name in order}
+        self._before = dict(zip(order, [None, *order], strict=False))
+
+    async def fetch(self, name: str) -> str:
+        if (before := self._before[name]) is not None:
+            await self._ended[before].wait()
+        self.called.append(name)
+        self._ended[name].set()
+        return name
+
+
+@asynccontextmanager
+async def in_a_nursery() -> AsyncGenerator[None]:
+    async with trio.open_nursery():
+        yield
+
+
+@asynccontextmanager
+async def plainly(scope: AbstractContextManager[Any]) -> AsyncGenerator[None]:
+    with scope:
+        yield
+
+
+AROUND: dict[str, Callable[[Job], Any]] = {
+    "nothing": lambda _: nullcontext(),
+    "job.move_on_after": lambda job: plainly(job.move_on_after(3600, key="patience")),
+    "job.fail_after": lambda job: plainly(job.fail_after(3600, key="patience")),
+    "trio.move_on_after": lambda _: plainly(trio.move_on_after(3600)),
+    "a nursery": lambda _: in_a_nursery(),
+}
+FAILURES = {"error": OSError("down"), "snooze": Snooze(0), "retry-after": RetryAfter(0)}
+
+
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("failure", FAILURES)
+async def test_a_task_that_is_cut_before_the_line_of_the_one_that_fails_is_no_mismatch(
+    trees: Trees, around: str, failure: str
+) -> None:
+    """The other task stands in a call that has a line, behind that of the one that fails. It was cancelled for ever in it."""
+    pages = Pages("ba")
+
+    async def fetches(job: Job, name: str) -> None:
+        if name == "b" and job.attempt == 2:
+            await trio.testing.wait_all_tasks_blocked()
+            raise FAILURES[failure]
+        async with AROUND[around](job) if name == "a" else nullcontext():
+            await job.step(pages.fetch, name, key=name)
+
+    @trees.handlers.job(durable=True, max_attempts=5)
+    async def order(job: Job) -> str:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fetches, job, "a")
+            nursery.start_soon(fetches, job, "b")
+        if job.attempt == 1:
+            raise ValueError("something else")
+        return "all fetched"
+
+    job_id = trees.enqueue("order")
+    found = await ended(trees, job_id)
+    assert (found["state"], found["result"]) == ("completed", "all fetched")
+    second = {"error": "failed", "snooze": "snoozed", "retry-after": "failed"}[failure]
+    assert outcomes(trees, job_id) == ["failed", second, "completed"]
+    assert pages.called == ["b", "a"]
+
+
+@pytest.mark.parametrize("where", ["beside a task", "in a task", "in one task"])
+@pytest.mark.parametrize("swallows", [False, True])
+async def test_what_the_handler_calls_because_of_it_is_refused(trees: Trees, where: str, *, swallows: bool) -> None:
+    pages, undone = Pages("ba"), list[str]()
+
+    async def refund() -> None:
+        undone.append("refund")
+
+    async def service(job: Job) -> None:
+        await trio.lowlevel.checkpoint()
+        if job.attempt == 2:
+            raise OSError("down")
+
+    async def fetches(job: Job, name: str) -> None:
+        if name == "b":
+            await service(job)
+        await job.step(pages.fetch, name, key=name)
+
+    async def fetch_all(job: Job) -> None:
+        if where == "in one task":
+            await fetches(job, "b")
+            await fetches(job, "a")
+            return
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fetches, job, "a")
+            if where == "in a task":
+                nursery.start_soon(fetches, job, "b")
+            else:
+                await fetches(job, "b")
+
+    @trees.handlers.job(durable=True, max_attempts=2)
+    async def order(job: Job) -> str:
+        try:
+            await fetch_all(job)
+        except BaseException:
+            try:
+                with job.cleanup():
+                    await job.step(refund)  # noqa: ASYNC102, ASYNC120 -- job.cleanup() is the shield
+            except Exception:
+                if not swallows:
+                    raise
+            raise
+        if job.attempt == 1:
+            raise ValueError("something else")
+        return "all fetched"
+
+    job_id = trees.enqueue("order")
+    found = await ended(trees, job_id)
+    # Its budget is used up: no history says that anything was undone, and no code has changed.
+    assert (found["state"], undone) == ("dead", [])
+    assert "OSError: down" in found["error"].partition("\n")[0]
+    SyncClient(trees.dsn).retry(job_id)
+    found = await ended(trees, job_id)
+    assert (found["state"], found["result"], undone, pages.called) == ("completed", "all fetched", [], ["b", "a"])
+
+
+@pytest.mark.parametrize("raised", ["by a step", "because of a step", "by a wait", "by a deadline", "by a child"])
+async def test_an_exception_that_comes_from_the_history_is_a_mismatch_still(trees: Trees, raised: str) -> None:
+    """New code makes another call in its `except`: the exception comes again in each attempt, and so would that call."""
+    calls: list[str] = []
+
+    async def act(what: str) -> None:
+        calls.append(what)
+        if what == "fail":
+            raise OSError("down")
+
+    async def undo() -> None:
+        calls.append("undo")
+
+    @trees.handlers.job(max_attempts=1)
+    async def child() -> None:
+        raise Discard("out of stock")
+
+    async def fails(job: Job) -> None:
+        if raised == "by a step":
+            await job.step(act, "fail")
+        elif raised == "because of a step":
+            try:
+                await job.step(act, "fail")
+            except StepFailed as error:
+                raise ValueError("not fetched") from error
+        elif raised == "by a wait":
+            await job.wait_for_event("never", timeout=0)
+        elif raised == "by a deadline":
+            with job.fail_after(0):
+                await job.wait_for_event("never")
+        else:
+            async with job.durable_nursery() as nursery:
+                nursery.start_soon(child)
+
+    @trees.handlers.job(durable=True, max_attempts=5)
+    async def order(job: Job) -> None:
+        try:
+            await fails(job)
+        except (StepFailed, ValueError, TimeoutError, trio.TooSlowError, ExceptionGroup):
+            if job.attempt == 1:
+                await job.step(act, "report")  # noqa: ASYNC120 -- nothing cancels it
+            else:
+                await job.step(undo)  # noqa: ASYNC120 -- nothing cancels it
+        raise OSError("after it")
+
+    job_id = trees.enqueue("order")
+    found = await ended(trees, job_id)
+    assert (found["state"], found["attempt"]) == ("dead", 2)
+    assert found["error"].startswith("ReplayMismatch: ")
+    assert calls[-1] == "report"
+
+
+async def test_a_failure_of_plain_code_after_the_history_is_undone(trees: Trees) -> None:
+    calls: list[str] = []
+
+    async def act(what: str) -> None:
+        calls.append(what)
+
+    @trees.handlers.job(durable=True, max_attempts=2)
+    async def order(job: Job) -> None:
+        await job.step(act, "charge")
+        try:
+            if job.attempt == 2:
+                raise OSError("down")
+            raise ValueError("something else")
+        except OSError:
+            await job.step(act, "refund")  # noqa: ASYNC120 -- nothing cancels it
+            raise
+
+    job_id = trees.enqueue("order")
+    found = await ended(trees, job_id)
+    assert (found["state"], calls) == ("dead", ["charge", "refund"])

@@ -1,0 +1,76 @@
+"""Remembered scopes in each other, of which more than one has struck, beside another task of the handler."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from pulse_trio import Job, SyncClient
+
+if TYPE_CHECKING:
+    from support.trees import Trees
+
+JOBS = 6
+"""In which order Trio lets the tasks go on is drawn for each."""
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["move_on_after", "fail_after"])
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_deadlines_that_passed_while_it_was_suspended_strike_again_in_later_attempts(
+    trees: Trees, *, fails: bool, cancelled: bool
+) -> None:
+    """The outer one ends the task's scopes before the line of the inner one has its turn: there was no scope any more to
+    which that belonged, and the job was dead."""
+    undone: list[int] = []
+
+    async def undo(job_id: int) -> None:
+        undone.append(job_id)
+
+    async def note() -> None: ...
+
+    @trees.handlers.job(durable=True, suspend_after=0)
+    async def order(job: Job) -> list[bool]:
+        deadline = job.fail_after if fails else job.move_on_after
+        struck: list[bool] = []
+
+        async def waits() -> None:
+            try:
+                with deadline(3600, key="outer") as outer, deadline(3600, key="inner") as inner:
+                    await job.wait_for_event("never", key="never")
+            except trio.TooSlowError:
+                pass
+            struck.extend([outer.cancelled_caught, inner.cancelled_caught])
+
+        async def goes_on() -> None:
+            try:
+                await job.wait_for_event("go", key="go")
+            except trio.Cancelled:
+                with job.cleanup():
+                    await job.step(undo, job.id, key="undo")  # noqa: ASYNC102 -- job.cleanup() is the shield
+                raise
+
+        await job.step(note)
+        async with trio.open_nursery() as tasks:
+            tasks.start_soon(waits)
+            tasks.start_soon(goes_on)
+        return struck
+
+    ids, client = [trees.enqueue("order") for _ in range(JOBS)], SyncClient(trees.dsn)
+    await trees.burst()
+    for job_id in ids:
+        trees.time_passes(job_id)
+    await trees.burst()
+    for job_id in ids:
+        if cancelled:
+            client.cancel(job_id)
+        else:
+            client.send_event(job_id, "go")
+    await trees.burst()
+    found = [trees.job(job_id) for job_id in ids]
+    assert [job["error"] for job in found if job["error"] is not None and "ReplayMismatch" in job["error"]] == []
+    if cancelled:
+        assert ([job["state"] for job in found], sorted(undone)) == (["cancelled"] * JOBS, ids)
+    else:
+        assert [(job["state"], job["result"]) for job in found] == [("completed", [True, False])] * JOBS
