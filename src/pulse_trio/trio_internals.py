@@ -2,7 +2,8 @@
 """The private parts of Trio that a worker depends on, in one place and checked at import.
 
 A Trio without one of them stops the program at import, with the name of the missing part and the version, instead of failing
-a job later. Two parts are optional and have fallbacks: which tasks hold a lock, and whether a thread was abandoned.
+a job later. Three parts are optional and have fallbacks: which tasks hold a lock, whether a thread was abandoned, and what the
+tasks of an open nursery have failed of.
 """
 
 from __future__ import annotations
@@ -116,6 +117,11 @@ def task_run_by(module: object, variables: dict[str, Any]) -> Any:
 def opened_by(task: trio.lowlevel.Task) -> list[trio.Nursery]:
     """The nurseries that a task has opened and not closed, the innermost last: Trio's own list."""
     return task._child_nurseries
+
+
+def failures_in(nursery: trio.Nursery) -> list[BaseException]:
+    """What tasks of a nursery that is open, and its body, have ended with. If Trio does not say, none has."""
+    return list(getattr(nursery, "_pending_excs", ()))
 
 
 def tasks_from(root: trio.lowlevel.Task | None) -> Iterator[trio.lowlevel.Task]:

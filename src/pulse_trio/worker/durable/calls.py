@@ -21,8 +21,8 @@ class Call:
     """`key` names it within its job, `name` is that of the function or the event. It stands in its place of the handler while
     `Durable.awaiting(call)` is open.
 
-    `suspendable`: whether it only waits, so that the handler may be suspended; then `scopes` are those around it. `blocks`: it
-    waits for the children of these blocks; `fail_blocks`: and for the first failure of one in these; `events`: for these names;
+    `scopes`: those around it, if it only waits, so that the handler may be suspended (is `suspendable`). `blocks`: it waits
+    for the children of these blocks; `fail_blocks`: and for the first failure of one in these; `events`: for these names;
     `until`: for this moment, in seconds since 1970 by the database's clock. `moved`: something that it waits for has come.
     `handles`: the exception in whose handling it was made, if earlier attempts have left a history.
     `turn` is set when its turn in the replay has come, with its `line`.
@@ -39,7 +39,6 @@ class Call:
         "moved",
         "name",
         "scopes",
-        "suspendable",
         "turn",
         "until",
     )
@@ -49,8 +48,7 @@ class Call:
         self.key = key
         self.name = name
         self.handles: BaseException | None = None
-        self.suspendable = False
-        self.scopes: Sequence[trio.CancelScope] = ()
+        self.scopes: Sequence[trio.CancelScope] | None = None
         self.moved = False
         self.blocks: Sequence[int] = ()
         self.fail_blocks: Sequence[int] = ()
@@ -58,6 +56,11 @@ class Call:
         self.until: float | None = None
         self.turn: trio.Event | None = None
         self.line: Line | None = None
+
+    @property
+    def suspendable(self) -> bool:
+        """Whether it only waits."""
+        return self.scopes is not None
 
     def __repr__(self) -> str:
         return f"{self.kind} {self.name}".rstrip() + f" (key {self.key})"

@@ -56,7 +56,7 @@ The call that began last looks at once: behind a limiter each line of the histor
 
 RETURNED = Call("block", "")
 """Where the main task of a handler stands that has returned, while tasks of `job.nursery` run."""
-RETURNED.suspendable = True
+RETURNED.scopes = ()
 
 
 Failed = TypeVar("Failed", bound=Exception)
@@ -147,7 +147,7 @@ class Durable:
             try:
                 line = replay.by_key(call)
             except ReplayMismatch as error:
-                raise misfit(self, error, [call]) from error
+                raise misfit(self, error, {trio.lowlevel.current_task(): call}) from error
             if line is not None:
                 if prepare is not None:
                     await prepare()
@@ -165,7 +165,7 @@ class Durable:
         try:
             replay.begin(call)
         except ReplayMismatch as error:
-            raise misfit(self, error, [call]) from error
+            raise misfit(self, error, {trio.lowlevel.current_task(): call}) from error
         call.turn = turn = trio.Event()
         pause, seen, since, late = _AT_ONCE, replay.next_line, trio.current_time(), False
         try:
@@ -187,7 +187,7 @@ class Durable:
                         self.hand_out()
                         if replay.next_line != seen:
                             seen, since = replay.next_line, trio.current_time()
-                        elif replay.idle and not replay.over and help_on(self, since, late=late):
+                        elif replay.idle and not replay.over and help_on(self, since):
                             await begin_anew(self)
                 if call.line is None:
                     # The last line may have been a cancellation of this very call.

@@ -215,15 +215,16 @@ def mark(line: int, said: Mark | OfJob) -> str:
     return f"{line}:{said}"
 
 
-def reasons_of(error: BaseException) -> Iterator[BaseException]:
-    """The exceptions in a group, and those that they came from."""
+def reasons_of(error: BaseException, *, contexts: bool = True) -> Iterator[BaseException]:
+    """The exceptions in a group, and those that they came from; without `contexts` only those that they name as causes."""
     left, seen = [error], set[int]()
     while left:
         for leaf in leaves_of(left.pop()):
             if id(leaf) not in seen:
                 seen.add(id(leaf))
                 yield leaf
-                left += [one for one in (leaf.__cause__, leaf.__context__) if one is not None]
+                came_from = (leaf.__cause__, leaf.__context__ if contexts else None)
+                left += [one for one in came_from if one is not None]
 
 
 def comes_from_a_cancellation(error: BaseException | None) -> bool:

@@ -13,16 +13,17 @@ import trio
 
 from ...describing import leaves_of
 from ...errors import ChildFailed
+from ...trio_internals import failures_in, opened_by
 from .failures import reasons_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterator, Mapping
 
     from ...errors import ReplayMismatch
     from .calls import Call
     from .durable import Durable
 
-_OURS = __name__.rpartition(".")[0]
+_OURS = f"{__name__.partition('.')[0]}."
 
 
 class Interrupted(Exception):
@@ -37,33 +38,45 @@ class Interrupted(Exception):
         self.error = error
 
 
-def misfit(durable: Durable, mismatch: ReplayMismatch, calls: Iterable[Call]) -> Exception:
-    """These calls do not fit the history. Returns what they raise, and the attempt ends with."""
-    error = plain_failure(calls)
+def misfit(durable: Durable, mismatch: ReplayMismatch, calls: Mapping[trio.lowlevel.Task, Call]) -> Exception:
+    """These calls of tasks do not fit the history. Returns what they raise."""
+    error = plain_failure(durable, calls)
     return durable.fail(mismatch if error is None else Interrupted(error, mismatch))
 
 
-def plain_failure(calls: Iterable[Call]) -> Exception | None:
-    """The exception of plain code because of which one of these was made."""
-    handled = (call.handles for call in calls)
-    return next((error for error in handled if isinstance(error, Exception) and _is_plain(error)), None)
+def plain_failure(durable: Durable, calls: Mapping[trio.lowlevel.Task, Call]) -> Exception | None:
+    """The exception of plain code because of which one of these was made: in its handling, or in the clean-up of a task that
+    was cancelled for it."""
+    found = [call.handles for call in calls.values() if call.handles is not None]
+    for task in calls:
+        found += _failures_around(durable, task)
+    return next((error for error in found if isinstance(error, Exception) and _is_plain(error)), None)
+
+
+def _failures_around(durable: Durable, task: trio.lowlevel.Task | None) -> Iterator[BaseException]:
+    """Those in the handler's nurseries that a task is in, and which are cancelled."""
+    while task is not None:
+        for nursery in opened_by(task):
+            if nursery.cancel_scope.cancel_called and nursery is not durable.running.scope_nursery:
+                for error in failures_in(nursery):
+                    yield from leaves_of(error)
+        task = None if task is durable.running.task or task.parent_nursery is None else task.parent_nursery.parent_task
 
 
 def _is_plain(error: Exception) -> bool:
     """Whether it comes neither from a cancellation nor from a durable call: what these raise is in the history, and comes again
-    in each attempt."""
+    in each attempt. What was raised while such an exception was handled, and does not name it as its cause, may be either."""
     return all(issubclass(type(leaf), Exception) for leaf in leaves_of(error)) and not any(
-        issubclass(type(one), (trio.Cancelled, ChildFailed)) or _is_raised_by_us(one) for one in reasons_of(error)
+        issubclass(type(one), (trio.Cancelled, ChildFailed)) or _is_raised_by_us(one)
+        for one in reasons_of(error, contexts=False)
     )
 
 
 def _is_raised_by_us(error: BaseException) -> bool:
     traceback = error.__traceback__
-    while traceback is not None:
-        if str(traceback.tb_frame.f_globals.get("__name__")).startswith(_OURS):
-            return True
+    while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next
-    return False
+    return traceback is not None and str(traceback.tb_frame.f_globals.get("__name__")).startswith(_OURS)
 
 
 def ends_with(fatal: Exception) -> Exception:

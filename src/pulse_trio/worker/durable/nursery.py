@@ -22,6 +22,7 @@ from ..jobs.job_states import DurableCallRefused
 from .beginning import is_in_step, refusal
 from .changed import check_children
 from .children import FAILED
+from .interrupted import Interrupted
 from .scopes import Scope, shielded_from_scopes
 from .seen import note_what_was_seen
 from .unopened import body_key
@@ -181,9 +182,10 @@ class Opened:
             await self._cut()
             raise error
         if (fatal := self._durable.fatal) is not None:
-            if not _is_dead_of(fatal):
+            if not _is_dead_of(fatal) and not isinstance(fatal, Interrupted):
                 await self._close("parent")
             raise error or fatal
+        self._call.handles = error
         try:
             line = await self._durable.replayed(self._call, self._learn_of_its_end)
         except trio.Cancelled:

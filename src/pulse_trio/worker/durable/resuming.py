@@ -15,7 +15,7 @@ from .keys import block_number
 from .old_lines import completed
 from .reordering import cuts_too_early, may_begin_anew, may_cut, stands_long_enough
 from .replay import Replay
-from .standing import is_cut_late, is_cut_now
+from .standing import is_behind_a_cut, is_cut_now
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
@@ -76,14 +76,13 @@ async def resume(durable: Durable) -> None:
             await trio.lowlevel.checkpoint()
 
 
-def help_on(durable: Durable, since: float, *, late: bool) -> bool:
+def help_on(durable: Durable, since: float) -> bool:
     """No call has come for the next line, since a moment on Trio's clock. A failure that was left out because an attempt had
     failed of it is handed out again if the line may rest on it. Without one this is a mismatch, if every task stands in a
-    durable call. Returns whether the attempt is to begin anew, because tasks have gone on in another order. `late`: the
-    caller's own call was cancelled, and waits for its line all the same."""
+    durable call. Returns whether the attempt is to begin anew, because tasks have gone on in another order."""
     replay, caller = durable.history.replay, trio.lowlevel.current_task()
-    others = [task for task, call in durable.standing.items() if call.turn is not None and task is not caller]
-    if any(map(is_cut_now, others)):
+    waiting = [task for task, call in durable.standing.items() if call.turn is not None]
+    if any(is_cut_now(task) for task in waiting if task is not caller):
         return False  # it has only not had its turn since
     stuck = durable.all_stand()
     if stuck and (early := durable.cancelling.awaited) is not None:
@@ -102,13 +101,16 @@ def help_on(durable: Durable, since: float, *, late: bool) -> bool:
             return False
     if (stuck or stood_still >= min(_LONG, half)) and durable.failures.recall():
         durable.hand_out()
-    elif stuck and (late or any(map(is_cut_late, others))):
+        return False
+    if stuck and any(map(is_behind_a_cut, waiting)):
         # It had ended all the same, and is cut sooner now: its nursery's failure comes before its line.
         durable.hand_out(early=True)
-    elif stuck:
-        if replay.out_of_order and plain_failure(durable.standing.values()) is None and may_begin_anew(durable):
+        if not replay.idle:
+            return False
+    if stuck:
+        if replay.out_of_order and plain_failure(durable, durable.standing) is None and may_begin_anew(durable):
             return True
-        misfit(durable, replay.stuck(), durable.standing.values())
+        misfit(durable, replay.stuck(), durable.standing)
     elif stood_still >= min(_VERY_LONG, half):
         durable.hand_out(early=True)
     else:
@@ -132,7 +134,7 @@ def give_way(durable: Durable, stood_still: float | None = None) -> bool:
             return True
         if line.kind is Kind.CANCELLED and durable.running.cancel_reason is None:
             # The clean-up would not know what was done, and say that all is undone.
-            misfit(durable, replay.stuck(reordered=True), durable.standing.values())
+            misfit(durable, replay.stuck(reordered=True), durable.standing)
             return False
     durable.hand_out(early=True)
     if stood_still is None or not replay.idle or replay.over:
@@ -142,7 +144,7 @@ def give_way(durable: Durable, stood_still: float | None = None) -> bool:
     elif may_cut(durable) and may_begin_anew(durable):
         return stands_long_enough(durable, stood_still)
     elif durable.cancelling.is_held_back:
-        misfit(durable, replay.stuck(reordered=True), durable.standing.values())
+        misfit(durable, replay.stuck(reordered=True), durable.standing)
     elif replay.goes_on_by_keys():
         durable.hand_out()
     return False

@@ -41,10 +41,10 @@ def is_cut_now(task: trio.lowlevel.Task) -> bool:
     return not own.shield and is_cut(around)
 
 
-def is_cut_late(task: trio.lowlevel.Task) -> bool:
-    """Whether a task that waits for its line has been cancelled, and waits for it all the same."""
-    own, *around = scopes_around(task)
-    return own.shield and is_cut(around)
+def is_behind_a_cut(task: trio.lowlevel.Task) -> bool:
+    """Whether something around a task that waits for its line has been cancelled: it had ended in spite of that, or stands in a
+    clean-up."""
+    return any(scope.cancel_called for scope in scopes_around(task))
 
 
 def is_cut(scopes: Iterable[trio.CancelScope], struck: Container[trio.CancelScope] | None = None) -> bool:

@@ -64,7 +64,7 @@ class Suspension:
         `call` names. The caller has opened `durable.awaiting(call)`, and all lines that it depends on are written."""
         now = trio.current_time()
         after = self._after
-        call.suspendable, call.scopes = True, self._scopes_around()
+        call.scopes = self._scopes_around()
         pause = _FIRST_LOOK
         try:
             while not news.is_set() and now < until:
@@ -84,7 +84,7 @@ class Suspension:
                     await news.wait()
                 now = trio.current_time()
         finally:
-            call.suspendable, call.scopes = False, ()
+            call.scopes = None
             self._go_on()
 
     # Closing blocks
@@ -196,7 +196,7 @@ class Suspension:
         """Whether a call that waits has been cancelled, and its task has only not had its turn since. Its moment counts no
         more: a handler whose sleep was over, and which had cancelled a task that sleeps for an hour, was suspended for that
         hour, because that task looked whether all others wait in the same pass of Trio's."""
-        return any(is_cut(call.scopes) for call in self._durable.standing.values())
+        return any(is_cut(call.scopes or ()) for call in self._durable.standing.values())
 
     @property
     def held_by_a_plain_deadline(self) -> bool:
@@ -204,7 +204,7 @@ class Suspension:
         been given its deadline since the call waits."""
         ours = {scope.inner for scope in self._durable.scopes}
         calls = self._durable.standing.values()
-        return any(scope.deadline < math.inf and scope not in ours for call in calls for scope in call.scopes)
+        return any(scope.deadline < math.inf and scope not in ours for call in calls for scope in call.scopes or ())
 
     def _scopes_around(self) -> list[trio.CancelScope]:
         """The scopes of the handler that this task is in, without those of the job."""
