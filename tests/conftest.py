@@ -22,7 +22,7 @@ from pulse_trio.testing.databases import drop_databases
 from pulse_trio.testing.faults.processes import Processes, clean_environment, open_processes
 from pulse_trio.testing.faults.proxy import Proxy, open_proxy
 from support.collecting import has_mark, is_async_test
-from support.databases import Databases
+from support.databases import Databases, make_template
 from support.forking import Forker, Scripts, open_forker, variables_of_start
 from support.scheduling import LongestFirst, Notes, longest_first
 from support.server import open_server
@@ -50,6 +50,7 @@ class RunServer:
             server = self._open.enter_context(open_server())
             self._dsn, self.origin = server.dsn, server.origin
             self._open.callback(drop_databases, server.dsn, self.prefix)
+            make_template(server.dsn, self.prefix)
         return self._dsn
 
     def close(self) -> None:
