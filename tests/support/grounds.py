@@ -27,7 +27,9 @@ EMPTIED = """
 """
 NEWEST = """
   SELECT (SELECT max(oid) FROM pg_class) AS relation, (SELECT max(oid) FROM pg_proc) AS function,
-    (SELECT max(oid) FROM pg_trigger) AS trigger, (SELECT max(oid) FROM pg_constraint) AS rule
+    (SELECT max(oid) FROM pg_trigger) AS trigger, (SELECT max(oid) FROM pg_constraint) AS rule,
+    (SELECT max(xmin::text::bigint) FROM pg_proc WHERE pronamespace = 'pulse'::regnamespace) AS replaced,
+    (SELECT max(xmin::text::bigint) FROM pg_class WHERE relnamespace = 'pulse'::regnamespace) AS altered
 """
 
 
@@ -43,7 +45,7 @@ class Ground:
 
     @contextmanager
     def taken(self) -> Generator[Window]:
-        """Empty. After a test that fails, or creates something of its own in it, the next gets a new one."""
+        """Empty. After a test that fails, or that creates or replaces something in it, the next gets a new one."""
         window = self._window or self._new()
         try:
             yield window
