@@ -22,7 +22,7 @@ from pulse_trio.testing.databases import drop_databases
 from pulse_trio.testing.faults.processes import Processes, clean_environment, open_processes
 from pulse_trio.testing.faults.proxy import Proxy, open_proxy
 from support.collecting import has_mark, is_async_test
-from support.databases import Databases
+from support.databases import Databases, make_template
 from support.forking import Forker, Scripts, open_forker, variables_of_start
 from support.scheduling import LongestFirst, Notes, longest_first
 from support.server import open_server
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 SERVER = pytest.StashKey["RunServer"]()
 VARIABLES = pytest.StashKey[dict[str, str]]()
+NEW_OBJECTS = 10_000
+"""After which Python looks for garbage."""
 
 
 class RunServer:
@@ -48,6 +50,7 @@ class RunServer:
             server = self._open.enter_context(open_server())
             self._dsn, self.origin = server.dsn, server.origin
             self._open.callback(drop_databases, server.dsn, self.prefix)
+            make_template(server.dsn, self.prefix)
         return self._dsn
 
     def close(self) -> None:
@@ -105,12 +108,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LongestFirst
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """What is collected stays until the end of the run, so the collector of garbage leaves it alone: each process of xdist
-    collects all tests, and scanned them over and over while it did, and again in the tests."""
+    collects all tests, and scanned them over and over while it did, and again in the tests. There it looks ten times less
+    often than Python's default: that was a twentieth of the CPU of these processes."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(NEW_OBJECTS)
         gc.enable()
 
 

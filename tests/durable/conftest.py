@@ -7,11 +7,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pulse_trio import states
-from pulse_trio.testing.kept import keeping
+from pulse_trio.client import sync
+from pulse_trio.testing.kept import connected, keeping
+from support.grounds import Ground
+from support.stores import Window
 from support.trees import Trees
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from support.databases import Databases
 
 
 @pytest.fixture(autouse=True)
@@ -20,9 +25,29 @@ def late_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(states, "retry_delay", lambda _: 3600.0)
 
 
+@pytest.fixture(autouse=True)
+def kept_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A blocking client leaves its connection to the next call of one: a new one costs the server twenty times what a call
+    does."""
+    monkeypatch.setattr(sync, "connect_sync", connected)
+
+
+@pytest.fixture(scope="module")
+def ground(databases: Databases) -> Iterator[Ground]:
+    ground = Ground(databases)
+    yield ground
+    ground.close()
+
+
 @pytest.fixture
-def trees(dsn: str) -> Iterator[Trees]:
-    with keeping(dsn):
-        grown = Trees(dsn)
-        yield grown
-        grown.window.close()
+def trees(ground: Ground) -> Iterator[Trees]:
+    """On a database without jobs."""
+    with ground.taken() as window:
+        yield Trees(window)
+
+
+@pytest.fixture
+def own_trees(dsn: str) -> Iterator[Trees]:
+    """For a test that changes the database itself, or looks at its sessions."""
+    with keeping(dsn), Window(dsn) as window:
+        yield Trees(window)

@@ -304,8 +304,9 @@ async def test_a_parent_cancels_one_child_alone_in_a_step_and_later_attempts_fin
     assert len(withdrawals) == 1
 
 
-async def test_the_upgrade_opens_the_requests_of_jobs_that_live_and_no_others(trees: Trees) -> None:
+async def test_the_upgrade_opens_the_requests_of_jobs_that_live_and_no_others(own_trees: Trees) -> None:
     """A version before closed the request with the first attempt that was lost."""
+    trees = own_trees
     heard: list[tuple[str | None, str | None]] = []
 
     async def charge() -> None: ...

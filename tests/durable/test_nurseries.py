@@ -724,7 +724,8 @@ async def test_a_burst_ends_after_the_looks_that_are_left_to_do(trees: Trees) ->
     assert trees.job(job_id)["result"] == "yes"
 
 
-async def test_a_worker_without_durable_handlers_has_no_connection_for_trees(trees: Trees) -> None:
+async def test_a_worker_without_durable_handlers_has_no_connection_for_trees(own_trees: Trees) -> None:
+    trees = own_trees
     looked = trio.Event()
 
     @trees.handlers.job

@@ -10,20 +10,21 @@ from pulse_trio.testing.kept_worker import KeepingWorker
 from pulse_trio.worker.durable.cancelling import COMPENSATED
 from pulse_trio.worker.durable.quiet import QUIET
 from support.stage import Recorder
-from support.stores import Window, open_store
+from support.stores import open_store
 
 if TYPE_CHECKING:
     from pulse_trio import WorkerReport
+    from support.stores import Window
 
 
 class Trees:
-    """`handlers` to declare, and one database."""
+    """`handlers` to declare, and the database that `window` looks at."""
 
-    def __init__(self, dsn: str) -> None:
-        self.dsn = dsn
+    def __init__(self, window: Window) -> None:
+        self.dsn = window.dsn
         self.handlers = Handlers()
         self.events = Recorder()
-        self.window = Window(dsn)
+        self.window = window
 
     def worker(self, **settings: Any) -> Worker:
         """A worker of these handlers."""
