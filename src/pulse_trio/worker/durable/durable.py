@@ -147,7 +147,7 @@ class Durable:
             try:
                 line = replay.by_key(call)
             except ReplayMismatch as error:
-                raise misfit(self, error, {trio.lowlevel.current_task(): call}) from error
+                raise misfit(self, error, {trio.lowlevel.current_task(): call}) from None
             if line is not None:
                 if prepare is not None:
                     await prepare()
@@ -165,7 +165,7 @@ class Durable:
         try:
             replay.begin(call)
         except ReplayMismatch as error:
-            raise misfit(self, error, {trio.lowlevel.current_task(): call}) from error
+            raise misfit(self, error, {trio.lowlevel.current_task(): call}) from None
         call.turn = turn = trio.Event()
         pause, seen, since, late = _AT_ONCE, replay.next_line, trio.current_time(), False
         try:

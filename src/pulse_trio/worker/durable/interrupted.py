@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ...describing import leaves_of
+from ...describing import headline_of, leaves_of
 from ...errors import ChildFailed
 from ...trio_internals import failures_in, opened_by
 from .failures import reasons_of
@@ -32,8 +32,8 @@ class Interrupted(Exception):
     def __init__(self, error: Exception, mismatch: ReplayMismatch) -> None:
         found = str(mismatch).partition(". ")[0]
         super().__init__(
-            f"the handler has failed while it replayed its history, and what it calls then is refused: {found}. The next "
-            "attempt replays again"
+            f"the handler has failed while it replayed its history ({headline_of(error)}), and what it calls then is refused: "
+            f"{found}. The next attempt replays again"
         )
         self.error = error
 
