@@ -38,17 +38,18 @@ async def store(dsn: str) -> AsyncGenerator[WorkerStore]:
 
 
 @pytest.fixture
-def done(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of each transaction, whether it had begun when its user got the connection."""
-    done: list[bool] = []
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What each transaction sent to begin: `BEGIN`, `SET LOCAL` (its own limit, where it has begun with another one), or
+    nothing."""
+    sent: list[str] = []
     begin = TrioConnection.begin
 
-    async def noted(self: Any, *args: Any, **given: bool) -> None:
-        done.append(given["done"])
-        await begin(self, *args, **given)
+    async def noted(self: Any, commands: bytes) -> None:
+        sent.append(commands.decode().partition("; ")[0].partition(" statement_timeout")[0])
+        await begin(self, commands)
 
     monkeypatch.setattr(TrioConnection, "begin", noted)
-    return done
+    return sent
 
 
 async def wait_for_it(
@@ -75,7 +76,7 @@ async def value(begun: Begun, query: LiteralString) -> Any:
 
 @pytest.mark.parametrize("change", CHANGES)
 async def test_what_a_handler_changes_in_its_session_is_gone_for_who_waits(
-    change: LiteralString, store: WorkerStore, window: Window, done: list[bool]
+    change: LiteralString, store: WorkerStore, window: Window, sent: list[str]
 ) -> None:
     async with store.transactions.begin() as begun:
         before = await session(begun)
@@ -95,13 +96,13 @@ async def test_what_a_handler_changes_in_its_session_is_gone_for_who_waits(
         await used.execute(change)
         assert await begun.complete(end(claim))
     assert found == [before, before]
-    assert done == [False, False, True]
+    assert sent == ["BEGIN", "BEGIN", ""]
     with pytest.raises(psycopg.OperationalError, match="closed"):
         await used.execute("SELECT 1")
 
 
 async def test_each_has_its_own_time_limit_and_its_writes_are_its_own(
-    store: WorkerStore, window: Window, done: list[bool]
+    store: WorkerStore, window: Window, sent: list[str]
 ) -> None:
     found: list[Any] = []
 
@@ -120,17 +121,17 @@ async def test_each_has_its_own_time_limit_and_its_writes_are_its_own(
             await wait_for_it(nursery, store, fail)
             found.append(await value(begun, "SHOW statement_timeout"))
             await begun.connection.execute("INSERT INTO public.ledger VALUES (1)")
-    assert found == ["42s", "51s", "0"]
-    assert done == [False, True, True]
+    assert found == ["43008ms", "51200ms", "0"]  # rounded up
+    assert sent == ["BEGIN", "", ""]
     assert window.run("SELECT job FROM public.ledger ORDER BY 1") == [{"job": 1}, {"job": 2}]
     async with store.transactions.begin(seconds=6) as begun:
-        assert await value(begun, "SHOW statement_timeout") == "7s"
-    assert done[-1] is False
+        assert await value(begun, "SHOW statement_timeout") == "7168ms"
+    assert sent[-1] == "BEGIN"
 
 
-@pytest.mark.parametrize("others", [True, False])
+@pytest.mark.parametrize("other", [None, 60, math.inf])
 async def test_who_gives_up_meanwhile_leaves_nothing_to_the_next(
-    store: WorkerStore, window: Window, done: list[bool], monkeypatch: pytest.MonkeyPatch, *, others: bool
+    store: WorkerStore, window: Window, sent: list[str], monkeypatch: pytest.MonkeyPatch, other: float | None
 ) -> None:
     """The first one that waits is cancelled when its transaction has begun, and it does not know yet."""
     given_up: list[trio.CancelScope] = []
@@ -152,17 +153,17 @@ async def test_who_gives_up_meanwhile_leaves_nothing_to_the_next(
     async with trio.open_nursery() as nursery, store.transactions.begin() as begun:
         pid = begun.connection.info.backend_pid
         given_up.append(await wait_for_it(nursery, store, never, 50))
-        if others:
-            await wait_for_it(nursery, store, look, 60)
-    if not others:
+        if other is not None:
+            await wait_for_it(nursery, store, look, other)
+    if other is None:
         async with store.transactions.begin(seconds=60) as begun:
             await look(begun)
-    assert found == [("61s", pid)]
-    assert done == [False, False]
+    assert found == [("0" if other == math.inf else "61440ms", pid)]
+    assert sent == ["BEGIN", "BEGIN" if other is None else "SET LOCAL"]
 
 
 async def test_who_is_cancelled_as_it_gets_the_connection_rolls_back(
-    store: WorkerStore, window: Window, done: list[bool]
+    store: WorkerStore, window: Window, sent: list[str]
 ) -> None:
     async def never(_: Begun) -> None:
         raise AssertionError("it is cancelled")
@@ -177,12 +178,12 @@ async def test_who_is_cancelled_as_it_gets_the_connection_rolls_back(
             await begun.connection.execute("INSERT INTO public.ledger VALUES (1)")
         # The task has the connection, and has not had its turn.
         scope.cancel()
-    assert done == [False, True, False]
+    assert sent == ["BEGIN", "", "BEGIN"]
 
 
 @pytest.mark.parametrize("way", ["fence", "commit", "rollback"])
 async def test_where_nothing_is_committed_the_next_one_begins_by_itself(
-    way: str, store: WorkerStore, window: Window, done: list[bool]
+    way: str, store: WorkerStore, window: Window, sent: list[str]
 ) -> None:
     window.enqueue()
     claim = await claim_one(store)
@@ -206,4 +207,4 @@ async def test_where_nothing_is_committed_the_next_one_begins_by_itself(
                 await wait_for_it(nursery, store, look)
                 await fail(begun)
     assert found == [0]
-    assert done == [False, False]
+    assert sent == ["BEGIN", "BEGIN"]

@@ -283,12 +283,12 @@ class TrioConnection(CancellableConnection[Row]):
             self.begun = then if self.is_reset else b""
         return commit
 
-    async def begin(self, commands: bytes = b"BEGIN", *, done: bool = False) -> None:
-        """Begin a transaction without a block, by commands of which the first is BEGIN. `finish` commits it, `make_idle` rolls
-        it back; until then psycopg's `commit`, `rollback` and `transaction` act as inside a block. `done`: the user before
-        has sent these commands already."""
+    async def begin(self, commands: bytes = b"BEGIN") -> None:
+        """Begin a transaction without a block, by commands of which the first is BEGIN, unless the user before has begun it:
+        then they may be empty. `finish` commits it, `make_idle` rolls it back; until then psycopg's `commit`, `rollback` and
+        `transaction` act as inside a block."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        if not done:
+        if commands:
             with running_in(Mode.FINISH):
                 await self.command(commands)
         self._num_transactions = 1

@@ -124,7 +124,7 @@ class TrioPool:
         Args:
             seconds: to wait for one.
             begins: the commands that begin the caller's transaction. If it has to wait, the user before may send them with
-                its own COMMIT (`TrioConnection.finish`); then the slot is `begun`.
+                its own COMMIT (`TrioConnection.finish`), or those of another caller; then the slot is `begun`.
 
         Raises:
             PoolTimeout: none in time.
@@ -193,8 +193,8 @@ class TrioPool:
         is_reset = slot.connection.is_reset
         if (begun := slot.connection.begun) and not slot.connection.closed:
             slot.connection = slot.connection.renewed(slot.made)
-            if begun == self._queue.begins and trio.current_time() < slot.expires_at:
-                slot.begun = True
+            if self._queue.begins and trio.current_time() < slot.expires_at:
+                slot.begun = begun
                 self._queue.hand(slot)
                 return
         try:

@@ -26,8 +26,8 @@ class Slot:
     expires_at: float
     idle_since: float
     made: Made
-    begun: bool = False
-    """Whether its user's transaction has begun already."""
+    begun: bytes = b""
+    """The commands that have begun its user's transaction already: his own, or those of another who waited for it."""
 
 
 # Without repr(): the connection string may have a password.

@@ -237,10 +237,10 @@ class FencedTransactions:
             # One scope for BEGIN and COMMIT: each costs 10 µs.
             answering = trio.CancelScope(deadline=begun_at + _ANSWER_WITHIN)
             begun, entered = Begun(slot, pool, self._schema, answering, keep=self._keep), False
-            done, slot.begun = slot.begun, False
+            begun_by, slot.begun = slot.begun, b""
             with answering:
                 try:
-                    await slot.connection.begin(begins, done=done)
+                    await slot.connection.begin(_rest(begins, begun_by))
                     if answering.cancel_called:  # the answer came too late, and is no longer waited for
                         raise _unanswered("BEGIN")
                     answering.deadline = math.inf
@@ -338,6 +338,21 @@ def _begin(seconds: float) -> bytes:
     """The time limit is a command that begins no query, so that the handler may still say SET TRANSACTION."""
     if seconds == math.inf:
         return b"BEGIN"
-    # One second more: while this side lives, its own deadline strikes first, with the better reason.
-    milliseconds = min(math.ceil((seconds + 1) * 1000), _LONGEST)
-    return f"BEGIN; SET LOCAL statement_timeout = {max(1, milliseconds)}".encode()
+    # One second more: while this side lives, its own deadline strikes first, with the better reason. And rounded up by a
+    # sixteenth at most: so jobs that wait for one connection after the other have the same limit, most often.
+    milliseconds = math.ceil(max(seconds + 1, 0.001) * 1000)
+    part = 1 << max(0, milliseconds.bit_length() - 5)
+    return b"BEGIN; " + _time_limit(b"%d" % min(-(-milliseconds // part) * part, _LONGEST))
+
+
+def _rest(begins: bytes, begun: bytes) -> bytes:
+    """What is left to be sent where these commands have begun the transaction: its limit, if theirs is another one."""
+    if not begun:
+        return begins
+    if begun == begins:
+        return b""
+    return begins.partition(b"; ")[2] or _time_limit(b"DEFAULT")
+
+
+def _time_limit(value: bytes) -> bytes:
+    return b"SET LOCAL statement_timeout = " + value
