@@ -108,7 +108,7 @@ def in_process(job: Job, what: str, ear: str) -> Any:
                 os.write(line, b"x" * 60_000_000)
     elif what == "who":
         return [job.id, job.attempt, job.kind, job.queue, job.max_attempts, os.getpid()]
-    elif what != "wait":
+    elif not what.startswith("wait"):
         return at_once(what)
     try:
         # Inside: the signal may come as soon as the test has heard it.
@@ -116,6 +116,8 @@ def in_process(job: Job, what: str, ear: str) -> Any:
         while True:
             sum(range(1000))
     finally:
+        if what == "wait, then say":
+            trio.run(job.progress, 1.0)
         tell(ear, "ended", job)
 
 

@@ -56,6 +56,8 @@ class ChildRuntime:
         self._say = say
         self.cancel_reason: CancelReason | None = None
         self.cancel_message: str | None = None
+        self.told = False
+        """Whether `SystemExit` was raised in the handler: for a cancellation of the job, or of the call alone."""
 
     @property
     def deadline(self) -> float:
@@ -121,7 +123,8 @@ class Child:
 
     def _called(self, order: wire.Call, job: Job) -> Any:
         with _within(order.trace):
-            return self._call_at(order.place)(job, order.claim.args)
+            call = self._call_at(order.place)
+            return None if isinstance(order, wire.Load) else call(job, order.claim.args)
 
     def _call_at(self, place: wire.Importable) -> Callable[[Job, str], Any]:
         if place not in self._calls:
@@ -146,7 +149,7 @@ class Child:
             self._send(said)
         finally:
             self._speaking = False
-        if self._told_to_leave and self._runtime is not None and self._runtime.cancel_reason is None:
+        if self._told_to_leave and self._runtime is not None and not self._runtime.told:
             self._raise_in_handler(self._runtime)
 
     def _send(self, message: wire.Answer) -> None:
@@ -155,10 +158,11 @@ class Child:
             self._line.sendall(data)
 
     def _raise_in_handler(self, runtime: ChildRuntime) -> NoReturn:
+        runtime.told = True
         # The handler runs, so no other code reads the line.
         if isinstance(order := wire.decode_order(self._orders.readline()), wire.Cancel):
             runtime.cancel_reason, runtime.cancel_message = order.reason, order.message
-        raise SystemExit(f"cancelled: {runtime.cancel_reason}")
+        raise SystemExit(f"cancelled: {runtime.cancel_reason or 'not the job, but the call of its handler'}")
 
 
 def find(place: wire.Importable) -> Any:

@@ -5,7 +5,8 @@ the handler's own module (no fork: a child has none of the worker's threads, loc
 `SystemExit` is raised; after `cleanup` seconds it is killed, with every process that it has started, and its process is
 replaced. A process that dies fails the one job that it ran.
 
-A job that waits for one of the slots keeps its lease; its timeout begins when its handler does.
+A job that waits for one of the slots keeps its lease; its timeout begins when its handler does, so a child is first told to
+import the handler's module, for which it has `_LONGEST_START`, or the job's timeout if that is longer.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ _LONGEST_LINE = 16 * 1024 * 1024
 """Bytes. A result has 1 MiB at most, and the stored part of an exception less: a longer message is not accepted."""
 _LAST_MOMENT = 2.0
 """Seconds that an idle process may take for its end when the worker stops."""
+_LONGEST_START = 300.0
+"""Seconds that a process and its import of a handler's module may take, where the job has a timeout that is not longer."""
 _DEATH_RATTLE = 1.0
 """Seconds between the end of a process's line and its own."""
 
@@ -81,21 +84,30 @@ class ProcessCalls:
         return partial(self._call, place_of(handler))
 
     async def _call(self, place: wire.Importable, running: RunningJob, args: str) -> Any:
-        with running.time_stopped():
-            await self._slots.acquire_on_behalf_of(running)
-            try:
-                child = self._idle_child() or await self._start()
-            except BaseException:
-                self._slots.release_on_behalf_of(running)
-                raise
-        self._busy[running] = child
-        try:
+        timeout = running.timeout_deadline - running.sent
+        with ExitStack() as at_its_end:
+            with running.time_stopped():
+                await self._slots.acquire_on_behalf_of(running)
+                at_its_end.callback(self._leave_slot, running)
+                child = await self._prepared(place, running, max(timeout, _LONGEST_START))
             return await self._answer(child, place, running, args)
-        finally:
-            del self._busy[running]
-            if child.usable:
-                self._idle.append(child)
-            self._slots.release_on_behalf_of(running)
+
+    def _leave_slot(self, running: RunningJob) -> None:
+        child = self._busy.pop(running, None)
+        if child is not None and child.usable:
+            self._idle.append(child)
+        self._slots.release_on_behalf_of(running)
+
+    async def _prepared(self, place: wire.Importable, running: RunningJob, within: float) -> ChildProcess:
+        """The job's process, which has imported the handler's module. Raises what the import raised, or `TimeoutError` after
+        `within` seconds."""
+        with trio.move_on_after(within):
+            child = self._idle_child() or await self._start()
+            self._busy[running] = child
+            if place not in child.loaded:
+                await self._load(child, place, running)
+            return child
+        raise TimeoutError(f"the handler's process had not imported {place.module} after {within:g} s")
 
     def stack_of(self, running: RunningJob) -> str | None:
         """The process that runs a job; None if there is none (yet)."""
@@ -124,28 +136,43 @@ class ProcessCalls:
             raise
         return child
 
+    async def _load(self, child: ChildProcess, place: wire.Importable, running: RunningJob) -> None:
+        # Without the arguments, which may be long.
+        claim = msgspec.structs.replace(running.claim, args="{}")
+        try:
+            answer = await child.call(wire.Load(place, claim, self._trace()), running.progress)
+        except trio.Cancelled:
+            # Whatever the import has come to: the handler does not begin any more.
+            await self._made_to_leave(child, running)  # noqa: ASYNC102 -- shielded inside
+            raise
+        if isinstance(answer, wire.Raised):
+            raise _raised(running, answer)
+        child.loaded.add(place)
+
+    async def _made_to_leave(self, child: ChildProcess, running: RunningJob) -> wire.Returned | wire.Raised | None:
+        order = wire.Cancel(running.take_cancellation(), running.cancel_message)
+        return await _shielded(partial(child.leave, order, self._cleanup))
+
+    def _trace(self) -> tuple[str, str | None] | None:
+        """The span of this attempt, which is current here."""
+        return None if self._spans is None else self._spans.traces.current()
+
     async def _answer(self, child: ChildProcess, place: wire.Importable, running: RunningJob, args: str) -> Any:
         # The text differs from the claim's when a codec has decoded it.
         claim = running.claim if args is running.claim.args else msgspec.structs.replace(running.claim, args=args)
-        # The span of this attempt, which is current here.
-        trace = None if self._spans is None else self._spans.traces.current()
         try:
-            answer = await child.call(wire.Call(place, claim, trace), running.progress)
+            answer = await child.call(wire.Call(place, claim, self._trace()), running.progress)
         except trio.Cancelled:  # noqa: ASYNC103 -- the child has answered: that is the outcome
-            answer = await _shielded(  # noqa: ASYNC102 -- shielded inside
-                partial(child.leave, wire.Cancel(running.take_cancellation(), running.cancel_message), self._cleanup)
-            )
+            answer = await self._made_to_leave(child, running)  # noqa: ASYNC102 -- shielded inside
             if answer is None:
                 raise
         if isinstance(answer, wire.Raised):
-            error = wire.rebuild(answer)
-            running.said = (error, answer.record)
-            raise error
+            raise _raised(running, answer)
         return None if bytes(answer.value) == b"null" else answer.value
 
 
 class ChildProcess:
-    """One child, seen from the worker. `usable` while it may be given another handler."""
+    """One child, seen from the worker. `usable` while it may be given another handler; `loaded`: those that it has imported."""
 
     def __init__(self, process: trio.Process, line: trio.SocketStream) -> None:
         self._process = process
@@ -153,6 +180,7 @@ class ChildProcess:
         self._rest = bytearray()
         self._ended = trio.Event()
         self.usable = True
+        self.loaded: set[wire.Importable] = set()
 
     @property
     def pid(self) -> int:
@@ -198,7 +226,7 @@ class ChildProcess:
     async def call(
         self, order: wire.Call, on_progress: Callable[[float, str | None], None]
     ) -> wire.Returned | wire.Raised:
-        """Runs a handler. Raises `ProcessDied`. After that, or after a cancellation, call `leave`."""
+        """Runs a handler, or loads it. Raises `ProcessDied`. After that, or after a cancellation, call `leave`."""
         self.usable = False
         try:
             await self._line.send_all(wire.encode(order) + b"\n")
@@ -282,6 +310,13 @@ class ChildProcess:
             await self._end()
         code = self._process.returncode or 0
         return f"was killed by {_name(-code)}" if code < 0 else f"ended with exit code {code}, without an answer"
+
+
+def _raised(running: RunningJob, answer: wire.Raised) -> Exception:
+    """What the handler has raised in its process."""
+    error = wire.rebuild(answer)
+    running.said = (error, answer.record)
+    return error
 
 
 async def _shielded(call: Callable[[], Awaitable[T]]) -> T:

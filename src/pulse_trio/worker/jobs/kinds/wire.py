@@ -32,10 +32,14 @@ class Call(msgspec.Struct, frozen=True, tag="call"):
     trace: tuple[str, str | None] | None = None
 
 
-class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
-    """To the child, before SIGTERM: why."""
+class Load(Call, frozen=True, tag="load"):
+    """To the child, before its first `Call` of that handler: import its module. The answer is `Returned`, or `Raised`."""
 
-    reason: CancelReason
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """To the child, before its signal: why. `reason` is None if the job is not cancelled, only the call of its handler."""
+
+    reason: CancelReason | None
     message: str | None = None
 
 
@@ -86,7 +90,7 @@ class Logged(msgspec.Struct, frozen=True, tag="logged"):
 
 Answer = Returned | Raised | Left | Ready | Said | Logged
 encode = msgspec.json.Encoder().encode
-_orders: msgspec.json.Decoder[Call | Cancel] = msgspec.json.Decoder(Call | Cancel)
+_orders: msgspec.json.Decoder[Call | Load | Cancel] = msgspec.json.Decoder(Call | Load | Cancel)
 _answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
 decode_order = _orders.decode
 decode_answer = _answers.decode
