@@ -75,6 +75,19 @@ async def test_a_source_that_breaks_leaves_nothing(source: Any, dsn: str, window
     assert stored(window) == []
 
 
+@pytest.mark.parametrize("count", [2, COUNT])
+async def test_a_progress_that_raises_leaves_nothing(count: int, dsn: str, window: Window) -> None:
+    def broken(_: int) -> None:
+        raise SourceBrokeError
+
+    async with open_client(dsn) as client:
+        with pytest.raises(SourceBrokeError):
+            await client.enqueue_many(stream(count), progress=broken)
+    with pytest.raises(SourceBrokeError):
+        SyncClient(dsn).enqueue_many(stream(count), progress=broken)
+    assert stored(window) == []
+
+
 @pytest.mark.parametrize("source", [stream, async_stream])
 async def test_a_source_that_breaks_leaves_whole_chunks_and_says_which(source: Any, dsn: str, window: Window) -> None:
     async with open_client(dsn) as client:
