@@ -710,6 +710,26 @@ async def test_no_process_outlives_its_worker(stage: Stage) -> None:
     assert not is_alive(json.loads(job.result)[5])
 
 
+@pytest.mark.parametrize("how", ["", ", raise", ", die"])
+@pytest.mark.parametrize("what", ["leave a process", "leave an orphan"])
+async def test_no_process_that_a_handler_has_started_outlives_its_job(
+    what: str, how: str, stage: Stage, tmp_path: Path
+) -> None:
+    started = tmp_path / "started"
+    async with stage.working(**but(process_slots=1)):
+        job_id = stage.enqueue("process", what=what + how, ear=str(started), max_attempts=1)
+        await settled(stage)
+        # It was killed before the outcome was written, and is gone as soon as the system has collected it.
+        await until(lambda: not is_alive(int(started.read_text())))
+        stage.store.settled.clear()
+        # The next job has another process.
+        other = stage.enqueue("process", what="succeed", ear="")
+        await settled(stage)
+    expected = {"": "completed", ", raise": "dead", ", die": "dead"}
+    assert stage.database.state(job_id) == expected[how]
+    assert stage.database.state(other) == "completed"
+
+
 async def test_what_a_service_manager_sends_to_every_process_is_not_for_a_handler(stage: Stage, ear: Ear) -> None:
     stage.enqueue("process", what="wait", ear=ear.path)
     async with stage.working(**SETTINGS) as worker:
@@ -740,8 +760,8 @@ async def test_the_timeout_of_a_job_that_waits_for_a_process_begins_with_its_han
 SLOW = """
 import os
 
-def work() -> str:
-    return "done"
+def work() -> int:
+    return os.getpid()
 
 if os.getpid() != int(os.environ["WORKER"]):
     open(os.environ["BEGUN"], "w").close()
@@ -822,6 +842,21 @@ async def test_what_an_import_in_a_process_raises_fails_the_attempt_and_the_next
         await until(lambda: len(stage.store.settled) == 2)
     assert [stage.database.state(job_id) for job_id in jobs] == ["dead", "completed"]
     assert (stage.database.jobs[jobs[0]].error or "").startswith("LookupError: not here")
+
+
+async def test_a_process_that_the_module_has_started_stays_as_long_as_its_process(
+    stage: Stage, slow: SlowModule, tmp_path: Path
+) -> None:
+    started = tmp_path / "started"
+    jobs = [stage.enqueue("work") for _ in range(2)]
+    async with stage.working(**but(process_slots=1)):
+        await slow.is_imported()
+        slow.say(f"import subprocess; open({str(started)!r}, 'w').write(str(subprocess.Popen(['sleep', '600']).pid))")
+        await until(lambda: len(stage.store.settled) == 2)
+        helper = int(started.read_text())
+        assert is_alive(helper)
+    assert len({stage.database.jobs[job_id].result for job_id in jobs}) == 1
+    await until(lambda: not is_alive(helper))
 
 
 async def test_a_job_can_be_cancelled_while_its_process_imports_the_handler(stage: Stage, slow: SlowModule) -> None:

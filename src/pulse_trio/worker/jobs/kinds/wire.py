@@ -44,20 +44,23 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
 
 
 class Returned(msgspec.Struct, frozen=True, tag="returned"):
-    """From the child: the handler's value."""
+    """From the child: the handler's value. `leaves`: processes that it has started still run."""
 
     value: msgspec.Raw
+    leaves: bool = False
 
 
 class Raised(msgspec.Struct, frozen=True, tag="raised"):
     """From the child: the exception that the handler raised. `record` is the part that is kept on the job; `seconds` is the
-    delay that it asked for; `inner` has the exceptions in an ExceptionGroup, however deep (without records of their own)."""
+    delay that it asked for; `inner` has the exceptions in an ExceptionGroup, however deep (without records of their own).
+    `leaves` as of `Returned`."""
 
     place: Importable
     text: str
     record: str
     seconds: float | None = None
     inner: list[Raised] | None = None
+    leaves: bool = False
 
 
 class Left(msgspec.Struct, frozen=True, tag="left"):
