@@ -362,6 +362,12 @@ def test_an_action_by_filter_needs_a_state(window: Window, queue: str) -> None:
             window.do(action({"queue": queue}))
 
 
+@pytest.mark.parametrize("name", ["since", "until"])
+def test_a_moment_that_is_text_is_refused_as_what_it_is(name: str, window: Window) -> None:
+    with pytest.raises(InvalidArguments, match=rf"^{name} is a datetime with its offset, or a timedelta.*'2h'"):
+        listed(window, **{name: "2h"})
+
+
 async def test_a_filter_that_there_is_not_is_refused(window: Window, store: WorkerStore, queue: str) -> None:
     """Ignored, it would restrict nothing: every dead job would be deleted."""
     ids = await dead_jobs(window, store, queue, 2)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypedDict
+from types import NoneType
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from ..codec import coded_result
 from ..errors import ConfigurationError, InvalidArguments, InvalidTransition, UnknownJob, UsageError
@@ -182,6 +183,8 @@ def state_named(given: State | str | None) -> str | None:
 
 def moment(name: str, given: datetime | timedelta | None) -> dict[str, Any]:
     """A moment, or a time span before now by the database's clock."""
+    if not isinstance(cast("object", given), (datetime, timedelta, NoneType)):
+        raise InvalidArguments(f"{name} is a datetime with its offset, or a timedelta before now, got {given!r:.200}.")
     if isinstance(given, datetime) and given.tzinfo is None:
         raise InvalidArguments(f"{name} needs its offset (a timezone), got {given!r}.")
     ago = given if isinstance(given, timedelta) else None
