@@ -8,7 +8,9 @@ import socket
 import stat
 import subprocess
 import time
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +125,9 @@ def in_process(job: Job, what: str, ear: str) -> Any:
     elif what.startswith("leave an orphan"):
         Path(ear).write_text(subprocess.check_output(["sh", "-c", "sleep 600 > /dev/null & echo $!"], text=True))
         return left(what)
+    elif what == "share":
+        with ProcessPoolExecutor(1, get_context("forkserver")) as pool:
+            return [pool.submit(abs, -1).result(), os.getpid()]
     elif what == "who":
         return [job.id, job.attempt, job.kind, job.queue, job.max_attempts, os.getpid()]
     elif not what.startswith("wait"):

@@ -730,6 +730,15 @@ async def test_no_process_that_a_handler_has_started_outlives_its_job(
     assert stage.database.state(other) == "completed"
 
 
+async def test_the_helpers_of_multiprocessing_stay_as_long_as_the_process(stage: Stage) -> None:
+    jobs = [stage.enqueue("process", what="share", ear="") for _ in range(2)]
+    with trio.fail_after(WITHIN):
+        await stage.burst(**but(process_slots=1))
+    first, second = (json.loads(stage.database.jobs[job_id].result or "") for job_id in jobs)
+    assert first == second
+    assert first[0] == 1
+
+
 async def test_what_a_service_manager_sends_to_every_process_is_not_for_a_handler(stage: Stage, ear: Ear) -> None:
     stage.enqueue("process", what="wait", ear=ear.path)
     async with stage.working(**SETTINGS) as worker:

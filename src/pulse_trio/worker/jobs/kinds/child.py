@@ -196,7 +196,8 @@ def _within(trace: tuple[str, str | None] | None) -> AbstractContextManager[obje
 
 
 def left_running() -> frozenset[int]:
-    """The processes in our own group that run and that we, or they, have started; 0 where the system does not list them.
+    """The processes in our own group that run and that we, or they, have started; 0 where the system does not list them. Not
+    the helpers of `multiprocessing`, which end with this process.
 
     One system call where nothing was started. Whose end nobody has waited for is not waited for here: another thread may be
     about to. But there must not be too many of these."""
@@ -205,15 +206,13 @@ def left_running() -> frozenset[int]:
     except (ChildProcessError, AttributeError):  # there is none; macOS, before Python 3.13
         return frozenset()
     try:
-        pids = [
-            int(pid)
-            for task in os.listdir("/proc/self/task")
-            for pid in _text(f"/proc/self/task/{task}/children").split()
-        ]
+        helpers, pids = _helpers(), _children_of("self")
+        for helper in helpers & pids:
+            pids |= _children_of(helper)
     except OSError:
         return frozenset((0,))
     running, ended = set[int](), 0
-    for pid in pids:
+    for pid in pids - helpers:
         try:
             # After the name in parentheses: state, parent, group.
             state, _, group = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()[:3]
@@ -223,6 +222,19 @@ def left_running() -> frozenset[int]:
         if state != "Z" and int(group) == os.getpgrp():
             running.add(pid)
     return frozenset(running | {0} if ended > _ZOMBIES else running)
+
+
+def _children_of(pid: int | str) -> set[int]:
+    tasks = os.listdir(f"/proc/{pid}/task")
+    return {int(child) for task in tasks for child in _text(f"/proc/{pid}/task/{task}/children").split()}
+
+
+def _helpers() -> set[int]:
+    """The processes with which `multiprocessing` tracks what it shares, and forks."""
+    tracker = getattr(sys.modules.get("multiprocessing.resource_tracker"), "_resource_tracker", None)
+    forks = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
+    pids: list[int | None] = [getattr(tracker, "_pid", None), getattr(forks, "_forkserver_pid", None)]
+    return {pid for pid in pids if pid is not None}
 
 
 def _text(path: str) -> str:
